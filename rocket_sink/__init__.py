@@ -1,0 +1,79 @@
+"""rocket-sink: a Spark structured-streaming sink for Apache RocketMQ, in pure Python.
+
+The public names are imported when they are first used: `import rocket_sink` starts no Spark, opens
+no socket and makes no thread, so that a worker, a command or an IDE pays only for what it uses.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from rocket_sink.errors import Outcome, RocketSinkError
+    from rocket_sink.ledger.ledger import Ledger
+    from rocket_sink.message import Message, MessageQueue, SendResult
+    from rocket_sink.net.rpc_hooks import RpcHook
+    from rocket_sink.options import SinkOptions
+    from rocket_sink.producer.hooks import SendHook
+    from rocket_sink.producer.producer import Producer
+    from rocket_sink.producer.transactions import TransactionResult, TransactionState
+    from rocket_sink.spark.datasource import register
+    from rocket_sink.spark.session import build_session
+    from rocket_sink.spark.sink import RocketSink
+    from rocket_sink.wire.acl import Credentials
+
+_HOMES: Final = {
+    "Credentials": "rocket_sink.wire.acl",
+    "Ledger": "rocket_sink.ledger.ledger",
+    "Message": "rocket_sink.message",
+    "MessageQueue": "rocket_sink.message",
+    "Outcome": "rocket_sink.errors",
+    "Producer": "rocket_sink.producer.producer",
+    "RocketSink": "rocket_sink.spark.sink",
+    "RocketSinkError": "rocket_sink.errors",
+    "RpcHook": "rocket_sink.net.rpc_hooks",
+    "SendHook": "rocket_sink.producer.hooks",
+    "SendResult": "rocket_sink.message",
+    "SinkOptions": "rocket_sink.options",
+    "TransactionResult": "rocket_sink.producer.transactions",
+    "TransactionState": "rocket_sink.producer.transactions",
+    "build_session": "rocket_sink.spark.session",
+    "register": "rocket_sink.spark.datasource",
+}
+
+__all__ = [
+    "Credentials",
+    "Ledger",
+    "Message",
+    "MessageQueue",
+    "Outcome",
+    "Producer",
+    "RocketSink",
+    "RocketSinkError",
+    "RpcHook",
+    "SendHook",
+    "SendResult",
+    "SinkOptions",
+    "TransactionResult",
+    "TransactionState",
+    "__version__",
+    "build_session",
+    "register",
+]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

