@@ -1,0 +1,227 @@
+"""What brokers and name servers answer, as values.
+
+Each decoder takes the answer's frame and raises RemoteProtocolError for fields that are missing or
+no numbers; only `decode_send_answer` raises InvalidAnswerError instead, because the message behind
+it may be stored. Refusals (other codes) are the caller's to tell apart first: `SEND_STATUS` has the
+codes that mean stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, RemoteProtocolError
+from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.command import DEFAULT_LIMITS, Frame, Limits
+from rocket_sink.wire.scalars import INT32_MAX, INT64_MAX, parse_int32, parse_int64, printable
+from rocket_sink.wire.stored import StoredMessage, decode_stored
+from rocket_sink.wire.strict_json import load_json, quote_numeric_keys
+
+SEND_STATUS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        int(ResponseCode.SUCCESS): "SEND_OK",
+        int(ResponseCode.FLUSH_DISK_TIMEOUT): "FLUSH_DISK_TIMEOUT",
+        int(ResponseCode.SLAVE_NOT_AVAILABLE): "SLAVE_NOT_AVAILABLE",
+        int(ResponseCode.FLUSH_SLAVE_TIMEOUT): "FLUSH_SLAVE_TIMEOUT",
+    }
+)
+"""Response codes of a send that was stored -> Java's SendStatus."""
+
+DEFAULT_REGION: Final = "DefaultRegion"
+"""MixAll.DEFAULT_TRACE_REGION_ID, when a broker names no region."""
+
+
+class SendAnswer(NamedTuple):
+    """A broker's answer to a send that it stored."""
+
+    code: int
+    status: str
+    offset_message_id: str
+    """For a batch the ids of its messages, separated by commas."""
+    queue_id: int
+    queue_offset: int
+    """Of the first message of a batch; the others follow it."""
+    transaction_id: str | None
+    batch_unique_id: str | None
+    region_id: str
+    recall_handle: str | None
+    trace_on: bool
+
+
+def decode_send_answer(frame: Frame) -> SendAnswer:
+    """The answer to SEND_MESSAGE_V2, SEND_BATCH_MESSAGE or their kin.
+
+    Raises:
+        InvalidAnswerError: the answer says stored but lacks the ids and offsets that prove it.
+        LocalProtocolError: the code is not in SEND_STATUS.
+    """
+    status = SEND_STATUS.get(frame.code)
+    if status is None:
+        raise LocalProtocolError(f"the answer {frame.code} is no stored send")
+    get = (frame.ext or {}).get
+    message_id = get("msgId")
+    queue_id = _offset(get("queueId"))
+    queue_offset = _offset(get("queueOffset"))
+    if not message_id or not 0 <= queue_id <= INT32_MAX or queue_offset < 0:
+        raise InvalidAnswerError(
+            f"the broker answered {status} without a valid msgId, queueId or queueOffset",
+            response_code=frame.code,
+            remark=frame.remark,
+        )
+    return SendAnswer(
+        frame.code,
+        status,
+        message_id,
+        queue_id,
+        queue_offset,
+        get("transactionId"),
+        get("batchUniqId"),
+        get("MSG_REGION") or DEFAULT_REGION,
+        get("recallHandle"),
+        get("TRACE_ON") != "false",
+    )
+
+
+def _offset(text: str | None) -> int:
+    """A non-negative 64-bit number, or -1."""
+    if text is None or len(text) > 19 or not (text.isascii() and text.isdigit()):
+        return -1
+    value = int(text)
+    return value if value <= INT64_MAX else -1
+
+
+class PullAnswer(NamedTuple):
+    """The answer to a pull; `status` is Java's PullStatus."""
+
+    status: str
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    messages: list[StoredMessage]
+
+
+PULL_STATUS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        int(ResponseCode.SUCCESS): "FOUND",
+        int(ResponseCode.PULL_NOT_FOUND): "NO_NEW_MSG",
+        int(ResponseCode.PULL_RETRY_IMMEDIATELY): "NO_MATCHED_MSG",
+        int(ResponseCode.PULL_OFFSET_MOVED): "OFFSET_ILLEGAL",
+    }
+)
+"""Response codes of a pull that has an answer -> Java's PullStatus."""
+
+
+def decode_pull_answer(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> PullAnswer:
+    """The answer to PULL_MESSAGE.
+
+    Raises:
+        LocalProtocolError: the code is not in PULL_STATUS.
+    """
+    status = PULL_STATUS.get(frame.code)
+    if status is None:
+        raise LocalProtocolError(f"the answer {frame.code} has no messages or offsets")
+    found = status == "FOUND" and frame.body is not None
+    return PullAnswer(
+        status,
+        long_field(frame, "nextBeginOffset"),
+        long_field(frame, "minOffset"),
+        long_field(frame, "maxOffset"),
+        decode_stored(frame.body, limits=limits) if found and frame.body is not None else [],
+    )
+
+
+def decode_offset_answer(frame: Frame) -> int:
+    """The offset in the answer to a query for a max, min or by-timestamp offset."""
+    return long_field(frame, "offset")
+
+
+def decode_query_answer(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> list[StoredMessage]:
+    """The messages in the answer to a query by key or a view; none for QUERY_NOT_FOUND."""
+    if frame.code == ResponseCode.QUERY_NOT_FOUND or frame.body is None:
+        return []
+    return decode_stored(frame.body, limits=limits)
+
+
+def decode_recall_answer(frame: Frame) -> str:
+    """The client message id of a recalled message."""
+    return text_field(frame, "msgId")
+
+
+class ClusterInfo(NamedTuple):
+    """Brokers by name with their addresses by id (0 is the master), and clusters' brokers."""
+
+    brokers: dict[str, dict[int, str]]
+    clusters: dict[str, tuple[str, ...]]
+
+
+def decode_cluster_info(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> ClusterInfo:
+    """The answer to GET_BROKER_CLUSTER_INFO."""
+    fields = _json_body(frame, limits)
+    brokers = {}
+    for name, broker in _object(fields, "brokerAddrTable").items():
+        addresses = _object(broker, "brokerAddrs")
+        brokers[name] = {
+            parse_int64(number, "a broker id"): _text(address, "a broker's address")
+            for number, address in addresses.items()
+        }
+    clusters = {}
+    for cluster, names in _object(fields, "clusterAddrTable").items():
+        if not isinstance(names, list):
+            raise RemoteProtocolError("a cluster's brokers are no list")
+        clusters[cluster] = tuple(_text(name, "a broker's name") for name in names)
+    return ClusterInfo(brokers, clusters)
+
+
+def decode_runtime_info(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> dict[str, str]:
+    """The answer to GET_BROKER_RUNTIME_INFO, figures as texts (KVTable)."""
+    table = _object(_json_body(frame, limits), "table")
+    return {name: _text(value, f"the broker's {name}") for name, value in table.items()}
+
+
+def decode_topics(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> tuple[str, ...]:
+    """The answer to GET_ALL_TOPIC_LIST_FROM_NAMESERVER, sorted."""
+    topics = _json_body(frame, limits).get("topicList")
+    if not isinstance(topics, list):
+        raise RemoteProtocolError("the topic list is no list")
+    return tuple(sorted(_text(topic, "a topic's name") for topic in topics))
+
+
+def text_field(frame: Frame, name: str) -> str:
+    """A header field that must be there."""
+    value = (frame.ext or {}).get(name)
+    if value is None:
+        raise RemoteProtocolError(f"the header field {name} is missing")
+    return value
+
+
+def long_field(frame: Frame, name: str) -> int:
+    """A 64-bit header field that must be there."""
+    return parse_int64(text_field(frame, name), name)
+
+
+def int_field(frame: Frame, name: str) -> int:
+    """A 32-bit header field that must be there."""
+    return parse_int32(text_field(frame, name), name)
+
+
+def _json_body(frame: Frame, limits: Limits) -> dict[str, object]:
+    body = quote_numeric_keys(bytes(frame.body or b""))
+    fields = load_json(body, max_depth=limits.json_depth, what="the answer's body")
+    if not isinstance(fields, dict):
+        raise RemoteProtocolError("the answer's body is no JSON object")
+    return fields
+
+
+def _object(fields: object, name: str) -> dict[str, object]:
+    value = fields.get(name) if isinstance(fields, dict) else None
+    if not isinstance(value, dict):
+        raise RemoteProtocolError(f"{name} is missing in the answer or no object")
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise RemoteProtocolError(f"{what} is no text: {printable(repr(value), 40)}")
+    return value

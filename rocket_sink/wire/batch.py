@@ -1,0 +1,135 @@
+"""The body of SEND_BATCH_MESSAGE: each message in its inner form (MessageDecoder.encodeMessage).
+
+int  size of all          4
+int  magic code, 0        4
+int  body CRC, 0          4
+int  flag                 4
+int  body length          4, body
+short properties length   2, properties (UTF-8)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rocket_sink.errors import MessageError, RemoteProtocolError
+from rocket_sink.message import PROPERTIES_MAX_BYTES, Message
+from rocket_sink.wire.properties import decode_properties
+
+INNER_OVERHEAD_BYTES: Final = 22
+"""What a message takes in a batch besides its body and properties."""
+RETRY_TOPIC_PREFIX: Final = "%RETRY%"
+
+_HEAD: Final = struct.Struct(">iiiii")
+_SHORT: Final = struct.Struct(">h")
+
+
+@dataclass(frozen=True)
+class InnerMessage:
+    """One message read from a batch body."""
+
+    flag: int
+    body: bytes
+    properties: dict[str, str]
+
+
+def encode_message(message: Message, properties: str) -> bytes:
+    """One message in the inner form; `properties` is its wire text.
+
+    Raises:
+        MessageError: PROPERTIES_TOO_LARGE (Java overflows its short here and breaks the batch).
+    """
+    return encode_inner(message.body, properties, message.flag)
+
+
+def encode_inner(body: bytes, properties: str, flag: int = 0) -> bytes:
+    """As `encode_message`, from parts."""
+    encoded = properties.encode()
+    if len(encoded) > PROPERTIES_MAX_BYTES:
+        raise MessageError(
+            f"the properties take {len(encoded)} bytes; the limit is {PROPERTIES_MAX_BYTES}",
+            code="PROPERTIES_TOO_LARGE",
+            size=len(encoded),
+            limit=PROPERTIES_MAX_BYTES,
+        )
+    size = INNER_OVERHEAD_BYTES + len(body) + len(encoded)
+    head = _HEAD.pack(size, 0, 0, flag, len(body))
+    return b"".join((head, body, _SHORT.pack(len(encoded)), encoded))
+
+
+def encode_batch(messages: Iterable[tuple[Message, str]]) -> bytes:
+    """The batch body of messages with their wire properties."""
+    return b"".join(encode_message(message, properties) for message, properties in messages)
+
+
+def check_batch(messages: Sequence[Message]) -> None:
+    """Raise MessageError (INVALID_BATCH) unless the messages may travel as one batch.
+
+    One topic, one wait-store flag, nothing delayed or timed, no retry topic
+    (MessageBatch.generateFromList; timed messages are our addition: the broker reads the timer
+    from a batch's own properties only, and would deliver them at once).
+    """
+    if not messages:
+        raise MessageError("a batch has no messages", code="INVALID_BATCH")
+    first = messages[0]
+    for position, message in enumerate(messages):
+        reason = _unbatchable(first, message)
+        if reason is not None:
+            raise MessageError(
+                f"message {position} of the batch {reason}; send it apart",
+                code="INVALID_BATCH",
+                topic=message.topic,
+                keys=message.keys,
+            )
+
+
+def _unbatchable(first: Message, message: Message) -> str | None:
+    if message.is_timed:
+        return "is delayed or timed, which a batch cannot be"
+    if message.topic.startswith(RETRY_TOPIC_PREFIX):
+        return "is for a retry topic, which takes no batches"
+    if message.topic != first.topic:
+        return f"has the topic {message.topic!r}, the first one {first.topic!r}"
+    if message.wait_store != first.wait_store:
+        return "has another wait_store than the first one"
+    return None
+
+
+def decode_batch(data: bytes | memoryview) -> list[InnerMessage]:
+    """The messages of a batch body.
+
+    Raises:
+        RemoteProtocolError: lengths that do not fit.
+    """
+    view = memoryview(data)
+    messages = []
+    at = 0
+    while at < len(view):
+        message, at = _decode_inner(view, at)
+        messages.append(message)
+    return messages
+
+
+def _decode_inner(view: memoryview, at: int) -> tuple[InnerMessage, int]:
+    left = len(view) - at
+    if left < INNER_OVERHEAD_BYTES:
+        raise RemoteProtocolError(f"a batch ends inside a message: {left} bytes are left")
+    size, _, _, flag, body_length = _HEAD.unpack_from(view, at)
+    if not INNER_OVERHEAD_BYTES <= size <= left:
+        raise RemoteProtocolError(f"a message of {size} bytes in a batch with {left} left")
+    if not 0 <= body_length <= size - INNER_OVERHEAD_BYTES:
+        raise RemoteProtocolError(f"a body of {body_length} bytes in a message of {size}")
+    body_at = at + _HEAD.size
+    properties_at = body_at + body_length + _SHORT.size
+    (length,) = _SHORT.unpack_from(view, body_at + body_length)
+    if properties_at + length != at + size:
+        raise RemoteProtocolError(f"properties of {length} bytes in a message of {size}")
+    try:
+        properties = bytes(view[properties_at : at + size]).decode()
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"properties are not UTF-8: {error.reason}") from None
+    body = bytes(view[body_at : body_at + body_length])
+    return InnerMessage(flag, body, decode_properties(properties)), at + size

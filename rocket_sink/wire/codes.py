@@ -1,0 +1,199 @@
+"""Numbers of the protocol, under RocketMQ's own names.
+
+Sources: RequestCode.java, ResponseCode.java, RemotingSysResponseCode.java, LanguageCode.java,
+MQVersion.java, MessageSysFlag.java, PullSysFlag.java, PermName.java (5.3.3). A number that a peer
+sends may be missing here: fields that come from the network are plain `int`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+
+class RequestCode(enum.IntEnum):
+    """Requests that this package makes, answers, or plays in its fake cluster.
+
+    Commands that change a server's configuration are left out on purpose: they were remote code
+    execution on unpatched servers (CVE-2023-33246, CVE-2023-37582).
+    """
+
+    SEND_MESSAGE = 10
+    PULL_MESSAGE = 11
+    QUERY_MESSAGE = 12
+    QUERY_CONSUMER_OFFSET = 14
+    UPDATE_CONSUMER_OFFSET = 15
+    UPDATE_AND_CREATE_TOPIC = 17
+    GET_BROKER_RUNTIME_INFO = 28
+    SEARCH_OFFSET_BY_TIMESTAMP = 29
+    GET_MAX_OFFSET = 30
+    GET_MIN_OFFSET = 31
+    GET_EARLIEST_MSG_STORETIME = 32
+    VIEW_MESSAGE_BY_ID = 33
+    HEART_BEAT = 34
+    UNREGISTER_CLIENT = 35
+    CONSUMER_SEND_MSG_BACK = 36
+    END_TRANSACTION = 37
+    GET_CONSUMER_LIST_BY_GROUP = 38
+    CHECK_TRANSACTION_STATE = 39
+    NOTIFY_CONSUMER_IDS_CHANGED = 40
+    REGISTER_BROKER = 103
+    UNREGISTER_BROKER = 104
+    GET_ROUTEINFO_BY_TOPIC = 105
+    GET_BROKER_CLUSTER_INFO = 106
+    GET_TOPIC_STATS_INFO = 202
+    GET_PRODUCER_CONNECTION_LIST = 204
+    GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
+    DELETE_TOPIC_IN_BROKER = 215
+    DELETE_TOPIC_IN_NAMESRV = 216
+    RESET_CONSUMER_CLIENT_OFFSET = 220
+    GET_CONSUMER_STATUS_FROM_CLIENT = 221
+    GET_CONSUMER_RUNNING_INFO = 307
+    CONSUME_MESSAGE_DIRECTLY = 309
+    SEND_MESSAGE_V2 = 310
+    SEND_BATCH_MESSAGE = 320
+    RESUME_CHECK_HALF_MESSAGE = 323
+    SEND_REPLY_MESSAGE = 324
+    SEND_REPLY_MESSAGE_V2 = 325
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    GET_TOPIC_CONFIG = 351
+    LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
+
+
+class ResponseCode(enum.IntEnum):
+    """Answers that brokers and name servers give."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    TRANSACTION_FAILED = 4
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+    MESSAGE_ILLEGAL = 13
+    SERVICE_NOT_AVAILABLE = 14
+    VERSION_NOT_SUPPORTED = 15
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    TOPIC_EXIST_ALREADY = 18
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
+    SUBSCRIPTION_PARSE_FAILED = 23
+    SUBSCRIPTION_NOT_EXIST = 24
+    SUBSCRIPTION_NOT_LATEST = 25
+    SUBSCRIPTION_GROUP_NOT_EXIST = 26
+    FILTER_DATA_NOT_EXIST = 27
+    FILTER_DATA_NOT_LATEST = 28
+    INVALID_PARAMETER = 29
+    TRANSACTION_SHOULD_COMMIT = 200
+    TRANSACTION_SHOULD_ROLLBACK = 201
+    TRANSACTION_STATE_UNKNOW = 202
+    TRANSACTION_STATE_GROUP_WRONG = 203
+    NO_BUYER_ID = 204
+    NOT_IN_CURRENT_UNIT = 205
+    CONSUMER_NOT_ONLINE = 206
+    CONSUME_MSG_TIMEOUT = 207
+    NO_MESSAGE = 208
+    POLLING_FULL = 209
+    POLLING_TIMEOUT = 210
+    BROKER_NOT_EXIST = 211
+    BROKER_DISPATCH_NOT_COMPLETE = 212
+    BROADCAST_CONSUMPTION = 213
+    FLOW_CONTROL = 215
+    NOT_LEADER_FOR_QUEUE = 501
+    ILLEGAL_OPERATION = 604
+    GO_AWAY = 1500
+
+
+class LanguageCode(enum.IntEnum):
+    """The language a peer says it is written in."""
+
+    JAVA = 0
+    CPP = 1
+    DOTNET = 2
+    PYTHON = 3
+    DELPHI = 4
+    ERLANG = 5
+    RUBY = 6
+    OTHER = 7
+    HTTP = 8
+    GO = 9
+    PHP = 10
+    OMS = 11
+    RUST = 12
+    NODE_JS = 13
+
+
+class SysFlag:
+    """Bits of a message's system flag (MessageSysFlag.java)."""
+
+    COMPRESSED: Final = 0x1
+    MULTI_TAGS: Final = 0x2
+    TRANSACTION_NOT: Final = 0
+    TRANSACTION_PREPARED: Final = 0x4
+    TRANSACTION_COMMIT: Final = 0x8
+    TRANSACTION_ROLLBACK: Final = 0xC
+    BORNHOST_V6: Final = 0x10
+    STOREHOST_V6: Final = 0x20
+    NEED_UNWRAP: Final = 0x40
+    INNER_BATCH: Final = 0x80
+    COMPRESSION_LZ4: Final = 0x100
+    COMPRESSION_ZSTD: Final = 0x200
+    COMPRESSION_ZLIB: Final = 0x300
+    COMPRESSION_MASK: Final = 0x700
+
+
+class PullSysFlag:
+    """Bits of a pull request's system flag (PullSysFlag.java)."""
+
+    COMMIT_OFFSET: Final = 0x1
+    SUSPEND: Final = 0x2
+    SUBSCRIPTION: Final = 0x4
+    CLASS_FILTER: Final = 0x8
+    LITE_PULL: Final = 0x10
+
+
+class PermName:
+    """Bits of a topic's permission (PermName.java)."""
+
+    INHERIT: Final = 0x1
+    WRITE: Final = 0x2
+    READ: Final = 0x4
+    PRIORITY: Final = 0x8
+
+
+_V4_3_0: Final = 273
+
+
+def mq_version(major: int, minor: int, patch: int) -> int:
+    """The ordinal of a release in MQVersion.java, from 4.0.0 on.
+
+    Each release takes two ordinals (its snapshot comes first) and minor and patch run from 0 to 9,
+    so that the ordinal is arithmetic.
+    """
+    return _V4_3_0 + 2 * (major * 100 + minor * 10 + patch - 430)
+
+
+def version_name(ordinal: int) -> str:
+    """The release that a frame's version means, such as `5.3.3`; `unknown` outside 4.0 to 5.9."""
+    number, released = divmod(ordinal - _V4_3_0 + 1, 2)
+    number += 430
+    if not 400 <= number <= 599:
+        return f"unknown ({ordinal})"
+    name = f"{number // 100}.{number // 10 % 10}.{number % 10}"
+    return name if released else f"{name}-SNAPSHOT"
+
+
+V4_9_3: Final = mq_version(4, 9, 3)
+V4_9_4: Final = mq_version(4, 9, 4)
+"""From here on a name server answers strict JSON unasked."""
+V5_0_0: Final = mq_version(5, 0, 0)
+V5_3_1: Final = mq_version(5, 3, 1)
+"""A broker sends GO_AWAY only to clients that are newer."""
+V5_3_3: Final = mq_version(5, 3, 3)
+CURRENT_VERSION: Final = V5_3_3
+"""What our requests say that they speak."""

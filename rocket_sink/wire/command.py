@@ -1,0 +1,88 @@
+"""One command of the remoting protocol as a value, and the limits on what a peer may send.
+
+A command is a request (flag bit 0 clear) or its response (bit 0 set); bit 1 marks a request that
+wants no response (RemotingCommand.java).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rocket_sink.wire.codes import CURRENT_VERSION, LanguageCode
+
+RESPONSE_FLAG: Final = 0x1
+ONEWAY_FLAG: Final = 0x2
+
+Serialize = Literal["json", "rocketmq"]
+"""How a header is written: SerializeType.JSON or SerializeType.ROCKETMQ."""
+
+Body = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is accepted from a peer; more is a RemoteProtocolError.
+
+    A peer is not trusted: each figure bounds memory or time that one frame can cost.
+    """
+
+    frame_bytes: int = 16 * 1024 * 1024
+    """Whole frame with its length field (Java: com.rocketmq.remoting.frameMaxLength)."""
+    header_bytes: int = 1024 * 1024
+    ext_entries: int = 4096
+    json_depth: int = 64
+    remark_chars: int = 2048
+    """A longer remark is cut, not refused: it is text for people."""
+    body_bytes: int = 8 * 1024 * 1024
+    """One stored message's body after inflation."""
+    route_bytes: int = 1024 * 1024
+    route_queues: int = 65_536
+    route_brokers: int = 4096
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+@dataclass(slots=True)
+class Frame:
+    """One command; `ext` holds its header fields as text, as they travel.
+
+    Not frozen: one is made for each answer of a send, and freezing would triple that cost. Nobody
+    changes one that he did not make. `body` is None when there is none, never empty.
+    `language` and `code` may be numbers that this package has no name for.
+    `serialize` is how the header came, so that a response can go the same way.
+    """
+
+    code: int
+    ext: Mapping[str, str] | None = None
+    body: Body | None = None
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    version: int = CURRENT_VERSION
+    language: int = LanguageCode.PYTHON
+    serialize: Serialize = "json"
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & RESPONSE_FLAG)
+
+    @property
+    def is_oneway(self) -> bool:
+        return bool(self.flag & ONEWAY_FLAG)
+
+
+def response_to(
+    request: Frame,
+    code: int,
+    *,
+    remark: str | None = None,
+    ext: Mapping[str, str] | None = None,
+    body: Body | None = None,
+) -> Frame:
+    """The response to a peer's request: same opaque, same serialisation."""
+    return Frame(
+        code, ext, body, request.opaque, RESPONSE_FLAG, remark, serialize=request.serialize
+    )

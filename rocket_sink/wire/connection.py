@@ -1,0 +1,298 @@
+"""One client connection as a state machine: opaque ids, the request table, deadlines.
+
+The caller owns the socket and the clock. He writes what the `send_*` methods return (heads; bodies
+follow them uncopied), says when a request's last byte went to the kernel, passes in what arrives,
+and asks for what has expired. Whatever happens, each request leaves the table exactly once: as
+`Answered`, `Expired`, `Lost` or withdrawn.
+
+The table belongs to the connection: Java's is global, so that an answer on one connection can
+settle another's request.
+
+    OPEN --violation by the peer--> BROKEN --close--> CLOSED
+    OPEN --close--> CLOSED
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
+from rocket_sink.wire.command import ONEWAY_FLAG, Body
+from rocket_sink.wire.events import (
+    Answered,
+    Event,
+    Expired,
+    ForeignAnswer,
+    LateAnswer,
+    Lost,
+    PeerRequest,
+    Pending,
+    Violation,
+)
+from rocket_sink.wire.frame import (
+    DEFAULT_LIMITS,
+    NEED_DATA,
+    Frame,
+    FrameReader,
+    Limits,
+    Serialize,
+    encode_frame,
+    encode_head,
+    response_to,
+)
+from rocket_sink.wire.opaque import OpaqueIds
+
+__all__ = [
+    "Answered",
+    "Connection",
+    "ConnectionState",
+    "Event",
+    "Expired",
+    "ForeignAnswer",
+    "LateAnswer",
+    "Lost",
+    "PeerRequest",
+    "Violation",
+]
+
+
+class ConnectionState(enum.Enum):
+    OPEN = "open"
+    BROKEN = "broken"
+    """The peer sent what is no frame: nothing may be sent or received any more."""
+    CLOSED = "closed"
+
+
+class Connection:
+    """See the module. Not thread-safe: one owner drives it. Tokens are told apart by identity.
+
+    Attributes:
+        late_answers, foreign_answers: responses that were ignored, counted.
+        last_heard_s: `now_s` of the last bytes received.
+        sign: when set, gives the header fields to add to each request of `send_request` and
+            `send_oneway` (ACL); a head from a SendTemplate is signed by the template.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        first_opaque: int = 0,
+        serialize: Serialize = "json",
+        sign: Callable[[Mapping[str, str], Body | None], Mapping[str, str]] | None = None,
+    ) -> None:
+        self._reader = FrameReader(limits)
+        self._opaques = OpaqueIds(first_opaque)
+        self._serialize: Serialize = serialize
+        self._sign = sign
+        self._pending: dict[int, Pending] = {}
+        self._unwritten: deque[Pending] = deque()
+        self._earliest_s: float | None = None
+        self._error: RemoteProtocolError | None = None
+        self.state = ConnectionState.OPEN
+        self.late_answers = 0
+        self.foreign_answers = 0
+        self.last_heard_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.state.value}, {len(self._pending)} in flight>"
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def open_request(self, *, deadline_s: float, token: object) -> int:
+        """Enter a request into the table and return its opaque id.
+
+        For callers that make the head themselves (SendTemplate); they must hand the heads to the
+        kernel in the order of these calls.
+
+        Raises:
+            LocalProtocolError: the connection is not open.
+        """
+        self._check_open()
+        opaque = self._opaques.take(self._pending)
+        pending = Pending(opaque, token, deadline_s)
+        self._pending[opaque] = pending
+        self._unwritten.append(pending)
+        if self._earliest_s is None or deadline_s < self._earliest_s:
+            self._earliest_s = deadline_s
+        return opaque
+
+    def send_request(self, frame: Frame, *, deadline_s: float, token: object) -> bytes:
+        """Enter a request and return its head; the caller writes the head and `frame.body`.
+
+        Raises:
+            LocalProtocolError: the connection is not open, or the frame cannot be encoded; the
+                table is then as before.
+        """
+        self._check_open()
+        head = self._head(dataclasses.replace(frame, opaque=self._opaques.peek(self._pending)))
+        self.open_request(deadline_s=deadline_s, token=token)
+        return head
+
+    def send_oneway(self, frame: Frame) -> bytes:
+        """The head of a request that gets no response."""
+        self._check_open()
+        oneway = dataclasses.replace(
+            frame, opaque=self._opaques.peek(self._pending), flag=frame.flag | ONEWAY_FLAG
+        )
+        head = self._head(oneway)
+        self._opaques.take(self._pending)
+        return head
+
+    def respond(
+        self,
+        request: Frame,
+        code: int,
+        *,
+        remark: str | None = None,
+        ext: Mapping[str, str] | None = None,
+        body: Body | None = None,
+    ) -> bytes:
+        """The whole response frame to a peer's request; nothing when it was oneway."""
+        self._check_open()
+        if request.is_oneway:
+            return b""
+        response = response_to(request, code, remark=remark, ext=ext, body=body)
+        return encode_frame(response, serialize=request.serialize)
+
+    def mark_written(self, token: object, now_s: float) -> None:
+        """The last byte of this request, hence of all before it, has gone to the kernel.
+
+        Raises:
+            LocalProtocolError: no unwritten request has this token; all are marked then, since
+                taking a written one for unwritten would double a message silently.
+        """
+        unwritten = self._unwritten
+        while unwritten:
+            pending = unwritten.popleft()
+            pending.written = True
+            pending.sent_s = now_s
+            if pending.token is token:
+                return
+        raise LocalProtocolError(f"mark_written of a request that is not waiting: {token!r}")
+
+    def withdraw_unwritten(self, *, keep: object = None) -> list[object]:
+        """Take all unwritten requests out of the table, except `keep`; returns their tokens.
+
+        For moving requests off a suspect connection. `keep` is the request of which some bytes
+        are out already: the rest of it must follow, or the connection be closed.
+        """
+        tokens: list[object] = []
+        kept: deque[Pending] = deque()
+        for pending in self._unwritten:
+            if keep is not None and pending.token is keep:
+                kept.append(pending)
+            elif self._settle(pending):
+                tokens.append(pending.token)
+        self._unwritten = kept
+        return tokens
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes | bytearray | memoryview, now_s: float) -> list[Event]:
+        """What the bytes that arrived mean, in order.
+
+        A protocol error is the last event (`Violation`), so that the answers before it count.
+
+        Raises:
+            RemoteProtocolError: the peer broke the protocol in an earlier call.
+            LocalProtocolError: the connection is closed.
+        """
+        self._check_open()
+        self.last_heard_s = now_s
+        reader = self._reader
+        reader.receive_data(data)
+        events: list[Event] = []
+        try:
+            while (frame := reader.next_frame()) is not NEED_DATA:
+                if frame.flag & 1:
+                    events.append(self._answer(frame))
+                else:
+                    events.append(PeerRequest(frame))
+        except RemoteProtocolError as error:
+            self._error = error
+            self.state = ConnectionState.BROKEN
+            events.append(Violation(error))
+        return events
+
+    def _answer(self, frame: Frame) -> Event:
+        pending = self._pending.pop(frame.opaque, None)
+        if pending is not None:
+            pending.settled = True
+            return Answered(pending.token, frame, pending.sent_s)
+        if self._opaques.was_given(frame.opaque):
+            self.late_answers += 1
+            return LateAnswer(frame)
+        self.foreign_answers += 1
+        return ForeignAnswer(frame)
+
+    # --- time and end ------------------------------------------------------------------------
+
+    def expire(self, now_s: float) -> list[Expired]:
+        """Take the requests out whose deadline is at or before `now_s`.
+
+        Costs nothing before the earliest deadline, one scan of the table after it.
+        """
+        if self._earliest_s is None or now_s < self._earliest_s:
+            return []
+        due = [pending for pending in self._pending.values() if pending.deadline_s <= now_s]
+        for pending in due:
+            self._settle(pending)
+        if not all(pending.written for pending in due):
+            # Its token may come again: mark_written must then find the later request.
+            self._unwritten = deque(pending for pending in self._unwritten if pending not in due)
+        deadlines = [pending.deadline_s for pending in self._pending.values()]
+        self._earliest_s = min(deadlines, default=None)
+        return [Expired(pending.token, pending.written) for pending in due]
+
+    def close(self) -> list[Lost]:
+        """End the connection; everything in flight comes back once. Closing twice is nothing."""
+        lost = [Lost(pending.token, pending.written) for pending in self._pending.values()]
+        self._pending.clear()
+        self._unwritten.clear()
+        self._earliest_s = None
+        self.state = ConnectionState.CLOSED
+        return lost
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._pending)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When to call `expire` next: never after the earliest deadline, maybe before it."""
+        return self._earliest_s if self._pending else None
+
+    @property
+    def oldest_sent_s(self) -> float | None:
+        """When the oldest unanswered request was written; None when none is out."""
+        # Requests are written in the order of the table, so its first entry is the oldest.
+        for pending in self._pending.values():
+            return pending.sent_s
+        return None
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self.state is ConnectionState.OPEN:
+            return
+        if self._error is not None and self.state is ConnectionState.BROKEN:
+            raise self._error
+        raise LocalProtocolError("the connection is closed")
+
+    def _settle(self, pending: Pending) -> bool:
+        if pending.settled:
+            return False
+        pending.settled = True
+        del self._pending[pending.opaque]
+        return True
+
+    def _head(self, frame: Frame) -> bytes:
+        if self._sign is not None:
+            ext = dict(frame.ext or {})
+            frame.ext = {**ext, **self._sign(ext, frame.body)}
+        body_length = 0 if frame.body is None else len(memoryview(frame.body))
+        return encode_head(frame, body_length, serialize=self._serialize)

@@ -1,0 +1,192 @@
+"""Frames: a length, a header length marked with its serialisation, the header, the body.
+
+int  length of all that follows
+byte serialisation (0 JSON, 1 ROCKETMQ) and 24 bits of header length
+header, then body                                          (RemotingCommand.encode, big-endian)
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Final, Literal
+
+from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
+from rocket_sink.wire.command import (
+    DEFAULT_LIMITS,
+    Body,
+    Frame,
+    Limits,
+    Serialize,
+    response_to,
+)
+from rocket_sink.wire.header_binary import decode_binary_header, encode_binary_header
+from rocket_sink.wire.header_json import decode_json_header, encode_json_header
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "NEED_DATA",
+    "Body",
+    "Frame",
+    "FrameReader",
+    "Limits",
+    "NeedData",
+    "Serialize",
+    "encode_frame",
+    "encode_head",
+    "frame_head",
+    "mark_protocol_type",
+    "response_to",
+]
+
+_PREFIX: Final = struct.Struct(">II")
+_JSON: Final = 0
+_ROCKETMQ: Final = 1
+_HEADER_LENGTH_MASK: Final = 0xFFFFFF
+
+
+class NeedData(enum.Enum):
+    """The type of NEED_DATA: no whole frame is there yet."""
+
+    NEED_DATA = "NEED_DATA"
+
+
+NEED_DATA: Final = NeedData.NEED_DATA
+
+
+def mark_protocol_type(header_length: int, serialize: Serialize) -> bytes:
+    """The four bytes before a header (RemotingCommand.markProtocolType)."""
+    kind = _ROCKETMQ if serialize == "rocketmq" else _JSON
+    return ((kind << 24) | (header_length & _HEADER_LENGTH_MASK)).to_bytes(4, "big")
+
+
+def frame_head(header: bytes, body_length: int, *, serialize: Serialize = "json") -> bytes:
+    """Lengths and header, ready for the body.
+
+    Raises:
+        LocalProtocolError: the frame would pass the limit at which servers drop the connection.
+    """
+    header_length = len(header)
+    length = 4 + header_length + body_length
+    if 4 + length > DEFAULT_LIMITS.frame_bytes or header_length > DEFAULT_LIMITS.header_bytes:
+        raise LocalProtocolError(
+            f"a frame of {4 + length} bytes with a header of {header_length}: the limits are "
+            f"{DEFAULT_LIMITS.frame_bytes} and {DEFAULT_LIMITS.header_bytes}; send fewer or "
+            "smaller messages at once",
+            size=4 + length,
+            limit=DEFAULT_LIMITS.frame_bytes,
+        )
+    mark = header_length | (_ROCKETMQ << 24) if serialize == "rocketmq" else header_length
+    return _PREFIX.pack(length, mark) + header
+
+
+def encode_head(frame: Frame, body_length: int, *, serialize: Serialize = "json") -> bytes:
+    """All of `frame` before its body; the body's buffers follow it on the wire, uncopied.
+
+    Raises:
+        LocalProtocolError: the frame is too long or holds what the header cannot say.
+    """
+    if serialize == "rocketmq":
+        header = encode_binary_header(frame)
+    else:
+        header = encode_json_header(frame)
+    return frame_head(header, body_length, serialize=serialize)
+
+
+def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:
+    """The whole frame, for what is small or rare."""
+    body = frame.body if frame.body is not None else b""
+    return encode_head(frame, len(memoryview(body)), serialize=serialize) + body
+
+
+class FrameReader:
+    """Cuts received bytes into frames.
+
+    `receive_data` keeps bytes, `next_frame` gives one frame or NEED_DATA. After an error the
+    reader is dead: every later call raises the same error. At most one incomplete frame
+    (`limits.frame_bytes`) and what the last `receive_data` brought is kept.
+    """
+
+    __slots__ = ("_at", "_data", "_error", "_limits")
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._data: bytes | bytearray = b""
+        self._at = 0
+        self._error: RemoteProtocolError | None = None
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that are kept and not yet given out in frames."""
+        return len(self._data) - self._at
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        """Take what the peer sent next; `data` may be reused after the call."""
+        if self._error is not None:
+            raise self._error
+        if self._at == len(self._data):
+            self._data = bytes(data)  # no copy when it is bytes
+        elif type(self._data) is bytearray:
+            # Deleting at the front only moves the start: a long frame that comes in many
+            # pieces costs one copy in all.
+            del self._data[: self._at]
+            self._data += data
+        else:
+            self._data = bytearray(memoryview(self._data)[self._at :])
+            self._data += data
+        self._at = 0
+
+    def next_frame(self) -> Frame | Literal[NeedData.NEED_DATA]:
+        """The next frame, or NEED_DATA.
+
+        Raises:
+            RemoteProtocolError: the bytes cannot be a frame within the limits.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._next_frame()
+        except RemoteProtocolError as error:
+            self._error = error
+            self._data = b""
+            self._at = 0
+            raise
+
+    def _next_frame(self) -> Frame | Literal[NeedData.NEED_DATA]:
+        data = self._data
+        at = self._at
+        available = len(data) - at
+        if available < 8:
+            return NEED_DATA
+        length, mark = _PREFIX.unpack_from(data, at)
+        header_length = mark & _HEADER_LENGTH_MASK
+        self._check_lengths(length, header_length)
+        if available < 4 + length:
+            return NEED_DATA
+        body_at = at + 8 + header_length
+        end = at + 4 + length
+        self._at = end
+        header = bytes(data[at + 8 : body_at])
+        kind = mark >> 24
+        if kind == _JSON:
+            frame = decode_json_header(header, self._limits)
+        elif kind == _ROCKETMQ:
+            frame = decode_binary_header(header, self._limits)
+        else:
+            raise RemoteProtocolError(f"a header of the unknown serialisation {kind}")
+        if end > body_at:
+            frame.body = bytes(memoryview(data)[body_at:end])
+        return frame
+
+    def _check_lengths(self, length: int, header_length: int) -> None:
+        limits = self._limits
+        if 4 + length > limits.frame_bytes:
+            raise RemoteProtocolError(
+                f"a frame of {4 + length} bytes; the limit is {limits.frame_bytes}. Is this a "
+                "RocketMQ port, and does it speak TLS?"
+            )
+        if header_length > limits.header_bytes or header_length + 4 > length:
+            raise RemoteProtocolError(
+                f"a header of {header_length} bytes in a frame of {length}; the limit is "
+                f"{limits.header_bytes}"
+            )

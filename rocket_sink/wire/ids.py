@@ -1,0 +1,142 @@
+"""Message ids: the client's (UNIQ_KEY) and the broker's (offset message id).
+
+Client id, 16 bytes as upper-case hex (MessageClientIDSetter): address 4 (or 16), process id 2, a
+32-bit number 4 (Java: a class loader's hash), milliseconds since the start of the month 4, counter
+2. With an IPv6 address 28 bytes. Broker id (MessageDecoder.createMessageId): address 4 or 16, port
+4, commit-log offset 8.
+
+The caller brings address, process id, clock and the random 32 bits. Those bits, not the process id,
+keep ids apart between containers, which share small process ids, and after a fork: make a new
+`MessageIds` in the child.
+"""
+
+from __future__ import annotations
+
+import struct
+from datetime import datetime, timedelta, tzinfo
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final, NamedTuple
+
+from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
+
+_OFFSET: Final = struct.Struct(">iq")
+_CLIENT_TAIL: Final = struct.Struct(">HIIH")
+_HEX: Final = frozenset("0123456789abcdefABCDEF")
+
+
+class MessageIds:
+    """Client message ids of one process; not thread-safe.
+
+    An id repeats after 65,536 ids within one millisecond: `next` moves its own clock on instead.
+    """
+
+    def __init__(self, *, ip: bytes, pid: int, class_hash: int, start_ms: int) -> None:
+        self._prefix = id_prefix(ip, pid, class_hash)
+        self._start_ms = start_ms
+        self._now_ms = 0
+        self._counter = 0
+        self._left = 0
+
+    def next(self, now_ms: int) -> str:
+        """A new id; `now_ms` is milliseconds since 1970."""
+        if now_ms > self._now_ms:
+            self._now_ms = now_ms
+            self._left = 0x10000
+        elif self._left == 0:
+            self._now_ms += 1
+            self._left = 0x10000
+        self._left -= 1
+        counter = self._counter
+        self._counter = (counter + 1) & 0xFFFF
+        return f"{self._prefix}{(self._now_ms - self._start_ms) & 0xFFFFFFFF:08X}{counter:04X}"
+
+
+def id_prefix(ip: bytes, pid: int, class_hash: int) -> str:
+    """The fixed hex digits of a process's client ids: 20 with IPv4, 44 with IPv6."""
+    if len(ip) not in (4, 16):
+        raise LocalProtocolError(f"an address of {len(ip)} bytes; 4 or 16 are possible")
+    return (ip + struct.pack(">HI", pid & 0xFFFF, class_hash & 0xFFFFFFFF)).hex().upper()
+
+
+def message_id(
+    *, ip: bytes, pid: int, class_hash: int, start_ms: int, now_ms: int, counter: int
+) -> str:
+    """One client message id; `start_ms` as from `month_start_ms`."""
+    elapsed = (now_ms - start_ms) & 0xFFFFFFFF
+    return f"{id_prefix(ip, pid, class_hash)}{elapsed:08X}{counter & 0xFFFF:04X}"
+
+
+def month_start_ms(now_ms: int, tz: tzinfo | None = None) -> int:
+    """Midnight of the first of the month of `now_ms`; Java uses the local time zone (None)."""
+    now = datetime.fromtimestamp(now_ms // 1000, tz)
+    start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return int(start.timestamp() * 1000)
+
+
+class ClientId(NamedTuple):
+    """The parts of a client message id."""
+
+    ip: bytes
+    pid: int
+    class_hash: int
+    elapsed_ms: int
+    """Milliseconds since the start of some month."""
+    counter: int
+
+    def nearest_time_ms(self, now_ms: int, tz: tzinfo | None = None) -> int:
+        """The latest time before `now_ms` that the id can mean (getNearlyTimeFromID)."""
+        start_ms = month_start_ms(now_ms, tz)
+        if start_ms + self.elapsed_ms > now_ms:
+            last_month = datetime.fromtimestamp(start_ms / 1000, tz) - timedelta(days=1)
+            start_ms = month_start_ms(int(last_month.timestamp() * 1000), tz)
+        return start_ms + self.elapsed_ms
+
+
+def decode_message_id(text: str) -> ClientId:
+    """The parts of a client message id.
+
+    Raises:
+        RemoteProtocolError: not 32 or 56 hex digits. (A deterministic id, as
+            `delivery=effectively_once` makes, has 32 digits that mean nothing.)
+    """
+    data = _hex_bytes(text, "a message id")
+    return ClientId(data[:-12], *_CLIENT_TAIL.unpack(data[-12:]))
+
+
+class OffsetId(NamedTuple):
+    """The parts of a broker's message id."""
+
+    host: str
+    port: int
+    offset: int
+
+    @property
+    def address(self) -> str:
+        """`host:port`, with brackets around IPv6."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def offset_message_id(host: str, port: int, offset: int) -> str:
+    """The broker's id of the message at a commit-log offset; `host` is a numeric address.
+
+    Raises:
+        LocalProtocolError: not an address.
+    """
+    try:
+        address: IPv4Address | IPv6Address = ip_address(host)
+    except ValueError:
+        raise LocalProtocolError(f"{host[:60]!r} is not an IP address") from None
+    return (address.packed + _OFFSET.pack(port, offset)).hex().upper()
+
+
+def decode_offset_message_id(text: str) -> OffsetId:
+    """The parts of a broker's message id; RemoteProtocolError when it is none."""
+    data = _hex_bytes(text, "an offset message id")
+    port, offset = _OFFSET.unpack(data[-12:])
+    return OffsetId(str(ip_address(data[:-12])), port, offset)
+
+
+def _hex_bytes(text: str, what: str) -> bytes:
+    if len(text) in (32, 56) and _HEX.issuperset(text):
+        return bytes.fromhex(text)
+    raise RemoteProtocolError(f"{text[:60]!r} is not {what}: 32 or 56 hex digits")

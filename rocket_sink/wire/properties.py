@@ -1,0 +1,127 @@
+"""Message properties as text: name 0x01 value 0x02, without any escape (MessageDecoder).
+
+A separator inside a name or value would inject other properties, so `Message` and the column checks
+refuse control characters before anything comes here; the encoder refuses the two once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from rocket_sink.errors import LocalProtocolError, MessageError
+from rocket_sink.message import PROPERTIES_HEADROOM_BYTES, PROPERTIES_MAX_BYTES, Message
+
+NAME_VALUE_SEPARATOR: Final = "\x01"
+PROPERTY_SEPARATOR: Final = "\x02"
+KEY_SEPARATOR: Final = " "
+
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+WAIT: Final = "WAIT"
+DELAY: Final = "DELAY"
+UNIQ_KEY: Final = "UNIQ_KEY"
+SHARDING_KEY: Final = "__SHARDINGKEY"
+TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+INSTANCE_ID: Final = "INSTANCE_ID"
+TRAN_MSG: Final = "TRAN_MSG"
+PGROUP: Final = "PGROUP"
+CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+CORRELATION_ID: Final = "CORRELATION_ID"
+REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+TTL: Final = "TTL"
+MSG_TYPE: Final = "MSG_TYPE"
+CLUSTER: Final = "CLUSTER"
+"""Put into every stored message by its broker."""
+
+ENCODED_LIMIT: Final = PROPERTIES_MAX_BYTES - PROPERTIES_HEADROOM_BYTES
+"""UTF-8 bytes of one message's properties that leave room for what a broker adds."""
+
+
+def encode_properties(properties: Mapping[str, str | None]) -> str:
+    """The wire text, in the mapping's order; None values are left out (C25).
+
+    Raises:
+        LocalProtocolError: a name or a value holds a separator, or a name is empty.
+    """
+    pairs = [f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None]
+    text = "".join(pairs)
+    # Each pair has one of each, so that one more anywhere shows in the sums.
+    if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs) or "" in properties:
+        raise _unencodable(properties)
+    return text
+
+
+def _unencodable(properties: Mapping[str, str | None]) -> LocalProtocolError:
+    separators = {NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR}
+    guilty = next(n for n, v in properties.items() if not n or separators & set(f"{n}{v}"))
+    return LocalProtocolError(
+        f"the property {guilty[:40]!r} is nameless or holds 0x01 or 0x02, which separate "
+        "properties and cannot be escaped"
+    )
+
+
+def decode_properties(text: str) -> dict[str, str]:
+    """The properties in a wire text, read as `MessageDecoder.string2messageProperties` does.
+
+    What has no name, no value or no separator is dropped; a later name wins.
+    """
+    properties = {}
+    for pair in text.split(PROPERTY_SEPARATOR):
+        name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)
+        if separator and name and value:
+            properties[name] = value
+    return properties
+
+
+def delete_property(text: str, name: str) -> str:
+    """The wire text without the property `name` (MessageUtils.deleteProperty).
+
+    Only whole entries go: a name inside a value or at the end of another name stays.
+    """
+    prefix = name + NAME_VALUE_SEPARATOR
+    *entries, rest = text.split(PROPERTY_SEPARATOR)
+    kept = [f"{entry}{PROPERTY_SEPARATOR}" for entry in entries if not entry.startswith(prefix)]
+    return "".join(kept) + ("" if rest.startswith(prefix) else rest)
+
+
+def properties_of(
+    message: Message, *, message_id: str, extra: Mapping[str, str] | None = None
+) -> str:
+    """The wire text of a message's fields and user properties.
+
+    `message_id` becomes UNIQ_KEY unless the message brings its own. `extra` holds what the producer
+    adds (TRAN_MSG, PGROUP, INSTANCE_ID, CORRELATION_ID, ...); it goes last and so wins.
+
+    Raises:
+        MessageError: PROPERTIES_TOO_LARGE.
+    """
+    fields: dict[str, str | None] = {
+        KEYS: KEY_SEPARATOR.join(message.keys) or None,
+        TAGS: message.tags,
+        UNIQ_KEY: message.message_id or message_id,
+        WAIT: "true" if message.wait_store else "false",
+        DELAY: str(message.delay_level) if message.delay_level else None,
+        TIMER_DELAY_MS: None if message.delay_ms is None else str(message.delay_ms),
+        TIMER_DELIVER_MS: (
+            None if message.delivery_timestamp_ms is None else str(message.delivery_timestamp_ms)
+        ),
+        SHARDING_KEY: message.sharding_key,
+    }
+    fields.update(message.properties)
+    if extra:
+        fields.update(extra)
+    text = encode_properties(fields)
+    # A character takes at most 4 bytes, so most texts need no encoding to be known short.
+    if len(text) * 4 > ENCODED_LIMIT and (size := len(text.encode())) > ENCODED_LIMIT:
+        raise MessageError(
+            f"the properties take {size} bytes on the wire; the limit is {ENCODED_LIMIT} "
+            f"({PROPERTIES_MAX_BYTES} less what brokers add)",
+            code="PROPERTIES_TOO_LARGE",
+            topic=message.topic,
+            keys=message.keys,
+            size=size,
+            limit=ENCODED_LIMIT,
+        )
+    return text

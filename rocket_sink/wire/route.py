@@ -1,0 +1,260 @@
+"""A topic's route as name servers answer it (TopicRouteData), decoded strictly and within limits.
+
+Two forms arrive: strict JSON, and fastjson's own with bare integer keys from servers before 4.9.4.
+Everything is checked here, so that no later code meets a negative queue count or two billion of
+them (a hostile or broken name server makes the Java client run out of memory).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rocket_sink.errors import RemoteProtocolError
+from rocket_sink.wire.codes import PermName
+from rocket_sink.wire.command import DEFAULT_LIMITS, Limits
+from rocket_sink.wire.scalars import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, printable
+from rocket_sink.wire.strict_json import load_json, quote_numeric_keys
+
+MASTER_ID: Final = 0
+"""The broker id of a master (MixAll.MASTER_ID)."""
+
+
+@dataclass(frozen=True)
+class QueueData:
+    """The queues of a topic on one broker: how many to read, how many to write."""
+
+    broker_name: str
+    read: int
+    write: int
+    perm: int = PermName.READ | PermName.WRITE
+    sys_flag: int = 0
+
+    @property
+    def writable(self) -> bool:
+        return bool(self.perm & PermName.WRITE)
+
+    @property
+    def readable(self) -> bool:
+        return bool(self.perm & PermName.READ)
+
+
+@dataclass(frozen=True)
+class BrokerData:
+    """A broker's name and its members' addresses by broker id; 0 is the master."""
+
+    cluster: str
+    name: str
+    addresses: Mapping[int, str] = field(default_factory=dict)
+    zone_name: str | None = None
+    enable_acting_master: bool = False
+
+    @property
+    def master(self) -> str | None:
+        return self.addresses.get(MASTER_ID)
+
+
+@dataclass(frozen=True)
+class QueueMapping:
+    """The queues of a static topic that one broker hosts now (TopicQueueMappingInfo).
+
+    `queue_ids` maps the topic's own queue number to the broker's.
+    """
+
+    broker_name: str
+    total_queues: int
+    epoch: int
+    scope: str = "__global__"
+    queue_ids: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TopicRoute:
+    """Where a topic's queues are. `mappings`, by broker name, is there for static topics only."""
+
+    queues: tuple[QueueData, ...] = ()
+    brokers: tuple[BrokerData, ...] = ()
+    order_topic_conf: str | None = None
+    mappings: Mapping[str, QueueMapping] | None = None
+
+
+def decode_route(body: bytes | memoryview | None, *, limits: Limits = DEFAULT_LIMITS) -> TopicRoute:
+    """The route in the body of a GET_ROUTEINFO_BY_TOPIC answer.
+
+    Raises:
+        RemoteProtocolError: no route, or beyond a limit.
+    """
+    data = bytes(body or b"")
+    if not data:
+        raise RemoteProtocolError("the route answer has no body")
+    if len(data) > limits.route_bytes:
+        raise RemoteProtocolError(
+            f"a route of {len(data)} bytes; the limit is {limits.route_bytes}"
+        )
+    value = load_json(quote_numeric_keys(data), max_depth=limits.json_depth, what="the route")
+    if not isinstance(value, dict):
+        raise RemoteProtocolError("the route is no JSON object")
+    brokers = _list(value, "brokerDatas", limits.route_brokers)
+    queues = tuple(
+        _queue_data(item, limits) for item in _list(value, "queueDatas", limits.route_brokers)
+    )
+    for count in (sum(data.write for data in queues), sum(data.read for data in queues)):
+        if count > limits.route_queues:
+            raise RemoteProtocolError(
+                f"the route has {count} queues; the limit is {limits.route_queues}"
+            )
+    mappings = _optional(value, "topicQueueMappingByBroker", dict)
+    return TopicRoute(
+        queues,
+        tuple(_broker_data(item, limits) for item in brokers),
+        _optional(value, "orderTopicConf", str) or None,
+        None
+        if mappings is None
+        else {name: _mapping(name, item, limits) for name, item in mappings.items()},
+    )
+
+
+def _queue_data(item: Any, limits: Limits) -> QueueData:
+    return QueueData(
+        _required(item, "brokerName", str),
+        _count(item, "readQueueNums", limits),
+        _count(item, "writeQueueNums", limits),
+        _int32(item, "perm", 0),
+        # Written under this name from 4.x to 5.3; earlier servers misspell it.
+        _int32(item, "topicSysFlag", _int32(item, "topicSynFlag", 0)),
+    )
+
+
+def _broker_data(item: Any, limits: Limits) -> BrokerData:
+    addresses = _required(item, "brokerAddrs", dict)
+    if len(addresses) > limits.route_brokers:
+        raise RemoteProtocolError("a broker has too many addresses in the route")
+    return BrokerData(
+        _optional(item, "cluster", str) or "",
+        _required(item, "brokerName", str),
+        {_key(number): _address(address) for number, address in addresses.items()},
+        _optional(item, "zoneName", str),
+        bool(_optional(item, "enableActingMaster", bool)),
+    )
+
+
+def _mapping(name: str, item: Any, limits: Limits) -> QueueMapping:
+    queue_ids = _optional(item, "currIdMap", dict) or {}
+    epoch = _optional(item, "epoch", int) or 0
+    if len(queue_ids) > limits.route_queues or not INT64_MIN <= epoch <= INT64_MAX:
+        raise RemoteProtocolError(f"the static topic mapping of {printable(name, 60)} is too large")
+    return QueueMapping(
+        _optional(item, "bname", str) or name,
+        _count(item, "totalQueues", limits),
+        epoch,
+        _optional(item, "scope", str) or "__global__",
+        {_key(logic): _int32({"": physical}, "") for logic, physical in queue_ids.items()},
+    )
+
+
+def _list(value: dict[str, Any], name: str, limit: int) -> list[Any]:
+    items: list[Any] = _optional(value, name, list) or []
+    if len(items) > limit:
+        raise RemoteProtocolError(f"the route's {name} has {len(items)} entries; limit {limit}")
+    return items
+
+
+def _optional(item: Any, name: str, kind: type) -> Any:
+    if not isinstance(item, dict):
+        raise RemoteProtocolError(f"a part of the route is no JSON object: {name} expected in it")
+    value = item.get(name)
+    if value is None or (isinstance(value, kind) and (kind is bool or value is not True)):
+        return value
+    raise RemoteProtocolError(
+        f"the route's {name} is not of type {kind.__name__}: {printable(repr(value), 40)}"
+    )
+
+
+def _required(item: Any, name: str, kind: type) -> Any:
+    value = _optional(item, name, kind)
+    if value is None or value == "":
+        raise RemoteProtocolError(f"a part of the route has no {name}")
+    return value
+
+
+def _int32(item: Any, name: str, default: int | None = None) -> int:
+    value = _optional(item, name, int)
+    if value is None:
+        value = default
+    if type(value) is not int or not INT32_MIN <= value <= INT32_MAX:
+        raise RemoteProtocolError(f"the route's {name} is no 32-bit integer")
+    return value
+
+
+def _count(item: Any, name: str, limits: Limits) -> int:
+    value = _int32(item, name)
+    if not 0 <= value <= limits.route_queues:
+        raise RemoteProtocolError(
+            f"the route's {name} is {value}; 0 to {limits.route_queues} are possible"
+        )
+    return value
+
+
+def _key(text: str) -> int:
+    if len(text) <= 19 and text.isascii() and text.isdigit() and int(text) <= INT64_MAX:
+        return int(text)
+    raise RemoteProtocolError(f"{printable(text, 40)!r} is no number of a broker or queue")
+
+
+def _address(address: Any) -> str:
+    if not isinstance(address, str) or not address or len(address) > 300:
+        raise RemoteProtocolError("a broker's address in the route is no text")
+    return printable(address, 300)
+
+
+def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
+    """The body of a name server's answer, for fakes and tests; `legacy_keys` as before 4.9.4."""
+    value: dict[str, Any] = {
+        "brokerDatas": [_encode_broker(broker) for broker in route.brokers],
+        "filterServerTable": {},
+        "queueDatas": [
+            {
+                "brokerName": queue.broker_name,
+                "perm": queue.perm,
+                "readQueueNums": queue.read,
+                "topicSysFlag": queue.sys_flag,
+                "writeQueueNums": queue.write,
+            }
+            for queue in route.queues
+        ],
+    }
+    if route.order_topic_conf is not None:
+        value["orderTopicConf"] = route.order_topic_conf
+    if route.mappings is not None:
+        value["topicQueueMappingByBroker"] = {
+            name: {
+                "bname": mapping.broker_name,
+                "currIdMap": {str(key): number for key, number in mapping.queue_ids.items()},
+                "epoch": mapping.epoch,
+                "scope": mapping.scope,
+                "totalQueues": mapping.total_queues,
+            }
+            for name, mapping in route.mappings.items()
+        }
+    text = json.dumps(value, separators=(",", ":"))
+    return (_bare_keys(text) if legacy_keys else text).encode()
+
+
+def _encode_broker(broker: BrokerData) -> dict[str, Any]:
+    value: dict[str, Any] = {
+        "brokerAddrs": {str(number): address for number, address in broker.addresses.items()},
+        "brokerName": broker.name,
+        "cluster": broker.cluster,
+        "enableActingMaster": broker.enable_acting_master,
+    }
+    if broker.zone_name is not None:
+        value["zoneName"] = broker.zone_name
+    return value
+
+
+def _bare_keys(text: str) -> str:
+    # Only addresses and queue maps have integer keys, and no text of ours looks like one.
+    return re.sub(r'"(\d+)":', r"\1:", text)

@@ -1,0 +1,165 @@
+"""The heads of many similar sends, made from prepared pieces: the hot path of single messages.
+
+One template serves one producer group and topic; its heads say what
+`encode_head(send_message_v2(...))` says, in another order of fields.
+"""
+
+from __future__ import annotations
+
+import struct
+from json.encoder import encode_basestring
+from typing import Final
+
+from rocket_sink.errors import LocalProtocolError
+from rocket_sink.wire.acl import SIGNATURE, SignedBody, Signer
+from rocket_sink.wire.codes import CURRENT_VERSION, LanguageCode, RequestCode
+from rocket_sink.wire.fields import AUTO_CREATE_TOPIC, fields
+from rocket_sink.wire.frame import Frame, Serialize, encode_head, frame_head
+from rocket_sink.wire.requests import send_header_v2
+
+_PREFIX: Final = struct.Struct(">II")
+_SMALL: Final = 8 * 1024 * 1024
+"""Far below the frame limit: sums below it need no closer look."""
+
+
+class SendTemplate:
+    """Heads of SEND_MESSAGE_V2 (or its batch or reply kin) for one group and topic."""
+
+    def __init__(
+        self,
+        *,
+        producer_group: str,
+        topic: str,
+        batch: bool = False,
+        reply: bool = False,
+        default_topic: str = AUTO_CREATE_TOPIC,
+        default_topic_queue_nums: int = 4,
+        unit_mode: bool = False,
+        serialize: Serialize = "json",
+        signer: Signer | None = None,
+    ) -> None:
+        self._fixed: dict[str, str | int] = {
+            "producer_group": producer_group,
+            "topic": topic,
+            "batch": batch,
+            "default_topic": default_topic,
+            "default_topic_queue_nums": default_topic_queue_nums,
+            "unit_mode": unit_mode,
+        }
+        self._code = _code(batch=batch, reply=reply)
+        self._serialize: Serialize = serialize
+        self._signer = signer
+        self._brokers: dict[str, str] = {}
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make the pieces that all heads share."""
+        fixed, added = self._fixed, self._signer.fields if self._signer is not None else {}
+        # Under the names of SendMessageRequestHeaderV2.
+        shared = fields(
+            {
+                "a": fixed["producer_group"],
+                "b": fixed["topic"],
+                "c": fixed["default_topic"],
+                "d": fixed["default_topic_queue_nums"],
+                "j": 0,
+                "k": fixed["unit_mode"],
+                "m": fixed["batch"],
+            }
+        )
+        self._signed_start = "".join([*added.values(), *(shared.get(name, "") for name in "abcd")])
+        self._signed_end = "".join([shared.get(name, "") for name in "jkm"])
+        pairs = ",".join(_pair(name, value) for name, value in {**shared, **added}.items())
+        self._start = f'{{"code":{int(self._code)},"extFields":{{{pairs},"e":"'
+        self._middle = f'}},"flag":0,"language":"{LanguageCode.PYTHON.name}","opaque":'
+        self._end = f',"serializeTypeCurrentRPC":"JSON","version":{CURRENT_VERSION}}}'
+
+    def head(
+        self,
+        opaque: int,
+        queue_id: int,
+        born_ms: int,
+        properties: str,
+        body_length: int,
+        broker_name: str,
+        sys_flag: int = 0,
+        flag: int = 0,
+        body: SignedBody = None,
+    ) -> bytes:
+        """The bytes before the body.
+
+        `body` is needed for the signature only, when the template has a signer.
+
+        Raises:
+            LocalProtocolError: too long a frame, or properties that are not valid Unicode.
+        """
+        if self._serialize != "json":
+            frame = self.frame(queue_id, born_ms, properties, broker_name, sys_flag, flag)
+            return self.head_of(frame, opaque, body_length, body)
+        broker = self._brokers.get(broker_name) or self._broker(broker_name)
+        quoted = f',"i":{encode_basestring(properties)}' if properties else ""
+        signature = ""
+        if self._signer is not None:
+            content = (
+                f"{self._signed_start}{queue_id}{sys_flag}{born_ms}{flag}{properties}"
+                f"{self._signed_end}{broker_name}"
+            )
+            signature = f',"{SIGNATURE}":"{self._signer.signature(content, body)}"'
+        text = (
+            f'{self._start}{queue_id}","f":"{sys_flag}","g":"{born_ms}","h":"{flag}"{broker}'
+            f"{quoted}{signature}{self._middle}{opaque}{self._end}"
+        )
+        try:
+            header = text.encode()
+        except UnicodeEncodeError as error:
+            raise LocalProtocolError(
+                f"the properties hold text that is not valid Unicode: {error.reason}"
+            ) from None
+        length = len(header)
+        if length + body_length > _SMALL or length > 0xFFFFF:
+            return frame_head(header, body_length)
+        return _PREFIX.pack(4 + length + body_length, length) + header
+
+    def _broker(self, broker_name: str) -> str:
+        # Brokers of one topic are few: the route's limit bounds this cache.
+        self._brokers[broker_name] = text = f',"n":{encode_basestring(broker_name)}'
+        return text
+
+    def frame(
+        self,
+        queue_id: int,
+        born_ms: int,
+        properties: str,
+        broker_name: str,
+        sys_flag: int = 0,
+        flag: int = 0,
+    ) -> Frame:
+        """What `head` says, as a frame that may be changed: unsigned, without opaque and body."""
+        ext = send_header_v2(
+            queue_id=queue_id,
+            born_ms=born_ms,
+            properties=properties,
+            broker_name=broker_name,
+            sys_flag=sys_flag,
+            flag=flag,
+            **self._fixed,  # type: ignore[arg-type]
+        )
+        return Frame(self._code, ext)
+
+    def head_of(self, frame: Frame, opaque: int, body_length: int, body: SignedBody) -> bytes:
+        """The bytes before the body, of a changed `frame`."""
+        ext = dict(frame.ext or {})
+        if self._signer is not None:
+            ext.update(self._signer(ext, body))
+        signed = Frame(self._code, ext, opaque=opaque)
+        return encode_head(signed, body_length, serialize=self._serialize)
+
+
+def _code(*, batch: bool, reply: bool) -> RequestCode:
+    if reply:
+        return RequestCode.SEND_REPLY_MESSAGE_V2
+    return RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
+
+
+def _pair(name: str, value: str) -> str:
+    return f"{encode_basestring(name)}:{encode_basestring(value)}"

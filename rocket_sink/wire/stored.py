@@ -1,0 +1,219 @@
+"""Messages as brokers store and send them (MessageDecoder.decode).
+
+    int total size, int magic, int body CRC, int queue id, int flag, long queue offset,
+    long commit-log offset, int sys flag, long born time, born host (4 or 16 bytes, int port),
+    long store time, store host, int reconsume times, long prepared transaction offset,
+    int body length, body, byte topic length (short with the second magic), topic,
+    short properties length, properties
+
+Java's decoder stops silently at the first bad message; here that is RemoteProtocolError.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from typing import Final
+
+from rocket_sink.errors import RemoteProtocolError
+from rocket_sink.wire.batch import decode_batch
+from rocket_sink.wire.codes import SysFlag
+from rocket_sink.wire.command import DEFAULT_LIMITS, Body, Limits
+from rocket_sink.wire.compress import CompressionType, inflate
+from rocket_sink.wire.ids import offset_message_id
+from rocket_sink.wire.properties import UNIQ_KEY, decode_properties, encode_properties
+
+MAGIC_V1: Final = -626_843_481
+MAGIC_V2: Final = -626_843_477
+"""Topics longer than 127 bytes."""
+
+_HEAD: Final = struct.Struct(">iiiiiqqiq")
+_INT: Final = struct.Struct(">i")
+_LONG: Final = struct.Struct(">q")
+_TAIL: Final = struct.Struct(">iqi")
+
+
+@dataclass(frozen=True)
+class StoredMessage:
+    """One message as a broker has it; `body` is inflated, `properties` are decoded.
+
+    Hosts are `(numeric address, port)`. `sys_flag` is as stored, the compression bits included.
+    """
+
+    topic: str
+    body: bytes
+    queue_id: int = 0
+    queue_offset: int = 0
+    commit_log_offset: int = 0
+    flag: int = 0
+    sys_flag: int = 0
+    born_ms: int = 0
+    born_host: tuple[str, int] = ("127.0.0.1", 0)
+    store_ms: int = 0
+    store_host: tuple[str, int] = ("127.0.0.1", 0)
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    body_crc: int = 0
+    properties: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def message_id(self) -> str | None:
+        """The client message id (UNIQ_KEY)."""
+        return self.properties.get(UNIQ_KEY)
+
+    @property
+    def offset_message_id(self) -> str:
+        """The broker's id, from its address and the commit-log offset."""
+        return offset_message_id(*self.store_host, self.commit_log_offset)
+
+
+def decode_stored(buffer: Body, *, limits: Limits = DEFAULT_LIMITS) -> list[StoredMessage]:
+    """The messages in the body of a pull, query or view answer; inner batches are unwrapped.
+
+    Raises:
+        RemoteProtocolError: lengths, text or a compressed body that do not fit.
+        ConfigurationError: the library of a body's compression is not installed.
+    """
+    messages: list[StoredMessage] = []
+    view = memoryview(buffer)
+    while len(view):
+        if len(view) < _HEAD.size:
+            raise RemoteProtocolError(f"{len(view)} bytes are left after the last stored message")
+        (size,) = _INT.unpack_from(view)
+        if not _HEAD.size <= size <= len(view):
+            raise RemoteProtocolError(f"a stored message of {size} bytes, {len(view)} are left")
+        message = _decode_one(_Cursor(view[:size]), limits)
+        if message.sys_flag & SysFlag.INNER_BATCH and message.sys_flag & SysFlag.NEED_UNWRAP:
+            messages += _unwrap(message)
+        else:
+            messages.append(message)
+        view = view[size:]
+    return messages
+
+
+class _Cursor:
+    """Reads through one message and never past its end."""
+
+    __slots__ = ("at", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        self.at = 0
+
+    def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
+        if self.at + layout.size > len(self.view):
+            raise RemoteProtocolError("a stored message ends too early")
+        values = layout.unpack_from(self.view, self.at)
+        self.at += layout.size
+        return values
+
+    def take(self, length: int) -> bytes:
+        if not 0 <= length <= len(self.view) - self.at:
+            raise RemoteProtocolError(f"a field of {length} bytes passes a stored message's end")
+        data = bytes(self.view[self.at : self.at + length])
+        self.at += length
+        return data
+
+    def text(self, length: int) -> str:
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(f"a stored text is not UTF-8: {error.reason}") from None
+
+    def host(self, v6: int) -> tuple[str, int]:
+        address = str(ip_address(self.take(16 if v6 else 4)))
+        (port,) = self.unpack(_INT)
+        return address, port
+
+
+def _decode_one(cursor: _Cursor, limits: Limits) -> StoredMessage:
+    _, magic, crc, queue_id, flag, queue_offset, offset, sys_flag, born_ms = cursor.unpack(_HEAD)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise RemoteProtocolError(f"{magic} is not the magic code of a stored message")
+    born_host = cursor.host(sys_flag & SysFlag.BORNHOST_V6)
+    (store_ms,) = cursor.unpack(_LONG)
+    store_host = cursor.host(sys_flag & SysFlag.STOREHOST_V6)
+    reconsume_times, prepared_offset, body_length = cursor.unpack(_TAIL)
+    body = cursor.take(max(body_length, 0))
+    if body and sys_flag & SysFlag.COMPRESSED:
+        body = inflate(body, CompressionType.of_sys_flag(sys_flag), cap=limits.body_bytes)
+    topic = cursor.text(int.from_bytes(cursor.take(1 if magic == MAGIC_V1 else 2), "big"))
+    properties = cursor.text(int.from_bytes(cursor.take(2), "big"))
+    return StoredMessage(
+        topic=topic,
+        body=body,
+        queue_id=queue_id,
+        queue_offset=queue_offset,
+        commit_log_offset=offset,
+        flag=flag,
+        sys_flag=sys_flag,
+        born_ms=born_ms,
+        born_host=born_host,
+        store_ms=store_ms,
+        store_host=store_host,
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared_offset,
+        body_crc=crc,
+        properties=decode_properties(properties),
+    )
+
+
+def _unwrap(message: StoredMessage) -> list[StoredMessage]:
+    """The messages inside an inner batch (MessageDecoder.decodeMessage)."""
+    return [
+        replace(
+            message,
+            body=inner.body,
+            flag=inner.flag,
+            properties=inner.properties,
+            queue_offset=message.queue_offset + position,
+        )
+        for position, inner in enumerate(decode_batch(message.body))
+    ]
+
+
+def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -> bytes:
+    """The bytes of a message in a broker's answer, for fake brokers and tests.
+
+    `stored_body` is the compressed body when `sys_flag` says compressed; the CRC is that of the
+    bytes stored, and the IPv6 bits are set as the hosts need.
+    """
+    body = message.body if stored_body is None else stored_body
+    born = ip_address(message.born_host[0]).packed
+    host = ip_address(message.store_host[0]).packed
+    sys_flag = message.sys_flag & ~(SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6)
+    sys_flag |= SysFlag.BORNHOST_V6 if len(born) == 16 else 0
+    sys_flag |= SysFlag.STOREHOST_V6 if len(host) == 16 else 0
+    topic = message.topic.encode()
+    properties = encode_properties(message.properties).encode()
+    long_topic = len(topic) > 127
+    rest = b"".join(
+        (
+            born,
+            _INT.pack(message.born_host[1]),
+            _LONG.pack(message.store_ms),
+            host,
+            _INT.pack(message.store_host[1]),
+            _TAIL.pack(message.reconsume_times, message.prepared_transaction_offset, len(body)),
+            body,
+            len(topic).to_bytes(2 if long_topic else 1, "big"),
+            topic,
+            len(properties).to_bytes(2, "big"),
+            properties,
+        )
+    )
+    head = _HEAD.pack(
+        _HEAD.size + len(rest),
+        MAGIC_V2 if long_topic else MAGIC_V1,
+        # Java keeps the CRC's low 31 bits (UtilAll.crc32).
+        zlib.crc32(body) & 0x7FFFFFFF,
+        message.queue_id,
+        message.flag,
+        message.queue_offset,
+        message.commit_log_offset,
+        sys_flag,
+        message.born_ms,
+    )
+    return head + rest

@@ -1,0 +1,162 @@
+"""Message trace as the dashboards read it (TraceDataEncoder): one line of fields for each event.
+
+Fields are separated by 0x01, lines by 0x02. A trace message's body holds many lines; its keys are
+all message ids and keys in them, which is how a trace is found. It goes to RMQ_SYS_TRACE_TOPIC or
+the topic the user chose.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
+from rocket_sink.wire.scalars import parse_int32, parse_int64
+
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+CONTENT_SEPARATOR: Final = "\x01"
+FIELD_SEPARATOR: Final = "\x02"
+
+
+class MessageType(enum.IntEnum):
+    """What was sent; the ordinals of MessageType.java."""
+
+    NORMAL = 0
+    TRANSACTION_HALF = 1
+    TRANSACTION_COMMIT = 2
+    DELAY = 3
+    ORDER = 4
+
+
+@dataclass(frozen=True)
+class PubTrace:
+    """One message was sent. `keys` are joined by blanks; `cost_ms` is the whole send's."""
+
+    time_ms: int
+    region_id: str
+    producer_group: str
+    topic: str
+    message_id: str
+    tags: str
+    keys: str
+    store_host: str
+    """The broker's address."""
+    body_length: int
+    cost_ms: int
+    message_type: MessageType
+    offset_message_id: str
+    success: bool
+
+
+@dataclass(frozen=True)
+class EndTransactionTrace:
+    """A half message was ended. `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
+
+    time_ms: int
+    region_id: str
+    producer_group: str
+    topic: str
+    message_id: str
+    tags: str
+    keys: str
+    store_host: str
+    message_type: MessageType
+    transaction_id: str
+    state: str
+    from_transaction_check: bool
+
+
+@dataclass(frozen=True)
+class RecallTrace:
+    """A timed message was taken back."""
+
+    time_ms: int
+    region_id: str
+    producer_group: str
+    topic: str
+    message_id: str
+    success: bool
+
+
+Trace = PubTrace | EndTransactionTrace | RecallTrace
+
+# The fields of a line are those of the class, in order.
+_NAMES: Final[dict[type[Trace], str]] = {
+    PubTrace: "Pub",
+    EndTransactionTrace: "EndTransaction",
+    RecallTrace: "Recall",
+}
+_KINDS: Final = {name: kind for kind, name in _NAMES.items()}
+_INT64: Final = frozenset({"time_ms"})
+_INT32: Final = frozenset({"body_length", "cost_ms", "message_type"})
+_BOOL: Final = frozenset({"success", "from_transaction_check"})
+
+
+def encode_trace(traces: Iterable[Trace]) -> tuple[str, frozenset[str]]:
+    """The body text of one trace message, and its keys.
+
+    Raises:
+        LocalProtocolError: a field holds a separator.
+    """
+    lines = []
+    keys: set[str] = set()
+    for trace in traces:
+        lines.append(_encode_line(trace))
+        keys.add(trace.message_id)
+        keys.update(getattr(trace, "keys", "").split())
+    return "".join(lines), frozenset(keys)
+
+
+def _encode_line(trace: Trace) -> str:
+    values = [_NAMES[type(trace)]]
+    for name in trace.__dataclass_fields__:
+        value = getattr(trace, name)
+        if isinstance(value, bool):
+            value = "true" if value else "false"
+        elif isinstance(value, int):
+            value = str(int(value))
+        if CONTENT_SEPARATOR in value or FIELD_SEPARATOR in value:
+            raise LocalProtocolError(f"the trace's {name} holds 0x01 or 0x02, its separators")
+        values.append(value)
+    return CONTENT_SEPARATOR.join(values) + FIELD_SEPARATOR
+
+
+def decode_trace(text: str) -> list[Trace]:
+    """The lines of a trace message's body that a producer writes; consumers' lines are left out.
+
+    Raises:
+        RemoteProtocolError: a line with missing fields or bad numbers.
+    """
+    traces: list[Trace] = []
+    for line in text.split(FIELD_SEPARATOR):
+        name, *values = line.split(CONTENT_SEPARATOR)
+        kind = _KINDS.get(name)
+        if kind is not None:
+            traces.append(_decode_line(kind, values))
+    return traces
+
+
+def _decode_line(kind: type[Trace], values: list[str]) -> Trace:
+    names = list(kind.__dataclass_fields__)
+    # Later clients append fields (the client's host), which earlier readers ignore.
+    if len(values) < len(names):
+        raise RemoteProtocolError(f"a trace line with {len(values)} of {len(names)} fields")
+    return kind(**{name: _value(name, text) for name, text in zip(names, values, strict=False)})
+
+
+def _value(name: str, text: str) -> Any:
+    if name in _INT64:
+        return parse_int64(text, name)
+    if name in _INT32:
+        number = parse_int32(text, name)
+        if name != "message_type":
+            return number
+        try:
+            return MessageType(number)
+        except ValueError:
+            raise RemoteProtocolError(f"{number} is no message type") from None
+    if name in _BOOL:
+        return text.lower() == "true"
+    return text

@@ -1,0 +1,44 @@
+"""Ways for bytes to arrive: every decode case must mean the same in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rocket_sink.wire.frame import DEFAULT_LIMITS, NEED_DATA, Frame, FrameReader, Limits
+
+Feed = Callable[[bytes, Limits], list[Frame]]
+
+
+def drain(reader: FrameReader) -> list[Frame]:
+    frames = []
+    while (frame := reader.next_frame()) is not NEED_DATA:
+        frames.append(frame)
+    return frames
+
+
+def whole(data: bytes, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
+    reader = FrameReader(limits)
+    reader.receive_data(data)
+    return drain(reader)
+
+
+def byte_by_byte(data: bytes, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
+    reader = FrameReader(limits)
+    frames = []
+    for at in range(len(data)):
+        reader.receive_data(data[at : at + 1])
+        frames += drain(reader)
+    return frames
+
+
+def with_trailing_bytes(data: bytes, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
+    """The start of a next frame follows, which must neither be lost nor read into this one."""
+    start = b"\x00\x00\x01\x00\x00\x00"
+    reader = FrameReader(limits)
+    reader.receive_data(memoryview(data + start))
+    frames = drain(reader)
+    assert reader.buffered == len(start)
+    return frames
+
+
+FEEDS: tuple[Feed, ...] = (whole, byte_by_byte, with_trailing_bytes)

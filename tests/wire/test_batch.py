@@ -1,0 +1,127 @@
+"""Batch bodies: Java's bytes, and its rules with ours."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.errors import MessageError, RemoteProtocolError
+from rocket_sink.message import Message
+from rocket_sink.wire.batch import (
+    INNER_OVERHEAD_BYTES,
+    check_batch,
+    decode_batch,
+    encode_batch,
+    encode_inner,
+    encode_message,
+)
+from rocket_sink.wire.properties import encode_properties
+
+WAIT = "WAIT\x01true\x02"
+
+
+def test_c21_one_message():
+    golden = (
+        "0000002e00000000000000000000000c00000004626f6479"
+        "0014574149540174727565026b65790176616c756502"
+    )
+    message = Message("topic", b"body", flag=12, properties={"key": "value"})
+    data = encode_message(message, WAIT + "key\x01value\x02")
+    assert data.hex() == golden
+    (decoded,) = decode_batch(data)
+    assert (decoded.flag, decoded.body) == (12, b"body")
+    assert decoded.properties == {"WAIT": "true", "key": "value"}
+
+
+def test_c22_a_hundred_messages():
+    messages = [
+        (Message("topic", b"body", flag=n), encode_properties({"key": f"value{n}"}))
+        for n in range(100)
+    ]
+    decoded = decode_batch(encode_batch(messages))
+    assert [one.flag for one in decoded] == list(range(100))
+    assert [one.properties["key"] for one in decoded] == [f"value{n}" for n in range(100)]
+
+
+def test_c23_the_accumulators_batch():
+    bodies = [b"1", b"22", b"333", b"4444", b"55555"]
+    data = encode_batch([(Message("t", body), WAIT) for body in bodies])
+    assert data.hex().startswith("00000021" + "00000000" * 3 + "00000001" + "31" + "000a")
+    assert len(data) == 175
+    digest = hashlib.sha256(data).hexdigest()
+    assert (digest[:8], digest[-6:]) == ("2548b842", "ee2c49")
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        pytest.param(Message("other", b"b"), "topic", id="C20 topic"),
+        pytest.param(Message("t", b"b", wait_store=False), "wait_store", id="C20 wait flag"),
+        pytest.param(Message("t", b"b", delay_level=1), "delayed", id="C20 delay"),
+        pytest.param(Message("%RETRY%t", b"b"), "retry", id="C20 retry topic"),
+        pytest.param(Message("t", b"b", delay_ms=5), "delayed", id="timed"),
+        pytest.param(Message("t", b"b", delivery_timestamp_ms=5), "timed", id="timed to a moment"),
+    ],
+)
+def test_messages_that_cannot_travel_together(second: Message, said: str):
+    with pytest.raises(MessageError, match=said) as caught:
+        check_batch([Message("t", b"b"), second])
+    assert caught.value.code == "INVALID_BATCH"
+    assert "message 1" in str(caught.value)
+
+
+def test_c20_messages_that_can():
+    check_batch([Message("t", b"b"), Message("t", b"c", tags="x", flag=3)])
+    with pytest.raises(MessageError, match="no messages"):
+        check_batch([])
+
+
+def test_f65_properties_that_javas_short_cannot_count():
+    """40,000 bytes become -25,536 in Java, and the batch unreadable."""
+    with pytest.raises(MessageError, match="40000 bytes; the limit is 32767"):
+        encode_inner(b"b", "x" * 40_000)
+    assert len(encode_inner(b"b", "x" * 32_767)) == INNER_OVERHEAD_BYTES + 1 + 32_767
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-(2**31), 2**31 - 1),
+            st.binary(max_size=30),
+            st.dictionaries(
+                st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=9),
+                st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=9),
+                max_size=3,
+            ),
+        ),
+        max_size=5,
+    )
+)
+def test_what_is_written_is_read(messages: list[tuple[int, bytes, dict[str, str]]]):
+    data = b"".join(
+        encode_inner(body, encode_properties(properties), flag)
+        for flag, body, properties in messages
+    )
+    decoded = decode_batch(memoryview(data))
+    assert [(one.flag, one.body, one.properties) for one in decoded] == messages
+
+
+@pytest.mark.parametrize("cut", range(1, 46))
+def test_a_cut_batch_is_refused(cut: int):
+    data = encode_inner(b"body", WAIT + "key\x01value\x02", 12)
+    with pytest.raises(RemoteProtocolError):
+        decode_batch(data[:-cut])
+    with pytest.raises(RemoteProtocolError):
+        decode_batch(data + data[:-cut])
+
+
+@pytest.mark.parametrize("length", [-1, 0, 19, 21, 32_767])
+def test_properties_fill_a_message_exactly(length: int):
+    data = bytearray(encode_inner(b"body", WAIT + "key\x01value\x02", 12))
+    assert data[24:26] == (20).to_bytes(2, "big")
+    data[24:26] = length.to_bytes(2, "big", signed=True)
+    with pytest.raises(RemoteProtocolError, match="properties of"):
+        decode_batch(data)

@@ -1,0 +1,42 @@
+"""Numbers that are computed or easily mistyped."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.wire.codes import (
+    CURRENT_VERSION,
+    V4_9_3,
+    V4_9_4,
+    V5_0_0,
+    V5_3_1,
+    RequestCode,
+    mq_version,
+    version_name,
+)
+
+
+@pytest.mark.parametrize(
+    ("ordinal", "expected"), [(V4_9_3, 399), (V4_9_4, 401), (V5_0_0, 413), (V5_3_1, 475)]
+)
+def test_version_ordinals(ordinal: int, expected: int):
+    assert ordinal == expected
+
+
+@pytest.mark.parametrize(
+    ("ordinal", "name"),
+    [(479, "5.3.3"), (478, "5.3.3-SNAPSHOT"), (401, "4.9.4"), (213, "4.0.0"), (611, "5.9.9"),
+     (0, "unknown (0)"), (613, "unknown (613)"), (-7, "unknown (-7)")],
+)  # fmt: skip
+def test_version_names(ordinal: int, name: str):
+    assert version_name(ordinal) == name
+
+
+def test_a_newer_client_is_told_to_go_away():
+    """Brokers send GO_AWAY to clients newer than 5.3.1 only; others just lose the connection."""
+    assert CURRENT_VERSION > V5_3_1
+    assert mq_version(5, 3, 3) == CURRENT_VERSION
+
+
+def test_no_command_that_changes_a_servers_configuration():
+    assert not [code.name for code in RequestCode if "CONFIG" in code.name and code.name[0] == "U"]

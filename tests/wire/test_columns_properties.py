@@ -1,0 +1,122 @@
+"""Property strings of a column against those of one message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocket_sink.message import Message
+from rocket_sink.wire.columns import property_column, property_pieces
+from rocket_sink.wire.columns_properties import entries_of, map_sizes, property_strings
+from rocket_sink.wire.properties import properties_of
+
+UNTIMED = settings(deadline=None)
+WORDS = st.text("abé鍵-", min_size=1, max_size=8)
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "message_id": WORDS,
+            "tags": st.none() | WORDS,
+            "keys": st.lists(WORDS, max_size=3),
+            "sharding_key": st.none() | WORDS,
+            "properties": st.dictionaries(WORDS, WORDS, max_size=3),
+            "wait_store": st.booleans(),
+            "delay": st.tuples(
+                st.sampled_from(["delay_level", "delay_ms", "delivery_timestamp_ms", ""]),
+                st.integers(1, 18),
+            ),
+        }
+    ),
+    max_size=8,
+)
+MAP = pa.map_(pa.string(), pa.string())
+
+
+def columns_of(rows: list[dict[str, Any]]) -> dict[str, pa.Array]:
+    def column(name: str, kind: pa.DataType) -> pa.Array:
+        return pa.array([row[name] for row in rows], kind)
+
+    def delay(name: str) -> pa.Array:
+        return pa.array(
+            [r["delay"][1] if r["delay"][0] == name else None for r in rows], pa.int64()
+        )
+
+    return {
+        "message_ids": column("message_id", pa.string()),
+        "tags": column("tags", pa.string()),
+        "keys": column("keys", pa.list_(pa.string())),
+        "sharding_key": column("sharding_key", pa.string()),
+        "properties": pa.array([list(row["properties"].items()) for row in rows], MAP),
+        "wait_store": column("wait_store", pa.bool_()),
+        "delay_level": delay("delay_level").fill_null(0),
+        "delay_ms": delay("delay_ms"),
+        "delivery_timestamp_ms": delay("delivery_timestamp_ms"),
+    }
+
+
+def strings_of(rows: list[dict[str, Any]]) -> list[bytes]:
+    texts = []
+    for row in rows:
+        values = {name: value for name, value in row.items() if name != "delay"}
+        if row["delay"][0]:
+            values[row["delay"][0]] = row["delay"][1]
+        message = Message("t", b"x", **values)
+        texts.append(properties_of(message, message_id="unused").encode())
+    return texts
+
+
+@UNTIMED
+@given(ROWS, st.integers(0, 3))
+def test_strings_are_those_of_the_one_message_encoder(
+    rows: list[dict[str, Any]], first: int
+) -> None:
+    columns = {name: array[first:] for name, array in columns_of(rows).items()}
+    pieces = property_pieces(len(rows[first:]), **columns)
+    assert pieces.strings().to_pylist() == strings_of(rows[first:])
+    assert pieces.sizes.tolist() == [len(text) for text in strings_of(rows[first:])]
+
+
+@UNTIMED
+@given(ROWS)
+def test_a_map_is_measured_without_joining_it(rows: list[dict[str, Any]]) -> None:
+    properties = columns_of(rows)["properties"]
+    for part in (properties, properties[1:]):
+        strings = property_strings(part).to_pylist()
+        assert map_sizes(part).tolist() == [len(text) for text in strings]
+        assert len(entries_of(part)[0]) == sum(len(pairs) for pairs in part.to_pylist())
+
+
+def test_absent_columns_leave_wait_alone() -> None:
+    assert property_column(2).to_pylist() == [b"WAIT\x01true\x02"] * 2
+    assert property_column(0).to_pylist() == []
+
+
+@pytest.mark.parametrize("wait", [[None, True], [None, None]])
+def test_waiting_for_the_store_is_the_default(wait: list[bool | None]) -> None:
+    column = property_column(2, wait_store=pa.array(wait, pa.bool_()))
+    assert column.to_pylist() == [b"WAIT\x01true\x02"] * 2
+
+
+def test_a_null_beside_a_row_that_does_not_wait_still_waits() -> None:
+    column = property_column(2, wait_store=pa.array([None, False]))
+    assert column.to_pylist() == [b"WAIT\x01true\x02", b"WAIT\x01false\x02"]
+
+
+def test_one_text_per_row_is_one_key_and_nulls_are_none() -> None:
+    column = property_column(3, keys=pa.array(["k1", None, "k2"]))
+    assert column.to_pylist() == [
+        b"KEYS\x01k1\x02WAIT\x01true\x02", b"WAIT\x01true\x02", b"KEYS\x01k2\x02WAIT\x01true\x02"
+    ]  # fmt: skip
+
+
+def test_event_time_travels_as_a_user_property() -> None:
+    column = property_column(
+        2, properties=pa.array([[("a", "b")], []], MAP), event_time_ms=pa.array([12, None])
+    )
+    assert column.to_pylist() == [
+        b"WAIT\x01true\x02a\x01b\x02__event_time_ms\x0112\x02", b"WAIT\x01true\x02"
+    ]  # fmt: skip

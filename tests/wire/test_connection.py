@@ -1,0 +1,243 @@
+"""The request table: every request leaves it exactly once, whatever the peer and the clock do."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
+from rocket_sink.wire.acl import Credentials
+from rocket_sink.wire.codes import RequestCode, ResponseCode
+from rocket_sink.wire.connection import (
+    Answered,
+    Connection,
+    ConnectionState,
+    Expired,
+    ForeignAnswer,
+    LateAnswer,
+    Lost,
+    PeerRequest,
+    Violation,
+)
+from rocket_sink.wire.frame import Frame, encode_frame, response_to
+from rocket_sink.wire.opaque import OpaqueIds
+
+from .feeding import whole
+
+REQUEST = Frame(RequestCode.SEND_MESSAGE_V2, {"b": "topic"}, b"body")
+
+
+def sent(head: bytes, body: bytes = b"body") -> Frame:
+    """The request that a server reads."""
+    (frame,) = whole(head + body)
+    return frame
+
+
+def answer_to(frame: Frame, code: int = 0) -> bytes:
+    return encode_frame(response_to(frame, code), serialize=frame.serialize)
+
+
+def test_c52_an_answer_finds_its_request_by_opaque_id():
+    connection = Connection()
+    first = sent(connection.send_request(REQUEST, deadline_s=3.0, token="first"))
+    second = sent(connection.send_request(REQUEST, deadline_s=3.0, token="second"))
+    connection.mark_written("first", 1.0)
+    connection.mark_written("second", 1.5)
+    events = connection.receive_data(answer_to(second, 2) + answer_to(first), 2.0)
+    assert [(e.token, e.frame.code, e.sent_s) for e in events if isinstance(e, Answered)] == [
+        ("second", 2, 1.5),
+        ("first", 0, 1.0),
+    ]
+    assert connection.in_flight == 0
+    assert connection.last_heard_s == 2.0
+
+
+def test_c52_the_second_answer_to_a_request_is_late():
+    """Java releases a permit twice here; ours leaves the table once."""
+    connection = Connection()
+    frame = sent(connection.send_request(REQUEST, deadline_s=3.0, token=1))
+    events = connection.receive_data(answer_to(frame) * 2, 0.0)
+    assert [type(event) for event in events] == [Answered, LateAnswer]
+    assert connection.late_answers == 1
+
+
+def test_c52_an_expired_request_leaves_the_table():
+    connection = Connection()
+    frame = sent(connection.send_request(REQUEST, deadline_s=3.0, token="slow"))
+    connection.send_request(REQUEST, deadline_s=5.0, token="patient")
+    connection.mark_written("slow", 0.5)
+    assert connection.expire(2.9) == []
+    assert connection.next_deadline_s == 3.0
+    assert connection.expire(3.0) == [Expired("slow", True)]
+    assert connection.expire(3.0) == []
+    assert connection.next_deadline_s == 5.0
+    assert isinstance(connection.receive_data(answer_to(frame), 3.1)[0], LateAnswer)
+    assert connection.expire(9.0) == [Expired("patient", False)]
+    assert connection.next_deadline_s is None
+
+
+def test_c52_tables_belong_to_connections():
+    """Java's table is global: an answer on one connection settles another's request."""
+    one, other = Connection(), Connection(first_opaque=100)
+    one.send_request(REQUEST, deadline_s=3.0, token="mine")
+    frame = sent(other.send_request(REQUEST, deadline_s=3.0, token="theirs"))
+    assert isinstance(one.receive_data(answer_to(frame), 0.0)[0], ForeignAnswer)
+    assert (one.in_flight, one.foreign_answers, one.late_answers) == (1, 1, 0)
+
+
+def test_c53_requests_without_an_answer_come_back_once_when_the_connection_ends():
+    connection = Connection()
+    for token in ("written", "unwritten"):
+        connection.send_request(REQUEST, deadline_s=3.0, token=token)
+    connection.mark_written("written", 0.0)
+    assert connection.close() == [Lost("written", True), Lost("unwritten", False)]
+    assert connection.close() == []
+    assert connection.state is ConnectionState.CLOSED
+    assert connection.expire(99.0) == []
+    for call in (
+        lambda: connection.send_request(REQUEST, deadline_s=1.0, token=1),
+        lambda: connection.send_oneway(REQUEST),
+        lambda: connection.receive_data(b"", 0.0),
+        lambda: connection.respond(REQUEST, 0),
+    ):
+        with pytest.raises(LocalProtocolError, match="closed"):
+            call()
+
+
+def test_answers_before_garbage_count():
+    connection = Connection()
+    frame = sent(connection.send_request(REQUEST, deadline_s=3.0, token="acked"))
+    connection.send_request(REQUEST, deadline_s=3.0, token="unknown")
+    connection.mark_written("unknown", 0.0)
+    events = connection.receive_data(answer_to(frame) + b"\xff" * 20, 1.0)
+    assert isinstance(events[0], Answered)
+    assert isinstance(events[1], Violation)
+    assert connection.state is ConnectionState.BROKEN
+    with pytest.raises(RemoteProtocolError):
+        connection.receive_data(b"", 1.0)
+    with pytest.raises(RemoteProtocolError):
+        connection.send_request(REQUEST, deadline_s=3.0, token="more")
+    assert connection.close() == [Lost("unknown", True)]
+
+
+def test_a_oneway_request_has_the_flag_and_no_entry():
+    connection = Connection()
+    frame = sent(connection.send_oneway(REQUEST))
+    assert frame.is_oneway
+    assert not REQUEST.is_oneway
+    assert connection.in_flight == 0
+    assert isinstance(connection.receive_data(answer_to(frame), 0.0)[0], LateAnswer)
+
+
+def test_requests_of_the_broker_are_answered_in_their_own_serialisation():
+    connection = Connection()
+    check = Frame(RequestCode.CHECK_TRANSACTION_STATE, None, None, opaque=8)
+    (event,) = connection.receive_data(encode_frame(check, serialize="rocketmq"), 0.0)
+    assert isinstance(event, PeerRequest)
+    code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    (answer,) = whole(connection.respond(event.frame, code, remark="not served"))
+    assert (answer.code, answer.opaque, answer.is_response) == (3, 8, True)
+    assert answer.serialize == "rocketmq"
+    check.flag = 2
+    assert connection.respond(check, 0) == b""
+
+
+def test_a_peers_request_may_have_the_opaque_id_of_one_of_ours():
+    connection = Connection()
+    frame = sent(connection.send_request(REQUEST, deadline_s=3.0, token="mine"))
+    theirs = encode_frame(Frame(39, opaque=frame.opaque))
+    assert isinstance(connection.receive_data(theirs, 0.0)[0], PeerRequest)
+    assert connection.in_flight == 1
+
+
+def test_writing_a_request_means_that_all_before_it_are_written():
+    connection = Connection()
+    for token in ("a", "b", "c"):
+        connection.open_request(deadline_s=3.0, token=token)
+    connection.mark_written("b", 1.0)
+    assert connection.close() == [Lost("a", True), Lost("b", True), Lost("c", False)]
+
+
+def test_marking_an_unknown_request_is_refused_and_errs_to_written():
+    connection = Connection()
+    connection.open_request(deadline_s=3.0, token="a")
+    with pytest.raises(LocalProtocolError, match="not waiting"):
+        connection.mark_written("stranger", 1.0)
+    assert connection.close() == [Lost("a", True)]
+
+
+def test_the_token_of_an_expired_request_may_come_again():
+    """A retry here has the same token; its write must not be booked to the old entry."""
+    connection = Connection()
+    connection.open_request(deadline_s=1.0, token="t")
+    assert connection.expire(1.0) == [Expired("t", False)]
+    connection.open_request(deadline_s=5.0, token="t")
+    connection.mark_written("t", 1.5)
+    assert connection.close() == [Lost("t", True)]
+
+
+def test_unwritten_requests_can_move_elsewhere():
+    connection = Connection()
+    for token in ("written", "partly", "c", "d"):
+        connection.open_request(deadline_s=3.0, token=token)
+    connection.mark_written("written", 0.5)
+    assert connection.withdraw_unwritten(keep="partly") == ["c", "d"]
+    assert connection.in_flight == 2
+    connection.mark_written("partly", 0.6)
+    assert connection.withdraw_unwritten() == []
+    assert connection.close() == [Lost("written", True), Lost("partly", True)]
+
+
+def test_the_oldest_unanswered_request_makes_a_broker_suspect():
+    connection = Connection()
+    assert connection.oldest_sent_s is None
+    frames = []
+    for token, now_s in (("a", 1.0), ("b", 2.0)):
+        frames.append(sent(connection.send_request(REQUEST, deadline_s=9.0, token=token)))
+        connection.mark_written(token, now_s)
+    assert connection.oldest_sent_s == 1.0
+    connection.receive_data(answer_to(frames[0]), 2.5)
+    assert connection.oldest_sent_s == 2.0
+    connection.receive_data(answer_to(frames[1]), 2.5)
+    assert connection.oldest_sent_s is None
+    connection.send_request(REQUEST, deadline_s=9.0, token="unwritten")
+    assert connection.oldest_sent_s is None
+
+
+def test_opaque_ids_wrap_and_skip_those_in_flight():
+    connection = Connection(first_opaque=2**31 - 2)
+    opaques = [connection.open_request(deadline_s=9.0, token=n) for n in range(3)]
+    assert opaques == [2**31 - 2, 2**31 - 1, 0]
+    assert isinstance(
+        connection.receive_data(encode_frame(Frame(0, opaque=0, flag=1)), 0.0)[0], Answered
+    )
+
+
+def test_an_id_in_flight_is_not_given_twice():
+    """A connection that lives for 2**31 requests comes round to an old one that still waits."""
+    ids = OpaqueIds(7)
+    assert [ids.take(set()), ids.take({8, 9}), ids.take(set())] == [7, 10, 11]
+    assert [ids.was_given(opaque) for opaque in (6, 7, 11, 12, -1, 2**31)] == [
+        False, True, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_a_frame_that_cannot_be_encoded_leaves_no_trace():
+    connection = Connection()
+    with pytest.raises(LocalProtocolError):
+        connection.send_request(Frame(1, {"k": "\ud800"}), deadline_s=1.0, token=1)
+    assert connection.in_flight == 0
+    assert connection.open_request(deadline_s=1.0, token=2) == 0
+
+
+@pytest.mark.parametrize("serialize", ["json", "rocketmq"])
+def test_requests_are_signed_when_there_are_credentials(serialize):
+    signer = Credentials("RocketMQ", "12345678").signer()
+    connection = Connection(serialize=serialize, sign=signer)
+    frame = sent(connection.send_request(REQUEST, deadline_s=1.0, token=1))
+    assert frame.ext == {**(REQUEST.ext or {}), **signer(REQUEST.ext or {}, b"body")}
+    assert set(REQUEST.ext or {}) == {"b"}, "the caller's frame stays as it was"
+    assert "Signature" in (sent(connection.send_oneway(REQUEST)).ext or {})
+
+
+def test_repr_tells_the_state():
+    assert repr(Connection()) == "<Connection open, 0 in flight>"

@@ -1,0 +1,243 @@
+"""Frames in both serialisations, against the cases and constants of Java's tests."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.wire.codes import LanguageCode, RequestCode, ResponseCode
+from rocket_sink.wire.command import DEFAULT_LIMITS
+from rocket_sink.wire.frame import (
+    NEED_DATA,
+    Frame,
+    FrameReader,
+    Limits,
+    encode_frame,
+    mark_protocol_type,
+    response_to,
+)
+from rocket_sink.wire.header_json import decode_json_header
+
+from .feeding import FEEDS, Feed, drain, whole
+
+REGISTER_BROKER = RequestCode.REGISTER_BROKER
+
+
+def request(**changes: object) -> Frame:
+    values: dict[str, object] = {
+        "code": REGISTER_BROKER, "language": LanguageCode.JAVA, "version": 2333, "opaque": 0,
+    }  # fmt: skip
+    return Frame(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("length", "serialize", "expected"),
+    [
+        pytest.param(261, "json", "00000105", id="C01"),
+        pytest.param(16_777_215, "rocketmq", "01ffffff", id="C02"),
+    ],
+)
+def test_header_length_is_marked_with_its_serialisation(length, serialize, expected):
+    assert mark_protocol_type(length, serialize).hex() == expected
+
+
+def test_c03_a_new_command_is_a_request():
+    frame = Frame(REGISTER_BROKER)
+    assert not frame.is_response
+    assert not frame.is_oneway
+
+
+@pytest.mark.parametrize("ext", [None, {"a": "1"}], ids=["without header", "with header"])
+def test_c04_a_response_keeps_opaque_and_remark(ext):
+    answer = response_to(request(opaque=77), ResponseCode.SUCCESS, remark="done", ext=ext)
+    assert answer.is_response
+    assert (answer.opaque, answer.remark, answer.ext) == (77, "done", ext)
+
+
+def test_c05_an_error_response_says_so():
+    text = "not set any response code"
+    answer = response_to(request(), ResponseCode.SYSTEM_ERROR, remark=text)
+    assert answer.is_response
+    assert (answer.code, answer.remark) == (1, text)
+
+
+ROUND_TRIPS = [
+    pytest.param(request(), id="C06 no body"),
+    pytest.param(request(body=b"\x00\x01\x02\x03\x04"), id="C07 body"),
+    pytest.param(
+        request(
+            body=b"\x00\x01\x02\x03\x04",
+            ext={
+                "stringField": "bilibili", "intField": "2333", "longField": "23333333",
+                "booleanField": "true", "doubleField": "0.618", "key": "value",
+            },
+        ),
+        id="C08 header fields",
+    ),
+    pytest.param(
+        request(
+            code=310,
+            ext={
+                "a": "group", "b": "topic", "c": "TBW102", "d": "4", "e": "123", "f": "0",
+                "g": "1234", "h": "0", "i": "p\x01q\x02", "j": "0", "k": "true", "m": "false",
+                "n": "broker", "bname": "inherited",
+            },
+        ),
+        id="C09 short names with inherited fields",
+    ),
+    pytest.param(request(remark="Sample Remark"), id="C11 remark"),
+    pytest.param(
+        request(remark="r", opaque=1001, version=99, flag=3, ext={"str": "s1", "num": "100"}),
+        id="C13 everything",
+    ),
+    pytest.param(request(opaque=-5, ext={"订单": '"\\\x7f\u2028😀'}), id="Unicode and escapes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize("serialize", ["json", "rocketmq"])
+@pytest.mark.parametrize("frame", ROUND_TRIPS)
+def test_a_frame_survives_the_wire(frame: Frame, serialize, feed: Feed):
+    (decoded,) = feed(encode_frame(frame, serialize=serialize), Limits())
+    expected = Frame(
+        frame.code, frame.ext, frame.body, frame.opaque, frame.flag, frame.remark, frame.version,
+        frame.language, serialize,
+    )  # fmt: skip
+    assert decoded == expected
+
+
+GOLDEN = [
+    pytest.param(
+        request(),
+        "00000019 01000015 0067 00 091d 00000000 00000000 00000000 00000000",
+        id="C10",
+    ),
+    pytest.param(
+        request(remark="Sample Remark"),
+        "00000026 01000022 0067 00 091d 00000000 00000000"
+        "0000000d 53616d706c652052656d61726b 00000000",
+        id="C11",
+    ),
+    pytest.param(
+        request(ext={"key": "value"}),
+        "00000027 01000023 0067 00 091d 00000000 00000000 00000000"
+        "0000000e 0003 6b6579 00000005 76616c7565",
+        id="C12",
+    ),
+]
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize(("frame", "golden"), GOLDEN)
+def test_binary_headers_are_javas_bytes(frame: Frame, golden: str, feed: Feed):
+    data = bytes.fromhex(golden)
+    assert encode_frame(frame, serialize="rocketmq") == data
+    (decoded,) = feed(data, Limits())
+    assert (decoded.ext, decoded.remark) == (frame.ext, frame.remark)
+
+
+def test_c14_an_empty_value_is_no_value_in_the_binary_form():
+    """Java reads it as null; we do not write it, so that nobody depends on it."""
+    written = encode_frame(request(ext={"empty": "", "key": "value"}), serialize="rocketmq")
+    assert written == encode_frame(request(ext={"key": "value"}), serialize="rocketmq")
+    pairs = bytes.fromhex("0003 6b6579 00000000")
+    header = bytes.fromhex("0067 00 091d 00000000 00000000 00000000") + b"\0\0\0\x09" + pairs
+    data = (len(header) + 4).to_bytes(4, "big") + b"\x01" + len(header).to_bytes(3, "big") + header
+    (decoded,) = whole(data)
+    assert decoded.ext == {}
+
+
+@pytest.mark.parametrize(("name", "number"), [("PYTHON", 3), ("RUST", 12), ("ELVISH", 7)])
+def test_c19_an_unknown_language_is_other(name: str, number: int):
+    header = f'{{"code":1,"opaque":2,"language":"{name}"}}'.encode()
+    data = (len(header) + 4).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+    (decoded,) = whole(data)
+    assert decoded.language == number
+
+
+def test_c19_an_unknown_language_number_is_kept():
+    data = bytearray(encode_frame(request(), serialize="rocketmq"))
+    data[10] = 200
+    (decoded,) = whole(bytes(data))
+    assert decoded.language == 200
+    assert b'"OTHER"' in encode_frame(decoded)
+
+
+def test_a_response_goes_the_way_its_request_came():
+    (asked,) = whole(encode_frame(request(opaque=9), serialize="rocketmq"))
+    assert response_to(asked, 0).serialize == "rocketmq"
+
+
+def test_many_frames_of_one_read_come_in_order():
+    frames = [Frame(310, {"n": str(number)}, b"x" * number, number) for number in range(300)]
+    reader = FrameReader()
+    reader.receive_data(b"".join(map(encode_frame, frames)))
+    assert [frame.opaque for frame in drain(reader)] == list(range(300))
+    assert reader.buffered == 0
+
+
+@given(st.lists(st.integers(0, 70), max_size=8), st.lists(st.integers(1, 40), max_size=60))
+def test_cutting_the_stream_anywhere_changes_nothing(bodies: list[int], cuts: list[int]):
+    frames = [
+        Frame(1, {"k": "v"}, b"b" * size or None, opaque) for opaque, size in enumerate(bodies)
+    ]
+    data = b"".join(map(encode_frame, frames))
+    reader = FrameReader()
+    seen: list[Frame] = []
+    at = 0
+    for cut in [*cuts, len(data)]:
+        piece = data[at : at + cut]
+        at += len(piece)
+        reader.receive_data(bytearray(piece))
+        seen += drain(reader)
+    assert seen == frames
+
+
+def test_the_callers_buffer_may_be_used_again():
+    buffer = bytearray(encode_frame(Frame(1, {"k": "v"}, b"body", 5)))
+    reader = FrameReader()
+    reader.receive_data(memoryview(buffer))
+    buffer[:] = bytes(len(buffer))
+    (frame,) = drain(reader)
+    assert (frame.ext, frame.body) == ({"k": "v"}, b"body")
+
+
+def test_a_long_frame_in_small_pieces_is_copied_once():
+    """Appending must not copy what is there already: 4 MiB by 1 KiB would be 8 GiB of copies."""
+    body = bytes(4 * 1024 * 1024)
+    data = encode_frame(Frame(1, None, body, 1))
+    reader = FrameReader()
+    copied = 0
+    for at in range(0, len(data), 1024):
+        before = reader._data
+        reader.receive_data(data[at : at + 1024])
+        if reader._data is not before:
+            copied += len(reader._data)
+    (frame,) = drain(reader)
+    assert frame.body == body
+    assert copied < 8192
+
+
+def test_nothing_received_needs_data():
+    assert FrameReader().next_frame() is NEED_DATA
+
+
+@pytest.mark.parametrize("value", [",", ":", "", '","', '":"', ",,", "a,b"])
+def test_values_that_look_like_the_text_between_values(value):
+    header = json.dumps(
+        {
+            "code": 310,
+            "extFields": {"a": "g", "i": value, value: "k"},
+            "flag": 0,
+            "language": "JAVA",
+            "opaque": 1,
+            "serializeTypeCurrentRPC": "JSON",
+            "version": 493,
+        },
+        separators=(",", ":"),
+    ).encode()
+    frame = decode_json_header(header, DEFAULT_LIMITS)
+    assert frame.ext == {"a": "g", "i": value, value: "k"}

@@ -1,0 +1,262 @@
+"""Our bytes against those that RocketMQ's own Java classes make, fresh for each run.
+
+`golden/Golden.java` prints seeded random cases; the seed is in the test's name, so that a failure
+can be run again (`ROCKET_SINK_GOLDEN_SEED`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocket_sink.wire.acl import Credentials, canonical_fields
+from rocket_sink.wire.answers import decode_send_answer
+from rocket_sink.wire.batch import decode_batch, encode_inner
+from rocket_sink.wire.codes import mq_version, version_name
+from rocket_sink.wire.compress import CompressionType, compress, inflate
+from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame, Serialize, encode_frame
+from rocket_sink.wire.ids import decode_message_id, offset_message_id
+from rocket_sink.wire.properties import decode_properties, delete_property, encode_properties
+from rocket_sink.wire.requests import send_header_v2
+from rocket_sink.wire.route import decode_route
+from rocket_sink.wire.send_template import SendTemplate
+from rocket_sink.wire.stored import decode_stored, encode_stored
+from rocket_sink.wire.trace import decode_trace, encode_trace
+
+from .feeding import byte_by_byte, whole, with_trailing_bytes
+
+pytestmark = pytest.mark.cluster
+
+SOURCE = Path(__file__).parent / "golden" / "Golden.java"
+SEEDS = [os.environ.get("ROCKET_SINK_GOLDEN_SEED", str(seed)) for seed in (1, 2026)]
+
+
+def run_java(argument: str, lines: str = "") -> list[list[str]]:
+    from rocket_sink.cluster import find_java, resolve_jars
+
+    jars = os.pathsep.join(map(str, resolve_jars()))
+    command = [str(find_java().executable), "-cp", jars, str(SOURCE), argument]
+    done = subprocess.run(
+        command, input=lines, capture_output=True, text=True, encoding="utf-8", timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [line.split(" ")[1:] for line in done.stdout.splitlines() if line.startswith("golden ")]
+    assert found
+    return found
+
+
+@pytest.fixture(scope="module", params=SEEDS, ids=lambda seed: f"seed {seed}")
+def golden(request: pytest.FixtureRequest) -> dict[str, list[list[str]]]:
+    cases = defaultdict(list)
+    for kind, *fields in run_java(request.param):
+        cases[kind].append(fields)
+    return cases
+
+
+def octets(field: str) -> bytes | None:
+    return None if field == "-" else bytes.fromhex(field[1:])
+
+
+def text(field: str) -> Any:
+    data = octets(field)
+    return None if data is None else data.decode()
+
+
+def mapping(field: str) -> Any:
+    if field == "-":
+        return None
+    pairs = (pair.split("=") for pair in field[1:].split(",") if pair)
+    return {text(name): text(value) for name, value in pairs}
+
+
+def described(kind: Serialize, fields: list[str]) -> Frame:
+    code, opaque, flag, version, language, remark, ext, body = fields
+    return Frame(
+        int(code), mapping(ext) or None, octets(body) or None, int(opaque), int(flag),
+        text(remark), int(version), int(language), kind,
+    )  # fmt: skip
+
+
+def serialisation(name: str) -> Serialize:
+    return "rocketmq" if name == "rocketmq" else "json"
+
+
+@pytest.mark.parametrize("kind", ["frame", "send", "answer"])
+@pytest.mark.parametrize("feed", [whole, byte_by_byte, with_trailing_bytes])
+def test_frames_of_java_are_read(golden, kind, feed):
+    for name, encoded, *fields in golden[kind]:
+        serialize = serialisation(name)
+        (frame,) = feed(octets(encoded), DEFAULT_LIMITS)
+        frame.ext = frame.ext or None
+        assert frame == described(serialize, fields)
+
+
+def test_send_headers_have_javas_fields(golden):
+    for _, encoded, *_ in golden["send"]:
+        (frame,) = whole(octets(encoded) or b"")
+        ext = dict(frame.ext or {})
+        ours = send_header_v2(
+            producer_group=ext["a"], topic=ext["b"], default_topic=ext["c"],
+            default_topic_queue_nums=int(ext["d"]), queue_id=int(ext["e"]), sys_flag=int(ext["f"]),
+            born_ms=int(ext["g"]), flag=int(ext["h"]), properties=ext["i"],
+            unit_mode=ext["k"] == "true", batch=ext["m"] == "true", broker_name=ext["n"],
+        )  # fmt: skip
+        assert ours == ext
+
+
+def test_send_answers_are_read(golden):
+    for _, encoded, *_ in golden["answer"]:
+        (frame,) = whole(octets(encoded) or b"")
+        ext = frame.ext or {}
+        answer = decode_send_answer(frame)
+        assert (str(answer.queue_id), str(answer.queue_offset)) == (
+            ext["queueId"], ext["queueOffset"],
+        )  # fmt: skip
+
+
+def test_java_reads_our_frames():
+    """The other direction: frames of ours, templates' included, described by Java."""
+    rng = random.Random(11)
+    alphabet = 'abc"\\\x01\x02\x1f\x7fé中\u2028😀'
+    frames: list[Frame] = []
+    lines = []
+    for number in range(120):
+        serialize: Serialize = "rocketmq" if number % 2 else "json"
+        words = ["".join(rng.choices(alphabet, k=rng.randint(1, 12))) for _ in range(3)]
+        body = rng.randbytes(rng.randint(1, 30))
+        frame = Frame(310, {"i": words[0], "n": words[1]}, body, number, 2, words[2] or None)
+        data = encode_frame(frame, serialize=serialize)
+        if number % 3 == 0:
+            template = SendTemplate(
+                producer_group=words[0], topic=words[1], serialize=serialize,
+                signer=Credentials("ak", "sk").signer(),
+            )  # fmt: skip
+            data = template.head(number, 3, 5, words[2], len(body), words[0], body=body) + body
+            (frame,) = whole(data)
+        frame.serialize = serialize
+        frames.append(frame)
+        lines.append(f"frame {data.hex()}")
+    seen = run_java("decode", "\n".join(lines) + "\n")
+    for frame, fields in zip(frames, seen, strict=True):
+        assert described(frame.serialize, fields) == frame
+
+
+def test_batches(golden):
+    for fields, encoded in golden["batch"]:
+        data = octets(encoded) or b""
+        parts = [part.split(":") for part in fields.split(";")]
+        ours = [encode_inner(octets(body) or b"", text(p), int(flag)) for flag, body, p in parts]
+        assert b"".join(ours) == data
+        for one, (flag, body, properties) in zip(decode_batch(data), parts, strict=True):
+            assert (one.flag, one.body) == (int(flag), octets(body))
+            assert one.properties == decode_properties(text(properties))
+
+
+def test_properties(golden):
+    for properties, encoded in golden["properties"]:
+        assert encode_properties(mapping(properties)) == text(encoded)
+    for encoded, properties in golden["parse"]:
+        assert decode_properties(text(encoded)) == mapping(properties)
+    for encoded, name, left in golden["delete"]:
+        assert delete_property(text(encoded), text(name)) == text(left)
+
+
+def test_message_ids(golden):
+    import ipaddress
+
+    for address, port, offset, expected in golden["offset-id"]:
+        host = str(ipaddress.ip_address(octets(address) or b""))
+        assert offset_message_id(host, int(port), int(offset)) == expected
+    previous = None
+    for message_id, ip, pid, time_ms, now_ms in golden["unique-id"]:
+        decoded = decode_message_id(message_id)
+        assert (decoded.ip, decoded.pid) == (octets(ip), int(pid))
+        assert decoded.nearest_time_ms(int(now_ms) + 1) == int(time_ms)
+        assert previous is None or decoded.counter == (previous + 1) & 0xFFFF
+        previous = decoded.counter
+
+
+def test_signatures(golden):
+    for ext, body, secret, expected in golden["signature"]:
+        signer = Credentials("unused", text(secret)).signer()
+        assert signer.signature(canonical_fields(mapping(ext)), octets(body)) == expected
+
+
+def test_stored_messages(golden):
+    for encoded, *fields in golden["stored"]:
+        (message,) = decode_stored(octets(encoded) or b"")
+        assert [
+            message.topic, message.body or None, message.flag, message.queue_id,
+            message.queue_offset, message.commit_log_offset, message.born_ms, message.store_ms,
+            message.reconsume_times, message.prepared_transaction_offset,
+            message.offset_message_id, message.properties,
+        ] == [
+            text(fields[0]), octets(fields[1]) or None, *map(int, fields[2:10]), fields[10],
+            mapping(fields[11]) or {},
+        ]  # fmt: skip
+        data = bytearray(encode_stored(message))
+        data[8:12] = bytes(4)  # the CRC, which Java's encoder leaves to the store
+        assert len(data) == len(octets(encoded) or b"")
+
+
+def test_compressed_bodies(golden):
+    for flag, body, encoded in golden["compressed"]:
+        kind = CompressionType.of_sys_flag(int(flag) | 1)
+        assert inflate(octets(encoded) or b"", kind) == octets(body)
+
+
+def test_java_inflates_our_bodies():
+    bodies = [bytes([n % 251]) * n * 37 + b"end" for n in range(12)]
+    lines = [
+        f"inflate {kind.name} {compress(body, kind).hex()}"
+        for kind in CompressionType
+        for body in bodies
+    ]
+    seen = run_java("decode", "\n".join(lines) + "\n")
+    assert [octets(field) for (field,) in seen] == bodies * len(CompressionType)
+
+
+def test_routes_in_the_legacy_form(golden):
+    for fields, order, encoded in golden["route"]:
+        route = decode_route(octets(encoded))
+        assert route.order_topic_conf == text(order)
+        addresses = {broker.name: len(broker.addresses) for broker in route.brokers}
+        assert ";".join(
+            f"{q.broker_name}:{q.read}:{q.write}:{q.perm}:{addresses[q.broker_name]}"
+            for q in route.queues
+        ) == fields  # fmt: skip
+        for broker in route.brokers:
+            assert set(broker.addresses.values()) == {
+                f'10.0.0.{number}:10911,{{0:"x",7:' for number in broker.addresses
+            }
+
+
+def test_traces(golden):
+    for line, keys in golden["trace"]:
+        traces = decode_trace(text(line))
+        encoded, found = encode_trace(traces)
+        assert (encoded, sorted(found)) == (text(line), text(keys).split(" "))
+
+
+def test_versions(golden):
+    known = {name: int(ordinal) for name, ordinal in golden["version"]}
+    for major, minor, patch in ((4, 0, 0), (4, 3, 0), (4, 9, 8), (5, 0, 0), (5, 3, 3), (5, 9, 9)):
+        ordinal = known[f"V{major}_{minor}_{patch}"]
+        assert mq_version(major, minor, patch) == ordinal
+        assert version_name(ordinal) == f"{major}.{minor}.{patch}"
+        assert version_name(ordinal - 1) == f"{major}.{minor}.{patch}-SNAPSHOT"
+
+
+def test_javas_hash(golden):
+    hashing = pytest.importorskip("rocket_sink.routing.hashing")
+    for key, expected, count, chosen in golden["hash"]:
+        value = hashing.java_hash(text(key))
+        assert value == int(expected)
+        remainder = abs(value) % int(count)
+        assert remainder == int(chosen)

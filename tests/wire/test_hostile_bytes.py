@@ -1,0 +1,256 @@
+"""Any bytes give a value or RemoteProtocolError, never another exception (reliability F77)."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import zlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rocket_sink.errors import RemoteProtocolError
+from rocket_sink.wire.answers import (
+    decode_cluster_info,
+    decode_pull_answer,
+    decode_topics,
+)
+from rocket_sink.wire.batch import decode_batch, encode_inner
+from rocket_sink.wire.compress import CompressionType, inflate
+from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame, encode_frame
+from rocket_sink.wire.header_binary import decode_binary_header, encode_binary_header
+from rocket_sink.wire.header_json import (
+    decode_any_json_header,
+    decode_json_header,
+    encode_json_header,
+)
+from rocket_sink.wire.ids import decode_message_id, decode_offset_message_id
+from rocket_sink.wire.peer import decode_pushed_reply, decode_transaction_check
+from rocket_sink.wire.properties import decode_properties
+from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, decode_route, encode_route
+from rocket_sink.wire.stored import StoredMessage, decode_stored, encode_stored
+from rocket_sink.wire.trace import decode_trace
+
+from .feeding import whole
+
+ANSWER = Frame(0, {"queueId": "3", "queueOffset": "12", "msgId": "7F"}, b"body", 5, 1)
+ROUTE = TopicRoute(
+    (QueueData("broker-a", 8, 8),), (BrokerData("c", "broker-a", {0: "10.0.0.1:1", 1: "h:2"}),)
+)
+STORED = StoredMessage("topic", b"body", properties={"k": "v"}, sys_flag=0)
+COMPRESSED = encode_stored(
+    StoredMessage("topic", b"", sys_flag=1), stored_body=zlib.compress(b"body" * 20)
+)
+
+
+def _route_with_objects(data: bytes) -> object:
+    return decode_route(data)
+
+
+def _pull(data: bytes) -> object:
+    offsets = {"nextBeginOffset": "1", "minOffset": "0", "maxOffset": "9"}
+    return decode_pull_answer(Frame(0, offsets, data))
+
+
+DECODERS: dict[str, tuple[Callable[[bytes], object], list[bytes]]] = {
+    "frame": (whole, [encode_frame(ANSWER), encode_frame(ANSWER, serialize="rocketmq")]),
+    "json header": (
+        lambda data: decode_json_header(data, DEFAULT_LIMITS),
+        [encode_json_header(ANSWER), encode_json_header(Frame(1, None, remark="r"))],
+    ),
+    "binary header": (
+        lambda data: decode_binary_header(data, DEFAULT_LIMITS),
+        [encode_binary_header(ANSWER), encode_binary_header(Frame(1, None, remark="r"))],
+    ),
+    "route": (decode_route, [encode_route(ROUTE), encode_route(ROUTE, legacy_keys=True)]),
+    "stored": (decode_stored, [encode_stored(STORED), COMPRESSED, encode_stored(STORED) * 2]),
+    "pull": (_pull, [encode_stored(STORED)]),
+    "batch": (decode_batch, [encode_inner(b"body", "k\x01v\x02", 1) * 2]),
+    "zlib": (
+        lambda data: inflate(data, CompressionType.ZLIB, cap=1000),
+        [zlib.compress(b"a" * 100), zlib.compress(b"a" * 2000)],
+    ),
+    "cluster": (
+        lambda data: decode_cluster_info(Frame(0, None, data)),
+        [b'{"brokerAddrTable":{"b":{"brokerAddrs":{0:"h:1"}}},"clusterAddrTable":{"c":["b"]}}'],
+    ),
+    "topics": (lambda data: decode_topics(Frame(0, None, data)), [b'{"topicList":["a","b"]}']),
+    "check": (
+        lambda data: decode_transaction_check(
+            Frame(39, {"tranStateTableOffset": "1", "commitLogOffset": "2"}, data)
+        ),
+        [encode_stored(StoredMessage("t", b"b", properties={"PGROUP": "g", "UNIQ_KEY": "1"}))],
+    ),
+}
+
+
+def check_value_or_refusal(decode: Callable[[bytes], object], data: bytes) -> None:
+    try:
+        decode(data)
+    except RemoteProtocolError as error:
+        assert str(error).isprintable(), "an error's text must be fit for a log"
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_the_samples_themselves_decode(name: str):
+    decode, samples = DECODERS[name]
+    for sample in samples:
+        if name == "zlib" and sample == samples[1]:
+            continue
+        decode(sample)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@given(data=st.binary(max_size=300))
+@settings(max_examples=150, deadline=None)
+def test_any_bytes(name: str, data: bytes):
+    check_value_or_refusal(DECODERS[name][0], data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["frame", "json header", "binary header", "route", "stored"])
+def test_a_million_mutated_samples(name: str):
+    """The long form (reliability 5.5); the seed is fixed, so that a failure comes again."""
+    rng = random.Random(20_26)
+    decode, samples = DECODERS[name]
+    for _ in range(1_000_000):
+        sample = bytearray(rng.choice(samples))
+        for _ in range(rng.randint(1, 4)):
+            sample[rng.randrange(len(sample))] = rng.randrange(256)
+        check_value_or_refusal(decode, bytes(sample[: rng.randint(1, 2 * len(sample))]))
+
+
+mutations = st.lists(
+    st.tuples(st.integers(0, 400), st.integers(0, 255), st.sampled_from(["set", "cut", "insert"])),
+    min_size=1,
+    max_size=4,
+)
+
+
+def mutate(data: bytes, changes: list[tuple[int, int, str]]) -> bytes:
+    mutated = bytearray(data)
+    for position, value, kind in changes:
+        at = position % (len(mutated) + 1)
+        if kind == "insert":
+            mutated.insert(at, value)
+        elif kind == "cut":
+            del mutated[at : at + value % 9]
+        elif at < len(mutated):
+            mutated[at] = value
+    return bytes(mutated)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@given(which=st.integers(0, 9), changes=mutations)
+@settings(max_examples=250, deadline=None)
+def test_mutated_samples(name: str, which: int, changes: list[tuple[int, int, str]]):
+    decode, samples = DECODERS[name]
+    check_value_or_refusal(decode, mutate(samples[which % len(samples)], changes))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["code", "opaque", "brokerAddrs", "0", "x"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional=dict.fromkeys(
+            ["code", "opaque", "flag", "version", "language", "remark", "extFields"], json_values
+        ),
+    )
+)
+def test_headers_of_wrong_types(fields: dict[str, object]):
+    check_value_or_refusal(
+        lambda data: decode_json_header(data, DEFAULT_LIMITS), json.dumps(fields).encode()
+    )
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "queueDatas": json_values | st.lists(
+                st.fixed_dictionaries({}, optional={"brokerName": json_values, "perm": json_values,
+                    "readQueueNums": json_values, "writeQueueNums": json_values})),
+            "brokerDatas": json_values | st.lists(
+                st.fixed_dictionaries({}, optional={"brokerName": json_values,
+                    "brokerAddrs": json_values, "cluster": json_values})),
+            "orderTopicConf": json_values,
+            "topicQueueMappingByBroker": json_values | st.dictionaries(st.text(max_size=3),
+                st.fixed_dictionaries({}, optional={"currIdMap": json_values, "bname": json_values,
+                    "totalQueues": json_values, "epoch": json_values}), max_size=2),
+        },
+    )
+)  # fmt: skip
+def test_routes_of_wrong_types(fields: dict[str, object]):
+    check_value_or_refusal(decode_route, json.dumps(fields).encode())
+
+
+@given(st.dictionaries(st.text(max_size=20), st.text(max_size=20)))
+@example({})
+def test_pushed_replies(ext: dict[str, str]):
+    for base in ({}, {"properties": "CORRELATION_ID\x011\x02", "sysFlag": "1", "topic": "t"}):
+        check_value_or_refusal(
+            lambda _, base=base: decode_pushed_reply(Frame(326, {**base, **ext}, b"x")), b""
+        )
+
+
+@given(st.text(max_size=70))
+def test_texts(text: str):
+    for decode in (decode_message_id, decode_offset_message_id, decode_trace, decode_properties):
+        check_value_or_refusal(lambda _, decode=decode: decode(text), b"")
+
+
+plain = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@given(
+    code=st.integers(-5, 2**31 - 1),
+    opaque=st.integers(-5, 2**31 - 1),
+    flag=st.integers(0, 3),
+    ext=st.dictionaries(plain, plain, max_size=5),
+    raw=st.binary(max_size=4),
+    language=st.sampled_from(["JAVA", "PYTHON", "KLINGON"]),
+)
+def test_the_short_way_for_common_headers_agrees_with_the_general_one(
+    code: int, opaque: int, flag: int, ext: dict[str, str], raw: bytes, language: str
+):
+    fields = json.dumps(ext, ensure_ascii=False, separators=(",", ":")).encode()
+    if fields != b"{}":
+        fields = fields[:-2] + raw + fields[-2:]
+    header = (
+        f'{{"code":{code},"extFields":'.encode() + fields
+        + f',"flag":{flag},"language":"{language}","opaque":{opaque},'.encode()
+        + b'"serializeTypeCurrentRPC":"JSON","version":479}'
+    )  # fmt: skip
+    results = []
+    for decode in (decode_json_header, decode_any_json_header):
+        try:
+            results.append(decode(header, DEFAULT_LIMITS))
+        except RemoteProtocolError:
+            results.append(None)
+    assert results[0] == results[1]
+
+
+def test_frames_from_a_socket_that_speaks_something_else():
+    for greeting in (b"HTTP/1.1 400 Bad Request\r\n", b"SSH-2.0-OpenSSH_9\r\n", b"\x00" * 64):
+        with pytest.raises(RemoteProtocolError):
+            whole(greeting)
+
+
+def test_lengths_that_lie_in_binary_headers():
+    header = bytearray(encode_binary_header(Frame(1, {"key": "value"}, remark="r")))
+    for at in range(13, len(header) - 3):
+        for lie in (-1, 0, 2**31 - 1, -(2**31)):
+            lying = bytes(header[:at]) + struct.pack(">i", lie) + bytes(header[at + 4 :])
+            check_value_or_refusal(lambda data: decode_binary_header(data, DEFAULT_LIMITS), lying)

@@ -1,0 +1,90 @@
+"""Message ids of client and broker."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
+from rocket_sink.wire.ids import (
+    MessageIds,
+    decode_message_id,
+    decode_offset_message_id,
+    message_id,
+    month_start_ms,
+    offset_message_id,
+)
+
+LOCAL = bytes([127, 0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "expected"),
+    [
+        ("127.0.0.1", 9103, "7F0000010000238F000000000001E240"),
+        ("::1", 0, "0000000000000000000000000000000100000000000000000001E240"),
+    ],
+)  # fmt: skip
+def test_c26_the_brokers_ids(host: str, port: int, expected: str):
+    assert offset_message_id(host, port, 123456) == expected
+    decoded = decode_offset_message_id(expected)
+    assert (decoded.host, decoded.port, decoded.offset) == (host, port, 123456)
+    assert decoded.address == ("127.0.0.1:9103" if port else "[::1]:0")
+
+
+def test_c26_only_addresses_have_ids():
+    with pytest.raises(LocalProtocolError, match="IP address"):
+        offset_message_id("broker.example", 1, 1)
+    for text in ("", "7F", "7F0000010000238F000000000001E24X", "7F" * 17, "７F" + "0" * 30):
+        with pytest.raises(RemoteProtocolError):
+            decode_offset_message_id(text)
+
+
+def test_c28_two_ids_in_a_row_count_up_and_tell_who_and_when():
+    start_ms = month_start_ms(1_700_000_000_123, timezone.utc)
+    ids = MessageIds(ip=LOCAL, pid=70_000, class_hash=0xCAFEBABE, start_ms=start_ms)
+    first, second = (decode_message_id(ids.next(1_700_000_000_123)) for _ in range(2))
+    assert second.counter - first.counter == 1
+    assert (first.ip, first.pid, first.class_hash) == (LOCAL, 70_000 & 0xFFFF, 0xCAFEBABE)
+    assert first.nearest_time_ms(1_700_000_000_140, timezone.utc) == 1_700_000_000_123
+
+
+def test_an_id_of_last_month_is_dated_to_last_month():
+    march = datetime(2024, 3, 1, 0, 0, 1, tzinfo=timezone.utc)
+    made_ms = int(march.timestamp() * 1000) - 5000
+    start_ms = month_start_ms(made_ms, timezone.utc)
+    assert start_ms == int(datetime(2024, 2, 1, tzinfo=timezone.utc).timestamp() * 1000)
+    text = message_id(ip=LOCAL, pid=1, class_hash=1, start_ms=start_ms, now_ms=made_ms, counter=0)
+    decoded = decode_message_id(text)
+    assert decoded.nearest_time_ms(made_ms + 6000, timezone.utc) == made_ms
+
+
+@given(
+    ip=st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16),
+    pid=st.integers(0, 2**22),
+    class_hash=st.integers(-(2**31), 2**32 - 1),
+    elapsed_ms=st.integers(0, 2**32 - 1),
+    counter=st.integers(0, 2**20),
+)
+def test_the_parts_of_an_id_come_back(ip, pid, class_hash, elapsed_ms, counter):
+    text = message_id(
+        ip=ip, pid=pid, class_hash=class_hash, start_ms=5, now_ms=5 + elapsed_ms, counter=counter
+    )
+    assert len(text) == 2 * (len(ip) + 12)
+    decoded = decode_message_id(text)
+    assert decoded == (ip, pid & 0xFFFF, class_hash & 0xFFFFFFFF, elapsed_ms, counter & 0xFFFF)
+
+
+@pytest.mark.parametrize("times", [[1000] * 150_000, [1000, 999, 998] * 30_000])
+def test_ids_never_repeat_even_when_the_clock_stands_still_or_goes_back(times: list[int]):
+    ids = MessageIds(ip=LOCAL, pid=1, class_hash=1, start_ms=0)
+    made = [ids.next(now_ms) for now_ms in times]
+    assert len(set(made)) == len(made)
+
+
+def test_an_address_has_4_or_16_bytes():
+    with pytest.raises(LocalProtocolError):
+        MessageIds(ip=b"123", pid=1, class_hash=1, start_ms=0)

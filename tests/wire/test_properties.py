@@ -1,0 +1,134 @@
+"""Properties as text: Java's parser, our stricter writer."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.errors import LocalProtocolError, MessageError
+from rocket_sink.message import Message
+from rocket_sink.wire.properties import (
+    ENCODED_LIMIT,
+    decode_properties,
+    delete_property,
+    encode_properties,
+    properties_of,
+)
+
+
+def wire(text: str) -> str:
+    """`|` between name and value, `;` after a pair."""
+    return text.replace("|", "\x01").replace(";", "\x02")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("k1|v1", {"k1": "v1"}),
+        ("", {}),
+        (" ", {}),
+        ("aaa", {}),
+        ("k1|", {}),
+        ("|v1", {}),
+        ("k1|v1;", {"k1": "v1"}),
+        ("k1|v1;k2|v2", {"k1": "v1", "k2": "v2"}),
+        ("k1|v1;|v2", {"k1": "v1"}),
+        ("k1|;k2|v2", {"k2": "v2"}),
+        ("1|1;2|2", {"1": "1", "2": "2"}),
+        ("k|a|b;", {"k": "a\x01b"}),
+        ("k|1;k|2;", {"k": "2"}),
+    ],
+)
+def test_c24_reading(text: str, expected: dict[str, str]):
+    assert decode_properties(wire(text)) == expected
+
+
+def test_c25_a_property_without_a_value_is_left_out():
+    assert encode_properties({"a": None, "b": "1"}) == wire("b|1;")
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("", ""),
+        ("KeyA|ValueA", ""),
+        ("KeyA|ValueA;", ""),
+        ("KeyA|ValueA;KeyA|ValueA", ""),
+        ("KeyA|ValueA;KeyA|ValueA;", ""),
+        ("KeyB|ValueB;KeyA|ValueA", "KeyB|ValueB;"),
+        ("KeyB|ValueB;KeyA|ValueA;", "KeyB|ValueB;"),
+        ("KeyB|ValueB;KeyA|ValueA;KeyB|ValueB;", "KeyB|ValueB;KeyB|ValueB;"),
+        ("KeyA|ValueA;KeyB|ValueB;", "KeyB|ValueB;"),
+        ("KeyA|ValueA;KeyB|ValueB", "KeyB|ValueB"),
+        ("KeyA|ValueA;KeyB|ValueBKeyA|ValueA;", "KeyB|ValueBKeyA|ValueA;"),
+        ("KeyA|ValueA;KeyB|ValueBKeyA|", "KeyB|ValueBKeyA|"),
+        ("KeyA|ValueA;KeyB|ValueBKeyA", "KeyB|ValueBKeyA"),
+    ],
+)
+def test_c27_deleting(text: str, left: str):
+    assert delete_property(wire(text), "KeyA") == wire(left)
+
+
+clean = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1)
+
+
+@given(st.dictionaries(clean, clean))
+def test_what_is_written_is_read(properties: dict[str, str]):
+    assert decode_properties(encode_properties(properties)) == properties
+
+
+@pytest.mark.parametrize("name", ["a\x01b", "a\x02", "", "\x01", "\x02"])
+def test_f67_separators_cannot_be_written(name: str):
+    with pytest.raises(LocalProtocolError):
+        encode_properties({name: "v"})
+    if name:
+        with pytest.raises(LocalProtocolError):
+            encode_properties({"x": f"v{name}"})
+
+
+def test_a_messages_fields_become_properties():
+    message = Message(
+        "t", b"b", tags="tag", keys=("k1", "k2"), sharding_key="s", properties={"x": "1"},
+        delay_level=3, wait_store=False,
+    )  # fmt: skip
+    text = properties_of(message, message_id="ID", extra={"PGROUP": "g"})
+    assert list(decode_properties(text).items()) == [
+        ("KEYS", "k1 k2"),
+        ("TAGS", "tag"),
+        ("UNIQ_KEY", "ID"),
+        ("WAIT", "false"),
+        ("DELAY", "3"),
+        ("__SHARDINGKEY", "s"),
+        ("x", "1"),
+        ("PGROUP", "g"),
+    ]
+
+
+def test_the_smallest_message_has_an_id_and_the_wait_flag():
+    assert properties_of(Message("t", b"b"), message_id="I") == wire("UNIQ_KEY|I;WAIT|true;")
+
+
+def test_a_message_keeps_its_own_id():
+    text = properties_of(Message("t", b"b", message_id="OWN"), message_id="MADE")
+    assert decode_properties(text)["UNIQ_KEY"] == "OWN"
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [("delay_ms", "TIMER_DELAY_MS"), ("delivery_timestamp_ms", "TIMER_DELIVER_MS")],
+)
+def test_timed_delivery(field: str, name: str):
+    text = properties_of(Message("t", b"b", **{field: 0}), message_id="I")
+    assert decode_properties(text)[name] == "0"
+
+
+def test_f65_the_size_limit_counts_bytes():
+    base = len(properties_of(Message("t", b"b", properties={"k": "v"}), message_id="I"))
+    room = ENCODED_LIMIT - base + 1
+    fits = Message("t", b"b", properties={"k": "文" * (room // 3)})
+    assert len(properties_of(fits, message_id="I").encode()) <= ENCODED_LIMIT
+    with pytest.raises(MessageError) as caught:
+        properties_of(Message("t", b"b", properties={"k": "文" * (room // 3 + 1)}), message_id="I")
+    assert caught.value.code == "PROPERTIES_TOO_LARGE"
+    assert caught.value.facts["size"] > ENCODED_LIMIT

@@ -1,0 +1,150 @@
+"""Request builders: names and texts of the header fields as Java's header classes have them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rocket_sink.wire import requests
+from rocket_sink.wire.codes import PermName, RequestCode, SysFlag
+from rocket_sink.wire.frame import Frame
+
+
+def test_c17_the_short_names_of_a_send_header():
+    frame = requests.send_message_v2(
+        producer_group="group", topic="test", queue_id=5, born_ms=1234, properties="k\x01v\x02",
+        broker_name="broker-a", body=b"x", sys_flag=1, flag=7,
+    )  # fmt: skip
+    assert frame.code == 310
+    assert frame.ext == {
+        "a": "group", "b": "test", "c": "TBW102", "d": "4", "e": "5", "f": "1", "g": "1234",
+        "h": "7", "i": "k\x01v\x02", "j": "0", "k": "false", "m": "false", "n": "broker-a",
+    }  # fmt: skip
+
+
+def test_a_batch_says_so():
+    frame = requests.send_batch_v2(
+        producer_group="group", topic="test", queue_id=5, born_ms=1234, properties="",
+        broker_name=None,
+    )  # fmt: skip
+    ext = frame.ext or {}
+    assert (frame.code, ext["m"]) == (320, "true")
+    assert not {"i", "n", "l"} & set(ext), "nothing empty is sent"
+
+
+QUEUE = {"topic": "t", "queue_id": 2}
+QUEUE_EXT = {"topic": "t", "queueId": "2"}
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "ext"),
+    [
+        (
+            requests.get_route("t"),
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            {"topic": "t", "acceptStandardJsonOnly": "true"},
+        ),
+        (requests.get_broker_cluster_info(), RequestCode.GET_BROKER_CLUSTER_INFO, None),
+        (requests.get_all_topics(), RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None),
+        (
+            requests.unregister_client(client_id="c", producer_group="g"),
+            RequestCode.UNREGISTER_CLIENT,
+            {"clientID": "c", "producerGroup": "g"},
+        ),
+        (
+            requests.query_max_offset(**QUEUE, broker_name="b"),
+            RequestCode.GET_MAX_OFFSET,
+            {**QUEUE_EXT, "committed": "true", "bname": "b"},
+        ),
+        (requests.query_min_offset(**QUEUE), RequestCode.GET_MIN_OFFSET, QUEUE_EXT),
+        (
+            requests.query_offset_by_timestamp(**QUEUE, timestamp_ms=5, boundary="upper"),
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+            {**QUEUE_EXT, "timestamp": "5", "boundaryType": "UPPER"},
+        ),
+        (
+            requests.query_message(topic="t", key="k", max_num=3, unique_key=True),
+            RequestCode.QUERY_MESSAGE,
+            {
+                "topic": "t", "key": "k", "maxNum": "3", "beginTimestamp": "0",
+                "endTimestamp": "9223372036854775807", "_UNIQUE_KEY_QUERY": "true",
+            },
+        ),
+        (requests.view_message(offset=9), RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "9"}),
+        (
+            requests.recall_message(producer_group="g", topic="t", recall_handle="h"),
+            RequestCode.RECALL_MESSAGE,
+            {"producerGroup": "g", "topic": "t", "recallHandle": "h"},
+        ),
+        (
+            requests.end_transaction(
+                producer_group="g", topic="t", tran_state_table_offset=1, commit_log_offset=2,
+                commit_or_rollback=SysFlag.TRANSACTION_COMMIT, msg_id="m", transaction_id="x",
+                broker_name="b",
+            ),
+            RequestCode.END_TRANSACTION,
+            {
+                "topic": "t", "producerGroup": "g", "tranStateTableOffset": "1",
+                "commitLogOffset": "2", "commitOrRollback": "8", "fromTransactionCheck": "false",
+                "msgId": "m", "transactionId": "x", "bname": "b",
+            },
+        ),
+        (
+            requests.create_topic(topic="t", read_queue_nums=4, write_queue_nums=8),
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
+            {
+                "topic": "t", "defaultTopic": "TBW102", "readQueueNums": "4",
+                "writeQueueNums": "8", "perm": str(PermName.READ | PermName.WRITE),
+                "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+                "force": "false",
+            },
+        ),
+        (
+            requests.delete_topic_in_broker("t"),
+            RequestCode.DELETE_TOPIC_IN_BROKER,
+            {"topic": "t"},
+        ),
+        (
+            requests.delete_topic_in_name_server("t"),
+            RequestCode.DELETE_TOPIC_IN_NAMESRV,
+            {"topic": "t"},
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, RequestCode) else "",
+)  # fmt: skip
+def test_header_fields(frame: Frame, code: RequestCode, ext: dict[str, str] | None):
+    assert frame.code == code
+    assert frame.ext == ext
+
+
+def test_a_pull_waits_at_the_broker_only_when_told_to():
+    fields = {
+        "consumer_group": "g", "topic": "t", "queue_id": 1, "queue_offset": 5, "max_msg_nums": 32,
+    }  # fmt: skip
+    assert (requests.pull_message(**fields).ext or {})["sysFlag"] == "4"
+    assert (requests.pull_message(**fields, suspend_timeout_ms=500).ext or {})["sysFlag"] == "6"
+
+
+def test_a_heartbeat_names_the_groups():
+    body = json.loads(bytes(requests.heartbeat(client_id="c", producer_groups=["g"]).body or b""))
+    assert body["clientID"] == "c"
+    assert body["producerDataSet"] == [{"groupName": "g"}]
+    assert body["consumerDataSet"] == []
+
+
+def test_a_reply_is_a_send_with_another_code():
+    frame = requests.send_reply(
+        producer_group="g", topic="t", queue_id=0, born_ms=1, properties="p\x01v\x02",
+        broker_name="b", body=b"x",
+    )  # fmt: skip
+    assert (frame.code, (frame.ext or {})["b"]) == (325, "t")
+
+
+def test_the_remark_of_an_end_of_transaction_travels():
+    frame = requests.end_transaction(
+        producer_group="g", topic=None, tran_state_table_offset=1, commit_log_offset=2,
+        commit_or_rollback=0, msg_id="m", transaction_id=None, remark="why",
+    )  # fmt: skip
+    assert frame.remark == "why"
+    assert "transactionId" not in (frame.ext or {})

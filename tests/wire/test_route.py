@@ -1,0 +1,162 @@
+"""Routes of name servers, old and new, honest and not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.errors import RemoteProtocolError
+from rocket_sink.wire.frame import Limits
+from rocket_sink.wire.route import (
+    BrokerData,
+    QueueData,
+    QueueMapping,
+    TopicRoute,
+    decode_route,
+    encode_route,
+)
+from rocket_sink.wire.strict_json import load_json, quote_numeric_keys
+
+C18 = TopicRoute(
+    (QueueData("broker-a", 8, 8, perm=6, sys_flag=0),),
+    (BrokerData("TestCluster", "broker-a", {0: "192.168.0.47:10911", 1: "192.168.0.47:10921"}),),
+)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["strict", "bare keys"])
+def test_c18_a_route_survives_both_forms(legacy: bool):
+    body = encode_route(C18, legacy_keys=legacy)
+    assert (b'{0:"' in body) == legacy
+    assert decode_route(body) == C18
+    assert C18.queues[0].writable
+    assert C18.brokers[0].master == "192.168.0.47:10911"
+
+
+def test_c15_plain_json_text():
+    text = b'{"stringList":["a","o","e","i","u","v"]}'
+    assert load_json(text, max_depth=3, what="it") == {"stringList": list("aoeiuv")}
+
+
+def test_c16_a_map_with_integer_keys_is_read_in_both_forms():
+    for text in (b'{0:"Test"}', b'{"0":"Test"}'):
+        assert json.loads(quote_numeric_keys(text)) == {"0": "Test"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"{0:1, 1 : 2,\n-3:4}", b'{"0":1,"1" : 2,"-3":4}'),
+        (b'{"a":[1,2:3]}', b'{"a":[1,"2":3]}'),
+        (b'{"a":"{0:1,2:3}"}', b'{"a":"{0:1,2:3}"}'),
+        (b'{"a\\"{0:":1}', b'{"a\\"{0:":1}'),
+        (b'{"unclosed{0:', b'{"unclosed{0:'),
+        (b'"\\', b'"\\'),
+    ],
+)
+def test_only_keys_outside_of_text_are_quoted(text: bytes, expected: bytes):
+    assert quote_numeric_keys(text) == expected
+
+
+def test_quoting_takes_linear_time():
+    """A pattern that gives up at unclosed text would look at 2.5e11 characters here."""
+    assert len(quote_numeric_keys(b'"\\' * 500_000)) == 1_000_000
+    assert len(quote_numeric_keys(b'{"' + b'\\"' * 500_000)) == 1_000_002
+
+
+@given(
+    st.recursive(
+        st.integers() | st.text() | st.booleans() | st.none(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=10,
+    )
+)
+def test_strict_json_is_left_alone(value: object):
+    text = json.dumps(value).encode()
+    assert quote_numeric_keys(text) == text
+
+
+def test_a_full_route():
+    route = TopicRoute(
+        (QueueData("a", 4, 2, 2, 1), QueueData("b", 0, 0, 0)),
+        (BrokerData("c", "a", {1: "h:1"}, "zone", True), BrokerData("", "b", {})),
+        "a:4;b:2",
+        {"a": QueueMapping("a", 8, 5, "__global__", {0: 0, 3: 1})},
+    )
+    for legacy in (False, True):
+        assert decode_route(encode_route(route, legacy_keys=legacy)) == route
+    assert route.brokers[0].master is None
+    assert not route.queues[1].writable
+    assert not route.queues[1].readable
+
+
+def test_an_empty_mapping_marks_a_static_topic():
+    """C43 needs to tell 'no mapping' from 'a mapping without entries'."""
+    assert decode_route(b'{"topicQueueMappingByBroker":{}}').mappings == {}
+    assert decode_route(b'{"topicQueueMappingByBroker":null}').mappings is None
+
+
+@pytest.mark.parametrize(
+    ("route", "master", "writable"),
+    [
+        (TopicRoute(C18.queues, (BrokerData("c", "broker-a", {1: "h:1"}),)), None, True),
+        (TopicRoute((QueueData("broker-a", 8, 8, 4),), C18.brokers), C18.brokers[0].master, False),
+    ],
+    ids=["master gone", "write permission wiped"],
+)
+def test_c74_routes_that_leave_nothing_to_write_to(route: TopicRoute, master, writable: bool):
+    decoded = decode_route(encode_route(route))
+    assert decoded.brokers[0].master == master
+    assert decoded.queues[0].writable == writable
+
+
+def body(**fields: object) -> bytes:
+    queue = {"brokerName": "b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    return json.dumps({"queueDatas": [queue | fields], "brokerDatas": []}).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        pytest.param(b"", "no body", id="nothing"),
+        pytest.param(None, "no body", id="None"),
+        pytest.param(b"[]", "no JSON object", id="a list"),
+        pytest.param(body(writeQueueNums=2**31 - 1), "0 to 65536", id="F75 two billion queues"),
+        pytest.param(body(writeQueueNums=-1), "0 to 65536", id="negative"),
+        pytest.param(body(writeQueueNums=True), "writeQueueNums", id="true"),
+        pytest.param(body(writeQueueNums="8"), "writeQueueNums", id="text"),
+        pytest.param(body(readQueueNums=None), "readQueueNums", id="missing"),
+        pytest.param(body(brokerName=""), "no brokerName", id="nameless"),
+        pytest.param(body(brokerName=5), "brokerName", id="number as a name"),
+        pytest.param(body(perm=2**40), "perm", id="permission of 41 bits"),
+        pytest.param(b'{"queueDatas":[1]}', "no JSON object", id="number as queue data"),
+        pytest.param(b'{"queueDatas":{}}', "queueDatas", id="object as a list"),
+        pytest.param(
+            b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{"x":"h:1"}}]}', "number", id="id x"
+        ),
+        pytest.param(
+            b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{"0":5}}]}', "address", id="address 5"
+        ),
+        pytest.param(b'{"orderTopicConf":5}', "orderTopicConf", id="order conf 5"),
+        pytest.param(b'{"a":1,"a":2}', "twice", id="doubled key"),
+        pytest.param(b'{"queueDatas":' + b"[" * 99 + b"]" * 99 + b"}", "deeper", id="depth"),
+        pytest.param(b"\xff{}", "UTF-8", id="not UTF-8"),
+    ],
+)
+def test_broken_and_hostile_routes_are_refused(data: bytes | None, said: str):
+    with pytest.raises(RemoteProtocolError, match=said):
+        decode_route(data)
+
+
+def test_limits_of_a_route():
+    many = TopicRoute(tuple(QueueData(f"b{n}", 1, 40_000) for n in range(2)), ())
+    with pytest.raises(RemoteProtocolError, match="80000 queues; the limit is 65536"):
+        decode_route(encode_route(many))
+    brokers = TopicRoute((), tuple(BrokerData("c", f"b{n}") for n in range(11)))
+    assert decode_route(encode_route(brokers)) == brokers
+    with pytest.raises(RemoteProtocolError, match="brokerDatas has 11 entries"):
+        decode_route(encode_route(brokers), limits=Limits(route_brokers=10))
+    with pytest.raises(RemoteProtocolError, match="bytes; the limit"):
+        decode_route(b" " * (1024 * 1024 + 1))

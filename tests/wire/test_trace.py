@@ -1,0 +1,77 @@
+"""Trace lines as the dashboards read them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
+from rocket_sink.wire.trace import (
+    EndTransactionTrace,
+    MessageType,
+    PubTrace,
+    RecallTrace,
+    decode_trace,
+    encode_trace,
+)
+
+PUB = PubTrace(
+    1_700_000_000_000, "DefaultRegion", "PID-test", "topic-test",
+    "AC1415116D1418B4AAC217FE1B4E0000", "Tags", "Keys", "127.0.0.1:10911", 26, 245,
+    MessageType.NORMAL, "0A9A002600002A9F0000000000002329", True,
+)  # fmt: skip
+
+
+def test_a_send_in_javas_form():
+    text, keys = encode_trace([PUB])
+    assert text == "\x01".join(
+        ["Pub", "1700000000000", "DefaultRegion", "PID-test", "topic-test",
+         "AC1415116D1418B4AAC217FE1B4E0000", "Tags", "Keys", "127.0.0.1:10911", "26", "245", "0",
+         "0A9A002600002A9F0000000000002329", "true"]
+    ) + "\x02"  # fmt: skip
+    assert keys == {"AC1415116D1418B4AAC217FE1B4E0000", "Keys"}
+    assert decode_trace(text) == [PUB]
+
+
+words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp", "Cf"]), max_size=9)
+number = st.integers(0, 2**31 - 1)
+kind = st.sampled_from(MessageType)
+traces = st.one_of(
+    st.builds(
+        PubTrace, number, words, words, words, words, words, words, words, number, number, kind,
+        words, st.booleans(),
+    ),
+    st.builds(
+        EndTransactionTrace, number, words, words, words, words, words, words, words, kind, words,
+        words, st.booleans(),
+    ),
+    st.builds(RecallTrace, number, words, words, words, words, st.booleans()),
+)  # fmt: skip
+
+
+@given(st.lists(traces, max_size=4))
+def test_what_is_written_is_read(lines: list[PubTrace | EndTransactionTrace | RecallTrace]):
+    text, keys = encode_trace(lines)
+    assert decode_trace(text) == lines
+    assert keys >= {line.message_id for line in lines}
+
+
+def test_later_clients_append_the_clients_host():
+    text = encode_trace([PUB])[0][:-1] + "\x0110.0.0.1\x02"
+    assert decode_trace(text) == [PUB]
+
+
+def test_lines_of_consumers_are_left_out():
+    assert decode_trace("SubBefore\x011\x02" + encode_trace([PUB])[0]) == [PUB]
+
+
+@pytest.mark.parametrize("text", ["Pub\x011\x02", "Pub" + "\x01x" * 13, "Recall\x011" + "\x01" * 4])
+def test_broken_lines_are_refused(text: str):
+    with pytest.raises(RemoteProtocolError):
+        decode_trace(text)
+
+
+def test_separators_cannot_be_written():
+    with pytest.raises(LocalProtocolError, match="topic"):
+        encode_trace([RecallTrace(1, "r", "g", "t\x01", "m", True)])
