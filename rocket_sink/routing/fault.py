@@ -1,0 +1,261 @@
+"""Latency fault tolerance: which brokers are avoided, and until when.
+
+Sources: MQFaultStrategy and LatencyFaultToleranceImpl of RocketMQ 5.3 and 4.9. A broker that is
+not in the table is available and reachable. Isolation ends by the clock alone, so no broker is
+avoided for ever (apache/rocketmq#7812); a failed probe extends it. The table may be shared by the
+workers of an executor: it lives behind `FaultStore`, and all times are monotonic seconds. Two
+writers of one broker at the same moment may lose one update; each write is right by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from rocket_sink.routing.fault_profile import PROFILES, FaultProfile
+
+__all__ = [
+    "PROFILES", "FaultItem", "FaultProfile", "FaultStore", "Health", "Isolation",
+    "LatencyFaultTolerance", "MemoryFaultStore",
+]  # fmt: skip
+
+TOPIC_ISOLATION_MS: Final = 30_000
+"""A topic closed on one broker: one poll of the route, which should then say so itself."""
+EXTENSION_S: Final = 1.0
+"""An isolation that grows is reported again only by so much: a thousand requests that fail
+together are one event."""
+_PAIR: Final = "\x00"
+"""Joins topic and broker in the store; neither may hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultItem:
+    """What is known of a broker. Times are monotonic seconds."""
+
+    broker_name: str
+    latency_ms: float = 0.0
+    start_s: float = 0.0
+    """Available from this time on."""
+    reachable: bool = True
+    check_s: float = 0.0
+    """Next probe, while it is not reachable."""
+    announced_s: float = 0.0
+    """The end of isolation that was last reported."""
+
+
+class FaultStore(Protocol):
+    """Where the table lives; values are replaced whole."""
+
+    def get(self, name: str) -> FaultItem | None:
+        """The item, or None."""
+
+    def put(self, name: str, item: FaultItem) -> None:
+        """Store or replace it. `name` is the broker's, or topic + NUL + broker."""
+
+    def remove(self, name: str) -> None:
+        """Forget it; unknown names are no error."""
+
+    def names(self) -> Iterable[str]:
+        """All names, in any order; a snapshot."""
+
+
+class MemoryFaultStore:
+    """A table of this process."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, FaultItem] = {}
+
+    def get(self, name: str) -> FaultItem | None:
+        return self._items.get(name)
+
+    def put(self, name: str, item: FaultItem) -> None:
+        self._items[name] = item
+
+    def remove(self, name: str) -> None:
+        self._items.pop(name, None)
+
+    def names(self) -> Iterable[str]:
+        return list(self._items)
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """A broker (or one topic on it) is avoided: an event for the ledger. Monotonic seconds."""
+
+    broker_name: str
+    cause: str
+    latency_ms: float
+    from_s: float
+    until_s: float
+    reachable: bool = True
+    topic: str | None = None
+    """Only this topic is affected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The table at one moment, for one topic: the predicates that QueueChooser asks."""
+
+    available: Callable[[str], bool]
+    reachable: Callable[[str], bool]
+
+
+class LatencyFaultTolerance:
+    """The decisions over a store.
+
+    Args:
+        profile: the tables of a generation.
+        store: where the items live; its own dictionary when None.
+        detector: unreachable brokers are probed. Without it nothing is marked unreachable, as
+            nobody would ever take the mark away.
+        detect_interval_ms: between two probes of a broker, over all that share the store.
+    """
+
+    def __init__(
+        self,
+        profile: FaultProfile = PROFILES["5.x"],
+        store: FaultStore | None = None,
+        *,
+        detector: bool = True,
+        detect_interval_ms: float = 2000,
+    ) -> None:
+        self.profile = profile
+        self.store: FaultStore = store if store is not None else MemoryFaultStore()
+        self.detector = detector
+        self._interval_s = detect_interval_ms / 1000
+
+    def update(
+        self,
+        name: str,
+        latency_ms: float,
+        now_s: float,
+        *,
+        isolation: bool,
+        reachable: bool,
+        cause: str = "",
+    ) -> Isolation | None:
+        """Note the end of a request to a broker; returns an event when it is now avoided.
+
+        Java: MQFaultStrategy.updateFaultItem. A quick success of a broker that never had trouble
+        leaves no trace.
+        """
+        reachable = reachable or not self.detector
+        duration_ms = self.profile.duration_ms(latency_ms, isolation=isolation)
+        old = self.store.get(name)
+        if old is None:
+            if not duration_ms and reachable:
+                return None
+            old = FaultItem(name)
+        start_s = old.start_s
+        if self.profile.success_resets or duration_ms:
+            start_s = now_s + duration_ms / 1000
+            if not self.profile.success_resets:
+                start_s = max(start_s, old.start_s)
+        check_s = old.check_s if reachable or not old.reachable else now_s + self._interval_s
+        item = replace(
+            old, latency_ms=latency_ms, start_s=start_s, reachable=reachable, check_s=check_s
+        )
+        return self._isolate(old, item, now_s, cause or "LATENCY")
+
+    def isolate_topic(self, topic: str, broker_name: str, now_s: float, cause: str) -> Isolation:
+        """Avoid one topic on one broker (no permission); the broker stays good for others."""
+        name = topic + _PAIR + broker_name
+        until_s = now_s + TOPIC_ISOLATION_MS / 1000
+        self.store.put(name, FaultItem(name, 0.0, until_s, announced_s=until_s))
+        return Isolation(broker_name, cause, 0.0, now_s, until_s, topic=topic)
+
+    def is_available(self, name: str, now_s: float, topic: str | None = None) -> bool:
+        """The broker is not isolated now, neither whole nor for the topic."""
+        item = self.store.get(name)
+        if item is not None and now_s < item.start_s:
+            return False
+        if topic is None:
+            return True
+        pair = self.store.get(topic + _PAIR + name)
+        return pair is None or now_s >= pair.start_s
+
+    def is_reachable(self, name: str) -> bool:
+        """The broker's last request was answered, or a probe since then."""
+        item = self.store.get(name)
+        return item is None or item.reachable
+
+    def health(self, now_s: float, topic: str | None = None) -> Health:
+        """The predicates for one choice; 4.x puts its better half where 5.x asks for reachable."""
+        reachable: Callable[[str], bool] = self.is_reachable
+        if self.profile.better_half:
+            reachable = self._in_better_half(now_s)
+        return Health(lambda name: self.is_available(name, now_s, topic), reachable)
+
+    def pick_one_at_least(self, now_s: float, index: int) -> str | None:
+        """A broker of the table when none is available; `index` (>= 0) spreads the choice.
+
+        5.x: any that is reachable; 4.x: one of the better half.
+        """
+        items = self._items()
+        if self.profile.better_half:
+            items = self._better_half(items, now_s)
+        else:
+            items = [item for item in items if item.reachable]
+        return items[index % len(items)].broker_name if items else None
+
+    def remove(self, name: str) -> None:
+        """Forget a broker, for one that has no address any more."""
+        self.store.remove(name)
+
+    def due_for_probe(self, now_s: float) -> list[str]:
+        """Unreachable brokers to probe now; each is claimed for one interval by being named."""
+        due = [item for item in self._items() if not item.reachable and now_s >= item.check_s]
+        for item in due:
+            self.store.put(item.broker_name, replace(item, check_s=now_s + self._interval_s))
+        return [item.broker_name for item in due]
+
+    def probed(self, name: str, now_s: float, *, alive: bool) -> Isolation | None:
+        """Note a probe's end. Alive: reachable again, isolation runs out as it stands (as in 5.x).
+
+        Dead: isolated until after the next probe, so that no traffic is spent on finding out.
+        """
+        old = self.store.get(name)
+        if old is None:
+            return None
+        if alive:
+            self.store.put(name, replace(old, reachable=True))
+            return None
+        until_s = max(old.start_s, now_s + 2 * self._interval_s)
+        item = replace(old, start_s=until_s, reachable=not self.detector)
+        return self._isolate(old, item, now_s, "PROBE_FAILED")
+
+    def items(self) -> list[FaultItem]:
+        """The table as values, by name; without the pairs of topic and broker."""
+        return sorted(self._items(), key=lambda item: item.broker_name)
+
+    def _isolate(
+        self, old: FaultItem, item: FaultItem, now_s: float, cause: str
+    ) -> Isolation | None:
+        begins = now_s >= old.start_s
+        if item.start_s <= now_s or not (begins or item.start_s >= old.announced_s + EXTENSION_S):
+            self.store.put(item.broker_name, item)
+            return None
+        self.store.put(item.broker_name, replace(item, announced_s=item.start_s))
+        return Isolation(
+            item.broker_name, cause, item.latency_ms, now_s, item.start_s, item.reachable
+        )
+
+    def _items(self) -> list[FaultItem]:
+        found = (self.store.get(name) for name in self.store.names() if _PAIR not in name)
+        return [item for item in found if item is not None]
+
+    def _better_half(self, items: list[FaultItem], now_s: float) -> list[FaultItem]:
+        ranked = sorted(items, key=lambda i: (now_s < i.start_s, i.latency_ms, i.start_s))
+        return ranked[: max(len(ranked) // 2, 1)]
+
+    def _in_better_half(self, now_s: float) -> Callable[[str], bool]:
+        better: set[str] | None = None
+
+        def reachable(name: str) -> bool:
+            nonlocal better
+            if better is None:  # asked only when no broker is available: not worth it before
+                better = {item.broker_name for item in self._better_half(self._items(), now_s)}
+            return name in better
+
+        return reachable

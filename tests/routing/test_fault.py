@@ -1,0 +1,264 @@
+"""The fault table on a clock of our own: both generations' tables, isolation, probes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.routing.fault import (
+    EXTENSION_S,
+    PROFILES,
+    TOPIC_ISOLATION_MS,
+    FaultProfile,
+    LatencyFaultTolerance,
+    MemoryFaultStore,
+)
+
+NOW = 1000.0
+FIVE = [
+    (0, 0), (49, 0), (50, 0), (99, 0), (100, 0), (549, 0), (549.9, 0),
+    (550, 2000), (1799, 2000), (1800, 5000), (2999, 5000), (3000, 6000), (4999, 6000),
+    (5000, 10000), (14999, 10000), (15000, 30000), (10**9, 30000),
+]  # fmt: skip
+FOUR = [
+    (0, 0), (49, 0), (50, 0), (99, 0), (100, 0), (549, 0), (549.9, 0),
+    (550, 30000), (999, 30000), (1000, 60000), (1999, 60000), (2000, 120000), (2999, 120000),
+    (3000, 180000), (14999, 180000), (15000, 600000), (10**9, 600000),
+]  # fmt: skip
+
+
+def table(profile="5.x", **options):
+    return LatencyFaultTolerance(PROFILES[profile], **options)
+
+
+def good(faults, name, latency_ms, now_s=NOW):
+    return faults.update(name, latency_ms, now_s, isolation=False, reachable=True)
+
+
+def bad(faults, name, now_s=NOW, latency_ms=1.0, reachable=False):
+    return faults.update(
+        name, latency_ms, now_s, isolation=True, reachable=reachable, cause="CONNECT"
+    )
+
+
+@pytest.mark.parametrize(
+    ("profile", "latency_ms", "duration_ms"),
+    [("5.x", *line) for line in FIVE] + [("4.x", *line) for line in FOUR],
+)
+def test_c37_every_boundary_of_both_tables(profile, latency_ms, duration_ms):
+    faults = table(profile)
+    event = good(faults, "a", latency_ms)
+    assert (event is not None) == (duration_ms > 0)
+    assert faults.is_available("a", NOW) == (duration_ms == 0)
+    end = NOW + duration_ms / 1000
+    assert faults.is_available("a", end)
+    assert duration_ms == 0 or not faults.is_available("a", math.nextafter(end, 0))
+    if event is not None:
+        assert (event.from_s, event.until_s, event.latency_ms) == (NOW, end, latency_ms)
+
+
+@pytest.mark.parametrize(("profile", "seconds"), [("5.x", 10), ("4.x", 600)])
+def test_c37_a_failure_counts_as_a_long_latency(profile, seconds):
+    faults = table(profile)
+    event = bad(faults, "a")
+    assert event is not None
+    assert event.cause == "CONNECT"
+    assert event.until_s == NOW + seconds
+    assert not faults.is_available("a", NOW + seconds - 0.001)
+    assert faults.is_available("a", NOW + seconds)
+
+
+def test_c34_update_makes_one_broker_unavailable():
+    faults = table()
+    good(faults, "a", 3000)
+    assert not faults.is_available("a", NOW)
+    assert faults.is_available("b", NOW)
+
+
+def test_c35_availability_ends_by_the_clock():
+    faults = LatencyFaultTolerance(FaultProfile.of("5.x", (50, 10), (50, 0)))
+    good(faults, "a", 60)
+    assert not faults.is_available("a", NOW + 0.049)
+    assert faults.is_available("a", NOW + 0.050)
+
+
+def test_c36_remove_and_reachable():
+    faults = table()
+    bad(faults, "a")
+    assert not faults.is_reachable("a")
+    assert faults.is_reachable("unknown")
+    faults.remove("a")
+    assert faults.is_available("a", NOW)
+    assert faults.is_reachable("a")
+    faults.remove("a")
+
+
+def test_c36_pick_one_at_least_is_the_reachable_one():
+    faults = table()
+    assert faults.pick_one_at_least(NOW, 0) is None
+    for name in ("a", "b", "c"):
+        bad(faults, name, reachable=name == "b")
+    assert {faults.pick_one_at_least(NOW, index) for index in range(10)} == {"b"}
+    bad(faults, "b")
+    assert faults.pick_one_at_least(NOW, 3) is None
+
+
+def test_pick_one_at_least_of_4x_is_of_the_better_half():
+    faults = table("4.x")
+    for number, name in enumerate("abcde"):
+        good(faults, name, 600 + number)
+    assert {faults.pick_one_at_least(NOW, index) for index in range(10)} == {"a", "b"}
+    health = faults.health(NOW)
+    assert [name for name in "abcdex" if health.reachable(name)] == ["a", "b"]
+
+
+def test_better_half_puts_available_brokers_first():
+    faults = table("4.x")
+    good(faults, "slow", 5000)
+    good(faults, "fast", 700)
+    later = NOW + 180.0  # both are available again, and the faster one is better
+    assert faults.pick_one_at_least(later, 0) == "fast"
+    bad(faults, "fast", later)
+    assert faults.pick_one_at_least(later, 0) == "slow"
+
+
+def test_5x_success_never_shortens_isolation_and_4x_does():
+    five, four = table("5.x"), table("4.x")
+    for faults in (five, four):
+        bad(faults, "a")
+        good(faults, "a", 10, NOW + 1)
+    assert not five.is_available("a", NOW + 9.9)
+    assert four.is_available("a", NOW + 1)
+    assert five.is_reachable("a")
+
+
+def test_a_shorter_isolation_does_not_cut_a_longer_one():
+    faults = table()
+    good(faults, "a", 15000)
+    good(faults, "a", 550, NOW + 1)
+    assert not faults.is_available("a", NOW + 29.9)
+
+
+def test_without_detector_nothing_is_unreachable():
+    faults = table(detector=False)
+    bad(faults, "a")
+    assert faults.is_reachable("a")
+    assert faults.due_for_probe(NOW + 100) == []
+
+
+def test_quick_answers_leave_no_trace():
+    faults = table()
+    for _ in range(3):
+        assert good(faults, "a", 5) is None
+    assert faults.items() == []
+
+
+def test_many_failures_at_once_are_one_event():
+    faults = table()
+    events = [bad(faults, "a", NOW + number / 1000) for number in range(1000)]
+    assert [event for event in events if event is not None] == events[:1]
+    assert bad(faults, "a", NOW + EXTENSION_S + 0.01) is not None
+    assert bad(faults, "a", NOW + EXTENSION_S + 0.02) is None
+    again = bad(faults, "a", NOW + 60)
+    assert again is not None
+    assert again.from_s == NOW + 60
+
+
+def test_probes_are_claimed_once_per_interval_by_all_who_share_the_store():
+    store = MemoryFaultStore()
+    one, other = table(store=store), table(store=store)
+    bad(one, "a")
+    bad(one, "b", reachable=True)
+    assert one.due_for_probe(NOW) == []
+    assert other.due_for_probe(NOW + 2) == ["a"]
+    assert one.due_for_probe(NOW + 2) == []
+    assert one.due_for_probe(NOW + 4) == ["a"]
+
+
+def test_a_dead_probe_extends_and_a_live_one_lets_isolation_run_out():
+    faults = table()
+    bad(faults, "a")
+    assert faults.probed("a", NOW + 9, alive=False) is not None
+    assert not faults.is_reachable("a")
+    assert not faults.is_available("a", NOW + 12.9)
+    assert faults.probed("a", NOW + 11, alive=True) is None
+    assert faults.is_reachable("a")
+    assert faults.is_available("a", NOW + 13)
+    assert faults.probed("nobody", NOW, alive=True) is None
+
+
+def test_a_frozen_detector_does_not_keep_a_broker_away():
+    """apache/rocketmq#7812: avoided for ever."""
+    faults = table()
+    bad(faults, "a")
+    assert faults.is_available("a", NOW + 10)
+
+
+def test_a_topic_is_isolated_on_one_broker_only():
+    faults = table()
+    event = faults.isolate_topic("orders", "a", NOW, "NO_PERMISSION")
+    assert (event.topic, event.broker_name, event.cause) == ("orders", "a", "NO_PERMISSION")
+    assert not faults.is_available("a", NOW, "orders")
+    assert not faults.health(NOW, "orders").available("a")
+    assert faults.is_available("a", NOW)
+    assert faults.is_available("a", NOW, "others")
+    assert faults.is_available("b", NOW, "orders")
+    assert faults.is_available("a", NOW + TOPIC_ISOLATION_MS / 1000, "orders")
+    assert faults.items() == []
+    assert faults.due_for_probe(NOW + 100) == []
+
+
+def test_own_tables_come_in_any_order_and_unknown_profiles_are_errors():
+    profile = FaultProfile.of("5.x", (1000, 10), (9000, 100))
+    assert profile.latency_max_ms == (10, 1000)
+    assert profile.duration_ms(999, isolation=False) == 100
+    assert profile.duration_ms(1, isolation=True) == 9000
+    assert FaultProfile.of("4.x") == PROFILES["4.x"]
+    with pytest.raises(KeyError):
+        FaultProfile.of("6.x")
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["good", "bad", "probe", "dead"]),
+        st.sampled_from("ab"),
+        st.floats(0, 20000),
+        st.floats(0, 5),
+    ),
+    max_size=30,
+)
+
+
+@given(st.sampled_from(sorted(PROFILES)), steps)
+def test_every_isolation_ends_by_the_clock_alone(profile, history):
+    faults, now_s = table(profile), NOW
+    for kind, name, latency_ms, wait_s in history:
+        now_s += wait_s
+        if kind == "good":
+            good(faults, name, latency_ms, now_s)
+        elif kind == "bad":
+            bad(faults, name, now_s, latency_ms)
+        else:
+            faults.probed(name, now_s, alive=kind == "probe")
+    longest_s = PROFILES[profile].not_available_ms[-1] / 1000
+    assert all(faults.is_available(name, now_s + longest_s) for name in "ab")
+
+
+@given(steps)
+def test_an_unavailable_broker_was_announced(history):
+    """What the ledger shows as isolated covers all that is isolated, to EXTENSION_S."""
+    faults, now_s, until_s = table(), NOW, {"a": 0.0, "b": 0.0}
+    for kind, name, latency_ms, wait_s in history:
+        now_s += wait_s
+        call = {"good": good, "bad": lambda f, n, ms, t: bad(f, n, t, ms)}.get(kind)
+        if call is None:
+            event = faults.probed(name, now_s, alive=kind == "probe")
+        else:
+            event = call(faults, name, latency_ms, now_s)
+        if event is not None:
+            until_s[event.broker_name] = event.until_s
+        for broker, end_s in until_s.items():
+            assert faults.is_available(broker, max(end_s, now_s) + EXTENSION_S)

@@ -1,0 +1,176 @@
+"""Key hashes against Java's own numbers, and the column forms against the scalar ones.
+
+The golden lines were printed by the JDK's String.hashCode and Guava 32's Hashing.sipHash24() and
+LongMath.mod.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.routing import hashing
+
+# text, String.hashCode, Math.abs(hash % 10), sipHash24().hashBytes(utf8).asLong(), LongMath.mod 10
+GOLDEN = [
+    ("", 0, 0, 8246050544436514353, 3),
+    ("a", 97, 7, 3144613055062689994, 4),
+    ("user-1", -836031825, 5, -6619476867734146451, 9),
+    ("订单-1", 1085411543, 3, 7495393892332161409, 9),
+    ("😀x", 54959989, 9, -1608679066627811545, 5),
+    ("polygenelubricants", -2147483648, 8, -7656922757201233110, 0),
+    ("0123456789abcdef", 285443752, 2, -1016181572602893123, 7),
+    ("\0", 0, 0, 8428550223375919101, 1),
+    ("Ω≈ç√∫˜µ≤≥÷ and a longer tail of text", -873227879, 9, 6382210829988091506, 6),
+]
+TYPES = [
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.binary(),
+    pa.large_binary(),
+    pa.dictionary(pa.int8(), pa.string()),
+    pa.dictionary(pa.int32(), pa.large_binary()),
+]
+
+
+def column(keys: list[str | None], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(kind):
+        return column(keys, kind.value_type).dictionary_encode()
+    if "binary" in str(kind):
+        return pa.array([None if key is None else key.encode() for key in keys], kind)
+    return pa.array(keys, kind)
+
+
+@pytest.mark.parametrize(("text", "java", "java_10", "sip", "sip_10"), GOLDEN)
+def test_golden_numbers_of_java(text, java, java_10, sip, sip_10):
+    assert hashing.java_hash(text) == java
+    assert hashing.java_index(java, 10) == java_10
+    assert hashing.sip_hash24(text.encode()) == sip
+    assert hashing.sip_index(sip, 10) == sip_10
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_golden_numbers_of_java_in_a_column(kind):
+    keys = column([line[0] for line in GOLDEN] + [None], kind)
+    java, sip = hashing.java_hash_array(keys), hashing.siphash_array(keys)
+    assert java.dtype == np.int32
+    assert sip.dtype == np.int64
+    assert java.tolist() == [line[1] for line in GOLDEN] + [0]
+    assert sip.tolist() == [line[3] for line in GOLDEN] + [GOLDEN[0][3]]
+    assert hashing.java_index_array(java, 10)[:-1].tolist() == [line[2] for line in GOLDEN]
+    assert hashing.sip_index_array(sip, 10)[:-1].tolist() == [line[4] for line in GOLDEN]
+
+
+@pytest.mark.parametrize(
+    ("key", "count", "index"),
+    [
+        ("123", 10, 0),
+        ("234", 10, 3),
+        ("polygenelubricants", 10, 8),
+        ("GydZG_", 10, 8),
+        ("DESIGNING WORKHOUSES", 10, 8),
+        ("GydZG_", 8, 0),
+        ("订单-1", 10, 3),
+        ("订单-1", 8, 7),
+    ],
+)
+def test_c39_queue_index_of_select_message_queue_by_hash(key, count, index):
+    value = hashing.java_hash(key)
+    assert hashing.java_index(value, count) == index
+    assert hashing.java_index_array(np.array([value], np.int32), count).tolist() == [index]
+
+
+def test_siphash_vectors_of_its_paper():
+    assert hashing.sip_hash24(bytes(range(15))) & (1 << 64) - 1 == 0xA129CA6149BE45E5
+    assert hashing.sip_hash24(b"") & (1 << 64) - 1 == 0x726FDB47DD0E0E31
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+@given(st.lists(st.none() | texts), st.sampled_from(TYPES), st.data())
+def test_column_hash_is_the_scalar_hash(keys, kind, data):
+    array = column(keys, kind)
+    start = data.draw(st.integers(0, len(keys)))
+    stop = data.draw(st.integers(start, len(keys)))
+    for part in (slice(None), slice(start, stop)):
+        expected = [key or "" for key in keys[part]]
+        sliced = array[part]
+        java = hashing.java_hash_array(sliced).tolist()
+        assert java == [hashing.java_hash(key) for key in expected]
+        sip = hashing.siphash_array(sliced).tolist()
+        assert sip == [hashing.sip_hash24(key.encode()) for key in expected]
+
+
+@given(st.lists(st.text("ab\u0080\u07ff\u0800\uffff\U00010000\U0010ffff", max_size=30)))
+def test_all_lengths_of_utf8_and_surrogates(keys):
+    expected = [hashing.java_hash(key) for key in keys]
+    assert hashing.java_hash_array(pa.array(keys, pa.string())).tolist() == expected
+
+
+@given(st.lists(st.binary(max_size=20)))
+def test_bytes_that_are_not_text_hash_row_by_row(keys):
+    expected = [hashing.java_hash(key.decode("utf-8", "replace")) for key in keys]
+    assert hashing.java_hash_array(pa.array(keys, pa.binary())).tolist() == expected
+
+
+def test_a_character_cut_in_two_rows_is_not_one_character():
+    halves = ["€".encode()[:1], "€".encode()[1:]]
+    expected = [hashing.java_hash(half.decode("utf-8", "replace")) for half in halves]
+    assert hashing.java_hash_array(pa.array(halves, pa.binary())).tolist() == expected
+
+
+@given(st.lists(texts, max_size=30), st.integers(1, 60))
+def test_blocks_change_nothing(keys, block):
+    array = pa.array(keys, pa.string())
+    whole = hashing.java_hash_array(array).tolist(), hashing.siphash_array(array).tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hashing, "BLOCK_BYTES", block)
+        # The tables of powers hold one block; keep them as short as the block is.
+        patch.setattr(hashing, "_POWERS", hashing._POWERS[: block + 1])
+        patch.setattr(hashing, "_INVERSES", hashing._INVERSES[: block + 1])
+        parts = hashing.java_hash_array(array).tolist(), hashing.siphash_array(array).tolist()
+    assert parts == whole
+
+
+def test_a_key_longer_than_a_block():
+    key = "长" + "x" * (hashing.BLOCK_BYTES + 5)
+    array = pa.array(["a", key, "b"])
+    assert hashing.java_hash_array(array).tolist() == [
+        hashing.java_hash(text) for text in ("a", key, "b")
+    ]
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_a_slice_hashes_its_own_rows(kind):
+    keys = column(["long one", "b", "订单-1", "", "c"], kind)
+    assert hashing.java_hash_array(keys[1:4]).tolist() == [98, 1085411543, 0]
+    sip = [hashing.sip_hash24(text.encode()) for text in ("订单-1", "")]
+    assert hashing.siphash_array(keys[2:4]).tolist() == sip
+
+
+def test_chunked_and_empty_columns():
+    chunked = pa.chunked_array([["a", None], [], ["订单-1"]], pa.string())
+    assert hashing.java_hash_array(chunked).tolist() == [97, 0, 1085411543]
+    assert hashing.java_hash_array(pa.chunked_array([], pa.string())).tolist() == []
+    for kind in TYPES:
+        assert hashing.siphash_array(column([], kind)).tolist() == []
+
+
+def test_a_nulls_slot_is_not_read():
+    buffers = pa.array(["abc", "xyz"]).buffers()
+    validity = pa.py_buffer(b"\x01")
+    array = pa.Array.from_buffers(pa.string(), 2, [validity, buffers[1], buffers[2]])
+    assert array.to_pylist() == ["abc", None]
+    assert hashing.java_hash_array(array).tolist() == [hashing.java_hash("abc"), 0]
+
+
+@given(st.integers(-(2**31), 2**31 - 1), st.integers(1, 5000))
+def test_java_index_is_javas_remainder_and_absolute_value(value, count):
+    remainder = int(np.fmod(np.int64(value), np.int64(count)))
+    assert hashing.java_index(value, count) == abs(remainder)
+    assert hashing.java_index_array(np.array([value], np.int32), count)[0] == abs(remainder)
