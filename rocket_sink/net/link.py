@@ -1,0 +1,190 @@
+"""One connection to one address: transport, protocol state and the frames still to be written.
+
+Owners are told exactly once how their request ended: `on_answer`, or `on_failed` with an error
+whose class says whether a complete frame left (UnknownOutcomeError) or not (NotSentError).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from rocket_sink.errors import (
+    ConnectError,
+    ConnectionLostError,
+    NotSentError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    SendError,
+    TlsError,
+    UnwrittenError,
+)
+from rocket_sink.net.outbox import Outbox
+from rocket_sink.net.tls import Security
+from rocket_sink.net.transport import StreamEnded, StreamState, Transport
+from rocket_sink.wire.connection import Answered, Connection, Event, PeerRequest, Violation
+from rocket_sink.wire.frame import Frame
+
+
+class Owner(Protocol):
+    """Whose request it is. The clock is monotonic seconds."""
+
+    def on_answer(self, frame: Frame, sent_s: float | None, now_s: float) -> None: ...
+
+    def on_failed(self, error: SendError, now_s: float) -> None: ...
+
+
+class Link:
+    """Made connecting; requests may be sent at once and wait for the connection."""
+
+    def __init__(
+        self,
+        address: str,
+        security: Security | None,
+        connection: Connection,
+        on_request: Callable[[Link, Frame], None],
+        *,
+        now_s: float,
+        connect_deadline_s: float,
+    ) -> None:
+        """Raises ConnectError when the address is refused at once."""
+        self.address = address
+        self.transport = Transport(address, security)
+        self.connection = connection
+        self.outbox = Outbox()
+        self.opened_s = now_s
+        self.ready_s: float | None = None
+        self.used_s = now_s
+        self.heard_s = now_s
+        self.connect_deadline_s = connect_deadline_s
+        self.retired = False
+        self.ended: Exception | None = None
+        """Why it was closed."""
+        self.interest = 0
+        self._on_request = on_request
+        self._first_bytes = b""
+
+    def __repr__(self) -> str:
+        state = "retired" if self.retired else self.transport.state.value
+        return f"<Link {self.address} {state}, {self.connection.in_flight} in flight>"
+
+    @property
+    def is_open(self) -> bool:
+        return self.transport.state is StreamState.OPEN
+
+    @property
+    def closed(self) -> bool:
+        return self.transport.state is StreamState.CLOSED
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self.outbox) if self.is_open else self.transport.wants_write
+
+    def send(self, owner: Any, buffers: Sequence[Any], size: int) -> None:
+        """Queue a frame; `owner` None for a oneway. Written by the next `flush`."""
+        self.outbox.put(owner, buffers, size)
+
+    def flush(self, now_s: float) -> None:
+        """Write what the kernel takes.
+
+        Raises:
+            StreamEnded, TlsError
+        """
+        outbox = self.outbox
+        while outbox:
+            count = self.transport.write(outbox.gather())
+            if not count:
+                break
+            self.used_s = now_s
+            complete = outbox.wrote(count)
+            if complete:
+                self.connection.mark_written(complete[-1], now_s)
+
+    def receive(self, now_s: float, rounds: int = 16) -> bool:
+        """Read and dispatch what has arrived; True when there may be more.
+
+        Raises:
+            StreamEnded: the stream ended or is no RocketMQ stream.
+            TlsError: the server refuses our certificate.
+        """
+        for _ in range(rounds):
+            data = self.transport.read()
+            if data is None:
+                return False
+            if not self._first_bytes:
+                self._first_bytes = bytes(data[:16])
+            self.heard_s = now_s
+            self._dispatch(self.connection.receive_data(data, now_s), now_s)
+        return True
+
+    def _dispatch(self, events: Sequence[Event], now_s: float) -> None:
+        for event in events:
+            if type(event) is Answered:
+                event.token.on_answer(event.frame, event.sent_s, now_s)  # type: ignore[attr-defined]
+            elif type(event) is PeerRequest:
+                self._on_request(self, event.frame)
+            elif type(event) is Violation:
+                raise StreamEnded(self._unreadable(event.error)) from event.error
+
+    def _unreadable(self, error: RemoteProtocolError) -> str:
+        if self._first_bytes[:1] in (b"\x15", b"\x16"):
+            return f"{self.address} answers with TLS; set tlsMode"
+        return f"{self.address} does not speak RocketMQ's protocol: {error}"
+
+    def expire(self, now_s: float) -> None:
+        """Fail the requests whose deadline has passed.
+
+        An unwritten one tells that nothing gets through: the link must be retired by the caller
+        before, so that what follows does not wait behind it.
+        """
+        connecting = not self.is_open
+        for expired in self.connection.expire(now_s):
+            owner: Any = expired.token
+            if expired.written:
+                owner.on_failed(self._timed_out(), now_s)
+            elif connecting:
+                self.outbox.withdraw(owner)
+                owner.on_failed(self.transport.timed_out(), now_s)
+            elif self.outbox.withdraw(owner):
+                owner.on_failed(
+                    UnwrittenError(f"{self.address} took no more bytes before the deadline"), now_s
+                )
+            else:
+                # Partly written: the rest must go out or the stream is useless, so the broker may
+                # yet store it.
+                self.outbox.disown(owner)
+                owner.on_failed(self._timed_out(), now_s)
+
+    def _timed_out(self) -> SendError:
+        return RequestTimeoutError(f"no answer from {self.address} before the attempt's deadline")
+
+    def withdraw(self) -> list[Any]:
+        """Take the untouched frames back; their owners, still unanswered, in order."""
+        owners = self.outbox.withdraw()
+        self.connection.withdraw_unwritten(keep=self.outbox.first_owner)
+        return owners
+
+    def fail(self, cause: Exception, now_s: float) -> None:
+        """Close, and tell every owner: NOT_SENT before its last byte went, UNKNOWN after.
+
+        With TlsError as the cause all are NOT_SENT: the peer never read what was written.
+        """
+        self.ended, reason = cause, str(cause)
+        self.transport.close()
+        self.outbox = Outbox()
+        for lost in self.connection.close():
+            owner: Any = lost.token
+            owner.on_failed(self._lost(cause, reason, written=lost.written), now_s)
+
+    def _lost(self, cause: Exception, reason: str, *, written: bool) -> SendError:
+        error: SendError
+        if written and not isinstance(cause, TlsError):
+            error = ConnectionLostError(f"the connection to {self.address} ended: {reason}")
+        elif isinstance(cause, ConnectError):
+            error = type(cause)(cause.text, **cause.facts)
+        elif isinstance(cause, NotSentError):
+            error = cause
+        else:
+            error = UnwrittenError(f"the connection to {self.address} ended: {reason}")
+        error.__cause__ = cause
+        return error

@@ -1,0 +1,163 @@
+"""TLS settings, contexts and what a failed handshake means.
+
+Verification is full by default (chain and name), the lowest version is TLS 1.2, nothing falls back
+silently. Java's client trusts everybody unless told otherwise (TlsSystemConfig); we don't copy it.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import Final
+
+from rocket_sink.errors import OptionError, TlsError
+from rocket_sink.option_spec import Secret
+from rocket_sink.options import SinkOptions
+
+
+@dataclass(frozen=True)
+class TlsSettings:
+    """How connections are secured; `mode` is verify-full, verify-ca or insecure."""
+
+    mode: str
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    key_password: Secret | None = None
+    server_name: str = ""
+
+    @classmethod
+    def of(cls, options: SinkOptions) -> TlsSettings | None:
+        """The options' settings, or None when TLS is off."""
+        if options.tls_mode == "off":
+            return None
+        return cls(
+            options.tls_mode,
+            options.tls_ca,
+            options.tls_cert,
+            options.tls_key,
+            options.tls_key_password,
+            options.tls_server_name,
+        )
+
+    def context(self) -> ssl.SSLContext:
+        """A new context; the files are read now.
+
+        Raises:
+            OptionError: a file is missing or not what the option asks for.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+        except (OSError, ssl.SSLError) as error:
+            raise OptionError(f"option tlsCa: {self.ca}: {error}", option="tlsCa") from error
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.mode != "verify-full":
+            context.check_hostname = False
+        if self.mode == "insecure":
+            context.verify_mode = ssl.CERT_NONE
+        if self.cert:
+            self._load_client_certificate(context)
+        return context
+
+    def _load_client_certificate(self, context: ssl.SSLContext) -> None:
+        password = self.key_password.reveal() if self.key_password else ""
+        try:
+            context.load_cert_chain(self.cert, self.key or None, password=lambda: password)
+        except (OSError, ssl.SSLError) as error:
+            raise OptionError(
+                f"options tlsCert, tlsKey, tlsKeyPassword: cannot load {self.cert} and "
+                f"{self.key}: {error}",
+                option="tlsCert",
+            ) from error
+
+
+class Security:
+    """The settings with their context, read again after a failed handshake (a rotated CA)."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        self.settings = settings
+        self._context: ssl.SSLContext | None = settings.context()
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        if self._context is None:
+            self._context = self.settings.context()
+        return self._context
+
+    def reload(self) -> None:
+        self._context = None
+
+    @property
+    def server_name(self) -> str:
+        return self.settings.server_name
+
+
+_NAME_MISMATCH: Final = {62, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, IP_ADDRESS_MISMATCH
+_VALIDITY: Final = {9: "is not valid yet", 10: "has expired"}
+_UNTRUSTED: Final = {2, 18, 19, 20, 21}
+"""The issuer is unknown: X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT, ..., _LEAF_SIGNATURE."""
+
+_REFUSALS: Final = frozenset(
+    {
+        "TLSV1_ALERT_UNKNOWN_CA",
+        "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+    }
+)
+_REASONS: Final = {
+    "WRONG_VERSION_NUMBER": "the server does not speak TLS on this port; set tlsMode=off or use "
+    "its TLS port",
+    "UNSUPPORTED_PROTOCOL": "the server only speaks TLS older than 1.2",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the server refuses TLS 1.2 and 1.3",
+    "TLSV1_ALERT_UNKNOWN_CA": "the server does not trust our certificate (option tlsCert)",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the server refuses our certificate (option tlsCert)",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the server does not accept our certificate, or wants one "
+    "(options tlsCert and tlsKey)",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "our certificate has expired (option tlsCert)",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the server wants a client certificate (options tlsCert "
+    "and tlsKey)",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "the server refused the handshake; it may want a client "
+    "certificate (options tlsCert and tlsKey)",
+}
+
+
+def refuses_us(error: OSError) -> bool:
+    """The server's alert about our certificate.
+
+    In TLS 1.3 it comes after our side of the handshake, so that requests may have been written;
+    but a server without a finished handshake reads none of them.
+    """
+    return isinstance(error, ssl.SSLError) and error.reason in _REFUSALS
+
+
+def explain(error: OSError, address: str, name: str) -> TlsError:
+    """The TlsError for a failed handshake with `address`, verified as `name`."""
+    why = _why(error, name)
+    return TlsError(f"TLS handshake with {address} failed: {why}", address=address)
+
+
+def _why(error: OSError, name: str) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        code = error.verify_code
+        if code in _NAME_MISMATCH:
+            return (
+                f"the certificate does not name {name}; name servers hand out IP addresses: set "
+                "tlsServerName to a name in the certificate, or tlsMode=verify-ca"
+            )
+        if code in _VALIDITY:
+            return f"the certificate {_VALIDITY[code]}"
+        if code in _UNTRUSTED:
+            return (
+                f"the certificate's issuer is not trusted ({error.verify_message}); "
+                "set tlsCa to the issuer's certificate"
+            )
+        return f"the certificate is refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLEOFError | ConnectionError):
+        return (
+            "the server closed the connection; it may not speak TLS here (tlsMode=off) or want a "
+            "client certificate (options tlsCert and tlsKey)"
+        )
+    reason = getattr(error, "reason", None) or str(error)
+    return _REASONS.get(str(reason), str(reason))

@@ -1,0 +1,260 @@
+"""One non-blocking byte stream to `host:port`: connect, TLS, read, gathered write.
+
+Nothing here blocks except the name look-up (literal addresses need none). Names are looked up at
+each connect, for brokers move (apache/rocketmq#2763). All foreign exceptions become ours here:
+connect failures ConnectError or TlsError, failures of an open stream `StreamEnded`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rocket_sink.errors import ConnectError
+from rocket_sink.net import tls
+
+READ_BYTES: Final = 65_536
+GATHER_BUFFERS: Final = 1000
+"""Buffers in one sendmsg; IOV_MAX is 1024 on Linux and macOS."""
+GATHER_BYTES: Final = 1 << 20
+TLS_RECORD_BYTES: Final = 16_384
+"""One record per TLS write: a longer write may hand some records to the kernel and still report
+that nothing was written, and then a frame that arrived whole would count as not sent."""
+
+USER_TIMEOUT_MS: Final = 10_000
+"""A peer whose kernel acknowledges nothing for so long is gone (Linux). A frozen process is not
+concerned: its kernel goes on acknowledging."""
+_USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
+
+
+class StreamState(enum.Enum):
+    CONNECTING = "connecting"
+    HANDSHAKING = "handshaking"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class StreamEnded(Exception):
+    """The open stream ended; the text says how."""
+
+
+class Transport:
+    """A TCP or TLS stream. `advance` it on readiness until it is open."""
+
+    def __init__(self, address: str, security: tls.Security | None) -> None:
+        """Begin to connect.
+
+        Raises:
+            ConnectError: the address is malformed, unknown or refused at once.
+        """
+        self.address = address
+        self.state = StreamState.CONNECTING
+        self.wants_write = True
+        self._host, self._port = parse_address(address)
+        self._security = security
+        self._targets = self._resolve()
+        self._record = b""
+        self._heard = False
+        self._failure: OSError | None = None
+        self._socket: Any = None
+        self._next_target()
+
+    def fileno(self) -> int:
+        return int(self._socket.fileno())
+
+    def advance(self) -> bool:
+        """Go on connecting after readiness. True when the stream is open now.
+
+        Raises:
+            ConnectError, TlsError
+        """
+        if self.state is StreamState.CONNECTING:
+            code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                self._failure = OSError(code, errno.errorcode.get(code, ""))
+                self._socket.close()
+                self._next_target()
+                return False
+            self._connected()
+        if self.state is StreamState.HANDSHAKING:
+            self._handshake()
+        return self.state is StreamState.OPEN
+
+    def write(self, buffers: Sequence[Any]) -> int:
+        """Hand as much as possible to the kernel; the number of bytes it took, 0 when full.
+
+        Raises:
+            StreamEnded
+            TlsError: the server refuses our certificate; it has read nothing.
+        """
+        try:
+            if self._security is not None:
+                return self._write_record(buffers)
+            return int(self._socket.sendmsg(buffers))
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            self._hear_refusal()
+            raise StreamEnded(f"writing failed: {_text(error)}") from error
+
+    def read(self) -> bytes | None:
+        """What has arrived, at most READ_BYTES; None when nothing has.
+
+        Raises:
+            StreamEnded: also when the peer closed its side.
+            TlsError: the server refuses our certificate; it has read nothing.
+        """
+        try:
+            data: bytes = self._socket.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        except OSError as error:
+            self._check_refusal(error)
+            raise StreamEnded(f"reading failed: {_text(error)}") from error
+        self._heard = True
+        if not data:
+            raise StreamEnded("the peer closed the connection")
+        return data
+
+    def _hear_refusal(self) -> None:
+        """A write failed: the alert that tells why may still wait to be read."""
+        if self._security is None or self._heard:
+            return
+        try:
+            self._socket.recv(1)
+        except OSError as error:
+            self._check_refusal(error)
+
+    def _check_refusal(self, error: OSError) -> None:
+        if not self._heard and tls.refuses_us(error):
+            raise tls.explain(error, self.address, self._server_name) from error
+
+    @property
+    def readable_now(self) -> bool:
+        """TLS: decrypted bytes wait although the socket is not readable."""
+        if self._security is None or self.state is not StreamState.OPEN:
+            return False
+        return int(self._socket.pending()) > 0
+
+    def close(self) -> None:
+        self.state = StreamState.CLOSED
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+
+    def timed_out(self) -> ConnectError:
+        """The error for a connect that took too long."""
+        step = "TLS handshake" if self.state is StreamState.HANDSHAKING else "connecting"
+        return ConnectError(
+            f"{step} to {self.address} took too long (option connectTimeoutMs, or the share of "
+            "sendMsgTimeout)",
+            address=self.address,
+        )
+
+    def _resolve(self) -> list[Any]:
+        try:
+            return socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[::-1]
+        except OSError as error:
+            raise ConnectError(
+                f"cannot resolve {self._host!r}: {_text(error)}", address=self.address
+            ) from error
+
+    def _next_target(self) -> None:
+        while self._targets:
+            family, kind, protocol, _, target = self._targets.pop()
+            try:
+                self._socket = _new_socket(family, kind, protocol)
+                code = self._socket.connect_ex(target)
+            except OSError as error:
+                code, self._failure = error.errno or errno.EIO, error
+            if code in (0, errno.EINPROGRESS):
+                return
+            self._failure = OSError(code, errno.errorcode.get(code, ""))
+            self._socket.close()
+        self.state = StreamState.CLOSED
+        raise ConnectError(
+            f"cannot connect to {self.address}: {_text(self._failure)}", address=self.address
+        ) from self._failure
+
+    def _connected(self) -> None:
+        if self._security is None:
+            self.state, self.wants_write = StreamState.OPEN, False
+            return
+        self.state = StreamState.HANDSHAKING
+        self._socket = self._security.context.wrap_socket(
+            self._socket, do_handshake_on_connect=False, server_hostname=self._server_name
+        )
+
+    @property
+    def _server_name(self) -> str:
+        assert self._security is not None
+        return self._security.server_name or self._host
+
+    def _handshake(self) -> None:
+        try:
+            self._socket.do_handshake()
+        except ssl.SSLWantReadError:
+            self.wants_write = False
+        except ssl.SSLWantWriteError:
+            self.wants_write = True
+        except OSError as error:
+            assert self._security is not None
+            self._security.reload()
+            raise tls.explain(error, self.address, self._server_name) from error
+        else:
+            self.state, self.wants_write = StreamState.OPEN, False
+
+    def _write_record(self, buffers: Sequence[Any]) -> int:
+        """OpenSSL wants the same bytes again after WANT_WRITE: the record is kept until it went."""
+        if not self._record:
+            self._record = _first_bytes(buffers, TLS_RECORD_BYTES)
+        try:
+            count = int(self._socket.send(self._record))
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        self._record = self._record[count:]
+        return count
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port`.
+
+    Raises:
+        ConnectError: it is neither.
+    """
+    host, colon, port = address.strip().rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise ConnectError(f"{address!r} is not an address of the form host:port", address=address)
+    return host.strip("[]"), int(port)
+
+
+def _new_socket(family: int, kind: int, protocol: int) -> socket.socket:
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if _USER_TIMEOUT is not None:
+        made.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, USER_TIMEOUT_MS)
+    return made
+
+
+def _first_bytes(buffers: Sequence[Any], limit: int) -> bytes:
+    parts, left = [], limit
+    for buffer in buffers:
+        part = memoryview(buffer).cast("B")[:left]
+        parts.append(part)
+        left -= len(part)
+        if not left:
+            break
+    return b"".join(parts)
+
+
+def _text(error: OSError | None) -> str:
+    if error is None:
+        return "no address"
+    return error.strerror or str(error) or type(error).__name__

@@ -1,0 +1,63 @@
+"""C54: requests, answers and oneway requests against a server that echoes their header."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.net.pump import Pump
+from rocket_sink.net.rpc import invoke
+from rocket_sink.options import SinkOptions
+from rocket_sink.testing.server import Loop, Port
+from rocket_sink.wire.codes import LanguageCode
+from rocket_sink.wire.command import Frame, response_to
+from rocket_sink.wire.frame import encode_frame
+
+HEADER = {"count": "1", "messageTitle": "Welcome"}
+
+
+@pytest.fixture
+def server():
+    loop, seen = Loop("echo"), []
+
+    def handle(peer, request):
+        seen.append(request)
+        if not request.is_oneway:
+            answer = response_to(request, 0, ext=request.ext, remark=f"hi {peer.port.address}")
+            answer.language = LanguageCode.JAVA
+            peer.send(encode_frame(answer))
+
+    port = Port(loop, handle)
+    loop.call(port.open)
+    yield port.address, seen
+    loop.call(port.close)
+    loop.stop()
+
+
+@pytest.mark.parametrize("serializer", ["json", "rocketmq"])
+def test_c54_sync_oneway_and_many_at_once(server, serializer):
+    address, seen = server
+    pump = Pump(SinkOptions.parse(nameServer=address, serializeType=serializer))
+    answer = invoke(pump, address, Frame(0, HEADER), 5.0)
+    assert answer.ext == HEADER and answer.language == LanguageCode.JAVA
+    assert answer.remark == f"hi {address}"
+    pump.oneway(address, Frame(0, HEADER), pump.clock())
+    ended = []
+
+    class Owner:
+        def on_answer(self, frame, sent_s, now_s):
+            ended.append(frame)
+
+        def on_failed(self, error, now_s):
+            raise error
+
+    now_s = pump.clock()
+    for number in range(20):
+        frame = Frame(0, {**HEADER, "count": str(number)})
+        pump.call(address, frame, Owner(), deadline_s=now_s + 5.0, now_s=now_s)
+    while len(ended) < 20 and pump.clock() < now_s + 5.0:
+        pump.poll(0.05)
+    assert [frame.ext["count"] for frame in ended] == [str(n) for n in range(20)]
+    assert [request.is_oneway for request in seen] == [False, True] + [False] * 20
+    assert len({request.opaque for request in seen}) == 22
+    assert pump.in_flight == 0
+    pump.close()

@@ -1,0 +1,96 @@
+"""C66, the cases of Java's TlsTest: who verifies whom, and what it comes to.
+
+Java's client trusts everybody in its test mode; here that takes tlsMode=insecure. A refusal of our
+certificate is known to be NOT_SENT, although TLS 1.3 tells it after the request was written.
+"""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from rocket_sink.errors import OptionError, SendError, TlsError
+from tests.net.test_transport import IP, Authority, ask, authority, serve
+
+assert authority and serve  # fixtures
+
+VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+FULL = {"tlsMode": "verify-full"}
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request):
+    return VERSIONS[request.param]
+
+
+def mutual(authority, serve, version, need, server=None):
+    def trust(context):
+        context.maximum_version = version
+        context.verify_mode = need
+        context.load_verify_locations(authority.file)
+
+    return serve(server or authority.server("ip", IP), prepare=trust)
+
+
+def trusted(authority, **more):
+    return {**FULL, "tlsCa": authority.file, **more}
+
+
+def client(authority, label="client", password=None):
+    cert, key = authority.server(label, password=password)
+    more = {"tlsKeyPassword": password} if password else {}
+    return {"tlsCert": cert, "tlsKey": key, **more}
+
+
+def test_c66_both_verify_each_other(authority, serve, version):
+    address = mutual(authority, serve, version, ssl.CERT_REQUIRED)
+    assert ask(address, **trusted(authority, **client(authority))) == b"hello"
+
+
+def test_c66_the_clients_key_has_a_password(authority, serve, version):
+    address = mutual(authority, serve, version, ssl.CERT_REQUIRED)
+    keys = client(authority, password="1234")
+    assert ask(address, **trusted(authority, **keys)) == b"hello"
+    with pytest.raises(OptionError, match="tlsKeyPassword"):
+        ask(address, **trusted(authority, **{**keys, "tlsKeyPassword": "4321"}))
+
+
+@pytest.mark.parametrize("need", [ssl.CERT_NONE, ssl.CERT_OPTIONAL])
+def test_c66_a_server_that_does_not_insist(authority, serve, version, need):
+    address = mutual(authority, serve, version, need)
+    assert ask(address, **trusted(authority)) == b"hello"
+
+
+def test_c66_no_client_certificate_where_one_is_wanted(authority, serve, version):
+    address = mutual(authority, serve, version, ssl.CERT_REQUIRED)
+    with pytest.raises(TlsError, match=r"client certificate|closed the connection"):
+        ask(address, **trusted(authority))
+
+
+def test_c66_a_client_certificate_of_an_unknown_authority(authority, serve, version, tmp_path):
+    address = mutual(authority, serve, version, ssl.CERT_REQUIRED)
+    (tmp_path / "bad").mkdir()
+    keys = client(Authority(tmp_path / "bad", "bad-ca"))
+    with pytest.raises(TlsError, match="tlsCert"):
+        ask(address, **trusted(authority, **keys))
+
+
+def test_c66_a_server_certificate_of_an_unknown_authority(authority, serve, version, tmp_path):
+    (tmp_path / "bad").mkdir()
+    server = Authority(tmp_path / "bad", "bad-ca").server("ip", IP)
+    address = mutual(authority, serve, version, ssl.CERT_OPTIONAL, server)
+    with pytest.raises(TlsError, match="tlsCa"):
+        ask(address, **trusted(authority))
+    assert ask(address, tlsMode="insecure") == b"hello", "accepted only when nothing is verified"
+
+
+def test_c66_a_server_without_tls(serve):
+    with pytest.raises(TlsError):
+        ask(serve(), tlsMode="insecure")
+    assert ask(serve()) == b"hello"
+
+
+def test_c66_a_server_with_tls_only(authority, serve, version):
+    with pytest.raises(SendError):
+        ask(mutual(authority, serve, version, ssl.CERT_NONE))
