@@ -1,0 +1,234 @@
+"""What the engine knows of its brokers right now: load, usual latency, suspicion, isolation.
+
+Suspicion comes long before anything is given up: a broker with a request unanswered for longer
+than `suspectAfterMs` (and than its own usual latency explains) gets no new requests while another
+will do. A request that was written keeps waiting for its attempt's deadline, because giving it up
+early would double messages at every pause of a broker's collector.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.shared import SharedHealth
+from rocket_sink.routing.fault import FaultProfile, Isolation, LatencyFaultTolerance
+from rocket_sink.routing.pacing import AimdWindow
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.flight import Flight
+
+VIEW_S: Final = 0.02
+"""Age at which the isolated brokers are read again from the (shared) table."""
+FREE_IN_FLIGHT: Final = 16
+"""Requests that a broker may have in flight however quick the others are."""
+LOAD_FACTOR: Final = 1.25
+"""Beyond that, so many times the others' mean: a broker that stops answering cannot collect the
+whole window before it is even suspect."""
+_DEVIATIONS: Final = 4.0
+_SUSPECT_MAX_S: Final = 3.0
+
+
+class Broker:
+    """Load and latency of one broker; smoothed as in RFC 6298."""
+
+    __slots__ = ("deviation_s", "held", "in_flight", "latency_s", "name", "suspect", "window")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.in_flight = 0
+        self.latency_s = 0.0
+        self.deviation_s = 0.0
+        self.suspect = False
+        self.window: AimdWindow | None = None
+        """Set from the first busy answer until it has grown to the engine's own."""
+        self.held: deque[Flight] = deque()
+        """Requests that wait for a place in that window."""
+
+    @property
+    def has_room(self) -> bool:
+        return self.window is None or self.window.has_room(self.in_flight)
+
+    @property
+    def room(self) -> int:
+        """Places in its window; as many as anybody wants without one."""
+        return sys.maxsize if self.window is None else int(self.window.limit) - self.in_flight
+
+    def busy(self, sent_s: float, now_s: float) -> None:
+        """It has said that it is busy, to a request that is still counted as in flight."""
+        if self.window is None:
+            self.window = AimdWindow(self.in_flight, now_s)
+        else:
+            self.window.busy(sent_s, self.in_flight, now_s)
+
+    def stored(self, whole: int) -> None:
+        """It has stored a request; a window as large as `whole` is none any more."""
+        assert self.window is not None
+        self.window.stored()
+        if self.window.limit >= whole:
+            self.window = None
+
+    def measure(self, rtt_s: float) -> None:
+        if not self.latency_s:
+            self.latency_s, self.deviation_s = rtt_s, rtt_s / 2
+            return
+        difference = rtt_s - self.latency_s
+        self.latency_s += difference * 0.125
+        self.deviation_s += (abs(difference) - self.deviation_s) * 0.25
+
+    def suspect_after_s(self, floor_s: float) -> float:
+        usual_s = self.latency_s + _DEVIATIONS * self.deviation_s
+        return max(floor_s, min(usual_s, _SUSPECT_MAX_S))
+
+
+class Brokers:
+    """All brokers of an engine, with the fault table. Routing's `Load`."""
+
+    def __init__(self, options: SinkOptions, shared: SharedHealth) -> None:
+        profile = FaultProfile.of(
+            options.fault_profile, options.latency_max_ms, options.not_available_duration_ms
+        )
+        self.enabled = options.latency_fault_enable
+        self.table = LatencyFaultTolerance(
+            profile,
+            shared,
+            detector=options.start_detector_enable,
+            detect_interval_ms=options.detect_interval_ms,
+        )
+        self.total_in_flight = 0
+        self.events: list[Isolation] = []
+        self.versions: dict[str, int] = {}
+        """MQVersion ordinals by address, as answers to heartbeats tell (brokerVersionTable)."""
+        self._floor_s = options.suspect_after_ms / 1000
+        self._brokers: dict[str, Broker] = {}
+        self._notable_ms = min(
+            (limit for limit, duration in zip(
+                profile.latency_max_ms, profile.not_available_ms, strict=True) if duration),
+            default=float("inf"),
+        )  # fmt: skip
+        self._isolated: frozenset[str] = frozenset()
+        self._unreachable: frozenset[str] = frozenset()
+        self._pairs: frozenset[tuple[str, str]] = frozenset()
+        self._viewed_s = float("-inf")
+        self.any_suspect = False
+
+    def of(self, name: str) -> Broker:
+        broker = self._brokers.get(name)
+        if broker is None:
+            broker = self._brokers[name] = Broker(name)
+        return broker
+
+    # --- routing's Load ----------------------------------------------------------------------
+
+    def latency_ms(self, broker_name: str) -> float:
+        return self.of(broker_name).latency_s * 1000
+
+    def in_flight(self, broker_name: str) -> int:
+        return self.of(broker_name).in_flight
+
+    # --- predicates --------------------------------------------------------------------------
+
+    def view(self, now_s: float) -> None:
+        """Read the table again if the last look is old."""
+        if not self.enabled or now_s - self._viewed_s < VIEW_S:
+            return
+        self._viewed_s = now_s
+        table, names = self.table, list(self.table.store.names())
+        plain = [name for name in names if "\x00" not in name]
+        self._isolated = frozenset(n for n in plain if not table.is_available(n, now_s))
+        self._unreachable = frozenset(n for n in plain if not table.is_reachable(n))
+        self._pairs = frozenset(
+            (topic, broker)
+            for topic, separator, broker in (name.partition("\x00") for name in names)
+            if separator and not table.is_available(broker, now_s, topic)
+        )
+
+    @property
+    def all_well(self) -> bool:
+        return not (self._isolated or self.any_suspect or self._pairs or self._unreachable)
+
+    def available(self, name: str) -> bool:
+        return name not in self._isolated
+
+    def available_for(self, topic: str) -> Callable[[str], bool]:
+        """As `available`, for one topic."""
+        if not self._pairs:
+            return self.available
+        return lambda name: name not in self._isolated and (topic, name) not in self._pairs
+
+    def reachable(self, name: str) -> bool:
+        return name not in self._unreachable
+
+    def shunned(self, name: str) -> bool:
+        """Under suspicion, or with far more in flight than the others."""
+        broker = self._brokers.get(name)
+        return broker is not None and (broker.suspect or self.overloaded(broker))
+
+    def overloaded(self, broker: Broker) -> bool:
+        if broker.window is not None and not broker.has_room:
+            return True
+        if broker.in_flight <= FREE_IN_FLIGHT:
+            return False
+        others = len(self._brokers) - 1
+        if others < 1:
+            return False
+        mean = (self.total_in_flight - broker.in_flight) / others
+        return broker.in_flight > FREE_IN_FLIGHT + LOAD_FACTOR * mean
+
+    def holding(self) -> list[Broker]:
+        """Brokers that requests wait for."""
+        return [broker for broker in self._brokers.values() if broker.held]
+
+    # --- events ------------------------------------------------------------------------------
+
+    def answered(self, broker: Broker, rtt_s: float, now_s: float, *, stored: bool) -> None:
+        """An answer came; a quick one of a broker without trouble costs no look at the table."""
+        broker.measure(rtt_s)
+        rtt_ms = rtt_s * 1000
+        if not self.enabled or not stored:
+            return
+        name = broker.name
+        if rtt_ms >= self._notable_ms or name in self._isolated or name in self._unreachable:
+            self._note(self.table.update(name, rtt_ms, now_s, isolation=False, reachable=True))
+
+    def isolate(
+        self, name: str, rtt_ms: float, now_s: float, cause: str, *, reachable: bool
+    ) -> None:
+        """A failure that the broker answers for."""
+        if self.enabled:
+            self._note(
+                self.table.update(
+                    name, rtt_ms, now_s, isolation=True, reachable=reachable, cause=cause
+                )
+            )
+            self._viewed_s = float("-inf")
+
+    def isolate_topic(self, topic: str, name: str, now_s: float, cause: str) -> None:
+        if self.enabled:
+            self._note(self.table.isolate_topic(topic, name, now_s, cause))
+            self._viewed_s = float("-inf")
+
+    def probed(self, name: str, now_s: float, *, alive: bool) -> None:
+        self._note(self.table.probed(name, now_s, alive=alive))
+
+    def _note(self, event: Isolation | None) -> None:
+        if event is not None:
+            self.events.append(event)
+
+    def judge(self, oldest: Iterable[tuple[str, float]], now_s: float) -> list[str]:
+        """Set suspicion from each broker's oldest unanswered request; the newly suspect."""
+        ages: dict[str, float] = {}
+        for name, sent_s in oldest:
+            ages[name] = max(ages.get(name, 0.0), now_s - sent_s)
+        fresh = []
+        for broker in self._brokers.values():
+            age_s = ages.get(broker.name, 0.0)
+            suspect = age_s > broker.suspect_after_s(self._floor_s)
+            if suspect and not broker.suspect:
+                fresh.append(broker.name)
+            broker.suspect = suspect
+        self.any_suspect = any(broker.suspect for broker in self._brokers.values())
+        return fresh

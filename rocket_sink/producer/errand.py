@@ -1,0 +1,131 @@
+"""What an engine does besides sending: heartbeats, probes, saying good-bye, and counting ages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from rocket_sink.errors import ConnectError, SendError
+from rocket_sink.net.link import Link
+from rocket_sink.net.rpc import Call
+from rocket_sink.wire import requests
+from rocket_sink.wire.frame import Frame
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.engine import SendEngine
+
+_LOOK_S: Final = 0.5
+_HEARTBEAT_TIMEOUT_S: Final = 3.0
+Introduced = Callable[[SendError | None, float], None]
+
+
+class Errands:
+    """Run from the engine's tick; nothing here blocks but `say_goodbye`."""
+
+    def __init__(self, engine: SendEngine) -> None:
+        self._engine = engine
+        options = engine.options
+        self._group = engine.identity.group
+        self._interval_s = options.heartbeat_broker_interval_ms / 1000
+        self._detects = options.start_detector_enable and options.latency_fault_enable
+        self._detect_timeout_s = options.detect_timeout_ms / 1000
+        self._greeted: dict[str, tuple[Link, float]] = {}
+        self._next_look_s = 0.0
+        self._opened = 0
+
+    def run(self, now_s: float) -> None:
+        opened = self._engine.pump.opened
+        if now_s < self._next_look_s and opened == self._opened:
+            return
+        self._next_look_s, self._opened = now_s + _LOOK_S, opened
+        addresses = self._engine.routes.addresses()
+        for address in set(addresses.values()):
+            self._greet(address, now_s)
+        if self._detects:
+            self._probe(addresses, now_s)
+
+    def look_now(self) -> None:
+        """Do with the next tick what else waits for its interval."""
+        self._next_look_s = 0.0
+
+    def all_greeted(self) -> bool:
+        """Every broker of the known routes has been sent a heartbeat on its present connection."""
+        peek = self._engine.pump.peek
+        addresses = set(self._engine.routes.addresses().values())
+        return all(
+            (seen := self._greeted.get(address)) is not None and seen[0] is peek(address)
+            for address in addresses
+        )
+
+    def oldest(self) -> Iterator[tuple[str, float]]:
+        """(broker name, time written) of the oldest unanswered request of each link in use."""
+        names = {address: name for name, address in self._engine.routes.addresses().items()}
+        for link in self._engine.pump.links:
+            sent_s = link.connection.oldest_sent_s
+            if sent_s is not None and link.address in names:
+                yield names[link.address], sent_s
+
+    def _greet(self, address: str, now_s: float) -> None:
+        """A heartbeat on each connection, at once and every 30 s: it makes the group known."""
+        link = self._engine.pump.peek(address)
+        if link is None and self._engine.stays_connected:
+            with contextlib.suppress(ConnectError):
+                link = self._engine.pump.link(address, now_s)
+        if link is None or not link.is_open:
+            return
+        before = self._greeted.get(address)
+        if before is not None and before[0] is link and now_s - before[1] < self._interval_s:
+            return
+        self._greeted[address] = (link, now_s)
+        self.introduce(address, lambda error, at_s: None, now_s + _HEARTBEAT_TIMEOUT_S, now_s)
+
+    def introduce(self, address: str, done: Introduced, deadline_s: float, now_s: float) -> None:
+        """Send a heartbeat; the broker's version is known when `done(None, now)` is called."""
+
+        def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
+            if answer is not None:
+                self._engine.brokers.versions[address] = answer.version
+            done(error, at_s)
+
+        frame = requests.heartbeat(
+            client_id=self._engine.identity.client_id, producer_groups=[self._group]
+        )
+        self._engine.pump.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
+
+    def _probe(self, addresses: dict[str, str], now_s: float) -> None:
+        """Ask brokers that nobody answered at (LatencyFaultToleranceImpl.detectByOneRound)."""
+        brokers = self._engine.brokers
+        for name in brokers.table.due_for_probe(now_s):
+            address, topic = addresses.get(name), self._engine.routes.topic_on(name)
+            if address is None or topic is None:
+                brokers.table.remove(name)
+                continue
+
+            def ended(
+                answer: Frame | None, error: SendError | None, at_s: float, name: str = name
+            ) -> None:
+                brokers.probed(name, at_s, alive=answer is not None)
+
+            frame = requests.query_max_offset(topic=topic, queue_id=0)
+            deadline_s = now_s + self._detect_timeout_s
+            self._engine.pump.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
+
+    def say_goodbye(self, timeout_s: float) -> None:
+        """Unregister at the brokers that are connected."""
+        pump, left = self._engine.pump, [0]
+        now_s = pump.clock()
+
+        def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
+            left[0] -= 1
+
+        frame = requests.unregister_client(
+            client_id=self._engine.identity.client_id, producer_group=self._group
+        )
+        for address in set(self._engine.routes.addresses().values()):
+            link = pump.peek(address)
+            if link is not None and link.is_open:
+                left[0] += 1
+                pump.call(address, frame, Call(ended), deadline_s=now_s + timeout_s, now_s=now_s)
+        while left[0] and pump.clock() < now_s + timeout_s:
+            pump.poll(0.05)

@@ -1,0 +1,131 @@
+"""Hooks before and after each send and at the end of a transaction (Java's SendMessageHook).
+
+A hook that raises is logged and otherwise ignored: it never breaks a send. Without hooks a send
+costs one look at an empty tuple.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rocket_sink.message import Message, SendResult
+from rocket_sink.producer.values import Completion
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class SendContext:
+    """One request as its hooks see it; the same object before and after.
+
+    Attributes:
+        mode: sync, async, oneway, batch, transaction, request or reply.
+        topic: as on the wire, with its namespace.
+        messages: those of the request; a batch has many.
+        message_ids: their client ids, in that order.
+        started_ms: when it was handed over, milliseconds since 1970.
+        result, error: after the send; neither for a oneway message, which nobody answers.
+        cost_ms: after the send, the whole send's.
+        notes: a hook's own, from before to after.
+    """
+
+    mode: str
+    producer_group: str
+    topic: str
+    messages: Sequence[Message]
+    message_ids: tuple[str, ...]
+    started_ms: int
+    result: SendResult | None = None
+    error: BaseException | None = None
+    cost_ms: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict)
+    _started_s: float = field(default_factory=time.monotonic, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EndTransactionContext:
+    """A transaction's end, told when the broker has been told (or could not be).
+
+    `state` is Java's LocalTransactionState name; `message` is a Message, or the StoredMessage of
+    a check.
+    """
+
+    producer_group: str
+    topic: str
+    message: Any
+    message_id: str
+    transaction_id: str | None
+    broker_address: str
+    state: str
+    from_transaction_check: bool
+    error: BaseException | None
+
+
+class SendHook:
+    """Override what is of interest. May be called from any thread that sends or drives."""
+
+    def before_send(self, context: SendContext) -> None:
+        """The request is about to be handed over."""
+
+    def after_send(self, context: SendContext) -> None:
+        """Its end is known: result or error."""
+
+    def end_transaction(self, context: EndTransactionContext) -> None:
+        """A transaction has ended, as far as this client is concerned."""
+
+
+class Hooks:
+    """The hooks of one producer, in the order in which they were added."""
+
+    def __init__(self, producer_group: str) -> None:
+        self._group = producer_group
+        self._hooks: tuple[SendHook, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def add(self, hook: SendHook) -> None:
+        self._hooks = (*self._hooks, hook)
+
+    def replace(self, old: SendHook | None, new: SendHook) -> None:
+        """Put one in another's place."""
+        self._hooks = (*(hook for hook in self._hooks if hook is not old), new)
+
+    def before(
+        self, mode: str, topic: str, messages: Sequence[Message], message_ids: tuple[str, ...]
+    ) -> SendContext | None:
+        """Call them; None when there are none."""
+        if not self._hooks:
+            return None
+        now_ms = time.time_ns() // 1_000_000
+        context = SendContext(mode, self._group, topic, messages, message_ids, now_ms)
+        self._each(lambda hook: hook.before_send(context))
+        return context
+
+    def after(self, context: SendContext | None, completion: Completion) -> None:
+        self.ended(context, completion.result, completion.error)
+
+    def ended(
+        self, context: SendContext | None, result: SendResult | None, error: BaseException | None
+    ) -> None:
+        if context is None:
+            return
+        context.result, context.error = result, error
+        context.cost_ms = (time.monotonic() - context._started_s) * 1000
+        self._each(lambda hook: hook.after_send(context))
+
+    def end_transaction(self, **facts: Any) -> None:
+        if self._hooks:
+            context = EndTransactionContext(producer_group=self._group, **facts)
+            self._each(lambda hook: hook.end_transaction(context))
+
+    def _each(self, call: Callable[[SendHook], None]) -> None:
+        for hook in self._hooks:
+            try:
+                call(hook)
+            except Exception:
+                _LOG.exception("the send hook %r raised; the send goes on", hook)

@@ -1,0 +1,87 @@
+"""Who this client is: address, group, client id, its messages' ids; new after a fork."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from typing import Final
+from weakref import WeakValueDictionary
+
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.options import SinkOptions
+from rocket_sink.wire.ids import MessageIds, month_start_ms
+from rocket_sink.wire.namespace import with_namespace
+
+_claimed: Final[WeakValueDictionary[tuple[int, str, str], Identity]] = WeakValueDictionary()
+_claiming: Final = threading.Lock()
+
+
+def local_ip() -> str:
+    """This host's address as seen from outside, else the loopback. Sends nothing."""
+    for target in ("192.0.2.1", "198.51.100.1"):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((target, 9))
+                return str(probe.getsockname()[0])
+            except OSError:
+                continue
+    return "127.0.0.1"
+
+
+class Identity:
+    """Made once per client and process; `of_pid` tells whether a fork has made it stale."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.of_pid = os.getpid()
+        self.ip = options.client_ip or local_ip()
+        instance = options.instance_name or f"{self.of_pid}#{secrets.token_hex(4)}"
+        self.client_id = f"{self.ip}@{instance}"
+        self.group = with_namespace(options.namespace, options.producer_group)
+        """The producer group as brokers know it."""
+        self._ids = new_message_ids(self.ip)
+
+    def claim(self) -> None:
+        """Be the only client of this id and group in this process, until `release`.
+
+        Brokers know clients by both: the first of two that closes would take the other out of
+        their tables, and with it its transaction checks and replies.
+
+        Raises:
+            ConfigurationError: there is one (Java: MQClientInstance.registerProducer).
+        """
+        key = (self.of_pid, self.client_id, self.group)
+        with _claiming:
+            if _claimed.setdefault(key, self) is not self:
+                raise ConfigurationError(
+                    f"a producer of group {self.group!r} has the client id {self.client_id!r} in "
+                    "this process already; close it, or give another instanceName (or none)"
+                )
+
+    def release(self) -> None:
+        """Let another one have it. Twice is nothing."""
+        key = (self.of_pid, self.client_id, self.group)
+        with _claiming:
+            if _claimed.get(key) is self:
+                del _claimed[key]
+
+    def message_id(self) -> str:
+        """A new UNIQ_KEY. Not thread-safe."""
+        return self._ids.next(time.time_ns() // 1_000_000)
+
+
+def new_message_ids(ip: str) -> MessageIds:
+    """A generator for this process: 32 random bits keep forks and containers apart."""
+    try:
+        packed = socket.inet_pton(socket.AF_INET6 if ":" in ip else socket.AF_INET, ip)
+    except OSError:
+        packed = socket.inet_aton("127.0.0.1")
+    now_ms = time.time_ns() // 1_000_000
+    return MessageIds(
+        ip=packed,
+        pid=os.getpid(),
+        class_hash=secrets.randbits(32),
+        start_ms=month_start_ms(now_ms),
+    )

@@ -1,0 +1,162 @@
+"""A small table of records in a memory-mapped file, shared by processes of one machine.
+
+Fixed-size slots, open addressing, one checksum per slot. A writer that is killed half-way leaves a
+slot whose checksum fails: it reads as absent and the next write mends it. Writers take a POSIX
+lock, which the kernel takes back from a dead process; from one that is stopped it does not, so
+writers give up after some milliseconds (the table is advice, never the truth).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_SLOT: Final = struct.Struct(
+    "<IIHHI"
+)  # crc of the rest, sequence, key length, unused, value length
+_READS: Final = 3
+"""A torn read (a write in between) is tried again so often."""
+_LOCK_TRIES: Final = 20
+_LOCK_PAUSE_S: Final = 0.000_2
+
+
+class MappedTable:
+    """`count` slots of `slot_bytes` in a file at an offset. Keys are text, values bytes."""
+
+    def __init__(self, file: MappedFile, offset: int, count: int, slot_bytes: int) -> None:
+        self._file = file
+        self._offset = offset
+        self._count = count
+        self._slot_bytes = slot_bytes
+        self._sequence = 0
+
+    def get(self, key: str) -> bytes | None:
+        """The value last put, or None."""
+        wanted = key.encode()
+        for slot in self._chain(wanted):
+            found = self._read(slot)
+            if found is None:
+                continue
+            if found[0] == wanted:
+                return found[1]
+            if not found[0]:
+                return None
+        return None
+
+    def put(self, key: str, value: bytes) -> bool:
+        """Store; False when it is too long, the table full, or a stopped process locks it."""
+        wanted = key.encode()
+        if _SLOT.size + len(wanted) + len(value) > self._slot_bytes:
+            return False
+        if not self._file.lock():
+            return False
+        try:
+            slot = self._place(wanted)
+            if slot is None:
+                return False
+            self._write(slot, wanted, value)
+        finally:
+            self._file.unlock()
+        return True
+
+    def keys(self) -> list[str]:
+        found = (self._read(slot) for slot in range(self._count))
+        return [pair[0].decode() for pair in found if pair is not None and pair[0]]
+
+    def _chain(self, key: bytes) -> Iterator[int]:
+        start = zlib.crc32(key) % self._count
+        return ((start + step) % self._count for step in range(self._count))
+
+    def _place(self, key: bytes) -> int | None:
+        """The key's slot, else the first free or broken one on its way."""
+        free = None
+        for slot in self._chain(key):
+            found = self._read(slot)
+            if found is not None and found[0] == key:
+                return slot
+            if found is None or not found[0]:
+                free = slot if free is None else free
+                if found is not None:
+                    break
+        return free
+
+    def _read(self, slot: int) -> tuple[bytes, bytes] | None:
+        """(key, value); an empty key for a slot never used; None for a broken one."""
+        start = self._offset + slot * self._slot_bytes
+        for _ in range(_READS):
+            crc, _sequence, key_length, _unused, length = _SLOT.unpack_from(self._file.data, start)
+            if crc == 0 and key_length == 0:
+                return b"", b""
+            end = start + _SLOT.size + key_length + length
+            if end > start + self._slot_bytes:
+                continue
+            rest = self._file.data[start + 4 : end]
+            if zlib.crc32(rest) == crc:
+                body = rest[_SLOT.size - 4 :]
+                return body[:key_length], body[key_length:]
+        return None
+
+    def _write(self, slot: int, key: bytes, value: bytes) -> None:
+        start = self._offset + slot * self._slot_bytes
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+        whole = _SLOT.pack(0, self._sequence, len(key), 0, len(value)) + key + value
+        whole = zlib.crc32(whole[4:]).to_bytes(4, "little") + whole[4:]
+        self._file.data[start : start + len(whole)] = whole
+
+
+class MappedFile:
+    """A file of a fixed size, mapped for reading and writing, with one lock for writers."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Open or create.
+
+        Raises:
+            OSError: the directory cannot be written, the disk is full, or the file is not ours.
+        """
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC
+        self._number = os.open(path, flags, 0o600)
+        self._thread_lock = threading.Lock()
+        self._pid = os.getpid()
+        try:
+            status = os.fstat(self._number)
+            if status.st_uid != os.getuid():
+                raise PermissionError(f"{path} belongs to another user")
+            if status.st_size < size:
+                # Real blocks, not a hole: touching a hole on a full disk is a SIGBUS.
+                os.pwrite(self._number, bytes(size - status.st_size), status.st_size)
+            self.data = mmap.mmap(self._number, size)
+        except BaseException:
+            os.close(self._number)
+            raise
+
+    def lock(self) -> bool:
+        """Take the writers' lock; False when it is held for too long."""
+        if self._pid != os.getpid():
+            # A thread of the parent may have held it while this process was forked.
+            self._pid, self._thread_lock = os.getpid(), threading.Lock()
+        if not self._thread_lock.acquire(timeout=_LOCK_TRIES * _LOCK_PAUSE_S):
+            return False
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.lockf(self._number, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+                return True
+            except OSError:
+                time.sleep(_LOCK_PAUSE_S)
+        self._thread_lock.release()
+        return False
+
+    def unlock(self) -> None:
+        fcntl.lockf(self._number, fcntl.LOCK_UN, 1)
+        self._thread_lock.release()
+
+    def close(self) -> None:
+        self.data.close()
+        os.close(self._number)

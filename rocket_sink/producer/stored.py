@@ -1,0 +1,129 @@
+"""Which of many messages are stored: look-ups by id at all brokers of a topic, pipelined.
+
+For epochs that may have been sent before (`delivery=effectively_once`). The caller's thread drives
+the engine; sends that complete meanwhile wait for the engine's `poll`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from rocket_sink.errors import DeliveryError, SendError
+from rocket_sink.producer.core import STEP_S
+from rocket_sink.producer.look_up import LOOK_UP_S, look_up, topics_of
+from rocket_sink.wire.stored import StoredMessage
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.engine import SendEngine
+
+_WINDOW: Final = 256
+"""Look-ups in flight; a broker reads its log for each."""
+_NOBODY: Final = "-"
+"""No message has this id."""
+
+Question = tuple[str, str, str]
+"""(broker name, topic, message id)."""
+
+
+class StoredMessages:
+    """Asks the brokers for messages of an earlier time.
+
+    Args:
+        since_ms: no message looked for is older (ms since 1970).
+        brokers: names of brokers that must answer besides those of the topic's route: a message
+            may be on one that is not in the route just now.
+
+    Raises from all methods:
+        DeliveryError: a broker gave no answer within `storedCheckTimeout`.
+        SendError: a fatal one (credentials).
+    """
+
+    def __init__(self, engine: SendEngine, *, since_ms: int, brokers: Iterable[str] = ()) -> None:
+        self._engine = engine
+        self._since_ms = since_ms
+        self._brokers = frozenset(brokers)
+        self._timeout_s = engine.options.stored_check_timeout_ms / 1000
+        self._found: set[str] = set()
+        self._again: deque[Question] = deque()
+        self._in_flight = 0
+        self._heard_s = 0.0
+        self._last_error: SendError | None = None
+
+    def settle(self, topic: str) -> None:
+        """Until every broker answers, and `storedCheckDelay` more.
+
+        What an earlier attempt had on its way is then stored and indexed, or never will be.
+        """
+        self._ask([(name, topic, _NOBODY) for name in self._names(topic)], topic)
+        until_s = self._engine.clock() + self._engine.options.stored_check_delay_ms / 1000
+        while (left_s := until_s - self._engine.clock()) > 0:
+            self._engine.drive(min(left_s, STEP_S))
+
+    def find(self, topic: str, ids: Sequence[str], *, timed: bool) -> set[str]:
+        """Those of the ids that a broker has a message with."""
+        names = self._names(topic)
+        self._found = set()
+        questions = [
+            (name, at, one) for one in ids for at in topics_of(topic, timed=timed) for name in names
+        ]
+        self._ask(questions, topic)
+        return self._found
+
+    def _names(self, topic: str) -> list[str]:
+        return sorted(self._brokers | set(self._engine.publish_info(topic).masters))
+
+    def _ask(self, questions: Iterable[Question], topic: str) -> None:
+        engine = self._engine
+        waiting = deque(questions)
+        self._heard_s, self._last_error = engine.clock(), None
+        while waiting or self._again or self._in_flight:
+            while waiting and self._in_flight < _WINDOW:
+                self._look_up(waiting.popleft())
+            # The route is read each time: a broker that was away has its address again.
+            engine.routes.get(topic, engine.clock())
+            engine.drive(STEP_S)
+            if not self._in_flight and not waiting:
+                waiting, self._again = self._again, waiting
+            self._check(waiting, topic)
+
+    def _look_up(self, question: Question) -> None:
+        name, topic, message_id = question
+        engine = self._engine
+        now_s = engine.clock()
+        address = engine.routes.addresses().get(name)
+        if address is None:
+            self._again.append(question)
+            return
+
+        def done(message: StoredMessage | None, error: SendError | None, at_s: float) -> None:
+            self._in_flight -= 1
+            if error is not None:
+                self._last_error = error
+                self._again.append(question)
+                return
+            self._heard_s = at_s
+            if message is not None:
+                self._found.add(message_id)
+
+        self._in_flight += 1
+        look_up(
+            engine.pump, address, topic, message_id, done,
+            since_ms=self._since_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
+        )  # fmt: skip
+
+    def _check(self, waiting: deque[Question], topic: str) -> None:
+        error, engine = self._last_error, self._engine
+        if error is not None and error.fatal:
+            raise error
+        if engine.clock() < self._heard_s + self._timeout_s:
+            return
+        silent = sorted({question[0] for question in (*waiting, *self._again)})
+        raise DeliveryError(
+            f"an epoch runs again and {', '.join(silent) or 'a broker'} does not say which of its "
+            f"messages are stored already ({error or 'not in the route'}), so nothing of the "
+            f"topic {topic!r} is sent. Start the brokers that the epoch was sent to; or, when one "
+            "is gone for good, set replayCheck=never for one run, which may double messages",
+            first_error=str(error or ""),
+        )

@@ -1,0 +1,175 @@
+"""Message traces, gathered and sent to the trace topic by the producer itself.
+
+As Java's AsyncTraceDispatcher: a trace message holds up to 100 lines or 128 kB, all of one topic's
+messages, and is written at the latest 500 ms after its first line, by whoever drives the engine
+(the first trace starts the producer's thread). Traces never fail a send: what cannot be sent is
+dropped, counted and logged, and so is everything above 2048 waiting lines. What goes to the trace
+topic is not traced, nor is what a broker answers with TRACE_ON=false.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from rocket_sink.errors import Outcome, RocketSinkError
+from rocket_sink.message import Message
+from rocket_sink.producer.hooks import EndTransactionContext, SendContext, SendHook
+from rocket_sink.wire.answers import DEFAULT_REGION
+from rocket_sink.wire.trace import (
+    EndTransactionTrace,
+    MessageType,
+    PubTrace,
+    Trace,
+    encode_trace,
+)
+
+_LOG: Final = logging.getLogger(__name__)
+_LINES: Final = 100
+_HELD: Final = 2048
+_DELAY_S: Final = 0.5
+_BODY_MAX: Final = 128_000
+
+
+class Tracer(SendHook):
+    """A hook that gathers, and a chore that sends.
+
+    Args:
+        topic: the trace topic.
+        send: sends a message without waiting and without hooks; may raise RocketSinkError.
+        attend: told when there is a new due time.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        send: Callable[[Message], None],
+        attend: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._topic, self._group = topic, group
+        self._send, self._attend, self._clock = send, attend, clock
+        self._lock = threading.Lock()
+        self._lines: list[Trace] = []
+        self._due_s: float | None = None
+        self.dropped = 0
+        """Lines that were never sent, and messages that were not stored."""
+
+    # --- the hook ----------------------------------------------------------------------------
+
+    def after_send(self, context: SendContext) -> None:
+        result = context.result
+        if result is None or not result.trace_on or context.topic == self._topic:
+            return
+        offset_ids = result.offset_message_id.split(",")
+        if len(offset_ids) != len(context.messages):
+            offset_ids = [result.offset_message_id] * len(context.messages)
+        for message, message_id, offset_id in zip(
+            context.messages, context.message_ids, offset_ids, strict=True
+        ):
+            self._add(
+                PubTrace(
+                    time_ms=context.started_ms,
+                    region_id=result.region_id or DEFAULT_REGION,
+                    producer_group=self._group,
+                    topic=context.topic,
+                    message_id=message_id,
+                    tags=message.tags or "",
+                    keys=" ".join(message.keys),
+                    store_host=result.broker_address,
+                    body_length=len(message.body),
+                    cost_ms=int(context.cost_ms),
+                    message_type=_type_of(context.mode, message),
+                    offset_message_id=offset_id,
+                    success=result.outcome is Outcome.ACKED,
+                )
+            )
+
+    def end_transaction(self, context: EndTransactionContext) -> None:
+        message = context.message
+        if isinstance(message, Message):
+            tags, keys = message.tags or "", " ".join(message.keys)
+        else:
+            tags, keys = (message.properties.get(name, "") for name in ("TAGS", "KEYS"))
+        self._add(
+            EndTransactionTrace(
+                time_ms=time.time_ns() // 1_000_000,
+                region_id=DEFAULT_REGION,
+                producer_group=self._group,
+                topic=context.topic,
+                message_id=context.message_id,
+                tags=tags,
+                keys=keys,
+                store_host=context.broker_address,
+                message_type=MessageType.TRANSACTION_COMMIT,
+                transaction_id=context.transaction_id or "",
+                state=context.state,
+                from_transaction_check=context.from_transaction_check,
+            )
+        )
+
+    def _add(self, line: Trace) -> None:
+        with self._lock:
+            if len(self._lines) >= _HELD:
+                self.dropped += 1
+                return
+            self._lines.append(line)
+            now_s = self._clock()
+            if len(self._lines) >= _LINES:
+                news = self._due_s is None or self._due_s > now_s
+                self._due_s = now_s
+            else:
+                news = self._due_s is None
+                self._due_s = self._due_s or now_s + _DELAY_S
+        if news:
+            self._attend()
+
+    def lost(self, error: Exception) -> None:
+        """A trace message was not stored."""
+        self.dropped += 1
+        _LOG.warning("a message with traces is lost: %s", error)
+
+    # --- the chore ---------------------------------------------------------------------------
+
+    def due_s(self) -> float | None:
+        return self._due_s
+
+    def run(self, now_s: float) -> None:
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is there."""
+        with self._lock:
+            lines, self._lines, self._due_s = self._lines, [], None
+        by_topic: dict[str, list[Trace]] = {}
+        for line in lines:
+            by_topic.setdefault(line.topic, []).append(line)
+        for some in by_topic.values():
+            for start in range(0, len(some), _LINES):
+                self._write(some[start : start + _LINES])
+
+    def _write(self, lines: list[Trace]) -> None:
+        try:
+            body, keys = encode_trace(lines)
+            if len(body) > _BODY_MAX and len(lines) > 1:
+                half = len(lines) // 2
+                self._write(lines[:half])
+                self._write(lines[half:])
+                return
+            self._send(Message(self._topic, body.encode(), keys=tuple(sorted(keys))))
+        except RocketSinkError as error:
+            self.dropped += len(lines)
+            _LOG.warning("%d message traces are lost: %s", len(lines), error)
+
+
+def _type_of(mode: str, message: Message) -> MessageType:
+    if mode == "transaction":
+        return MessageType.TRANSACTION_HALF
+    if message.is_timed:
+        return MessageType.DELAY
+    return MessageType.NORMAL

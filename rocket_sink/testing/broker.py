@@ -1,0 +1,260 @@
+"""A scripted broker: stores what is sent to it, and misbehaves when told to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rocket_sink.testing import script
+from rocket_sink.testing.halves import Halves
+from rocket_sink.testing.reads import Reads, now_ms
+from rocket_sink.testing.replies import pushed_reply
+from rocket_sink.testing.script import Behaviour, Script
+from rocket_sink.testing.server import Loop, Peer, Port
+from rocket_sink.testing.store import MemoryStore
+from rocket_sink.wire.codes import CURRENT_VERSION, PermName, RequestCode, ResponseCode
+from rocket_sink.wire.command import Frame, response_to
+from rocket_sink.wire.frame import encode_frame
+from rocket_sink.wire.recall import decode_recall_handle
+from rocket_sink.wire.stored import StoredMessage
+
+
+@dataclass(frozen=True)
+class TopicConfig:
+    """A topic on one broker: write (and read) queues, permission bits."""
+
+    queues: int = 4
+    perm: int = PermName.READ | PermName.WRITE
+
+
+SEND_CODES = frozenset(
+    {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
+)
+_DEGRADED = (10, 11, 12)
+
+
+class FakeBroker:
+    """One broker of a `FakeCluster`.
+
+    Attributes:
+        name: as in routes, `broker-a`.
+        requests: every request received, in order, for assertions.
+        version: the release that its answers tell (MQVersion ordinal); settable.
+    """
+
+    def __init__(self, loop: Loop, name: str, topics: dict[str, TopicConfig], *, seed: int) -> None:
+        self.name = name
+        self.requests: list[Frame] = []
+        self.version = CURRENT_VERSION
+        self.is_master = True
+        self._loop = loop
+        self._topics = topics
+        self._script = Script(seed)
+        self._port = Port(loop, self._handle)
+        loop.call(self._port.open)
+        self.store = MemoryStore(("127.0.0.1", self._port.number))
+        self._halves = Halves(self.store)
+        reads = Reads(self.store)
+        self._handlers: dict[int, Callable[[Frame], Frame | None]] = {
+            **dict.fromkeys((RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT), _ok),
+            RequestCode.END_TRANSACTION: self._halves.end,
+            RequestCode.RECALL_MESSAGE: self._recall,
+            RequestCode.GET_MAX_OFFSET: reads.max_offset,
+            RequestCode.GET_MIN_OFFSET: reads.min_offset,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: reads.offset_by_time,
+            RequestCode.PULL_MESSAGE: reads.pull,
+            RequestCode.QUERY_MESSAGE: reads.query,
+            RequestCode.VIEW_MESSAGE_BY_ID: reads.view,
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self._create_topic,
+            **dict.fromkeys(SEND_CODES, self._send),
+            RequestCode.SEND_REPLY_MESSAGE_V2: self._reply,
+        }
+
+    @property
+    def address(self) -> str:
+        return self._port.address
+
+    @property
+    def alive(self) -> bool:
+        return self._port.is_open
+
+    # --- what a test says -------------------------------------------------------------------
+
+    def on_send(self, behaviour: Behaviour, *, times: int | None = 1, chance: float = 1.0) -> None:
+        """Treat the next `times` sends (None: all) like this, each with this chance."""
+        self._script.add(behaviour, matches=_is_send, times=times, chance=chance)
+
+    def on(self, code: int, behaviour: Behaviour, *, times: int | None = 1) -> None:
+        """Treat the next `times` requests of this code like this."""
+        self._script.add(behaviour, matches=lambda frame: frame.code == code, times=times)
+
+    def behave(self) -> None:
+        """Forget all that was said before."""
+        self._script.clear()
+
+    def freeze(self) -> None:
+        """Read and answer nothing, as after SIGSTOP: the kernel still takes bytes."""
+        self._loop.call(lambda: setattr(self._port, "frozen", True))
+
+    def thaw(self) -> None:
+        """Handle all that came in while frozen."""
+        self._loop.call(lambda: self._loop.thaw(self._port))
+
+    def kill(self) -> None:
+        """Refuse connections and reset the open ones; the store survives."""
+        self._loop.call(self._port.close)
+
+    def restart(self) -> None:
+        """Listen again on the same port."""
+        if not self.alive:
+            self._loop.call(self._port.open)
+
+    def reset_connections(self) -> None:
+        """Reset the open connections; new ones are welcome."""
+        self._loop.call(self._port.reset_peers)
+
+    def send_request(self, frame: Frame) -> None:
+        """Send a request of the broker's own to every connected client."""
+        self._loop.call(lambda: self._send_all(encode_frame(frame)))
+
+    def half_messages(self) -> list[StoredMessage]:
+        """Transactional messages that are neither committed nor rolled back."""
+        return self._halves.messages()
+
+    def check_transactions(self) -> None:
+        """Ask every connected client about every half message, as a broker does each 30 s."""
+        for half in self._halves.messages():
+            self.send_request(self._halves.check(half))
+
+    def _send_all(self, data: bytes) -> None:
+        for peer in list(self._port.peers):
+            peer.send(data)
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def _handle(self, peer: Peer, request: Frame) -> None:
+        self.requests.append(request)
+        behaviour = self._script.decide(request)
+        if request.code in SEND_CODES and behaviour is not None and not _stores(behaviour):
+            answer: Frame | None = response_to(request, ResponseCode.SYSTEM_ERROR)
+        else:
+            answer = self._answer(request)
+        if answer is None:
+            return
+        answer.version = self.version
+        if behaviour is not None:
+            perform(self._loop, peer, behaviour, answer)
+        elif not request.is_oneway and not request.is_response:
+            peer.send(encode_frame(answer))
+
+    def _answer(self, request: Frame) -> Frame | None:
+        handler = self._handlers.get(request.code)
+        if handler is None:
+            return response_to(
+                request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                remark=f" request type {request.code} not supported",
+            )  # fmt: skip
+        try:
+            return handler(request)
+        except (KeyError, ValueError) as error:
+            return response_to(request, ResponseCode.SYSTEM_ERROR, remark=repr(error))
+
+    def _send(self, request: Frame) -> Frame:
+        ext = request.ext or {}
+        topic = self._topics.get(ext["b"])
+        if topic is None:
+            template = self._topics.get(ext.get("c", ""))
+            if template is None:
+                return response_to(
+                    request, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{ext['b']}] not exist"
+                )
+            queues = min(template.queues, int(ext.get("d", "4")))
+            topic = self._topics[ext["b"]] = replace(template, queues=queues)
+        if not topic.perm & PermName.WRITE:
+            return response_to(
+                request, ResponseCode.NO_PERMISSION,
+                remark=f"the topic[{ext['b']}] sending message is forbidden",
+            )  # fmt: skip
+        queue_id = int(ext.get("e", "0"))
+        if queue_id >= topic.queues:
+            return response_to(
+                request, ResponseCode.INVALID_PARAMETER,
+                remark=f"request queueId[{queue_id}] is illegal",
+            )  # fmt: skip
+        place = self._halves if self._halves.is_half(request) else self.store
+        stored = place.put(request, max(queue_id, 0), now_ms())
+        return _ok(
+            request,
+            {
+                "msgId": ",".join(message.offset_message_id for message in stored),
+                "queueId": str(stored[0].queue_id),
+                "queueOffset": str(stored[0].queue_offset),
+                "MSG_REGION": "DefaultRegion",
+                "TRACE_ON": "true",
+            },
+        )
+
+    def _reply(self, request: Frame) -> Frame:
+        """Store the reply and push it to every client: the one that asked knows it by its id."""
+        answer = self._send(request)
+        if answer.code == ResponseCode.SUCCESS:
+            self.send_request(pushed_reply(request, now_ms()))
+        return answer
+
+    def _recall(self, request: Frame) -> Frame:
+        handle = decode_recall_handle((request.ext or {})["recallHandle"])
+        if handle.broker_name != self.name or not self.store.recall(handle.message_id):
+            return response_to(request, ResponseCode.ILLEGAL_OPERATION, remark="recall failed")
+        return _ok(request, {"msgId": handle.message_id})
+
+    def _create_topic(self, request: Frame) -> Frame:
+        ext = request.ext or {}
+        self._topics[ext["topic"]] = TopicConfig(int(ext["writeQueueNums"]), int(ext["perm"]))
+        return response_to(request, ResponseCode.SUCCESS)
+
+
+def perform(loop: Loop, peer: Peer, behaviour: Behaviour, answer: Frame) -> None:
+    """Do to the peer what the behaviour says, `answer` being the good one."""
+    data = encode_frame(answer)
+    match behaviour:
+        case script.Answer(code=code, remark=remark, ext=ext):
+            fields = dict(ext) or (answer.ext if code in _DEGRADED else None)
+            peer.send(
+                encode_frame(replace(answer, code=code, remark=remark, ext=fields, body=None))
+            )
+        case script.Delay(ms=ms):
+            loop.after(ms / 1000, lambda: peer.send(data))
+        case script.Twice():
+            peer.send(data + data)
+        case script.WrongOpaque():
+            peer.send(encode_frame(replace(answer, opaque=answer.opaque + 1_000_000)))
+        case script.CloseConnection():
+            peer.reset()
+        case script.CutAnswer(at_byte=at_byte):
+            peer.send(data[:at_byte])
+            loop.drop(peer)
+        case script.Drip(ms_per_byte=ms):
+            for position in range(len(data)):
+                piece = data[position : position + 1]
+                loop.after(position * ms / 1000, functools.partial(peer.send, piece))
+        case script.Garbage(data=garbage):
+            peer.send(garbage)
+        case script.IncompleteAnswer():
+            peer.send(encode_frame(replace(answer, ext={}, body=None)))
+        case _:
+            pass  # Drop: no answer, ever
+
+
+def _stores(behaviour: Behaviour) -> bool:
+    if isinstance(behaviour, script.Answer) and behaviour.code in _DEGRADED:
+        return True
+    return behaviour.stores
+
+
+def _is_send(frame: Frame) -> bool:
+    return frame.code in SEND_CODES
+
+
+def _ok(request: Frame, ext: dict[str, str] | None = None) -> Frame:
+    return response_to(request, ResponseCode.SUCCESS, ext=ext)

@@ -1,0 +1,151 @@
+"""A scripted name server and brokers in one thread of this process: no Java, no waiting.
+
+with FakeCluster(brokers=2) as cluster:
+    cluster.brokers[0].on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=3)
+    producer = Producer(nameServer=cluster.name_server)
+    ...
+    assert [m.body for m in cluster.messages("orders")] == [b"..."]
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from rocket_sink.testing.broker import FakeBroker, TopicConfig, perform
+from rocket_sink.testing.script import Behaviour, Script
+from rocket_sink.testing.server import Loop, Peer, Port
+from rocket_sink.testing.store import CLUSTER_NAME
+from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
+from rocket_sink.wire.command import Frame, response_to
+from rocket_sink.wire.frame import encode_frame
+from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, encode_route
+from rocket_sink.wire.stored import StoredMessage
+
+
+class FakeCluster:
+    """See the module.
+
+    Args:
+        brokers: how many, named broker-a, broker-b, ...
+        queues: queues per broker of a topic made on the fly; 0: topics must be created.
+        seed: of every chance that a script takes.
+        legacy_json: routes with bare numeric keys, as before 4.9.4.
+    """
+
+    def __init__(
+        self, brokers: int = 2, *, queues: int = 4, seed: int = 0, legacy_json: bool = False
+    ) -> None:
+        self._loop = Loop("fake-rocketmq")
+        self._legacy_json = legacy_json
+        self._script = Script(seed)
+        self._port = Port(self._loop, self._handle)
+        self._loop.call(self._port.open)
+        self._topics: dict[str, dict[str, TopicConfig]] = {}
+        self.brokers: list[FakeBroker] = []
+        self.order_topic_conf: dict[str, str] = {}
+        for number in range(brokers):
+            name = f"broker-{_letters(number)}"
+            topics = {"TBW102": TopicConfig(queues)} if queues else {}
+            self._topics[name] = topics
+            self.brokers.append(FakeBroker(self._loop, name, topics, seed=seed + 1 + number))
+
+    def __enter__(self) -> FakeCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name_server(self) -> str:
+        """The address for the option nameServer."""
+        return self._port.address
+
+    def broker(self, name: str) -> FakeBroker:
+        return next(broker for broker in self.brokers if broker.name == name)
+
+    def create_topic(
+        self,
+        topic: str,
+        queues: int = 4,
+        *,
+        perm: int = PermName.READ | PermName.WRITE,
+        brokers: list[str] | None = None,
+    ) -> None:
+        """Make or change a topic on some brokers (all of them by default); shrinking works."""
+        for name in brokers or list(self._topics):
+            self._topics[name][topic] = TopicConfig(queues, perm)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its messages; senders' routes are stale from now on."""
+        for broker in self.brokers:
+            self._topics[broker.name].pop(topic, None)
+            broker.store.forget(topic)
+
+    def on_route(self, behaviour: Behaviour, *, times: int | None = 1) -> None:
+        """Treat the next `times` route queries like this."""
+        self._script.add(
+            behaviour, matches=lambda f: f.code == RequestCode.GET_ROUTEINFO_BY_TOPIC, times=times
+        )
+
+    def stop_name_server(self) -> None:
+        self._loop.call(self._port.close)
+
+    def start_name_server(self) -> None:
+        self._loop.call(self._port.open)
+
+    def messages(self, topic: str) -> list[StoredMessage]:
+        """All stored messages of a topic, broker after broker, each in the order of storing."""
+        return [message for broker in self.brokers for message in broker.store.messages(topic)]
+
+    def close(self) -> None:
+        """Stop the thread and close every socket."""
+        for broker in self.brokers:
+            broker.kill()
+        self._loop.call(self._port.close)
+        self._loop.stop()
+
+    def route(self, topic: str) -> TopicRoute:
+        """The topic's route as the name server tells it now."""
+        on = {name: topics[topic] for name, topics in self._topics.items() if topic in topics}
+        return TopicRoute(
+            queues=tuple(QueueData(n, c.queues, c.queues, c.perm) for n, c in on.items()),
+            brokers=tuple(
+                BrokerData(CLUSTER_NAME, b.name, {0 if b.is_master else 1: b.address})
+                for b in self.brokers
+                if b.name in on
+            ),
+            order_topic_conf=self.order_topic_conf.get(topic),
+        )
+
+    def _handle(self, peer: Peer, request: Frame) -> None:
+        answer = self._answer(request)
+        behaviour = self._script.decide(request)
+        if behaviour is None:
+            peer.send(encode_frame(answer))
+        else:
+            perform(self._loop, peer, behaviour, answer)
+
+    def _answer(self, request: Frame) -> Frame:
+        if request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
+            names = sorted({topic for topics in self._topics.values() for topic in topics})
+            listed = json.dumps({"topicList": names}).encode()
+            return replace(response_to(request, ResponseCode.SUCCESS), body=listed)
+        if request.code != RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            return response_to(
+                request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                remark=f" request type {request.code} not supported",
+            )  # fmt: skip
+        topic = (request.ext or {}).get("topic", "")
+        route = self.route(topic)
+        if not route.queues:
+            return response_to(
+                request, ResponseCode.TOPIC_NOT_EXIST,
+                remark=f"No topic route info in name server for the topic: {topic}",
+            )  # fmt: skip
+        body = encode_route(route, legacy_keys=self._legacy_json)
+        return replace(response_to(request, ResponseCode.SUCCESS), body=body)
+
+
+def _letters(number: int) -> str:
+    return chr(ord("a") + number) if number < 26 else f"a{number}"

@@ -1,0 +1,141 @@
+"""What a scripted broker or name server does with a request, as values.
+
+A `Script` holds rules in the order in which they were added; the first one that matches a request
+and is not used up decides, and without one the server behaves well. Chance comes from a seeded
+generator, so that a run can be repeated.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rocket_sink.wire.command import Frame
+
+Predicate = Callable[[Frame], bool]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """Base of all behaviours.
+
+    `stores`: whether a send is put into the store although the sender may hear otherwise; that is
+    what makes an outcome unknown.
+    """
+
+    stores: bool = field(default=True, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Answer(Behaviour):
+    """Answer with this response code and remark, and store nothing unless `stores=True`.
+
+    Codes 10, 11 and 12 (degraded) do store, as real brokers do.
+    """
+
+    code: int
+    remark: str = ""
+    ext: tuple[tuple[str, str], ...] = ()
+    stores: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Delay(Behaviour):
+    """Behave well, but answer `ms` later; other requests are answered meanwhile."""
+
+    ms: float
+
+
+@dataclass(frozen=True)
+class Drop(Behaviour):
+    """Never answer."""
+
+
+@dataclass(frozen=True)
+class Twice(Behaviour):
+    """Answer twice with the same opaque id."""
+
+
+@dataclass(frozen=True)
+class WrongOpaque(Behaviour):
+    """Answer with an opaque id that the client never used."""
+
+
+@dataclass(frozen=True)
+class CloseConnection(Behaviour):
+    """Close the connection (RST) instead of answering."""
+
+
+@dataclass(frozen=True)
+class CutAnswer(Behaviour):
+    """Send the first `at_byte` bytes of the answer, then close the connection."""
+
+    at_byte: int
+
+
+@dataclass(frozen=True)
+class Drip(Behaviour):
+    """Send the answer byte by byte, `ms_per_byte` apart."""
+
+    ms_per_byte: float
+
+
+@dataclass(frozen=True)
+class Garbage(Behaviour):
+    """Send these bytes instead of an answer."""
+
+    data: bytes = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class IncompleteAnswer(Behaviour):
+    """Say success without queue offset and message id."""
+
+
+@dataclass
+class _Rule:
+    behaviour: Behaviour
+    matches: Predicate
+    times: int | None
+    chance: float
+
+
+class Script:
+    """Rules for one server; safe to change while it runs."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rules: list[_Rule] = []
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+
+    def add(
+        self,
+        behaviour: Behaviour,
+        *,
+        matches: Predicate,
+        times: int | None = 1,
+        chance: float = 1.0,
+    ) -> None:
+        """Add a rule for the next `times` matching requests (None: all), each with `chance`."""
+        with self._lock:
+            self._rules.append(_Rule(behaviour, matches, times, chance))
+
+    def clear(self) -> None:
+        """Behave well from now on."""
+        with self._lock:
+            self._rules.clear()
+
+    def decide(self, request: Frame) -> Behaviour | None:
+        """The behaviour for this request; None: behave well."""
+        with self._lock:
+            for rule in self._rules:
+                if not rule.matches(request) or self._random.random() >= rule.chance:
+                    continue
+                if rule.times is not None:
+                    rule.times -= 1
+                    if rule.times == 0:
+                        self._rules.remove(rule)
+                return rule.behaviour
+        return None

@@ -1,0 +1,249 @@
+"""One thread that serves many scripted ports: sockets, frames, timers.
+
+Every handler runs in that thread, so a handler never needs a lock against another one. Nothing
+here knows what a request means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from rocket_sink.errors import RemoteProtocolError
+from rocket_sink.wire.frame import NEED_DATA, Frame, FrameReader
+
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER with time 0: closing sends RST, as a killed process's kernel does."""
+
+Handler = Callable[["Peer", Frame], None]
+
+
+class Peer:
+    """One accepted connection."""
+
+    def __init__(self, sock: socket.socket, port: Port) -> None:
+        self.socket = sock
+        self.port = port
+        self.reader = FrameReader()
+        self.outgoing = bytearray()
+        self.closed = False
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes for the peer; they leave in order."""
+        if not self.closed:
+            self.outgoing += data
+            self.port.loop.want_write(self)
+
+    def reset(self) -> None:
+        """Close with RST."""
+        if not self.closed:
+            self.port.loop.drop(self, reset=True)
+
+
+class Port:
+    """A listening loopback port whose frames go to `handler`."""
+
+    def __init__(self, loop: Loop, handler: Handler) -> None:
+        self.loop = loop
+        self.handler = handler
+        self.peers: set[Peer] = set()
+        self.frozen = False
+        self.number = 0
+        self._listener: socket.socket | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.number}"
+
+    def open(self) -> None:
+        """Listen, on the same port as before if there was one."""
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.number))
+        listener.listen(128)
+        listener.setblocking(False)
+        self.number = listener.getsockname()[1]
+        self._listener = listener
+        self.loop.watch(listener, self)
+
+    def reset_peers(self) -> None:
+        """Reset the open connections; new ones are welcome."""
+        for peer in list(self.peers):
+            peer.reset()
+
+    def close(self) -> None:
+        """Refuse connections and reset the open ones, as after kill -9."""
+        if self._listener is not None:
+            self.loop.forget(self._listener)
+            self._listener = None
+        for peer in list(self.peers):
+            self.loop.drop(peer, reset=True)
+
+    @property
+    def is_open(self) -> bool:
+        return self._listener is not None
+
+
+class Loop:
+    """The thread; `call` runs something in it and returns its value."""
+
+    def __init__(self, name: str) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._posted: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Run `function` in the loop's thread and wait for it."""
+        if threading.current_thread() is self._thread:
+            function()
+            return
+        done = threading.Event()
+
+        def posted() -> None:
+            try:
+                function()
+            finally:
+                done.set()
+
+        with self._lock:
+            self._posted.append(posted)
+        self._wake_write.send(b"x")
+        if not done.wait(10):
+            raise TimeoutError("the scripted servers' thread does not answer")
+
+    def after(self, seconds: float, function: Callable[[], None]) -> None:
+        """Run `function` in `seconds`; only from the loop's thread."""
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), function))
+
+    def watch(self, listener: socket.socket, port: Port) -> None:
+        self._selector.register(listener, selectors.EVENT_READ, port)
+
+    def forget(self, sock: socket.socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(sock)
+        sock.close()
+
+    def want_write(self, peer: Peer) -> None:
+        self._flush(peer)
+
+    def drop(self, peer: Peer, *, reset: bool = False) -> None:
+        if peer.closed:
+            return
+        peer.closed = True
+        peer.port.peers.discard(peer)
+        if reset:
+            with contextlib.suppress(OSError):
+                peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.forget(peer.socket)
+
+    def thaw(self, port: Port) -> None:
+        """Handle what came in while the port was frozen."""
+        port.frozen = False
+        for peer in list(port.peers):
+            self._frames(peer)
+            self._flush(peer)
+
+    def stop(self) -> None:
+        self.call(self._stop)
+        self._thread.join(10)
+        for sock in (self._wake_read, self._wake_write):
+            sock.close()
+        self._selector.close()
+
+    def _stop(self) -> None:
+        self._running = False
+
+    def _run(self) -> None:
+        while self._running:
+            wait_s = None
+            if self._timers:
+                wait_s = max(0.0, self._timers[0][0] - time.monotonic())
+            for key, events in self._selector.select(wait_s):
+                self._ready(key, events)
+            self._run_due()
+
+    def _run_due(self) -> None:
+        with self._lock:
+            posted, self._posted = self._posted, []
+        for function in posted:
+            function()
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+
+    def _ready(self, key: selectors.SelectorKey, events: int) -> None:
+        owner = key.data
+        if owner is None:
+            with contextlib.suppress(BlockingIOError):
+                self._wake_read.recv(4096)
+        elif isinstance(owner, Port):
+            self._accept(key.fileobj, owner)  # type: ignore[arg-type]
+        else:
+            if events & selectors.EVENT_WRITE:
+                self._flush(owner)
+            if events & selectors.EVENT_READ and not owner.closed:
+                self._receive(owner)
+
+    def _accept(self, listener: socket.socket, port: Port) -> None:
+        with contextlib.suppress(OSError):
+            sock, _ = listener.accept()
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer = Peer(sock, port)
+            port.peers.add(peer)
+            self._selector.register(sock, selectors.EVENT_READ, peer)
+
+    def _receive(self, peer: Peer) -> None:
+        try:
+            data = peer.socket.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.drop(peer)
+            return
+        try:
+            peer.reader.receive_data(data)
+            self._frames(peer)
+        except RemoteProtocolError:
+            self.drop(peer)
+
+    def _frames(self, peer: Peer) -> None:
+        while not peer.closed and not peer.port.frozen:
+            frame = peer.reader.next_frame()
+            if frame is NEED_DATA:
+                return
+            assert isinstance(frame, Frame)
+            peer.port.handler(peer, frame)
+
+    def _flush(self, peer: Peer) -> None:
+        if peer.closed or peer.port.frozen:
+            return
+        try:
+            while peer.outgoing:
+                sent = peer.socket.send(peer.outgoing)
+                del peer.outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.drop(peer)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
+        self._selector.modify(peer.socket, events, peer)

@@ -1,0 +1,113 @@
+"""Fixtures of the producer's tests: a scripted cluster, engines with little time to wait."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.errors import NoRouteError
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.values import Completion, SendRequest
+from rocket_sink.testing import FakeCluster
+
+from .waiting import until
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2, queues=4) as fake:
+        fake.create_topic("orders", 4)
+        yield fake
+
+
+@pytest.fixture
+def make_engine(cluster: FakeCluster) -> Iterator[Callable[..., SendEngine]]:
+    made: list[SendEngine] = []
+
+    def make(shared: Any = None, **options: Any) -> SendEngine:
+        parsed = SinkOptions.parse(nameServer=cluster.name_server, **options)
+        made.append(SendEngine(parsed, shared=shared))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close(timeout_s=0.2)
+
+
+@pytest.fixture
+def make_producer(cluster: FakeCluster) -> Iterator[Callable[..., Producer]]:
+    made: list[Producer] = []
+
+    def make(**options: Any) -> Producer:
+        made.append(Producer(nameServer=cluster.name_server, **options))
+        return made[-1]
+
+    yield make
+    for producer in made:
+        producer.close(0.3)
+
+
+TRANSACTIONS = {
+    "transactionCheckInterval": "2000",
+    "transactionTimeOut": "500",
+    # Ends are noted in batches, every 3 s by default: a check in between finds none and asks again
+    # about what was committed, which doubles it.
+    "transactionOpBatchInterval": "100",
+}
+"""Checks of half messages within seconds."""
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[LocalCluster]:
+    """A real cluster, shared by the modules that want no other."""
+    with LocalCluster(broker_config={"recallMessageEnable": "true", **TRANSACTIONS}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(real: LocalCluster, request: Any) -> str:
+    """A topic of the test's own on both brokers, four queues each."""
+    name = "p-" + re.sub("[^a-z0-9-]", "", request.node.name.replace("_", "-"))[-60:]
+    make_topic(real, name, real.brokers)
+    return name
+
+
+def make_topic(cluster: LocalCluster, name: str, brokers: Any, **options: Any) -> None:
+    """Make a topic and wait until the name server tells of all its queues."""
+    with Admin(nameServer=cluster.name_server, **options) as admin:
+        admin.create_topic(name, queues=4)
+        until(lambda: _queue_count(admin, name) == 4 * len(brokers), 20.0)
+
+
+def _queue_count(admin: Admin, topic: str) -> int:
+    try:
+        return len(admin.queues(topic))
+    except NoRouteError:
+        return 0
+
+
+def request(token: Any = None, **more: Any) -> SendRequest:
+    """A request of one message whose body tells its token."""
+    key = f"ID{token}"
+    return SendRequest(
+        "orders",
+        f"body-{token}".encode(),
+        properties=f"UNIQ_KEY\x01{key}\x02",
+        message_id=key,
+        token=token,
+        **more,
+    )
+
+
+def send(engine: SendEngine, token: Any = None, **more: Any) -> Completion:
+    """Send one request and wait for its end."""
+    engine.submit(request(token, **more))
+    (completion,) = engine.drain()
+    return completion

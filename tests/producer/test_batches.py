@@ -1,0 +1,74 @@
+"""Batches that brokers measure otherwise than this client, and messages too large for one."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.errors import MessageIllegalError
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.producer.hooks import SendHook
+from rocket_sink.testing import Answer
+from rocket_sink.wire.codes import RequestCode
+
+
+def sent(cluster, code):
+    return [f for broker in cluster.brokers for f in broker.requests if f.code == code]
+
+
+def limit_bodies(cluster, most):
+    """Brokers refuse what is larger, as with a smaller maxMessageSize of their own."""
+    for broker in cluster.brokers:
+        broker._script.add(
+            Answer(13, "the message body is too large"),
+            matches=lambda frame: len(frame.body or b"") > most,
+            times=None,
+        )
+
+
+def test_a_body_near_the_limit_goes_alone_and_not_in_batch_form(cluster, make_producer):
+    producer = make_producer(maxMessageSize=1000)
+    small, large = Message("orders", bytes(10)), Message("orders", bytes(990))
+    limit_bodies(cluster, 1000)
+    results = producer.send_batch([small, small, large, small])
+    assert len(results) == 3
+    (alone,) = sent(cluster, RequestCode.SEND_MESSAGE_V2)
+    assert alone.body == large.body
+    assert len(sent(cluster, RequestCode.SEND_BATCH_MESSAGE)) == 2
+    stored = cluster.messages("orders")
+    assert sorted(len(m.body) for m in stored) == [10, 10, 10, 990]
+    ids = [i for result in results for i in result.message_id.split(",")]
+    assert sorted(ids) == sorted(m.message_id for m in stored)
+
+
+def test_a_refused_batch_is_halved_under_the_same_ids(cluster, make_producer):
+    limit_bodies(cluster, 500)
+    queue = MessageQueue("orders", cluster.brokers[1].name, 2)
+    producer = make_producer()
+    results = producer.send_batch([Message("orders", b"%100d" % n) for n in range(11)], queue=queue)
+    stored = cluster.brokers[1].store.messages("orders")
+    assert [int(m.body) for m in stored] == list(range(11)), "halves keep their order and queue"
+    ids = [i for result in results for i in result.message_id.split(",")]
+    assert ids == [m.message_id for m in stored]
+    assert len(sent(cluster, RequestCode.SEND_BATCH_MESSAGE)) < 11
+
+
+def test_only_the_guilty_message_fails(cluster, make_producer):
+    class Told(SendHook):
+        def __init__(self):
+            self.ids = []
+
+        def before_send(self, context):
+            self.ids.append(context.message_ids)
+
+    limit_bodies(cluster, 600)
+    producer, told = make_producer(), Told()
+    producer.add_hook(told)
+    bodies = [b"%100d" % n for n in range(6)]
+    bodies[4] = bytes(601)
+    with pytest.raises(MessageIllegalError) as caught:
+        producer.send_batch([Message("orders", body) for body in bodies])
+    stored = cluster.messages("orders")
+    assert sorted(m.body for m in stored) == sorted(bodies[:4] + bodies[5:])
+    ids = [i for result in caught.value.results for i in result.message_id.split(",")]
+    assert sorted(ids) == sorted(m.message_id for m in stored)
+    assert (told.ids[0][4],) in told.ids, "the guilty one was tried alone, under its own id"

@@ -1,0 +1,208 @@
+"""Cases of the Java client's producer tests, by their numbers in the conformance list.
+
+Where Java answers by a callback what is wrong with a message before anything is sent, we raise:
+C47 counts both, and none of them twice.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rocket_sink.errors import (
+    BrokerError,
+    ConfigurationError,
+    MessageError,
+    NameServerUnavailableError,
+    NoRouteError,
+    NotSentError,
+    OptionError,
+    RequestTimeoutError,
+    RocketSinkError,
+)
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.window import Window
+from rocket_sink.testing import Answer, Drop
+from rocket_sink.wire.codes import RequestCode, SysFlag
+
+NOWHERE = "127.0.0.1:1"
+
+
+def on_all(cluster, behaviour, times=None):
+    for broker in cluster.brokers:
+        broker.on_send(behaviour, times=times)
+
+
+def test_c44_an_empty_body():
+    with pytest.raises(MessageError, match="message body length is zero") as caught:
+        Message("orders", b"")
+    assert caught.value.code == "EMPTY_BODY"
+
+
+def test_c45_no_name_server_is_given():
+    with pytest.raises(OptionError, match="nameServer is missing"):
+        Producer(producerGroup="g")
+
+
+def test_c45_no_name_server_answers():
+    with Producer(nameServer=NOWHERE) as producer:
+        with pytest.raises(NameServerUnavailableError, match="no name server answered") as caught:
+            producer.send(Message("orders", b"x"))
+        assert set(caught.value.reasons) == {NOWHERE}
+
+
+def test_c45_no_route(cluster, make_producer):
+    producer = make_producer(createTopicKey="", sendMsgTimeout=500)
+    for mode in (producer.send, producer.send_oneway, lambda m: producer.send_async(m).result(9)):
+        with pytest.raises(NoRouteError, match="unknown") as caught:
+            mode(Message("unknown", b"x"))
+        assert caught.value.topic == "unknown"
+
+
+@pytest.mark.parametrize(("size", "flag"), [(15, 0), (16, SysFlag.COMPRESSED)])
+def test_c46_a_sync_send_and_a_body_at_the_compression_limit(cluster, make_producer, size, flag):
+    on_all(cluster, Answer(0, ext=(("msgId", "123"), ("queueId", "1"), ("queueOffset", "456"))))
+    producer = make_producer(compressMsgBodyOverHowmuch=16)
+    result = producer.send(Message("orders", bytes(size)))
+    assert result.status == "SEND_OK"
+    assert (result.offset_message_id, result.queue_offset) == ("123", 456)
+    (sent,) = [
+        frame
+        for broker in cluster.brokers
+        for frame in broker.requests
+        if frame.code == RequestCode.SEND_MESSAGE_V2
+    ]
+    assert int(sent.ext["f"]) & SysFlag.COMPRESSED == flag
+    assert (sent.body == bytes(size)) is (flag == 0)
+
+
+class Ends:
+    """Counts what a call came to: raised at once, or told by the callback."""
+
+    def __init__(self):
+        self.good, self.bad, self.calls = 0, 0, 0
+        self._all = threading.Event()
+
+    def __call__(self, result, error):
+        assert (result is None) is not (error is None)
+        self.good, self.bad = self.good + (error is None), self.bad + (error is not None)
+
+    def attempt(self, call):
+        self.calls += 1
+        try:
+            return call()
+        except RocketSinkError:
+            self.bad += 1
+            return None
+
+
+@pytest.mark.parametrize("auto_batch", [False, True])
+def test_c47_six_async_sends_of_which_five_are_bad(cluster, make_producer, auto_batch):
+    producer, good, ends = make_producer(autoBatch=auto_batch), Message("orders", b"hello"), Ends()
+    nowhere = MessageQueue("orders", "no-such-broker", 0)
+    calls = (
+        lambda: producer.send_async(Message("orders", b""), ends),
+        lambda: producer.send_async(good, ends, queue=nowhere),
+        lambda: producer.send_async(Message("", b"x"), ends, queue=nowhere),
+        lambda: producer.send_async(Message("orders", None), ends, selector=_none),
+        lambda: producer.send_async(good, ends, selector=_none),
+        lambda: producer.send_async(good, ends),
+    )
+    for future in filter(None, [ends.attempt(call) for call in calls]):
+        future.exception(10)
+    producer.close()
+    assert (ends.calls, ends.bad, ends.good) == (6, 5, 1)
+    assert len(cluster.messages("orders")) == 1
+
+
+def _none(queues, message, arg):
+    return None
+
+
+def test_c47_four_batches_of_which_one_is_bad_twice(cluster, make_producer):
+    producer, ends = make_producer(), Ends()
+    batch = [Message("orders", b"hello world%d" % n) for n in range(5)]
+    queue = MessageQueue("orders", cluster.brokers[0].name, 1)
+    for _ in range(2):
+        for options in (
+            {},
+            {"timeout_ms": 5000},
+            {"queue": queue},
+            {"queue": MessageQueue("orders", "no-such-broker", 0), "timeout_ms": 500},
+        ):
+            ends.attempt(lambda options=options: producer.send_batch(batch, **options))
+    assert (ends.calls, ends.bad) == (8, 2)
+    assert len(cluster.messages("orders")) == 30
+
+
+def test_c47_a_selector_that_returns_nothing_is_named(make_producer):
+    with pytest.raises(ConfigurationError, match="_none"):
+        make_producer().send(Message("orders", b"x"), selector=_none)
+
+
+def test_c48_the_codes_that_are_retried():
+    """Java's eight, and two that it leaves out: flow control (215) and a queue that is gone (29),
+    both answered before anything is stored."""
+    java = {17, 14, 1, 2, 16, 204, 205, 1500}
+    assert set(SinkOptions.parse().retry_response_codes) == java | {215, 29}
+    assert SinkOptions.parse(retryResponseCodes="2,14").retry_response_codes == (2, 14)
+
+
+@pytest.mark.parametrize("limit", [10, 15])
+def test_c49_free_places_and_those_in_flight_make_the_limit(limit):
+    """Our limit is an option and so does not change while requests are in flight."""
+    window = Window(SinkOptions.parse(backPressureForAsyncSendNum=limit))
+    for _ in range(5):
+        assert window.take(1)
+    free = 0
+    while window.take(1):
+        free += 1
+    assert window.requests == 5 + free == limit
+    for _ in range(limit):
+        window.give_back(1)
+    assert window.requests == window.bytes == 0
+
+
+def test_c50_a_brokers_error_comes_with_its_remark(cluster, make_producer):
+    on_all(cluster, Answer(1, "Broker is broken."))
+    with pytest.raises(BrokerError, match=r"Broker is broken\.") as caught:
+        make_producer().send(Message("orders", b"x"))
+    assert (caught.value.response_code, caught.value.attempts) == (1, 3)
+
+
+def test_c51_async_tells_the_transports_own_error(cluster, make_producer):
+    on_all(cluster, Drop(stores=False))
+    producer, told = make_producer(sendMsgTimeout=600, retryTimesWhenSendFailed=0), []
+    future = producer.send_async(Message("orders", b"x"), lambda *end: told.append(end))
+    error = future.exception(10)
+    assert isinstance(error, RequestTimeoutError) and "no answer from 127.0.0.1:" in str(error)
+    producer.close()
+    assert told == [(None, error)]
+
+
+def test_c51_oneway_raises_the_transports_own_error(cluster, make_producer):
+    producer = make_producer(sendMsgTimeout=1000)
+    producer.fetch_publish_message_queues("orders")
+    for broker in cluster.brokers:
+        broker.kill()
+    with pytest.raises(NotSentError, match=r"127\.0\.0\.1:"):
+        producer.send_oneway(Message("orders", b"x"))
+
+
+def test_c72_one_group_and_instance_name_make_one_producer(cluster, make_producer):
+    first = make_producer(producerGroup="g", instanceName="one")
+    with pytest.raises(ConfigurationError, match="instanceName"):
+        make_producer(producerGroup="g", instanceName="one")
+    others = [
+        make_producer(producerGroup="g", instanceName="two"),
+        make_producer(producerGroup="h", instanceName="one"),
+        make_producer(producerGroup="g"),
+        make_producer(producerGroup="g"),
+    ]
+    assert len({producer._engine.identity.client_id for producer in others}) == 4
+    first.close()
+    again = make_producer(producerGroup="g", instanceName="one")
+    assert again.send(Message("orders", b"x")).status == "SEND_OK"

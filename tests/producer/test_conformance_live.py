@@ -1,0 +1,163 @@
+"""Cases of Java's integration tests on real brokers, by their numbers in the conformance list."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.errors import InvalidQueueError, MessageError, Outcome
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.net.pump import Pump
+from rocket_sink.net.rpc import invoke
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.topic_reader import read_topic
+from rocket_sink.wire.answers import decode_send_answer
+from rocket_sink.wire.requests import send_message_v2
+
+from .waiting import until
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def producer(real):
+    with Producer(nameServer=real.name_server) as one:
+        yield one
+
+
+def await_stored(real, topic, count):
+    """The topic's messages; the queues lag behind the commit log."""
+    until(lambda: len(list(read_topic(real.name_server, topic))) >= count)
+    return list(read_topic(real.name_server, topic))
+
+
+@pytest.mark.parametrize(
+    "made", [("t", None), ("t", b""), (None, b"x"), ("", b"x")], ids=["null", "empty", "-", "blank"]
+)
+def test_c68_messages_that_cannot_be(made):
+    with pytest.raises(MessageError):
+        Message(*made)
+
+
+def test_c68_the_largest_body_and_one_byte_more(real, topic, producer):
+    largest = bytes(range(256)) * (4_194_304 // 256)
+    assert producer.send(Message(topic, largest), timeout_ms=20_000).outcome is Outcome.ACKED
+    with pytest.raises(MessageError) as caught:
+        producer.send(Message(topic, largest + b"x"))
+    assert (caught.value.code, caught.value.size) == ("BODY_TOO_LARGE", 4_194_305)
+    assert producer.send(Message(topic, bytes(131_072))).status == "SEND_OK"
+    assert {len(m.body) for m in await_stored(real, topic, 2)} == {4_194_304, 131_072}
+
+
+def test_c68_a_batch_with_a_body_near_the_limit(real, topic, producer):
+    near = bytes(range(256)) * (4_194_304 // 256 - 1) + bytes(200)
+    messages = [Message(topic, b"a"), Message(topic, near), Message(topic, b"b")]
+    assert len(producer.send_batch(messages, timeout_ms=20_000)) == 3
+    sizes = sorted(len(m.body) for m in await_stored(real, topic, 3))
+    assert sizes == [1, 1, len(near)]
+
+
+def test_c69_chinese_properties(real, topic, producer):
+    """The limit is in bytes: Java counts characters and leaves the rest to the broker."""
+    fits = "中" * 10_240
+    producer.send(Message(topic, b"x", properties={"p": fits}))
+    (one,) = await_stored(real, topic, 1)
+    assert one.properties["p"] == fits
+    with pytest.raises(MessageError) as caught:
+        producer.send(Message(topic, b"x", properties={"p": "中" * 32_769}))
+    assert caught.value.code == "PROPERTIES_TOO_LARGE"
+    assert caught.value.size > 3 * 32_769
+
+
+def test_c69_the_longest_properties_that_we_let_pass_are_stored(real, topic, producer):
+    """What brokers add themselves fits into the room that is left for it."""
+    room = 32_767 - 256 - len("WAIT\x01true\x02UNIQ_KEY\x01\x02p\x01\x02") - 32
+    producer.send(Message(topic, b"x", properties={"p": "v" * room}))
+    producer.send(Message(topic, b"y", properties={"p": "v" * (room - 40)}, delay_level=1))
+    with pytest.raises(MessageError):
+        producer.send(Message(topic, b"x", properties={"p": "v" * (room + 1)}))
+
+
+def test_c70_a_queue_that_is_not_there_is_told_to_the_callback(topic, producer):
+    told = []
+    queue = MessageQueue(topic, "broker-a", 100)
+    future = producer.send_async(Message(topic, b"x"), lambda *end: told.append(end), queue=queue)
+    assert isinstance(future.exception(20), InvalidQueueError)
+    producer.close()
+    assert told == [(None, future.exception())]
+
+
+@pytest.mark.parametrize(("queue_id", "code"), [(100, 29), (-100, 0)])
+def test_c70_what_the_broker_says_to_such_queues(real, topic, queue_id, code):
+    """A negative number is any queue, and the answer names the one that was chosen."""
+    broker = real.brokers[0]
+    frame = send_message_v2(
+        producer_group="g", topic=topic, queue_id=queue_id, born_ms=1, properties="",
+        broker_name=broker.name, body=b"x",
+    )  # fmt: skip
+    pump = Pump(SinkOptions.parse(nameServer=real.name_server))
+    answer = invoke(pump, broker.address, frame, 10.0)
+    pump.close()
+    assert answer.code == code
+    if code == 0:
+        (stored,) = await_stored(real, topic, 1)
+        assert decode_send_answer(answer).queue_id == stored.queue_id in range(4)
+
+
+def test_c70_no_callback_and_a_raising_selector(topic, producer):
+    def broken(queues, message, arg):
+        raise ZeroDivisionError("selector")
+
+    with pytest.raises(ZeroDivisionError):
+        producer.send_async(Message(topic, b"x"), selector=broken)
+    assert producer.send_async(Message(topic, b"x"), None).result(20).status == "SEND_OK"
+
+
+def test_c71_a_hundred_messages_in_one_batch(real, topic, producer):
+    messages = [
+        Message(
+            topic, b"%d" % n, tags="tags123", keys=["keys123"], flag=123, wait_store=False,
+            properties={"n": str(n)},
+        )
+        for n in range(100)
+    ]  # fmt: skip
+    (result,) = producer.send_batch(messages)
+    ids, offset_ids = result.message_id.split(","), result.offset_message_id.split(",")
+    assert len(set(ids)) == len(set(offset_ids)) == 100
+    found = sorted(await_stored(real, topic, 100), key=lambda m: m.queue_offset)
+    assert [m.offset_message_id for m in found] == offset_ids
+    assert [m.message_id for m in found] == ids
+    for number, message in enumerate(found):
+        assert message.flag == 123
+        assert {
+            "TAGS": "tags123", "KEYS": "keys123", "WAIT": "false", "n": str(number),
+        }.items() <= message.properties.items()  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["SimpleCQ", "BatchCQ"])
+def test_c71_queue_types(real, producer, kind):
+    """Messages of a batch stay messages on both: only a batch with an id of its own becomes an
+    inner batch, and that id would replace those of its messages (MessageExtEncoder)."""
+    name = f"c71-{kind}"
+    real.create_topic(name, queues=1, brokers=["broker-a"], attributes={"queue.type": kind})
+    for turn in range(3):
+        (result,) = producer.send_batch([Message(name, b"%d-%d" % (turn, n)) for n in range(10)])
+        assert result.queue_offset == turn * 10
+        assert len(set(result.offset_message_id.split(","))) == 10
+    found = await_stored(real, name, 30)
+    assert [m.body for m in found] == [b"%d-%d" % (turn, n) for turn in range(3) for n in range(10)]
+
+
+def test_c73_order_per_queue(real, topic):
+    with Producer(nameServer=real.name_server, ordering="strict") as producer:
+        for number in range(60):
+            producer.send(Message(topic, b"%d" % number, sharding_key=f"key-{number % 6}"))
+    places: dict[tuple[int, int], list[int]] = {}
+    for message in await_stored(real, topic, 60):
+        place = (message.store_host[1], message.queue_id)
+        places.setdefault(place, []).append(int(message.body))
+    assert all(numbers == sorted(numbers) for numbers in places.values())
+    assert sum(map(len, places.values())) == 60
+    homes = {number % 6: place for place, numbers in places.items() for number in numbers}
+    for place, numbers in places.items():
+        assert all(homes[number % 6] == place for number in numbers)

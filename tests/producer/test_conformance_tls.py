@@ -1,0 +1,106 @@
+"""C66 on real brokers: Netty's side of the handshake, with client certificates and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.cluster.tls import make_certificates
+from rocket_sink.errors import NotSentError, SendError, TlsError
+from rocket_sink.message import Message
+from rocket_sink.producer.producer import Producer
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def requiring() -> Iterator[LocalCluster]:
+    """TLS or not, but TLS with a client certificate only."""
+    with LocalCluster(brokers=1, tls="permissive", tls_client_auth="require") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def enforcing() -> Iterator[LocalCluster]:
+    with LocalCluster(brokers=1, tls="enforcing", tls_client_auth="optional") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory):
+    """Certificates of an authority that nobody here trusts."""
+    return make_certificates(tmp_path_factory.mktemp("strangers"))
+
+
+def send(cluster, **options):
+    with Producer(nameServer=cluster.name_server, sendMsgTimeout=5000, **options) as producer:
+        return producer.send(Message("tls", b"x")).status
+
+
+def verified(cluster, **more):
+    return {"tlsMode": "verify-full", "tlsCa": cluster.tls_ca, **more}
+
+
+def mutual(cluster, **more):
+    cert, key = cluster.tls_client
+    return verified(cluster, tlsCert=cert, tlsKey=key, **more)
+
+
+def test_c66_both_verify_each_other(requiring, enforcing):
+    for cluster in (requiring, enforcing):
+        assert send(cluster, **mutual(cluster)) == "SEND_OK"
+        assert send(cluster, **mutual(cluster, tlsServerName="localhost")) == "SEND_OK"
+
+
+def test_c66_the_clients_key_has_a_password(requiring, tmp_path):
+    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    cert, plain = requiring.tls_client
+    key = serialization.load_pem_private_key(plain.read_bytes(), None)
+    locked = tmp_path / "locked.key"
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"1234"),
+        )
+    )
+    options = verified(requiring, tlsCert=cert, tlsKey=locked, tlsKeyPassword="1234")
+    assert send(requiring, **options) == "SEND_OK"
+
+
+def test_c66_without_a_client_certificate(requiring, enforcing):
+    assert send(enforcing, **verified(enforcing)) == "SEND_OK"
+    with pytest.raises(NotSentError, match="tlsCert"):
+        send(requiring, **verified(requiring))
+
+
+def test_c66_with_a_client_certificate_of_a_stranger(requiring, strangers):
+    more = {"tlsCert": strangers.client_cert, "tlsKey": strangers.client_key}
+    with pytest.raises(NotSentError, match="tlsCert"):
+        send(requiring, **verified(requiring, **more))
+
+
+def test_c66_a_server_certificate_of_a_stranger(requiring, strangers):
+    with pytest.raises(SendError, match="tlsCa"):
+        send(requiring, **mutual(requiring) | {"tlsCa": strangers.ca})
+    assert send(requiring, **mutual(requiring) | {"tlsMode": "insecure"}) == "SEND_OK"
+
+
+def test_c66_a_certificate_of_another_name(requiring):
+    options = mutual(requiring, tlsServerName="broker.example")
+    with pytest.raises(SendError, match="tlsServerName"):
+        send(requiring, **options)
+    assert send(requiring, **options | {"tlsMode": "verify-ca"}) == "SEND_OK"
+
+
+def test_c66_plain_text_where_it_may_be_and_where_not(requiring, enforcing):
+    assert send(requiring) == "SEND_OK"
+    with pytest.raises(SendError):
+        send(enforcing)
+
+
+def test_c66_tls_to_brokers_without(real):
+    with pytest.raises((TlsError, SendError), match="tlsMode=off"):
+        send(real, tlsMode="insecure")

@@ -1,0 +1,86 @@
+"""Credentials from a callable: asked at the start, and once more when a broker refuses them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.errors import AuthenticationError, OptionError, Outcome
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.testing import Answer
+from rocket_sink.wire.acl import Credentials, sign
+
+REFUSED = Answer(16, "check signature failed.")
+
+
+class Vault:
+    """Gives what is in it; counts."""
+
+    def __init__(self, *given):
+        self.given, self.asked = list(given), 0
+
+    def __call__(self):
+        self.asked += 1
+        now = self.given.pop(0) if len(self.given) > 1 else self.given[0]
+        if isinstance(now, Exception):
+            raise now
+        return now
+
+
+@pytest.fixture
+def queue(cluster):
+    return MessageQueue("orders", cluster.brokers[0].name, 0)
+
+
+def users(cluster):
+    return [frame.ext["AccessKey"] for frame in cluster.brokers[0].requests if frame.body == b"x"]
+
+
+def test_new_ones_are_used_after_one_refusal(cluster, make_producer, queue):
+    vault = Vault(Credentials("old", "s1"), Credentials("new", "s2", "token"))
+    producer = make_producer(credentials=vault)
+    producer.send(Message("orders", b"x"), queue=queue)
+    assert vault.asked == 1
+    cluster.brokers[0].on_send(REFUSED, times=1)
+    result = producer.send(Message("orders", b"x"), queue=queue)
+    assert result.outcome is Outcome.ACKED and vault.asked == 2
+    assert users(cluster) == ["old", "old", "new"]
+    last = [frame for frame in cluster.brokers[0].requests if frame.body == b"x"][-1]
+    ext = {k: v for k, v in last.ext.items() if k not in ("AccessKey", "Signature")}
+    assert ext["SecurityToken"] == "token"
+    assert sign(ext, b"x", "new", "s2", "token")["Signature"] == last.ext["Signature"]
+
+
+@pytest.mark.parametrize("second", [Credentials("old", "s1"), RuntimeError("vault is down")])
+def test_the_refusal_is_told_when_there_are_no_new_ones(cluster, make_producer, queue, second):
+    vault = Vault(Credentials("old", "s1"), second)
+    producer = make_producer(credentials=vault)
+    cluster.brokers[0].on_send(REFUSED, times=1)
+    with pytest.raises(AuthenticationError):
+        producer.send(Message("orders", b"x"), queue=queue)
+    assert vault.asked == 2 and users(cluster) == ["old"]
+
+
+def test_a_second_refusal_is_final(cluster, make_producer, queue):
+    vault = Vault(Credentials("a", "1"), Credentials("b", "2"), Credentials("c", "3"))
+    producer = make_producer(credentials=vault)
+    cluster.brokers[0].on_send(REFUSED, times=2)
+    with pytest.raises(AuthenticationError):
+        producer.send(Message("orders", b"x"), queue=queue)
+    assert users(cluster) == ["a", "b"] and vault.asked == 2
+
+
+def test_a_missing_variable_at_the_second_reading_is_no_crash(
+    cluster, make_producer, queue, monkeypatch
+):
+    monkeypatch.setenv("RMQ_SECRET", "old")
+    producer = make_producer(accessKey="alice", secretKey="env:RMQ_SECRET")
+    monkeypatch.delenv("RMQ_SECRET")
+    cluster.brokers[0].on_send(REFUSED, times=1)
+    with pytest.raises(AuthenticationError):
+        producer.send(Message("orders", b"x"), queue=queue)
+    assert producer.send(Message("orders", b"x"), queue=queue).outcome is Outcome.ACKED
+
+
+def test_what_it_raises_at_the_start_comes_out(make_producer):
+    with pytest.raises(OptionError):
+        make_producer(credentials=Vault(OptionError("no vault")))

@@ -1,0 +1,170 @@
+"""Dead-letter topics: what is read, what is sent again and what is not; the scripted cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rocket_sink.producer import dlq
+from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.dlq import RESENDS, DlqQuery, Resender
+from rocket_sink.producer.producer import Producer
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire.stored import StoredMessage
+
+GROUP = "billing"
+TOPIC = dlq.PREFIX + GROUP
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as fake:
+        fake.create_topic("orders", 4)
+        fake.create_topic(TOPIC, 1)
+        yield fake
+
+
+@pytest.fixture
+def admin(cluster: FakeCluster) -> Iterator[Admin]:
+    with Admin(nameServer=cluster.name_server) as made:
+        yield made
+
+
+def give_up(
+    cluster: FakeCluster, number: int, *, broker: int = 0, body: bytes = b"", **properties: str
+) -> StoredMessage:
+    """Put a message where a broker puts it (AbstractSendMessageProcessor.consumerSendMsgBack)."""
+    given = {
+        "UNIQ_KEY": f"ID{number}", "KEYS": f"k{number} all", "TAGS": "t", "WAIT": "false",
+        "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": f"OFFSET{number}", "color": "red",
+        "CLUSTER": "DefaultCluster", "RECONSUME_TIME": "16", **properties,
+    }  # fmt: skip
+    store = cluster.brokers[broker].store
+    return store.append(
+        StoredMessage(
+            TOPIC, body or f"body {number}".encode(), flag=7, store_ms=1000 + number,
+            born_ms=number, reconsume_times=16, store_host=(f"10.0.0.{broker}", 10911),
+            properties={n: v for n, v in given.items() if v},
+        )
+    )  # fmt: skip
+
+
+def ids(admin: Admin, **query: Any) -> list[str]:
+    return [letter.message_id for letter in dlq.read(admin, DlqQuery(GROUP, **query))]
+
+
+def test_letters_come_in_the_order_in_which_they_were_given_up(
+    cluster: FakeCluster, admin: Admin
+) -> None:
+    for number in range(6):
+        give_up(cluster, number, broker=number % 2)
+    assert ids(admin) == [f"ID{n}" for n in range(6)]
+    assert ids(admin, limit=2) == ["ID0", "ID1"]
+    assert dlq.groups(admin) == {GROUP: 6}
+
+
+@pytest.mark.parametrize(
+    ("query", "numbers"),
+    [
+        ({"topic": "orders"}, [0, 1, 2, 3]),
+        ({"topic": "elsewhere"}, [4]),
+        ({"since_ms": 1002}, [2, 3, 4]),
+        ({"until_ms": 1002}, [0, 1]),
+        ({"since_ms": 1001, "until_ms": 1003, "key": "all"}, [1, 2]),
+        ({"key": "k3"}, [3]),
+        ({"message_id": "ID2"}, [2]),
+        ({"message_id": "OFFSET2"}, [2]),
+        ({"key": "k", "topic": "orders"}, []),
+    ],
+)
+def test_queries(
+    cluster: FakeCluster, admin: Admin, query: dict[str, Any], numbers: list[int]
+) -> None:
+    for number in range(4):
+        give_up(cluster, number, broker=number % 2)
+    give_up(cluster, 4, RETRY_TOPIC="", DLQ_ORIGIN_TOPIC="elsewhere")
+    assert ids(admin, **query) == [f"ID{n}" for n in numbers]
+
+
+Run = Callable[..., dlq.ResendReport]
+
+
+@pytest.fixture
+def run(cluster: FakeCluster, admin: Admin) -> Run:
+    def go(**more: Any) -> dlq.ResendReport:
+        with Producer(nameServer=cluster.name_server, retryTimesWhenSendFailed=0) as producer:
+            work = Resender(admin, producer.send, **more)
+            for letter in dlq.read(admin, DlqQuery(GROUP)):
+                work.resend(letter)
+        return work.report
+
+    return go
+
+
+def test_a_message_goes_back_as_it_was(cluster: FakeCluster, run: Run) -> None:
+    give_up(cluster, 1, __SHARDINGKEY="customer")
+    assert run().resent == 1
+    (message,) = cluster.messages("orders")
+    assert message.body == b"body 1"
+    assert message.flag == 7
+    kept = {n: message.properties[n] for n in ("UNIQ_KEY", "KEYS", "TAGS", "__SHARDINGKEY")}
+    assert kept == {
+        "UNIQ_KEY": "ID1", "KEYS": "k1 all", "TAGS": "t", "__SHARDINGKEY": "customer",
+    }  # fmt: skip
+    assert (message.properties["color"], message.properties[RESENDS]) == ("red", "1")
+    left = {"RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME"}
+    assert not left & message.properties.keys()
+
+
+def test_running_twice_sends_once(cluster: FakeCluster, run: Run) -> None:
+    cluster.brokers[0].store.append(
+        StoredMessage("orders", b"body 1", properties={"UNIQ_KEY": "ID1"})
+    )
+    give_up(cluster, 1)
+    give_up(cluster, 2, UNIQ_KEY="")
+    first = run()
+    assert (first.resent, first.already) == (2, 0), "the original is no resend"
+    second = run()
+    assert (second.resent, second.already) == (0, 2)
+    assert run(again=True).resent == 2
+    assert len(cluster.messages("orders")) == 5
+
+
+def test_what_failed_again_is_sent_again_until_it_is_enough(cluster: FakeCluster, run: Run) -> None:
+    """Each time round the group gives the copy up, and the broker keeps its properties."""
+    give_up(cluster, 1)
+    assert run().resent == 1
+    give_up(cluster, 1, **{RESENDS: "1"})
+    again = run()
+    assert (again.resent, again.already) == (1, 1)
+    give_up(cluster, 1, **{RESENDS: "2"})
+    third = run(max_resends=2)
+    assert (third.resent, third.already, third.left_alone) == (0, 2, 1)
+    assert third.settled
+
+
+def test_a_letter_without_a_topic_needs_one(cluster: FakeCluster, run: Run) -> None:
+    give_up(cluster, 1, RETRY_TOPIC="")
+    report = run()
+    assert (report.homeless, report.settled) == (1, False)
+    assert run(to_topic="orders").resent == 1
+
+
+def test_a_failed_letter_holds_back_its_key(cluster: FakeCluster, run: Run) -> None:
+    give_up(cluster, 1, __SHARDINGKEY="a")
+    give_up(cluster, 2, __SHARDINGKEY="a")
+    give_up(cluster, 3)
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "no"), times=None)
+    report = run()
+    assert (report.failed, report.held_back, report.resent) == (2, 1, 0)
+    assert report.codes == {"MESSAGE_ILLEGAL": 2}
+    assert "no" in report.first_error
+    for broker in cluster.brokers:
+        broker.behave()
+    assert run().resent == 3
+    assert [m.body for m in cluster.messages("orders") if "__SHARDINGKEY" in m.properties] == [
+        b"body 1", b"body 2",
+    ]  # fmt: skip

@@ -1,0 +1,376 @@
+"""Freezes, kills, cuts, windows, order: what the engine does while something is wrong."""
+
+from __future__ import annotations
+
+import time
+
+from rocket_sink.errors import NotSentError, Outcome, UnwrittenError
+from rocket_sink.message import MessageQueue
+from rocket_sink.net.rpc import Call
+from rocket_sink.producer.values import SendRequest
+from rocket_sink.testing import Delay, Drop, FaultProxy
+from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.requests import heartbeat
+from tests.producer.conftest import request, send
+
+
+def _stream(engine, seconds, first):
+    """Keep 200 requests in flight; (completions, next number, longest pause)."""
+    done, number, longest = [], first, 0.0
+    started = last = engine.clock()
+    while engine.clock() - started < seconds:
+        while engine.pending < 200:
+            engine.submit(request(number))
+            number += 1
+        fresh = engine.poll(0.05)
+        if fresh:
+            longest, last = max(longest, engine.clock() - last), engine.clock()
+        done += fresh
+    return done, number, max(longest, engine.clock() - last)
+
+
+def test_a_frozen_broker_does_not_stop_unordered_traffic(cluster, make_engine):
+    engine = make_engine()
+    before, number, usual_s = _stream(engine, 0.7, 0)
+    cluster.brokers[0].freeze()
+    during, number, longest_s = _stream(engine, 2.0, number)
+    cluster.brokers[0].thaw()
+    after = engine.drain()
+    assert longest_s < max(0.5, 4 * usual_s)
+    done = before + during + after
+    assert len(done) == number
+    assert all(c.outcome is Outcome.ACKED for c in done)
+    assert len(during) > 200
+
+
+def test_a_frozen_broker_cannot_collect_the_window(cluster, make_engine):
+    """Long before it is suspect: it has little more in flight than the others."""
+    engine = make_engine(suspectAfterMs=60_000, sendMsgTimeout=200_000)
+    send(engine)
+    cluster.brokers[0].freeze()
+    _stream(engine, 0.5, 0)
+    frozen = engine.brokers.of(cluster.brokers[0].name)
+    assert not frozen.suspect
+    assert 50 < frozen.in_flight <= 130
+    cluster.brokers[0].thaw()
+    assert all(c.outcome is Outcome.ACKED for c in engine.drain())
+
+
+def test_a_short_pause_doubles_nothing(cluster, make_engine):
+    """300 ms, as a garbage collection: suspected, but nothing written is given up."""
+    engine = make_engine()
+    send(engine)
+    for number in range(20):
+        engine.submit(request(number))
+    cluster.brokers[0].freeze()
+    for number in range(20, 40):
+        engine.submit(request(number))
+    time.sleep(0.3)
+    cluster.brokers[0].thaw()
+    done = engine.drain()
+    assert len(done) == 40
+    assert all(c.outcome is Outcome.ACKED and not c.maybe_duplicate for c in done)
+    assert len(cluster.messages("orders")) == 41
+
+
+def test_suspicion_comes_and_goes(cluster, make_engine):
+    engine = make_engine(suspectAfterMs=50, sendMsgTimeout=30_000)
+    send(engine)
+    cluster.brokers[0].freeze()
+    name = cluster.brokers[0].name
+    engine.submit(request(1, queue=MessageQueue("orders", name, 0)))
+    until = engine.clock() + 2
+    while engine.available(name) and engine.clock() < until:
+        engine.poll(0.02)
+    assert not engine.available(name)
+    sent = len(cluster.brokers[1].store.messages("orders"))
+    for number in range(10):
+        engine.submit(request(number))
+    while engine.pending > 1:
+        engine.poll(0.02)
+    assert len(cluster.brokers[1].store.messages("orders")) == sent + 10
+    cluster.brokers[0].thaw()
+    engine.drain()
+    engine.poll(0.0)
+    time.sleep(0.02)
+    engine.poll(0.0)
+    assert not engine.brokers.of(name).suspect
+
+
+def test_a_killed_broker_fails_nothing(cluster, make_engine):
+    engine = make_engine()
+    send(engine)
+    for number in range(50):
+        engine.submit(request(number))
+    cluster.brokers[0].kill()
+    longest = 0.0
+    done = []
+    for number in range(50, 150):
+        started = engine.clock()
+        engine.submit(request(number))
+        done += engine.poll(0.5)
+        longest = max(longest, engine.clock() - started)
+    done += engine.drain()
+    assert len(done) == 150
+    assert all(c.outcome is Outcome.ACKED for c in done)
+    assert longest < 0.3
+    bodies = {m.body for m in cluster.messages("orders")}
+    assert {f"body-{n}".encode() for n in range(150)} <= bodies
+
+
+def test_a_restarted_broker_is_used_again(cluster, make_engine):
+    engine = make_engine(latencyMax="50", notAvailableDuration="300", detectInterval=50)
+    send(engine)
+    cluster.brokers[0].kill()
+    for number in range(6):
+        assert send(engine, number).outcome is Outcome.ACKED
+    cluster.brokers[0].restart()
+    until = engine.clock() + 8
+    before = len(cluster.brokers[0].store.messages("orders"))
+    while engine.clock() < until:
+        send(engine)
+        if len(cluster.brokers[0].store.messages("orders")) > before:
+            return
+        engine.pump.poll(0.02)
+        engine.process(())
+        time.sleep(0.02)
+    raise AssertionError("the broker stayed isolated after its restart")
+
+
+def _through_a_proxy(cluster, engine, direction, at):
+    """Route everything through a proxy that cuts."""
+    proxies = {b.address: FaultProxy(b.address) for b in cluster.brokers}
+    real = engine.pump.link
+    engine.pump.link = lambda address, now: real(
+        proxies[address].address if address in proxies else address, now
+    )
+    for proxy in proxies.values():
+        proxy.cut_after(at, direction)
+    return proxies
+
+
+def test_cut_before_the_last_byte_of_a_frame_is_not_sent(cluster, make_engine):
+    """A frame larger than all buffers on the way, cut in the middle."""
+    engine = make_engine(retryTimesWhenSendFailed=0, sendMsgTimeout=5000)
+    engine.publish_info("orders")
+    proxies = _through_a_proxy(cluster, engine, "request", 100_000)
+    big = SendRequest("orders", bytes(15_000_000), token=1)
+    engine.submit(big)
+    (completion,) = engine.drain()
+    for proxy in proxies.values():
+        proxy.close()
+    assert completion.outcome is Outcome.NOT_SENT, completion
+    assert isinstance(completion.error, UnwrittenError)
+    assert not completion.maybe_duplicate
+    assert cluster.messages("orders") == []
+
+
+def test_cut_after_the_last_byte_of_a_frame_is_unknown(cluster, make_engine):
+    engine = make_engine(retryTimesWhenSendFailed=0)
+    engine.publish_info("orders")
+    proxies = _through_a_proxy(cluster, engine, "answer", 10)
+    engine.submit(request(1))
+    (completion,) = engine.drain()
+    for proxy in proxies.values():
+        proxy.close()
+    assert completion.outcome is Outcome.UNKNOWN, completion
+    assert len(cluster.messages("orders")) == 1
+
+
+def test_unsent_requests_leave_a_suspect_connection(cluster, make_engine):
+    """What the kernel has not taken yet goes elsewhere; nothing is doubled."""
+    engine = make_engine(suspectAfterMs=100, sendMsgTimeout=200_000)
+    engine.publish_info("orders")
+    cluster.brokers[0].freeze()
+    for number in range(4):
+        engine.submit(request(number, queue=MessageQueue("orders", "broker-a", number)))
+    engine.poll(0.05)
+    stuck = engine.pump.peek(cluster.brokers[0].address)
+    assert stuck.is_open and stuck.connection.in_flight >= 4
+    stuck.transport.write = lambda buffers: 0  # as with a full kernel buffer
+    for number in range(4, 12):
+        engine.submit(request(number))
+    unsent = len(stuck.outbox._entries)
+    assert unsent > 0
+    done = []
+    until = engine.clock() + 8
+    while engine.clock() < until and len(done) < 8:
+        done += engine.poll(0.1)
+    assert sorted(c.token for c in done) == list(range(4, 12))
+    assert len(cluster.brokers[1].store.messages("orders")) == 8
+    del stuck.transport.write
+    cluster.brokers[0].thaw()
+    done += engine.drain()
+    assert len(done) == 12 and all(c.outcome is Outcome.ACKED for c in done)
+    assert not any(c.maybe_duplicate for c in done)
+    assert len(cluster.messages("orders")) == 12
+
+
+def test_the_window_blocks_by_count_and_bytes(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Delay(150), times=None)
+    engine = make_engine(maxInFlight=4)
+    engine.publish_info("orders")
+    for number in range(4):
+        assert engine.try_submit(request(number))
+    assert not engine.try_submit(request(4))
+    started = engine.clock()
+    engine.submit(request(4))
+    assert engine.clock() - started > 0.05
+    assert len(engine.drain()) == 5
+    small = make_engine(backPressureForAsyncSendSize=2048)
+    small.publish_info("orders")
+    assert small.try_submit(SendRequest("orders", bytes(10_000), token=0)), "alone it must pass"
+    assert not small.try_submit(request(1))
+    small.drain()
+    assert small.try_submit(request(1)) and small.pending == 1
+    assert len(small.drain()) == 1 and small.pending == 0
+
+
+def test_every_place_in_the_window_is_given_back(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=5)
+    engine = make_engine(sendMsgTimeout=900)
+    for number in range(60):
+        engine.submit(request(number))
+    assert len(engine.drain()) == 60
+    assert (engine.pending, engine._window.bytes) == (0, 0)
+    assert engine.brokers.total_in_flight == 0
+    assert all(engine.brokers.of(b.name).in_flight == 0 for b in cluster.brokers)
+
+
+def test_strict_order_has_one_request_in_flight_per_queue(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Delay(5), times=None)
+    engine = make_engine()
+    engine.publish_info("orders")
+    queues = [MessageQueue("orders", b.name, q) for b in cluster.brokers for q in range(2)]
+    most = 0
+    for number in range(80):
+        engine.submit(request(number, queue=queues[number % 4], ordered=True))
+        engine.poll(0)
+        most = max(most, sum(k.connection.in_flight for k in engine.pump.links))
+    assert len(engine.drain()) <= 80
+    assert 2 <= most <= 4 + 2  # one per queue, and heartbeats
+    for queue in queues:
+        stored = [
+            int(m.body.split(b"-")[1])
+            for m in cluster.broker(queue.broker_name).store.messages("orders")
+            if m.queue_id == queue.queue_id
+        ]
+        assert stored == sorted(stored) and len(stored) == 20
+
+
+def test_strict_order_waits_for_its_queue_and_others_flow(cluster, make_engine):
+    engine = make_engine(orderWaitMs=20_000)
+    send(engine)
+    frozen, well = (MessageQueue("orders", b.name, 0) for b in cluster.brokers)
+    cluster.brokers[0].freeze()
+    for number in range(10):
+        engine.submit(request(f"f-{number}", queue=frozen, ordered=True))
+        engine.submit(request(f"w-{number}", queue=well, ordered=True))
+    done = []
+    until = engine.clock() + 1.2
+    while engine.clock() < until:
+        done += engine.poll(0.05)
+    assert sorted(c.token for c in done) == [f"w-{n}" for n in range(10)]
+    cluster.brokers[0].thaw()
+    done = engine.drain()
+    assert [c.token for c in done] == [f"f-{n}" for n in range(10)]
+    assert all(c.outcome is Outcome.ACKED and not c.maybe_duplicate for c in done)
+
+
+def test_strict_order_survives_a_restart_in_order(cluster, make_engine):
+    engine = make_engine(orderWaitMs=20_000)
+    queue = MessageQueue("orders", "broker-a", 0)
+    send(engine, "first", queue=queue, ordered=True)
+    cluster.brokers[0].kill()
+    for number in range(5):
+        engine.submit(request(f"x-{number}", queue=queue, ordered=True))
+    engine.poll(0.3)
+    assert engine.pending == 5
+    cluster.brokers[0].restart()
+    done = engine.drain()
+    assert [c.outcome for c in done] == [Outcome.ACKED] * 5
+    bodies = [m.body for m in cluster.brokers[0].store.messages("orders")]
+    assert bodies == [b"body-first", *(f"body-x-{n}".encode() for n in range(5))]
+
+
+def test_ordered_requests_time_out_behind_a_stuck_one(cluster, make_engine):
+    engine = make_engine(orderWaitMs=400)
+    queue = MessageQueue("orders", "broker-a", 0)
+    engine.publish_info("orders")
+    cluster.brokers[0].freeze()
+    for number in range(3):
+        engine.submit(request(number, queue=queue, ordered=True))
+    done = engine.drain(engine.clock() + 3)
+    outcomes = {c.token: c.outcome for c in done}
+    assert outcomes == {0: Outcome.UNKNOWN, 1: Outcome.NOT_SENT, 2: Outcome.NOT_SENT}
+
+
+def test_peers_requests_are_answered_with_code_3(cluster, make_engine):
+    from rocket_sink.wire.command import Frame
+
+    engine = make_engine()
+    send(engine)
+    cluster.brokers[0].send_request(Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {"topic": "t"}))
+    cluster.brokers[1].send_request(Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {"topic": "t"}))
+    until = engine.clock() + 2
+    while engine.clock() < until:
+        engine.pump.poll(0.02)
+        answers = [f for b in cluster.brokers for f in b.requests if f.is_response]
+        if answers:
+            break
+    assert answers[0].code == 3
+
+
+def test_heartbeat_names_the_group_and_good_bye_is_said(cluster, make_engine):
+    engine = make_engine(producerGroup="mine")
+    for _ in range(4):
+        send(engine)
+    time.sleep(0.02)
+    engine.process(())
+    engine.pump.poll(0.05)
+    engine.close()
+    time.sleep(0.05)
+    seen = [f for b in cluster.brokers for f in b.requests]
+    beats = [f for f in seen if f.code == RequestCode.HEART_BEAT]
+    assert beats and b'"mine"' in bytes(beats[0].body)
+    farewells = [f for f in seen if f.code == RequestCode.UNREGISTER_CLIENT]
+    assert farewells and farewells[0].ext["producerGroup"] == "mine"
+
+
+def test_a_broker_that_answers_others_is_slow_and_not_dead(cluster, make_engine):
+    """With the other one frozen, the slow one is the place to go; its fault is one answer."""
+    engine = make_engine(sendMsgTimeout=1800)
+    engine.publish_info("orders")
+    cluster.brokers[0].freeze()
+    slow = cluster.brokers[1]
+    slow.on_send(Drop(), times=1)
+    engine.submit(request("unlucky", queue=MessageQueue("orders", slow.name, 0), attempts=1))
+    until = engine.clock() + 1.5
+    number = 0
+    while engine.clock() < until:
+        engine.submit(request(number, queue=MessageQueue("orders", slow.name, 1)))
+        number += 1
+        engine.poll(0.05)
+    engine.drain(engine.clock() + 3)
+    assert not engine.brokers.available(slow.name)
+    engine.brokers.view(engine.clock())
+    assert engine.brokers.reachable(slow.name)
+    cluster.brokers[0].thaw()
+
+
+def test_what_is_moved_off_a_suspect_connection_may_be_no_send(cluster, make_engine):
+    """Its owner hears of it, and is free to ask again; nobody waits for ever."""
+    engine = make_engine()
+    broker = cluster.brokers[0]
+    send(engine, "warm", queue=MessageQueue("orders", broker.name, 0))
+    ended = []
+    call = Call(lambda answer, error, now_s: ended.append(error))
+    frame = heartbeat(client_id="c", producer_groups=["g"])
+    now_s = engine.clock()
+    engine.pump.call(broker.address, frame, call, deadline_s=now_s + 20.0, now_s=now_s)
+    engine._move_unsent(broker.name, now_s)
+    assert isinstance(ended[0], NotSentError)
+    assert send(engine, "after").outcome is Outcome.ACKED and len(ended) == 1

@@ -1,0 +1,316 @@
+"""The five outcomes, and what is tried again where."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.errors import (
+    AuthenticationError,
+    ConnectError,
+    ConnectionLostError,
+    MessageIllegalError,
+    NameServerUnavailableError,
+    NoRouteError,
+    Outcome,
+    RequestTimeoutError,
+    TopicNotFoundError,
+)
+from rocket_sink.message import MessageQueue
+from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, IncompleteAnswer
+from tests.producer.conftest import request, send
+
+
+def test_acked(cluster, make_engine):
+    completion = send(make_engine(), 1)
+    assert completion.outcome is Outcome.ACKED
+    assert completion.result.status == "SEND_OK"
+    (stored,) = cluster.messages("orders")
+    assert stored.body == b"body-1"
+    assert completion.result.queue.queue_id == stored.queue_id
+    assert completion.result.queue_offset == stored.queue_offset
+    assert not completion.maybe_duplicate
+    (attempt,) = completion.attempts
+    assert attempt.outcome is Outcome.ACKED and attempt.wire_bytes > attempt.body_bytes > 0
+
+
+def test_degraded_is_delivered_and_not_sent_again(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(10, "flush disk timeout"), times=None)
+    completion = send(make_engine())
+    assert completion.outcome is Outcome.ACKED_DEGRADED
+    assert completion.result.status == "FLUSH_DISK_TIMEOUT"
+    assert len(cluster.messages("orders")) == 1
+
+
+def test_degraded_is_sent_again_if_wanted_and_the_first_result_stands(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(10, ""), times=1)
+    completion = send(make_engine(onDegraded="retry"))
+    assert completion.outcome is Outcome.ACKED
+    assert completion.maybe_duplicate
+    assert len(cluster.messages("orders")) == 3
+
+
+def test_rejected_at_once_by_all(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "the message is illegal"), times=None)
+    completion = send(make_engine())
+    assert completion.outcome is Outcome.REJECTED
+    assert isinstance(completion.error, MessageIllegalError)
+    assert len(completion.attempts) == 1
+    assert completion.error.response_code == 13 and completion.error.attempts == 1
+
+
+def test_not_sent_when_refused(cluster, make_engine):
+    engine = make_engine(sendMsgTimeout=600)
+    send(engine)
+    for broker in cluster.brokers:
+        broker.kill()
+    completion = send(engine)
+    assert completion.outcome is Outcome.NOT_SENT
+    assert not completion.maybe_duplicate
+    assert isinstance(completion.error, ConnectError)
+    assert len(completion.attempts) == 3
+
+
+def test_unknown_when_the_connection_ends_after_the_frame(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(CloseConnection(), times=None)
+    completion = send(make_engine())
+    assert completion.outcome is Outcome.UNKNOWN
+    assert completion.maybe_duplicate
+    assert isinstance(completion.error, ConnectionLostError)
+
+
+def test_unknown_then_acked_is_marked(cluster, make_engine):
+    engine = make_engine()
+    engine.publish_info("orders")
+    for broker in cluster.brokers:
+        broker.on_send(CloseConnection(stores=True), times=None)
+    cluster.brokers[1].behave()
+    completions = [send(engine, n) for n in range(8)]
+    assert all(c.outcome is Outcome.ACKED for c in completions)
+    doubled = [c for c in completions if c.maybe_duplicate]
+    assert doubled
+    for completion in doubled:
+        ids = [m.properties["UNIQ_KEY"] for m in cluster.messages("orders")]
+        assert ids.count(completion.result.message_id) == 2
+
+
+def test_an_answer_without_proof_is_unknown(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(IncompleteAnswer(), times=None)
+    completion = send(make_engine())
+    assert completion.outcome is Outcome.UNKNOWN
+    assert completion.error.code == "INVALID_ANSWER"
+
+
+def test_unknown_wins_over_what_follows(cluster, make_engine):
+    """First attempt unknown, then the broker is gone: nobody may call that `not sent`."""
+    engine = make_engine(sendMsgTimeout=900)
+    engine.publish_info("orders")
+    for broker in cluster.brokers:
+        broker.on_send(CloseConnection(), times=1)
+        broker.on_send(Answer(2, "busy"), times=None)
+    completion = send(engine)
+    assert completion.outcome is Outcome.UNKNOWN
+    assert [a.outcome for a in completion.attempts][-1] is Outcome.REJECTED
+
+
+def test_attempts_share_one_deadline(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=None)
+    engine = make_engine(sendMsgTimeout=1500)
+    started = engine.clock()
+    completion = send(engine)
+    took = engine.clock() - started
+    assert isinstance(completion.error, RequestTimeoutError)
+    assert len(completion.attempts) == 3
+    assert len({a.broker_name for a in completion.attempts}) == 2
+    assert 1.3 < took < 3.0
+    shares = [a.rtt_ms for a in completion.attempts]
+    assert max(shares) < 1000, shares
+
+
+def test_retry_goes_elsewhere_with_that_brokers_header(cluster, make_engine):
+    cluster.create_topic("orders", 8, brokers=["broker-a"])
+    cluster.create_topic("orders", 1, brokers=["broker-b"])
+    cluster.broker("broker-a").on_send(Answer(14, "not available"), times=None)
+    engine = make_engine()
+    for number in range(10):
+        completion = send(engine, number)
+        assert completion.outcome is Outcome.ACKED
+        assert completion.result.queue == MessageQueue("orders", "broker-b", 0)
+    assert len(cluster.broker("broker-b").store.messages("orders")) == 10
+
+
+def test_a_given_queue_is_kept(cluster, make_engine):
+    queue = MessageQueue("orders", "broker-a", 2)
+    cluster.broker("broker-a").on_send(Answer(2, "busy"), times=2)
+    completion = send(make_engine(), queue=queue)
+    assert completion.outcome is Outcome.ACKED
+    assert {(a.broker_name, a.queue_id) for a in completion.attempts} == {("broker-a", 2)}
+    assert len(completion.attempts) == 3
+
+
+def test_busy_backs_off(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=None)
+    engine = make_engine(retryBackoffMs=100)
+    started = engine.clock()
+    completion = send(engine)
+    assert completion.outcome is Outcome.REJECTED and len(completion.attempts) == 3
+    assert engine.clock() - started >= 0.14
+
+
+def test_poison_does_not_isolate(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "illegal"), times=None)
+    engine = make_engine()
+    for number in range(4):
+        send(engine, number)
+    assert engine.isolations() == []
+    assert engine.available("broker-a") and engine.available("broker-b")
+
+
+def test_a_failing_broker_is_isolated_and_reported(cluster, make_engine):
+    cluster.broker("broker-a").on_send(CloseConnection(), times=None)
+    engine = make_engine()
+    for number in range(6):
+        assert send(engine, number).outcome.delivered
+    assert not engine.available("broker-a") and engine.available("broker-b")
+    events = engine.isolations()
+    assert {event.broker_name for event in events} == {"broker-a"}
+    assert engine.isolations() == []
+
+
+def test_authentication_failure_is_fatal_and_tried_once(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(16, "User:nobody is not found."), times=None)
+    engine = make_engine()
+    completion = send(engine)
+    assert isinstance(completion.error, AuthenticationError) and completion.error.fatal
+    assert len(completion.attempts) == 1
+    assert engine.broken
+    assert engine.isolations() == []
+
+
+def test_no_permission_isolates_the_topic_only(cluster, make_engine):
+    cluster.broker("broker-a").on_send(Answer(16, "the broker's topic is read only"), times=None)
+    engine = make_engine()
+    for number in range(6):
+        assert send(engine, number).result.queue.broker_name == "broker-b"
+    assert engine.available("broker-a")
+    assert {event.topic for event in engine.isolations()} == {"orders"}
+
+
+def test_unknown_topic_is_an_error_at_once(cluster, make_engine):
+    cluster.delete_topic("orders")
+    engine = make_engine(createTopicKey="")
+    started = engine.clock()
+    completion = send(engine)
+    assert isinstance(completion.error, NoRouteError)
+    assert completion.outcome is Outcome.NOT_SENT
+    assert engine.clock() - started < 1.0
+    with pytest.raises(NoRouteError, match="orders"):
+        engine.publish_info("orders")
+
+
+def test_a_new_topic_is_made_from_the_template(cluster, make_engine):
+    cluster.delete_topic("orders")
+    completion = send(make_engine(defaultTopicQueueNums=2))
+    assert completion.outcome is Outcome.ACKED
+    assert completion.result.queue.queue_id in (0, 1)
+
+
+def test_topic_not_found_at_the_broker_is_looked_up_once(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(17, "topic[orders] not exist"), times=None)
+    completion = send(make_engine())
+    assert isinstance(completion.error, TopicNotFoundError)
+    assert len(completion.attempts) == 2
+
+
+def test_no_name_server_names_each_with_its_reason(cluster, make_engine):
+    engine = make_engine(sendMsgTimeout=500)
+    cluster.stop_name_server()
+    with pytest.raises(NameServerUnavailableError) as caught:
+        engine.publish_info("orders")
+    assert list(caught.value.reasons) == [cluster.name_server]
+    completion = send(engine)
+    assert isinstance(completion.error, NameServerUnavailableError)
+
+
+def test_dead_name_servers_do_not_stop_a_known_route(cluster, make_engine):
+    engine = make_engine(pollNameServerInterval=50)
+    send(engine, 1)
+    cluster.stop_name_server()
+    for number in range(5):
+        assert send(engine, number).outcome is Outcome.ACKED
+
+
+def test_a_late_answer_is_counted_and_changes_nothing(cluster, make_engine):
+    engine = make_engine(sendMsgTimeout=600, retryTimesWhenSendFailed=0)
+    engine.publish_info("orders")
+    for broker in cluster.brokers:
+        broker.on_send(Delay(900), times=1)
+    completion = send(engine)
+    assert completion.outcome is Outcome.UNKNOWN
+    until = engine.clock() + 3
+    queue = MessageQueue("orders", completion.attempts[0].broker_name, 0)
+    while not engine.late_answers and engine.clock() < until:
+        engine.poll(0.05)
+        engine.pump.poll(0.05)
+    assert engine.late_answers == 1
+    assert send(engine, queue=queue).outcome is Outcome.ACKED
+
+
+def test_a_topic_that_was_shrunk_costs_one_look_at_the_route(cluster, make_engine):
+    cluster.create_topic("orders", 8)
+    engine = make_engine()
+    engine.publish_info("orders")
+    cluster.create_topic("orders", 1)
+    completions = [send(engine, number) for number in range(12)]
+    assert all(c.outcome is Outcome.ACKED for c in completions)
+
+
+def test_go_away_reconnects_and_is_no_attempt(cluster, make_engine):
+    """Each broker says it once; a request goes back to where it was, on a new connection."""
+    engine = make_engine(retryTimesWhenSendFailed=0)
+    engine.publish_info("orders")
+    for broker in cluster.brokers:
+        broker.on_send(Answer(1500, "go away"), times=1)
+    completions = [send(engine, number) for number in range(16)]
+    assert all(c.outcome is Outcome.ACKED for c in completions)
+    again = [c for c in completions if len(c.attempts) == 2]
+    assert len(again) == 2
+    for completion in again:
+        first, second = completion.attempts
+        assert (first.broker_name, first.queue_id) == (second.broker_name, second.queue_id)
+    assert engine.isolations() == []
+
+
+def test_closing_completes_what_is_pending(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=None)
+    engine = make_engine()
+    engine.publish_info("orders")
+    for number in range(5):
+        engine.submit(request(number))
+    engine.poll(0.1)
+    engine.close(timeout_s=0.2)
+    completions = engine.take()
+    assert len(completions) == 5 and engine.pending == 0
+    assert {c.outcome for c in completions} == {Outcome.UNKNOWN}
+    engine.close()
+
+
+def test_drain_has_a_deadline(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=None)
+    engine = make_engine()
+    engine.publish_info("orders")
+    engine.submit(request(1))
+    completions = engine.drain(engine.clock() + 0.2)
+    assert [c.outcome for c in completions] == [Outcome.UNKNOWN]
+    assert not engine.broken

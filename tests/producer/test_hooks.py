@@ -1,0 +1,80 @@
+"""Hooks hear of every send, and cannot break one."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.errors import Outcome, RejectedError
+from rocket_sink.message import Message
+from rocket_sink.producer.hooks import SendHook
+from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.transactions import COMMIT
+from rocket_sink.testing import Answer
+
+from .waiting import until
+
+
+class Recorder(SendHook):
+    def __init__(self):
+        self.before, self.after, self.ends = [], [], []
+
+    def before_send(self, context):
+        assert context.result is None and context.error is None
+        self.before.append(context)
+
+    def after_send(self, context):
+        self.after.append(context)
+
+    def end_transaction(self, context):
+        self.ends.append(context)
+
+
+class Broken(SendHook):
+    def before_send(self, context):
+        raise RuntimeError("before")
+
+    def after_send(self, context):
+        raise RuntimeError("after")
+
+    def end_transaction(self, context):
+        raise RuntimeError("end")
+
+
+@pytest.fixture
+def hooked(cluster):
+    with Producer(nameServer=cluster.name_server, producerGroup="g") as producer:
+        recorder = Recorder()
+        producer.add_hook(Broken())
+        producer.add_hook(recorder)
+        yield producer, recorder
+
+
+def test_every_mode_is_told(hooked, cluster):
+    producer, told = hooked
+    one = Message("orders", b"x")
+    result = producer.send(one)
+    future = producer.send_async(one)
+    future.result(5)
+    producer.send_oneway(one)
+    producer.send_batch([one, one])
+    producer.send_in_transaction(one, lambda m, a: COMMIT)
+    until(lambda: len(told.after) == 5)
+    modes = ["sync", "async", "oneway", "batch", "transaction"]
+    assert [context.mode for context in told.before] == modes
+    assert {id(c) for c in told.before} == {id(c) for c in told.after}
+    assert told.before[0].result is result and told.before[0].message_ids == (result.message_id,)
+    assert told.before[0].producer_group == "g" and told.before[0].cost_ms > 0
+    assert len(told.before[3].messages) == len(set(told.before[3].message_ids)) == 2
+    assert all(c.result.outcome is Outcome.ACKED for c in told.after if c.mode != "oneway")
+    (end,) = told.ends
+    assert (end.state, end.error, end.topic) == ("COMMIT_MESSAGE", None, "orders")
+    assert end.message_id == told.before[4].message_ids[0]
+
+
+def test_failures_are_told(hooked, cluster):
+    producer, told = hooked
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "illegal"), times=None)
+    with pytest.raises(RejectedError) as failure:
+        producer.send(Message("orders", b"x"))
+    assert told.after[0].error is failure.value and told.after[0].result is None

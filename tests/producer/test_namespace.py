@@ -1,0 +1,69 @@
+"""The option namespace: topics, queues and groups carry it on the wire, users do not write it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.producer.transactions import COMMIT
+from rocket_sink.wire.codes import RequestCode
+
+from .waiting import until
+
+
+@pytest.fixture
+def producer(cluster, make_producer):
+    cluster.create_topic("ns%orders", 2)
+    return make_producer(namespace="ns", producerGroup="g")
+
+
+def test_every_request_names_the_group_in_its_namespace(cluster, producer):
+    one = Message("orders", b"x")
+    producer.send(one)
+    producer.send_batch([one, one])
+    producer.send_oneway(one)
+    producer.send_in_transaction(one, lambda m, a: COMMIT)
+    until(lambda: len(cluster.messages("ns%orders")) == 5)
+
+    def has_beaten():
+        frames = [f for broker in cluster.brokers for f in broker.requests]
+        return any(f.code == RequestCode.HEART_BEAT for f in frames)
+
+    # Heartbeats go with the work: a producer that is not used has no thread to send them.
+    until(lambda: producer.send(one) and has_beaten())
+    producer.close()
+    frames = [f for broker in cluster.brokers for f in broker.requests]
+    seen = set()
+    for frame in frames:
+        ext = frame.ext or {}
+        seen.add(int(frame.code))
+        group = ext.get("a") or ext.get("producerGroup")
+        assert group == "ns%g" or b'"groupName":"ns%g"' in (frame.body or b""), frame
+    assert seen >= {
+        RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.END_TRANSACTION,
+        RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT,
+    }  # fmt: skip
+
+
+def test_a_check_for_the_group_is_answered(cluster, producer):
+    asked = []
+    producer.on_transaction_check = lambda message: asked.append(message) or COMMIT
+    result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: None)
+    for broker in cluster.brokers:
+        broker.check_transactions()
+    until(lambda: cluster.messages("ns%orders"))
+    assert asked[0].properties["PGROUP"] == "ns%g"
+    assert cluster.messages("ns%orders")[0].message_id == result.transaction_id
+
+
+@pytest.mark.parametrize("topic", ["orders", "ns%orders"])
+def test_a_queue_may_be_named_either_way(cluster, producer, topic):
+    queue = MessageQueue(topic, cluster.brokers[1].name, 1)
+    message = Message("orders", b"x")
+    assert producer.send(message, queue=queue).queue.queue_id == 1
+    producer.send_batch([message, message], queue=queue)
+    producer.send_oneway(message, queue=queue)
+    until(lambda: len(cluster.messages("ns%orders")) == 4)
+    assert {(m.queue_id, m.store_host) for m in cluster.messages("ns%orders")} == {
+        (1, ("127.0.0.1", int(cluster.brokers[1].address.rpartition(":")[2])))
+    }

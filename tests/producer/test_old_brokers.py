@@ -1,0 +1,109 @@
+"""Timed messages and brokers before 5.0, which would deliver them at once."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rocket_sink.errors import BrokerTooOldError, NotSentError
+from rocket_sink.message import Message
+from rocket_sink.wire.codes import RequestCode, mq_version
+
+from .waiting import until
+
+TIMED = [{"delay_ms": 60_000}, {"delivery_timestamp_ms": 4_000_000_000_000}]
+OLD = mq_version(4, 9, 7)
+
+
+def age(*brokers):
+    for broker in brokers:
+        broker.version = OLD
+
+
+def sends(cluster):
+    codes = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+    return [f for broker in cluster.brokers for f in broker.requests if f.code in codes]
+
+
+@pytest.mark.parametrize("timer", TIMED)
+def test_refused_with_the_version_and_before_a_byte_is_sent(cluster, make_producer, timer):
+    age(*cluster.brokers)
+    producer = make_producer()
+    for send in (
+        producer.send,
+        producer.send_oneway,
+        lambda message: producer.send_async(message).result(5),
+        lambda message: producer.send(
+            message, queue=producer.fetch_publish_message_queues("orders")[0]
+        ),
+    ):
+        with pytest.raises(BrokerTooOldError, match=r"RocketMQ 4\.9\.7") as caught:
+            send(Message("orders", b"x", **timer))
+        assert caught.value.broker_version == "4.9.7" and caught.value.topic == "orders"
+    assert sends(cluster) == []
+
+
+def test_delay_levels_are_for_every_broker(cluster, make_producer):
+    age(*cluster.brokers)
+    make_producer().send(Message("orders", b"x", delay_level=3))
+    assert len(cluster.messages("orders")) == 1
+
+
+@pytest.mark.parametrize("timer", TIMED)
+def test_a_newer_broker_is_found(cluster, make_producer, timer):
+    age(cluster.brokers[0])
+    producer = make_producer()
+    for number in range(8):
+        if number % 2:
+            producer.send_async(Message("orders", b"%d" % number, **timer)).result(5)
+        else:
+            producer.send(Message("orders", b"%d" % number, **timer))
+    assert len(cluster.brokers[1].store.messages("orders")) == 8
+    # What is not timed goes to both.
+    for _ in range(8):
+        producer.send(Message("orders", b"plain"))
+    assert cluster.brokers[0].store.messages("orders")
+
+
+def test_oneway_goes_to_a_new_broker(cluster, make_producer):
+    make_producer().send_oneway(Message("orders", b"x", delay_ms=1000))
+    until(lambda: len(cluster.messages("orders")) == 1)
+
+
+def test_a_restarted_broker_is_asked_anew(cluster, make_producer):
+    age(*cluster.brokers)
+    producer = make_producer()
+    producer.send(Message("orders", b"plain"))
+    with pytest.raises(BrokerTooOldError):
+        producer.send(Message("orders", b"x", delay_ms=1000))
+    for broker in cluster.brokers:
+        broker.kill()
+        broker.version = mq_version(5, 3, 3)
+        broker.restart()
+
+    def taken():
+        try:
+            return producer.send(Message("orders", b"x", delay_ms=1000))
+        except NotSentError:
+            producer.send(Message("orders", b"plain"))
+            return None
+
+    until(taken)
+
+
+def test_a_silent_broker_leaves_nothing_unknown(cluster, make_producer):
+    """Only the heartbeat's outcome is unknown then: the message was never sent."""
+    producer = make_producer(sendMsgTimeout=700)
+    producer.fetch_publish_message_queues("orders")
+    for broker in cluster.brokers:
+        broker.freeze()
+    for send in (producer.send, producer.send_oneway):
+        began = time.monotonic()
+        with pytest.raises(NotSentError):
+            send(Message("orders", b"x", delay_ms=1000))
+        assert time.monotonic() - began >= 0.5, "it did not wait for the answer"
+    producer.close(0.1)
+    for broker in cluster.brokers:
+        broker.thaw()
+    assert sends(cluster) == []

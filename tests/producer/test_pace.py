@@ -1,0 +1,216 @@
+"""Rate limits and busy brokers, through the engine and the producer, on the scripted cluster."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rocket_sink.errors import Outcome, WindowFullError
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.pace import Pace
+from rocket_sink.producer.producer import Producer
+from rocket_sink.testing import Answer, Delay
+from tests.producer.conftest import request
+
+
+def pace(**options: object) -> Pace:
+    made = Pace.of(SinkOptions.parse(options), 0.0)
+    assert made is not None
+    return made
+
+
+def test_without_limits_there_is_no_pace() -> None:
+    assert Pace.of(SinkOptions(), 0.0) is None
+
+
+def test_a_task_keeps_its_part() -> None:
+    mine = pace(maxMessagesPerSecond=100, rateTasks=20)
+    assert not mine.allows(1, 0, 0.19)
+    assert mine.allows(1, 0, 0.21)
+
+
+def test_the_stricter_limit_decides() -> None:
+    both = pace(maxMessagesPerSecond=10, maxBytesPerSecond="1000b")
+    assert not both.allows(1, 500, 0.4)
+    assert both.due_s == pytest.approx(0.5)
+    assert both.allows(1, 500, 0.5)
+    both.spend(1, 500, 0.5)
+    assert not both.allows(1, 1, 0.5001), "five messages are saved up, but no bytes"
+
+
+def test_nobody_sleeps_past_the_time_of_a_waiting_request() -> None:
+    mine = pace(maxMessagesPerSecond=10)
+    mine.allows(1, 0, 0.0)
+    assert mine.wait_s(5.0, 0.02) == pytest.approx(0.08)
+    assert mine.wait_s(0.01, 0.02) == 0.01
+    assert mine.wait_s(5.0, 0.2) == 5.0, "nobody waits any more: no busy loop"
+
+
+def test_an_engine_keeps_the_limit(cluster, make_engine):
+    engine = make_engine(maxMessagesPerSecond=100)
+    started = engine.clock()
+    for number in range(30):
+        engine.submit(request(number))
+    taken_s = engine.clock() - started
+    assert len(engine.drain()) == 30
+    assert taken_s >= 0.29
+
+
+def test_a_batch_counts_by_its_messages(make_engine):
+    engine = make_engine(maxMessagesPerSecond=100)
+    started = engine.clock()
+    for number in range(3):
+        engine.submit(request(number, message_count=10))
+    assert engine.clock() - started >= 0.29
+
+
+def test_bytes_count_as_sent(make_engine):
+    engine = make_engine(maxBytesPerSecond=100)
+    size = len(request(1).body)
+    started = engine.clock()
+    for number in range(5):
+        engine.submit(request(number))
+    assert engine.clock() - started >= 0.99 * 5 * size / 100
+
+
+def test_further_attempts_do_not_count(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"))
+    engine = make_engine(maxMessagesPerSecond=10, retryBackoffMs=1)
+    engine.submit(request(1))
+    (done,) = engine.drain()
+    assert len(done.attempts) > 1
+    assert engine.allows(0, 0, engine.clock()), "a retry left a debt"
+
+
+def test_a_producer_that_cannot_wait_so_long_says_which_option(cluster):
+    with Producer(
+        nameServer=cluster.name_server, maxMessagesPerSecond=1, sendMsgTimeout=300
+    ) as producer:
+        with pytest.raises(WindowFullError, match="maxMessagesPerSecond"):
+            producer.send(Message("orders", b"x"))
+        with pytest.raises(WindowFullError, match="maxMessagesPerSecond"):
+            producer.send_oneway(Message("orders", b"x"))
+    assert cluster.messages("orders") == []
+
+
+def test_threads_of_one_producer_share_the_limit(cluster):
+    started = time.monotonic()
+    with Producer(
+        nameServer=cluster.name_server, maxMessagesPerSecond=50, sendMsgTimeout=20_000
+    ) as producer:
+        with ThreadPoolExecutor(4) as threads:
+            sends = [threads.submit(producer.send, Message("orders", b"x")) for _ in range(10)]
+        assert all(send.result().queue.topic == "orders" for send in sends)
+        assert time.monotonic() - started >= 10 / 50
+    assert len(cluster.messages("orders")) == 10
+
+
+# --- busy brokers ------------------------------------------------------------------------------
+
+
+def _home(cluster, number=0):
+    return MessageQueue("orders", cluster.brokers[0].name, number)
+
+
+def test_a_busy_answer_shrinks_the_brokers_window(cluster, make_engine):
+    """Pinned requests: there is no other broker to turn to, so they wait for a place."""
+    engine = make_engine(retryBackoffMs=1, retryBackoffMaxMs=1, sendMsgTimeout="60s")
+    broker = cluster.brokers[0]
+    engine.submit(request("warm", queue=_home(cluster)))
+    engine.drain()
+    broker.on_send(Answer(215, "flow control"))
+    broker.on_send(Delay(30), times=None)
+    for number in range(40):
+        engine.submit(request(number, queue=_home(cluster)))
+    inside = engine.brokers.of(broker.name)
+    most = 0
+    while engine.pending:
+        engine.poll(0.005)
+        if inside.window is not None:
+            most = max(most, inside.in_flight)
+            assert inside.in_flight <= max(40, inside.window.limit)
+    window = inside.window
+    assert window is not None
+    assert 20 <= window.limit < 30, "halved from 40 once, then grown by what was stored"
+
+
+def test_the_window_bounds_what_is_in_flight_and_everything_arrives(cluster, make_engine):
+    engine = make_engine(retryBackoffMs=1, retryBackoffMaxMs=1, sendMsgTimeout="60s",
+                         retryTimesWhenSendFailed=100)  # fmt: skip
+    broker = cluster.brokers[0]
+    inside = engine.brokers.of(broker.name)
+    broker.on_send(Answer(2, "[PC_SYNCHRONIZED]broker busy"), times=60, chance=0.5)
+    broker.on_send(Delay(2), times=None)
+    excess = 0
+    for number in range(300):
+        before = inside.in_flight
+        engine.submit(request(number, queue=_home(cluster, number % 4)))
+        if inside.window is not None and inside.in_flight > before:
+            excess += inside.in_flight > int(inside.window.limit)
+    done = engine.drain()
+    assert excess == 0, "a request went although the window was full"
+    assert [c.outcome for c in done] == [Outcome.ACKED] * 300
+    assert {c.token for c in done} == set(range(300))
+    assert not inside.held
+    assert inside.in_flight == 0
+
+
+def test_the_window_grows_until_it_is_none(cluster, make_engine):
+    engine = make_engine(retryBackoffMs=1, retryBackoffMaxMs=1, backPressureForAsyncSendNum=6)
+    broker = cluster.brokers[0]
+    broker.on_send(Answer(2, "broker busy"))
+    engine.submit(request("first", queue=_home(cluster)))
+    for number in range(60):
+        engine.submit(request(number, queue=_home(cluster)))
+    assert all(c.outcome is Outcome.ACKED for c in engine.drain())
+    assert engine.brokers.of(broker.name).window is None
+
+
+def test_what_has_no_place_in_time_completes_as_not_sent(cluster, make_engine):
+    engine = make_engine(sendMsgTimeout=400, retryBackoffMs=1, retryBackoffMaxMs=1,
+                         retryTimesWhenSendFailed=0)  # fmt: skip
+    broker = cluster.brokers[0]
+    broker.on_send(Answer(2, "broker busy"))
+    engine.submit(request("busy", queue=_home(cluster)))
+    engine.drain()
+    broker.freeze()
+    for number in range(5):
+        engine.submit(request(number, queue=_home(cluster)))
+    done = engine.drain()
+    broker.thaw()
+    outcomes = [c.outcome for c in done]
+    assert sorted(outcome.value for outcome in outcomes) == ["not_sent"] * 4 + ["unknown"]
+    assert any("is busy" in str(c.error) for c in done if c.outcome is Outcome.NOT_SENT)
+
+
+def test_unordered_requests_leave_a_busy_broker(cluster, make_engine):
+    """Even with the fault table off: a full window is a reason to go elsewhere."""
+    engine = make_engine(sendLatencyFaultEnable=False, retryBackoffMs=1, retryBackoffMaxMs=1)
+    busy, other = cluster.brokers
+    busy.on_send(Answer(2, "broker busy"))
+    engine.submit(request("busy", queue=_home(cluster)))
+    engine.drain()
+    busy.on_send(Delay(200), times=None)
+    for number in range(16):
+        engine.submit(request(number))
+    assert all(c.outcome is Outcome.ACKED for c in engine.drain())
+    assert len(other.store.messages("orders")) >= 13
+
+
+def test_closing_completes_what_waits_for_a_busy_broker(cluster, make_engine):
+    engine = make_engine(retryTimesWhenSendFailed=0)
+    broker = cluster.brokers[0]
+    broker.on_send(Answer(2, "broker busy"))
+    engine.submit(request("busy", queue=_home(cluster)))
+    engine.drain()
+    broker.freeze()
+    for number in range(4):
+        engine.submit(request(number, queue=_home(cluster)))
+    done = engine.drain(engine.clock())
+    broker.thaw()
+    assert len(done) == 4
+    assert engine.pending == 0

@@ -1,0 +1,413 @@
+"""The public producer: modes, threads, forks, limits, secrets."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import threading
+
+import pytest
+
+from rocket_sink.errors import (
+    AuthenticationError,
+    ConnectError,
+    MessageError,
+    NotSentError,
+    OptionError,
+    Outcome,
+    ProducerClosedError,
+    RejectedError,
+    WindowFullError,
+)
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer import driver
+from rocket_sink.producer.producer import Producer
+from rocket_sink.testing import Answer, Delay, Drop
+from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES
+from rocket_sink.wire.codes import RequestCode
+
+from .waiting import until
+
+
+@pytest.fixture
+def make(cluster):
+    made = []
+
+    def producer(**options):
+        made.append(Producer(nameServer=cluster.name_server, **options))
+        return made[-1]
+
+    yield producer
+    for one in made:
+        one.close(0.3)
+
+
+def test_send_writes_what_the_message_says(cluster, make):
+    message = Message(
+        "orders", b"body", tags="a", keys=["k1", "k2"], sharding_key="u1",
+        properties={"x": "1"}, flag=7,
+    )  # fmt: skip
+    ack = make().send(message)
+    (stored,) = cluster.messages("orders")
+    assert ack.outcome is Outcome.ACKED and ack.attempts == 1
+    assert (stored.body, stored.flag) == (b"body", 7)
+    wanted = {
+        "TAGS": "a", "KEYS": "k1 k2", "__SHARDINGKEY": "u1", "x": "1", "WAIT": "true",
+        "UNIQ_KEY": ack.message_id,
+    }  # fmt: skip
+    assert wanted.items() <= stored.properties.items()
+
+
+def test_no_thread_without_async(cluster, make):
+    before = {t.name for t in threading.enumerate()}
+    producer = make()
+    producer.send(Message("orders", b"x"))
+    producer.send_batch([Message("orders", b"x")] * 3)
+    producer.send_oneway(Message("orders", b"x"))
+    assert {t.name for t in threading.enumerate()} == before
+    producer.send_async(Message("orders", b"x")).result(5)
+    assert "rocket-sink-producer" in {t.name for t in threading.enumerate()}
+    producer.close()
+    assert "rocket-sink-producer" not in {t.name for t in threading.enumerate()}
+
+
+def test_many_threads_share_it(cluster, make, monkeypatch):
+    monkeypatch.setattr(driver, "_IDLE_S", 1000.0)  # who is not woken sleeps for ever
+    producer = make()
+    acks = []
+
+    def work(worker):
+        for number in range(40):
+            acks.append((worker, producer.send(Message("orders", b"%d-%d" % (worker, number)))))
+
+    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(acks) == 240, [thread.is_alive() for thread in threads]
+    assert len({ack.message_id for _, ack in acks}) == 240
+    assert {m.body for m in cluster.messages("orders")} == {
+        b"%d-%d" % (w, n) for w in range(6) for n in range(40)
+    }
+
+
+def test_threads_do_not_wait_for_one_slow_answer(cluster, make):
+    """The leader's own answer is slow: the others get theirs meanwhile."""
+    producer = make()
+    producer.send(Message("orders", b"warm"))
+    slow, quick = (MessageQueue("orders", b.name, 0) for b in cluster.brokers)
+    cluster.brokers[0].on_send(Delay(700), times=1)
+    leader = threading.Thread(
+        target=lambda: producer.send(Message("orders", b"slow"), queue=slow), daemon=True
+    )
+    leader.start()
+    for number in range(20):
+        producer.send(Message("orders", b"%d" % number), queue=quick)
+    assert leader.is_alive()
+    leader.join(5)
+
+
+def test_async_futures_and_callbacks(cluster, make):
+    producer = make()
+    told = []
+    futures = [
+        producer.send_async(Message("orders", b"%d" % n), lambda *end: told.append(end))
+        for n in range(100)
+    ]
+    results = [future.result(10) for future in futures]
+    assert all(r.outcome is Outcome.ACKED for r in results)
+    assert len(told) == 100 and all(error is None for _, error in told)
+
+
+def test_async_failures_reach_the_future(cluster, make):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "illegal"), times=None)
+    told = []
+    future = make().send_async(Message("orders", b"x"), lambda *end: told.append(end))
+    with pytest.raises(RejectedError):
+        future.result(5)
+    assert told[0][0] is None and isinstance(told[0][1], RejectedError)
+
+
+def test_a_callback_may_send(cluster, make):
+    producer = make()
+    second = []
+
+    def again(result, error):
+        second.append(producer.send(Message("orders", b"second")))
+
+    producer.send_async(Message("orders", b"first"), again).result(5)
+    producer.close()
+    assert second and second[0].outcome is Outcome.ACKED
+
+
+def test_a_raising_callback_harms_nobody(cluster, make, caplog):
+    producer = make()
+
+    def bad(result, error):
+        raise ZeroDivisionError
+
+    producer.send_async(Message("orders", b"first"), bad).result(5)
+    assert producer.send_async(Message("orders", b"second")).result(5).outcome is Outcome.ACKED
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_async_blocks_at_the_window_and_then_says_so(cluster, make):
+    producer = make(maxInFlight=3, sendMsgTimeout=400)
+    producer.send(Message("orders", b"warm"))
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=None)
+    for _ in range(3):
+        producer.send_async(Message("orders", b"x"), timeout_ms=3000)
+    with pytest.raises(WindowFullError, match="backPressure"):
+        producer.send_async(Message("orders", b"x"))
+
+
+def test_oneway_over_a_dead_connection_is_an_error(cluster, make):
+    producer = make(sendMsgTimeout=500)
+    producer.send_oneway(Message("orders", b"one"))
+    for broker in cluster.brokers:
+        broker.kill()
+    with pytest.raises(NotSentError):
+        for _ in range(10):
+            producer.send_oneway(Message("orders", b"two"))
+    with pytest.raises(ConnectError):
+        producer.send_oneway(Message("orders", b"three"))
+
+
+def test_oneway_is_stored(cluster, make):
+    producer = make()
+    for number in range(5):
+        producer.send_oneway(Message("orders", b"%d" % number))
+    producer.send(Message("orders", b"after"))
+    frames = [
+        f for b in cluster.brokers for f in b.requests if f.code == RequestCode.SEND_MESSAGE_V2
+    ]
+    assert sum(f.is_oneway for f in frames) == 5
+
+
+def test_a_batch_is_split_by_encoded_size(cluster, make):
+    producer = make(maxMessageSize=2000)
+    messages = [Message("orders", bytes([n]) * 700, properties={"p": "v" * 50}) for n in range(7)]
+    results = producer.send_batch(messages)
+    sends = [
+        f for b in cluster.brokers for f in b.requests if f.code == RequestCode.SEND_BATCH_MESSAGE
+    ]
+    assert len(results) == len(sends) == 4
+    assert all(len(f.body) <= 2000 for f in sends)
+    assert all(len(f.body) > 700 + INNER_OVERHEAD_BYTES for f in sends)
+    assert {m.body[0] for m in cluster.messages("orders")} == set(range(7))
+    ids = [i for r in results for i in r.message_id.split(",")]
+    assert sorted(ids) == sorted(m.properties["UNIQ_KEY"] for m in cluster.messages("orders"))
+
+
+def test_a_refused_batch_is_sent_one_by_one(cluster, make):
+    for broker in cluster.brokers:
+        broker.on(RequestCode.SEND_BATCH_MESSAGE, Answer(13, "too big"), times=None)
+    results = make().send_batch([Message("orders", b"%d" % n) for n in range(3)])
+    assert len(results) == 3
+    assert sorted(m.body for m in cluster.messages("orders")) == [b"0", b"1", b"2"]
+
+
+def test_illegal_batches(cluster, make):
+    producer = make()
+    for batch in (
+        [],
+        [Message("orders", b"1"), Message("other", b"2")],
+        [Message("orders", b"1", delay_level=3)],
+        [Message("orders", b"1"), Message("orders", b"1", wait_store=False)],
+    ):
+        with pytest.raises(MessageError):
+            producer.send_batch(batch)
+    assert cluster.messages("orders") == []
+
+
+def test_limits_are_local_errors_that_name_the_message(cluster, make):
+    producer = make(maxMessageSize=10)
+    with pytest.raises(MessageError) as caught:
+        producer.send(Message("orders", bytes(11), keys=["k"]))
+    error = caught.value
+    assert (error.code, error.size, error.limit, error.keys) == ("BODY_TOO_LARGE", 11, 10, ("k",))
+    assert producer.send(Message("orders", bytes(10))).outcome is Outcome.ACKED
+
+
+@pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
+def test_compression_round_trip(cluster, make, kind):
+    body = b"compress me " * 1000
+    make(compressType=kind).send(Message("orders", body))
+    (stored,) = cluster.messages("orders")
+    assert stored.body == body and stored.sys_flag & 1
+    sent = next(
+        f for b in cluster.brokers for f in b.requests if f.code == RequestCode.SEND_MESSAGE_V2
+    )
+    assert len(sent.body) < 1000
+
+
+def test_compression_starts_at_the_limit(cluster, make):
+    producer = make(compressMsgBodyOverHowmuch=100)
+    producer.send(Message("orders", bytes(99)))
+    producer.send(Message("orders", bytes(100)))
+    flags = {len(m.body): m.sys_flag & 1 for m in cluster.messages("orders")}
+    assert flags == {99: 0, 100: 1}
+
+
+def test_selector_and_queue(cluster, make):
+    producer = make()
+    queues = producer.fetch_publish_message_queues("orders")
+    assert len(queues) == 8
+    ack = producer.send(Message("orders", b"x"), queue=queues[5])
+    assert ack.queue == queues[5]
+    ack = producer.send(Message("orders", b"x"), selector=lambda qs, m, arg: qs[arg], arg=3)
+    assert ack.queue == queues[3]
+
+
+@pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
+def test_a_sharding_key_owns_a_queue(cluster, make, ordering):
+    producer = make(ordering=ordering)
+    places = {producer.send(Message("orders", b"x", sharding_key="user-1")).queue for _ in range(6)}
+    # Java: "user-1".hashCode() over 8 queues
+    value = 0
+    for character in "user-1":
+        value = (31 * value + ord(character)) & 0xFFFFFFFF
+    value = value - (1 << 32) if value >> 31 else value
+    wanted = producer.fetch_publish_message_queues("orders")[abs(value) % 8]
+    assert places == {wanted}
+
+
+@pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
+def test_oneway_goes_where_send_goes(cluster, make, ordering):
+    producer = make(ordering=ordering)
+    home = producer.send(Message("orders", b"x", sharding_key="user-1")).queue
+    for _ in range(4):
+        producer.send_oneway(Message("orders", b"x", sharding_key="user-1"))
+    queues = producer.fetch_publish_message_queues("orders")
+    chosen = next(queue for queue in queues if queue != home)
+    producer.send_oneway(Message("orders", b"y"), selector=lambda qs, m, arg: arg, arg=chosen)
+    until(lambda: len(cluster.messages("orders")) == 6)
+    for queue, count in ((home, 5), (chosen, 1)):
+        stored = cluster.broker(queue.broker_name).store.messages("orders")
+        assert sum(m.queue_id == queue.queue_id for m in stored) == count
+
+
+def test_best_effort_moves_and_strict_stays(cluster, make):
+    producer = make(ordering="best_effort")
+    home = producer.send(Message("orders", b"x", sharding_key="k")).queue
+    cluster.broker(home.broker_name).kill()
+    moved = {producer.send(Message("orders", b"x", sharding_key="k")).queue for _ in range(4)}
+    assert len(moved) == 1 and next(iter(moved)).broker_name != home.broker_name
+    strict = make(ordering="strict", orderWaitMs=300)
+    with pytest.raises(NotSentError):
+        strict.send(Message("orders", b"x", sharding_key="k"))
+
+
+def test_namespace(cluster, make):
+    cluster.create_topic("ns%orders", 2)
+    make(namespace="ns").send(Message("orders", b"x"))
+    (stored,) = cluster.messages("ns%orders")
+    assert stored.properties["INSTANCE_ID"] == "ns"
+
+
+def _send_in_child(producer, pipe):
+    results = [producer.send(Message("orders", b"child")) for _ in range(5)]
+    pipe.send([r.message_id for r in results])
+    producer.close()
+
+
+def test_a_forked_child_has_its_own_connections_and_ids(cluster, make):
+    producer = make()
+    mine = [producer.send(Message("orders", b"parent")).message_id]
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+    children = [fork.Process(target=_send_in_child, args=(producer, there)) for _ in range(2)]
+    for child in children:
+        child.start()
+    mine += [producer.send(Message("orders", b"parent")).message_id for _ in range(5)]
+    assert here.poll(20)
+    theirs = here.recv() + here.recv()
+    for child in children:
+        child.join(10)
+        assert child.exitcode == 0
+    assert len(set(mine + theirs)) == 16
+    assert producer.send(Message("orders", b"parent")).outcome is Outcome.ACKED
+    assert len(cluster.messages("orders")) == 17
+
+
+def test_closed_is_closed(cluster, make):
+    producer = make()
+    producer.send(Message("orders", b"x"))
+    producer.close()
+    producer.close()
+    with pytest.raises(ProducerClosedError):
+        producer.send(Message("orders", b"x"))
+    with pytest.raises(ProducerClosedError):
+        producer.send_async(Message("orders", b"x"))
+
+
+def test_close_waits_for_what_is_in_flight(cluster, make):
+    producer = make()
+    producer.send(Message("orders", b"warm"))
+    for broker in cluster.brokers:
+        broker.on_send(Delay(200), times=None)
+    futures = [producer.send_async(Message("orders", b"x")) for _ in range(10)]
+    producer.close(5)
+    assert all(f.done() and f.result().outcome is Outcome.ACKED for f in futures)
+
+
+def test_close_has_a_deadline_and_leaves_no_future_open(cluster, make):
+    producer = make(sendMsgTimeout=30_000)
+    producer.send(Message("orders", b"warm"))
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=None)
+    futures = [producer.send_async(Message("orders", b"x")) for _ in range(10)]
+    producer.close(0.3)
+    for future in futures:
+        assert future.done()
+        assert future.exception().outcome is Outcome.UNKNOWN
+
+
+def test_requests_are_signed_with_references_resolved_late(cluster, make, monkeypatch, tmp_path):
+    monkeypatch.setenv("RMQ_USER", "alice")
+    (tmp_path / "secret").write_text("hunter2-canary\n")
+    producer = make(accessKey="env:RMQ_USER", secretKey=f"file:{tmp_path}/secret")
+    producer.send(Message("orders", b"x"))
+    producer.send_batch([Message("orders", b"y")])
+    for frame in (f for b in cluster.brokers for f in b.requests):
+        assert frame.ext["AccessKey"] == "alice" and frame.ext["Signature"]
+    assert "canary" not in repr(producer) + repr(producer.options) + repr(producer._engine)
+
+
+def test_credentials_are_read_again_once_when_refused(cluster, make, monkeypatch):
+    monkeypatch.setenv("RMQ_SECRET", "old")
+    producer = make(accessKey="alice", secretKey="env:RMQ_SECRET")
+    producer.send(Message("orders", b"x"))
+    monkeypatch.setenv("RMQ_SECRET", "new")
+    cluster.brokers[0].on_send(Answer(16, "check signature failed."), times=1)
+    queue = MessageQueue("orders", cluster.brokers[0].name, 0)
+    assert producer.send(Message("orders", b"x"), queue=queue).outcome is Outcome.ACKED
+    cluster.brokers[0].on_send(Answer(16, "check signature failed."), times=1)
+    with pytest.raises(AuthenticationError):
+        producer.send(Message("orders", b"x"), queue=queue)
+
+
+def test_missing_secret_file_is_an_option_error(cluster):
+    with pytest.raises(OptionError, match="secretKey"):
+        Producer(nameServer="h:1", accessKey="a", secretKey="file:/nowhere/x")
+
+
+def test_errors_survive_pickling(cluster, make):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "illegal"), times=None)
+    with pytest.raises(RejectedError) as caught:
+        make().send(Message("orders", b"x"))
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is type(caught.value) and copy.response_code == 13
+    assert copy.topic == "orders" and copy.attempts == 1
+
+
+def test_options_and_more(cluster):
+    options = SinkOptions.parse(nameServer=cluster.name_server)
+    with Producer(options, producerGroup="g") as producer:
+        assert producer.options.producer_group == "g"
+        assert "producer" in repr(producer).lower()

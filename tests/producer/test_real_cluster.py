@@ -1,0 +1,120 @@
+"""The producer on real brokers: every mode, a freeze, a kill; read back with two witnesses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from rocket_sink.errors import Outcome
+from rocket_sink.message import Message
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.topic_reader import await_dispatched, read_topic
+from rocket_sink.producer.values import SendRequest
+
+pytestmark = pytest.mark.cluster
+
+
+def test_every_mode_arrives_once(real, topic):
+    with Producer(nameServer=real.name_server) as producer:
+        sent = [b"sync", b"async", b"oneway", b"b0", b"b1", b"z" * 10_000]
+        ack = producer.send(Message(topic, b"sync", tags="t", keys=["k"], properties={"x": "1"}))
+        producer.send_async(Message(topic, b"async")).result(10)
+        producer.send_oneway(Message(topic, b"oneway"))
+        producer.send_batch([Message(topic, b"b0"), Message(topic, b"b1")])
+        producer.send(Message(topic, b"z" * 10_000))
+    stored = list(read_topic(real.name_server, topic))
+    assert Counter(m.body for m in stored) == Counter(sent)
+    (one,) = [m for m in stored if m.body == b"sync"]
+    assert (one.properties["TAGS"], one.properties["KEYS"], one.properties["x"]) == ("t", "k", "1")
+    assert one.offset_message_id == ack.offset_message_id
+    with Admin(nameServer=real.name_server) as admin:
+        assert [m.body for m in admin.query_by_unique_key(topic, ack.message_id)] == [b"sync"]
+        assert admin.count(topic) == 6
+        assert await_dispatched(admin, topic)
+    shown = real.admin("queryMsgByUniqueKey", "-t", topic, "-i", ack.message_id)
+    assert "sync" in shown or ack.message_id in shown
+
+
+def _flow(engine, topic, seconds, first):
+    done, number, longest = [], first, 0.0
+    started = last = engine.clock()
+    while engine.clock() - started < seconds:
+        while engine.pending < 60:
+            engine.submit(SendRequest(topic, b"%d" % number, token=number))
+            number += 1
+        fresh = engine.poll(0.05)
+        if fresh:
+            longest, last = max(longest, engine.clock() - last), engine.clock()
+        done += fresh
+    return done, number, max(longest, engine.clock() - last)
+
+
+@pytest.mark.parametrize("fault", ["freeze", "kill"])
+def test_a_broker_fails_and_nothing_is_lost(real, topic, fault, capsys):
+    # A crowded test machine starves the healthy broker, too: three times the usual time.
+    options = SinkOptions.parse(nameServer=real.name_server, sendMsgTimeout=9000)
+    engine = SendEngine(options, record_attempts=False)
+    before, number, usual_s = _flow(engine, topic, 2.0, 0)
+    broker = real.brokers[0]
+    strike = threading.Timer(0.5, getattr(broker, fault))
+    strike.start()
+    try:
+        during, number, pause_s = _flow(engine, topic, 6.0, number)
+    finally:
+        strike.join()
+        if fault == "freeze":
+            broker.thaw()
+        else:
+            broker.restart()
+    done = before + during + engine.drain()
+    engine.close()
+    with capsys.disabled():
+        doubled = sum(c.maybe_duplicate for c in done)
+        print(f"\n{fault}: pause {pause_s:.2f} s (usual {usual_s:.2f}), {doubled} maybe doubled")
+    assert len(done) == number
+    assert all(c.outcome.delivered for c in done), Counter(c.outcome for c in done)
+    assert pause_s < max(0.5, 5 * usual_s)
+    time.sleep(1)
+    stored = Counter(int(m.body) for m in read_topic(real.name_server, topic))
+    assert set(stored) == set(range(number))
+    marked = {c.token for c in done if c.maybe_duplicate}
+    assert {body for body, count in stored.items() if count > 1} <= marked
+
+
+def test_strict_order_over_a_freeze(real, topic):
+    engine = SendEngine(SinkOptions.parse(nameServer=real.name_server, ordering="strict"))
+    queues = list(engine.publish_info(topic).queues)
+    thaw = threading.Timer(4.0, real.brokers[0].thaw)
+    for number in range(800):
+        if number == 200:
+            real.brokers[0].freeze()
+            thaw.start()
+        engine.submit(
+            SendRequest(topic, b"%d" % number, queue=queues[number % 8], ordered=True, token=number)
+        )
+        engine.poll(0.001)
+    done = engine.drain()
+    thaw.join()
+    engine.close()
+    assert {c.outcome for c in done} <= {Outcome.ACKED}
+    stored = list(read_topic(real.name_server, topic))
+    assert len(stored) == 800, "strict order doubled or lost"
+    for queue in queues:
+        bodies = [
+            int(m.body)
+            for m in stored
+            if (m.queue_id, m.store_host[1]) == (queue.queue_id, _port(real, queue))
+        ]
+        assert bodies == sorted(bodies) and len(bodies) == 100
+
+
+def _port(real, queue) -> int:
+    return next(
+        int(b.address.rpartition(":")[2]) for b in real.brokers if b.name == queue.broker_name
+    )

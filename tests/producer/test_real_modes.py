@@ -1,0 +1,204 @@
+"""Every mode of the producer on real brokers, read back; RocketMQ's own tool is second witness."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from rocket_sink.errors import ClusterError, SendError
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.net.rpc_hooks import RpcHook
+from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.topic_reader import read_topic
+from rocket_sink.producer.transactions import COMMIT, ROLLBACK
+from rocket_sink.wire.trace import PubTrace, decode_trace
+
+from .waiting import until
+
+pytestmark = pytest.mark.cluster
+
+
+def stored(real, topic):
+    return list(read_topic(real.name_server, topic))
+
+
+def bodies(real, topic):
+    return Counter(message.body for message in stored(real, topic))
+
+
+def test_gathered_batches_give_each_message_its_own_place(real, topic):
+    with Producer(nameServer=real.name_server, autoBatch=True) as producer:
+        futures = [producer.send_async(Message(topic, b"%d" % n)) for n in range(500)]
+        results = [future.result(20) for future in futures]
+    until(lambda: len(stored(real, topic)) >= 500)
+    messages = {m.message_id: m for m in stored(real, topic)}
+    assert len(messages) == 500
+    for number, result in enumerate(results):
+        message = messages[result.message_id]
+        assert message.body == b"%d" % number
+        assert message.offset_message_id == result.offset_message_id
+        place = (result.queue.queue_id, result.queue_offset)
+        assert (message.queue_id, message.queue_offset) == place
+
+
+def test_queue_selector_and_sharding_key(real, topic):
+    with Producer(nameServer=real.name_server) as producer:
+        queues = producer.fetch_publish_message_queues(topic)
+        wanted = []
+        for number, queue in enumerate(queues):
+            message = Message(topic, b"%d" % number)
+            producer.send(message, queue=queue)
+            producer.send_async(message, selector=lambda qs, m, arg: qs[arg], arg=number).result(9)
+            producer.send_oneway(message, queue=queue)
+            producer.send_oneway(message, selector=lambda qs, m, arg: qs[arg], arg=number)
+            wanted += [(queue.queue_id, _port(real, queue), message.body)] * 4
+        producer.send_batch([Message(topic, b"batch")] * 3, queue=queues[2])
+        wanted += [(queues[2].queue_id, _port(real, queues[2]), b"batch")] * 3
+        keyed = {producer.send(Message(topic, b"k", sharding_key="u")).queue for _ in range(3)}
+        (home,) = keyed
+        wanted += [(home.queue_id, _port(real, home), b"k")] * 3
+        until(lambda: len(stored(real, topic)) >= len(wanted))
+    found = [(m.queue_id, m.store_host[1], m.body) for m in stored(real, topic)]
+    assert Counter(found) == Counter(wanted)
+
+
+def _port(real, queue: MessageQueue) -> int:
+    return next(
+        int(b.address.rpartition(":")[2]) for b in real.brokers if b.name == queue.broker_name
+    )
+
+
+def test_c73_transactions_end_in_five_ways(real, topic):
+    """Commit, rollback, commit at the check, rollback at the check, unknown at first and then
+    committed; the checks are answered by another producer than the sender."""
+    asked, ways = Counter(), ["commit", "rollback", "late-commit", "late-rollback", "slow"]
+
+    def listen(message):
+        way = message.body.decode().partition(" ")[0]
+        asked[message.body] += 1
+        if way == "slow" and asked[message.body] == 1:
+            return None
+        return ROLLBACK if way == "late-rollback" else COMMIT
+
+    def execute(message, arg):
+        return {"commit": COMMIT, "rollback": ROLLBACK}.get(arg)
+
+    options = {"nameServer": real.name_server, "producerGroup": "tx-group"}
+    with Producer(**options) as sender, Producer(**options, transaction_listener=listen) as hears:
+        hears.listen_for_checks(topic)
+        results = {}
+        for number in range(10):
+            way = ways[number % 5]
+            message = Message(topic, f"{way} {number}".encode(), keys=[f"k{number}"])
+            results[number] = sender.send_in_transaction(message, execute, way)
+        sender.close()  # from here on the listener's process is the only one of the group
+        kept = {n for n in results if "rollback" not in ways[n % 5]}
+        until(lambda: len(stored(real, topic)) == len(kept), 60.0)
+        until(lambda: all(asked[f"late-rollback {n}".encode()] for n in (3, 8)), 60.0)
+    assert {int(m.body.split()[1]) for m in stored(real, topic)} == kept
+    assert all(results[n].ended == (n % 5 < 2) for n in results)
+    by_body = {m.body.decode().split()[0] for m in stored(real, topic)}
+    assert by_body == {"commit", "late-commit", "slow"}
+    assert not asked[b"commit 0"] and not asked[b"rollback 1"]
+    shown = real.admin("queryMsgByUniqueKey", "-t", topic, "-i", results[0].transaction_id)
+    assert results[0].transaction_id in shown
+    with pytest.raises(ClusterError):
+        real.admin("queryMsgByUniqueKey", "-t", topic, "-i", results[1].transaction_id)
+
+
+def test_recall_takes_a_message_back_and_leaves_the_other(real, topic):
+    with Producer(nameServer=real.name_server) as producer:
+        taken = producer.send(Message(topic, b"taken", delay_ms=4000))
+        left = producer.send(Message(topic, b"left", delay_ms=4000))
+        assert taken.recall_handle and left.recall_handle
+        assert producer.recall(topic, taken.recall_handle) == taken.message_id
+        assert bodies(real, topic) == {}
+        until(lambda: bodies(real, topic)[b"left"], 30.0)
+        time.sleep(1.5)  # the other one's time has passed as well
+        assert bodies(real, topic) == {b"left": 1}
+        with pytest.raises(SendError):
+            producer.recall(topic, left.recall_handle)
+
+
+def test_c73_delay_levels(real, topic):
+    with Producer(nameServer=real.name_server) as producer:
+        began = time.time()
+        for level in (1, 2):
+            producer.send(Message(topic, b"%d" % level, delay_level=level))
+        producer.send(Message(topic, b"time", delivery_timestamp_ms=int(began * 1000) + 2000))
+        assert bodies(real, topic) == {}
+    until(lambda: len(stored(real, topic)) == 3, 30.0)
+    waits = {m.body: m.store_ms / 1000 - began for m in stored(real, topic)}
+    assert waits[b"1"] >= 0.9 and waits[b"2"] >= 4.5 and waits[b"time"] >= 1.5
+    assert waits[b"1"] < waits[b"2"]
+
+
+def test_a_request_gets_its_reply_through_another_broker(real, topic):
+    options = {"nameServer": real.name_server}
+    replies = []
+    with Producer(**options, producerGroup="asks") as asker, Producer(**options) as replier:
+        queue = asker.fetch_publish_message_queues(topic)[0]
+        asking = threading.Thread(
+            target=lambda: replies.append(asker.request(Message(topic, b"ping"), 30, queue=queue))
+        )
+        asking.start()
+        until(lambda: stored(real, topic), 30.0)
+        (asked,) = stored(real, topic)
+        for reply in (b"pong", b"too late"):  # the second finds nobody who waits
+            replier.reply(asked, reply, properties={"x": "1"})
+        asking.join(30)
+        until(lambda: asker.late_replies == 1)
+    (reply,) = replies
+    assert (reply.body, reply.properties["x"]) == (b"pong", "1")
+    assert reply.topic == "DefaultCluster_REPLY_TOPIC"
+
+
+def test_traces_are_what_the_admin_tool_reads(real, topic):
+    with Producer(nameServer=real.name_server, producerGroup="traced", enableTrace=True) as one:
+        sent = one.send(Message(topic, b"abc", tags="t", keys=["k1"]))
+    traces = []
+
+    def found():
+        traces[:] = [
+            trace
+            for message in read_topic(real.name_server, "RMQ_SYS_TRACE_TOPIC")
+            for trace in decode_trace(message.body.decode())
+            if isinstance(trace, PubTrace) and trace.message_id == sent.message_id
+        ]
+        return traces
+
+    until(found, 20.0)
+    assert (traces[0].producer_group, traces[0].success) == ("traced", True)
+    until(lambda: _indexed(real, "RMQ_SYS_TRACE_TOPIC", sent.message_id), 20.0)
+    shown = real.admin("QueryMsgTraceById", "-i", sent.message_id)
+    assert "traced" in shown and "Pub" in shown and "success" in shown
+
+
+def _indexed(real, topic, key):
+    with Admin(nameServer=real.name_server) as admin:
+        return admin.query_by_key(topic, key)
+
+
+def test_rpc_hooks_do_not_harm(real, topic):
+    class Counting(RpcHook):
+        def __init__(self):
+            self.before, self.after = Counter(), Counter()
+
+        def before_request(self, address, request):
+            self.before[int(request.code)] += 1
+
+        def after_response(self, address, request, response):
+            self.after[int(request.code)] += 1
+
+    hook = Counting()
+    with Producer(nameServer=real.name_server) as producer:
+        producer.add_rpc_hook(hook)
+        producer.send(Message(topic, b"a"))
+        producer.send_batch([Message(topic, b"b")] * 2)
+    until(lambda: bodies(real, topic) == {b"a": 1, b"b": 2})
+    assert hook.before[310] == hook.after[310] == 1
+    assert hook.before[320] == hook.after[320] == 1

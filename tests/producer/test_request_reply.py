@@ -1,0 +1,121 @@
+"""Request-reply and recall."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rocket_sink.errors import MessageError, NoRouteError, ReplyTimeoutError, SendError
+from rocket_sink.message import Message
+from rocket_sink.producer.producer import Producer
+from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.command import Frame
+from rocket_sink.wire.recall import RecallHandle, decode_recall_handle, encode_recall_handle
+
+from .waiting import until
+
+
+@pytest.fixture
+def producer(cluster):
+    with Producer(nameServer=cluster.name_server) as one:
+        yield one
+
+
+def push(broker, correlation_id, body=b"pong"):
+    ext = {
+        "producerGroup": "g", "topic": "FakeCluster_REPLY_TOPIC", "queueId": "0", "sysFlag": "0",
+        "bornTimestamp": "1", "storeTimestamp": "2", "flag": "0",
+        "properties": f"CORRELATION_ID\x01{correlation_id}\x02MSG_TYPE\x01reply\x02",
+    }  # fmt: skip
+    frame = Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext, body)
+    frame.opaque = 77
+    broker.send_request(frame)
+
+
+def test_a_reply_comes_from_any_broker(cluster, producer):
+    replies = []
+    asking = threading.Thread(
+        target=lambda: replies.append(producer.request(Message("orders", b"ping"), 5.0))
+    )
+    asking.start()
+    until(lambda: cluster.messages("orders"))
+    (asked,) = cluster.messages("orders")
+    assert asked.properties["REPLY_TO_CLIENT"] == producer._engine.identity.client_id
+    assert asked.properties["TTL"] == "5000"
+    for broker in cluster.brokers:  # the asking client is known everywhere
+        until(lambda: any(f.code == RequestCode.HEART_BEAT for f in broker.requests))  # noqa: B023
+    other = next(b for b in cluster.brokers if not b.store.messages("orders"))
+    push(other, asked.properties["CORRELATION_ID"])
+    asking.join(5)
+    assert [reply.body for reply in replies] == [b"pong"]
+    until(lambda: any(f.is_response and f.opaque == 77 for f in other.requests))
+
+
+def test_no_reply_is_an_error_and_a_late_one_is_counted(cluster, producer):
+    with pytest.raises(ReplyTimeoutError) as late:
+        producer.request(Message("orders", b"ping"), 2.0)
+    assert cluster.messages("orders")[0].message_id == late.value.message_id
+    push(cluster.brokers[0], late.value.correlation_id)
+    until(lambda: producer.late_replies == 1)
+    assert not producer._asked
+
+
+def test_an_unreadable_push_does_not_end_the_connection(cluster, producer):
+    with pytest.raises(ReplyTimeoutError):
+        producer.request(Message("orders", b"ping"), 2.0)
+    opened = producer._engine.pump.opened
+    cluster.brokers[0].send_request(Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, {}, b""))
+    push(cluster.brokers[0], "nobody's")
+    until(lambda: producer.late_replies == 1)
+    assert producer._engine.pump.opened == opened
+
+
+@pytest.mark.parametrize("namespace", ["", "ns"])
+def test_the_replier_answers_what_it_received(cluster, namespace):
+    cluster.create_topic("ns%orders", 4)
+    replies, options = [], {"nameServer": cluster.name_server, "namespace": namespace}
+    with Producer(**options, producerGroup="asks") as asker, Producer(**options) as replier:
+        topic = asker._composer.topic("orders")
+        asking = threading.Thread(
+            target=lambda: replies.append(asker.request(Message("orders", b"ping"), 60.0))
+        )
+        asking.start()
+        until(lambda: cluster.messages(topic))
+        (asked,) = cluster.messages(topic)
+        sent = replier.reply(asked, b"pong", keys=["k"], properties={"x": "1"})
+        asking.join(60)
+    (reply,) = replies
+    assert sent.queue.topic == reply.topic == "FakeCluster_REPLY_TOPIC"
+    assert reply.body == b"pong" and reply.properties["x"] == "1"
+    kept = {name: asked.properties[name] for name in ("CORRELATION_ID", "REPLY_TO_CLIENT", "TTL")}
+    assert {**kept, "MSG_TYPE": "reply"}.items() <= reply.properties.items()
+    assert asker.late_replies == 0
+
+
+def test_a_reply_needs_a_request(cluster, producer):
+    request = {"CLUSTER": "FakeCluster", "CORRELATION_ID": "1", "REPLY_TO_CLIENT": "c"}
+    for name in request:
+        with pytest.raises(MessageError, match=name):
+            producer.reply({key: value for key, value in request.items() if key != name}, b"x")
+    assert producer.reply(request, b"x").queue.topic == "FakeCluster_REPLY_TOPIC"
+
+
+def test_recall_takes_a_timed_message_back(cluster, producer):
+    sent = producer.send(Message("orders", b"later", delay_ms=60_000))
+    handle = RecallHandle("orders", sent.queue.broker_name, "1", sent.message_id)
+    text = encode_recall_handle(handle)
+    assert decode_recall_handle(text) == handle == decode_recall_handle(text.rstrip("="))
+    assert producer.recall("orders", text) == sent.message_id
+    assert cluster.messages("orders") == []
+    with pytest.raises(SendError):
+        producer.recall("orders", text)
+
+
+@pytest.mark.parametrize("handle", ["", "%%%", "djEgYQ==", "a"])
+def test_a_bad_handle_is_refused_here(cluster, producer, handle):
+    with pytest.raises(MessageError, match="recall handle"):
+        producer.recall("orders", handle)
+    lost = encode_recall_handle(RecallHandle("orders", "broker-z", "1", "ID"))
+    with pytest.raises(NoRouteError):
+        producer.recall("orders", lost)

@@ -1,0 +1,25 @@
+"""Where the next attempt goes when nothing but the failure itself speaks against a broker."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from rocket_sink.testing import CloseConnection
+
+from .conftest import send
+
+
+@pytest.mark.parametrize("selector", ["round_robin", "random", "weighted"])
+def test_a_retry_goes_to_another_broker_without_the_fault_table(cluster, make_engine, selector):
+    engine = make_engine(sendLatencyFaultEnable="false", queueSelector=selector)
+    send(engine, "warm")
+    for number in range(24):
+        for broker in cluster.brokers:
+            broker.behave()
+            broker.on_send(CloseConnection(stores=False), times=1)
+        attempts = send(engine, number, attempts=3).attempts
+        assert len(attempts) >= 2
+        for before, after in pairwise(attempts):
+            assert before.broker_name != after.broker_name

@@ -1,0 +1,84 @@
+"""Hooks on the remoting layer see every request of a client, and what they add is signed."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.errors import SendError
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.net.rpc_hooks import RpcHook
+from rocket_sink.producer.transactions import COMMIT
+from rocket_sink.testing import Delay
+from rocket_sink.wire.acl import sign
+from rocket_sink.wire.codes import RequestCode
+
+from .waiting import until
+
+
+class Recorder(RpcHook):
+    def __init__(self, **added):
+        self.added, self.before, self.after = added, [], []
+
+    def before_request(self, address, request):
+        request.ext.update(self.added)
+        self.before.append((address, request))
+
+    def after_response(self, address, request, response):
+        assert response.is_response
+        self.after.append((address, request, response))
+
+    def codes(self):
+        return {int(request.code) for _, request in self.before}
+
+
+class Broken(RpcHook):
+    def before_request(self, address, request):
+        raise RuntimeError("before")
+
+    def after_response(self, address, request, response):
+        raise RuntimeError("after")
+
+
+@pytest.mark.parametrize("serializer", ["json", "rocketmq"])
+def test_every_request_is_told_and_fields_travel_signed(cluster, make_producer, serializer):
+    producer = make_producer(accessKey="alice", secretKey="s3", serializeType=serializer)
+    hook = Recorder(Trace="on")
+    producer.add_rpc_hook(Broken())
+    producer.add_rpc_hook(hook)
+    one = Message("orders", b"x", keys=["k"])
+    sent = producer.send(one)
+    producer.send_batch([one, one])
+    producer.send_oneway(one)
+    producer.send_in_transaction(one, lambda m, a: COMMIT)
+    until(lambda: len(cluster.messages("orders")) == 5)
+    wanted = {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE, RequestCode.END_TRANSACTION,
+    }  # fmt: skip
+    assert wanted <= hook.codes()
+    (first,) = [request for _, request, answer in hook.after if answer.ext
+                and answer.ext.get("msgId") == sent.offset_message_id]  # fmt: skip
+    assert (first.body, first.ext["b"]) == (b"x", "orders")
+    addresses = {cluster.name_server, *(broker.address for broker in cluster.brokers)}
+    assert {address for address, _ in hook.before} <= addresses
+    for frame in (f for broker in cluster.brokers for f in broker.requests):
+        ext = dict(frame.ext)
+        assert ext["Trace"] == "on"
+        signature = ext.pop("Signature")
+        ext.pop("AccessKey")
+        assert sign(ext, frame.body, "alice", "s3")["Signature"] == signature
+
+
+def test_a_request_without_an_answer_is_not_told_after(cluster, make_producer):
+    producer = make_producer(sendMsgTimeout=600, retryTimesWhenSendFailed=0)
+    producer.send(Message("orders", b"warm"))
+    hook = Recorder()
+    producer.add_rpc_hook(hook)
+    queue = MessageQueue("orders", cluster.brokers[0].name, 0)
+    cluster.brokers[0].on_send(Delay(60_000), times=1)
+    with pytest.raises(SendError):
+        producer.send(Message("orders", b"x"), queue=queue)
+    producer.send_oneway(Message("orders", b"y"), queue=queue)
+    sends = [r for _, r in hook.before if r.code == RequestCode.SEND_MESSAGE_V2]
+    assert [bytes(r.body) for r in sends] == [b"x", b"y"]
+    assert not [r for _, r, _ in hook.after if r.code == RequestCode.SEND_MESSAGE_V2]

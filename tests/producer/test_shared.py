@@ -1,0 +1,190 @@
+"""The mapped store: shared by processes, safe against writers that die half-way."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.brokers import VIEW_S
+from rocket_sink.producer.mapped import MappedFile, MappedTable
+from rocket_sink.producer.shared import SharedHealth, local_directory
+from rocket_sink.routing.fault import FaultItem, LatencyFaultTolerance
+from tests.producer.conftest import send
+
+OPTIONS = SinkOptions.parse(nameServer="h1:9876;h2:9876")
+FORK = multiprocessing.get_context("fork")
+
+
+def open_in(path) -> SharedHealth:
+    return SharedHealth.open(OPTIONS, directory=str(path))
+
+
+def test_what_one_store_learns_another_sees(tmp_path):
+    first, second = open_in(tmp_path), open_in(tmp_path)
+    assert first.is_shared
+    item = FaultItem("broker-a", 12.5, 1234.5, False, 3.0)
+    first.put("broker-a", item)
+    assert second.get("broker-a") == item
+    assert list(second.names()) == ["broker-a"]
+    second.remove("broker-a")
+    assert first.get("broker-a") is None and list(first.names()) == []
+
+
+def test_routes_are_shared_with_their_time(tmp_path):
+    first, second = open_in(tmp_path), open_in(tmp_path)
+    first.put_route("orders", b"{}" * 100, 17.25)
+    assert second.route("orders") == (b"{}" * 100, 17.25)
+    first.put_route("orders", bytes(70_000), 18.0)
+    assert second.route("orders") == (b"{}" * 100, 17.25), "too long: not shared, nothing broken"
+    assert second.route("other") is None
+
+
+def test_other_name_servers_have_another_file(tmp_path):
+    open_in(tmp_path).put("a", FaultItem("a"))
+    other = SharedHealth.open(SinkOptions.parse(nameServer="h3:9876"), directory=str(tmp_path))
+    assert other.get("a") is None
+    same = SharedHealth.open(
+        SinkOptions.parse(nameServer="h2:9876;h1:9876"), directory=str(tmp_path)
+    )
+    assert same.get("a") == FaultItem("a")
+
+
+def test_in_process_when_the_directory_cannot_be_written():
+    store = SharedHealth.open(OPTIONS, directory="/proc/nowhere")
+    assert not store.is_shared
+    store.put("a", FaultItem("a"))
+    assert store.get("a") == FaultItem("a")
+    store.put_route("t", b"x", 1.0)
+    assert store.route("t") == (b"x", 1.0)
+
+
+def test_the_executors_directory_is_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
+    assert local_directory() == tmp_path
+    SharedHealth.open(OPTIONS)
+    (found,) = tmp_path.iterdir()
+    assert found.stat().st_mode & 0o077 == 0
+    assert found.stat().st_blocks * 512 >= found.stat().st_size, "a hole is a SIGBUS on a full disk"
+
+
+def _table(path):
+    file = MappedFile(path / "table", 64 * 256)
+    return file, MappedTable(file, 0, 64, 256)
+
+
+def test_a_torn_slot_reads_as_absent_and_is_mended(tmp_path):
+    file, table = _table(tmp_path)
+    assert table.put("a", b"one")
+    at = file.data.find(b"one")
+    file.data[at : at + 1] = b"X"
+    assert table.get("a") is None
+    assert table.keys() == []
+    assert table.put("a", b"two") and table.get("a") == b"two"
+
+
+def test_a_torn_slot_hides_no_other_key(tmp_path):
+    file, table = _table(tmp_path)
+    keys = [f"key-{n}" for n in range(40)]
+    for key in keys:
+        assert table.put(key, key.encode())
+    at = file.data.find(b"key-7key-7")
+    file.data[at + 6 : at + 7] = b"\xff"
+    assert [key for key in keys if table.get(key) is None] == ["key-7"]
+
+
+def test_a_full_table_refuses(tmp_path):
+    _, table = _table(tmp_path)
+    assert [table.put(f"k{n}", b"v") for n in range(70)].count(True) == 64
+    assert not table.put("new", b"v")
+    assert table.put("k1", b"w") and table.get("k1") == b"w"
+    assert not table.put("k1", bytes(300))
+
+
+def _write_for_ever(path):
+    _, table = _table(path)
+    number = 0
+    while True:
+        number += 1
+        table.put("hot", b"%08d" % number * 20)
+
+
+@pytest.mark.parametrize("round_", range(8))
+def test_killed_writers_leave_a_readable_table(tmp_path, round_):
+    """SIGKILL at random moments: values are whole or absent, and nobody is locked out."""
+    _, table = _table(tmp_path)
+    writers = [FORK.Process(target=_write_for_ever, args=(tmp_path,)) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    seen = 0
+    until = time.monotonic() + 0.15 + round_ * 0.013
+    while time.monotonic() < until:
+        value = table.get("hot")
+        if value is not None:
+            seen += 1
+            assert value == value[:8] * 20
+    for writer in writers:
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+    assert seen
+    value = table.get("hot")
+    assert value is None or value == value[:8] * 20
+    assert table.put("hot", b"after") and table.get("hot") == b"after"
+
+
+def _hold_the_lock(path, held):
+    file, _ = _table(path)
+    assert file.lock()
+    held.set()
+    time.sleep(30)
+
+
+def test_a_stopped_writer_stops_nobody(tmp_path):
+    _, table = _table(tmp_path)
+    held = FORK.Event()
+    holder = FORK.Process(target=_hold_the_lock, args=(tmp_path, held))
+    holder.start()
+    assert held.wait(5)
+    started = time.monotonic()
+    assert table.put("a", b"1") is False
+    assert time.monotonic() - started < 0.5
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    assert table.put("a", b"1")
+
+
+def test_one_engine_avoids_what_another_found_out(tmp_path, cluster, make_engine):
+    """Two workers of an executor."""
+    first = make_engine(shared=open_in(tmp_path))
+    second = make_engine(shared=open_in(tmp_path))
+    send(second, "warm")
+    cluster.brokers[0].kill()
+    for number in range(8):
+        assert send(first, number).outcome.delivered
+    time.sleep(2 * VIEW_S)
+    name = cluster.brokers[0].name
+    assert not first.available(name)
+    assert not second.available(name)
+    for number in range(16):
+        completion = send(second, number)
+        assert len(completion.attempts) == 1, "it tried the dead broker itself"
+
+
+def test_a_new_worker_starts_with_the_route(tmp_path, cluster, make_engine):
+    cluster.create_topic("orders", 4)
+    send(make_engine(shared=open_in(tmp_path)), 1)
+    cluster.stop_name_server()
+    assert send(make_engine(shared=open_in(tmp_path)), 2).outcome.delivered
+
+
+def test_the_fault_table_works_on_it(tmp_path):
+    table = LatencyFaultTolerance(store=open_in(tmp_path))
+    event = table.update("broker-a", 0.0, 100.0, isolation=True, reachable=False, cause="CONNECT")
+    assert event is not None
+    other = LatencyFaultTolerance(store=open_in(tmp_path))
+    assert not other.is_available("broker-a", 105.0) and other.is_available("broker-a", 111.0)
+    assert not other.is_reachable("broker-a")

@@ -1,0 +1,56 @@
+"""Look-ups of many messages by id, over all brokers."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.errors import DeliveryError
+from rocket_sink.producer.stored import StoredMessages
+from rocket_sink.testing import Answer, CloseConnection
+from rocket_sink.wire.codes import RequestCode
+from tests.producer.conftest import request
+
+
+def _send(engine, count):
+    for number in range(count):
+        engine.submit(request(number))
+    engine.drain()
+
+
+def test_each_message_is_found_on_its_broker_and_no_other(cluster, make_engine):
+    engine = make_engine()
+    _send(engine, 600)
+    assert all(len(broker.store.messages("orders")) for broker in cluster.brokers)
+    stored = StoredMessages(engine, since_ms=0)
+    asked = [f"ID{i}" for i in range(0, 1200, 2)]
+    assert stored.find("orders", asked, timed=False) == {f"ID{i}" for i in range(0, 600, 2)}
+    assert stored.find("orders", ["ID1", "none"], timed=True) == {"ID1"}
+
+
+def test_failed_look_ups_are_asked_again(cluster, make_engine):
+    engine = make_engine()
+    _send(engine, 50)
+    for broker in cluster.brokers:
+        broker.on(RequestCode.QUERY_MESSAGE, Answer(2, "busy"), times=5)
+        broker.on(RequestCode.QUERY_MESSAGE, CloseConnection(), times=1)
+    asked = [f"ID{i}" for i in range(50)]
+    assert StoredMessages(engine, since_ms=0).find("orders", asked, timed=False) == set(asked)
+
+
+def test_silence_is_not_absence(cluster, make_engine):
+    engine = make_engine(storedCheckTimeout=200)
+    _send(engine, 1)
+    cluster.brokers[1].on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
+    with pytest.raises(DeliveryError, match="broker-b does not say"):
+        StoredMessages(engine, since_ms=0).find("orders", ["none"], timed=False)
+
+
+def test_what_is_on_its_way_gets_time_to_arrive(cluster, make_engine):
+    engine = make_engine(storedCheckDelay=250)
+    began_s = engine.clock()
+    StoredMessages(engine, since_ms=0).settle("orders")
+    assert engine.clock() - began_s >= 0.25
+    assert all(
+        any(r.code == RequestCode.QUERY_MESSAGE for r in broker.requests)
+        for broker in cluster.brokers
+    )

@@ -1,0 +1,70 @@
+"""Reading back what was acknowledged a moment ago."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.errors import BrokerError, RemoteProtocolError
+from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.topic_reader import await_dispatched, read_topic
+from rocket_sink.testing import FakeCluster
+from rocket_sink.wire.answers import decode_runtime_info
+from rocket_sink.wire.frame import Frame
+
+
+@pytest.fixture
+def lagging(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the brokers say they are behind by, one call after the other; the last stays."""
+    said = [5, 3, 0]
+    monkeypatch.setattr(
+        Admin,
+        "dispatch_behind_bytes",
+        lambda self, topic: said.pop(0) if len(said) > 1 else said[0],
+    )
+    return said
+
+
+def test_it_waits_until_brokers_have_caught_up(cluster: FakeCluster, lagging: list[int]) -> None:
+    with Admin(nameServer=cluster.name_server) as admin:
+        assert await_dispatched(admin, "t")
+    assert lagging == [0]
+
+
+def test_steady_traffic_is_not_waited_for_without_end(
+    cluster: FakeCluster, lagging: list[int]
+) -> None:
+    lagging[:] = [1]
+    with Admin(nameServer=cluster.name_server) as admin:
+        assert not await_dispatched(admin, "t", timeout_s=0.1)
+
+
+def test_a_broker_in_its_first_second_is_asked_again(
+    cluster: FakeCluster, lagging: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    young = [BrokerError("java.util.NoSuchElementException")] * 2
+    then = Admin.dispatch_behind_bytes
+
+    def told(self: Admin, topic: str) -> int:
+        if young:
+            raise young.pop()
+        return then(self, topic)
+
+    monkeypatch.setattr(Admin, "dispatch_behind_bytes", told)
+    with Admin(nameServer=cluster.name_server) as admin:
+        assert await_dispatched(admin, "t")
+    assert not young
+    assert lagging == [0]
+
+
+def test_a_broker_that_does_not_tell_is_read_at_once(cluster: FakeCluster) -> None:
+    cluster.create_topic("t", 1)
+    with Admin(nameServer=cluster.name_server) as admin:
+        assert not await_dispatched(admin, "t")
+    assert list(read_topic(cluster.name_server, "t")) == []
+
+
+def test_the_brokers_figures_are_texts() -> None:
+    answer = Frame(0, {}, b'{"table":{"dispatchBehindBytes":"12","bootTimestamp":"1"}}')
+    assert decode_runtime_info(answer)["dispatchBehindBytes"] == "12"
+    with pytest.raises(RemoteProtocolError):
+        decode_runtime_info(Frame(0, {}, b'{"table":{"dispatchBehindBytes":12}}'))

@@ -1,0 +1,92 @@
+"""Message traces: what dashboards read, sent apart, and never in the way of a send."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.message import Message
+from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.transactions import COMMIT
+from rocket_sink.testing import Answer
+from rocket_sink.wire.trace import EndTransactionTrace, MessageType, PubTrace, decode_trace
+
+from .waiting import until
+
+TOPIC = "RMQ_SYS_TRACE_TOPIC"
+
+
+@pytest.fixture
+def make(cluster):
+    cluster.create_topic(TOPIC, 1)
+    made = []
+
+    def producer(**options):
+        made.append(Producer(nameServer=cluster.name_server, enableTrace=True, **options))
+        return made[-1]
+
+    yield producer
+    for one in made:
+        one.close(0.3)
+
+
+def traces(cluster, topic=TOPIC):
+    return [t for m in cluster.messages(topic) for t in decode_trace(m.body.decode())]
+
+
+def test_every_message_has_its_line(cluster, make):
+    producer = make(producerGroup="g")
+    one = producer.send(Message("orders", b"abc", tags="t", keys=["k1", "k2"]))
+    (batch,) = producer.send_batch([Message("orders", b"x")] * 2)
+    result = producer.send_in_transaction(Message("orders", b"y"), lambda m, a: COMMIT)
+    producer.close()
+    lines = traces(cluster)
+    sent = {line.message_id: line for line in lines if isinstance(line, PubTrace)}
+    assert set(sent) == {one.message_id, *batch.message_id.split(","), result.transaction_id}
+    first = sent[one.message_id]
+    told = (first.producer_group, first.topic, first.tags, first.keys)
+    assert told == (
+        "g",
+        "orders",
+        "t",
+        "k1 k2",
+    )
+    assert (first.body_length, first.success, first.message_type) == (3, True, MessageType.NORMAL)
+    assert first.store_host == one.broker_address
+    assert first.offset_message_id == one.offset_message_id
+    assert sent[result.transaction_id].message_type is MessageType.TRANSACTION_HALF
+    (end,) = (line for line in lines if isinstance(line, EndTransactionTrace))
+    assert (end.state, end.message_id) == ("COMMIT_MESSAGE", result.transaction_id)
+    keys = {key for m in cluster.messages(TOPIC) for key in m.properties["KEYS"].split(" ")}
+    assert {one.message_id, "k1", "k2"} <= keys  # that is how a trace is found
+
+
+def test_traces_go_together_and_are_not_traced(cluster, make):
+    producer = make()
+    for future in [producer.send_async(Message("orders", b"x")) for _ in range(250)]:
+        future.result(5)
+    until(lambda: len(traces(cluster)) >= 200)
+    producer.close()
+    assert len(traces(cluster)) == 250 and len(cluster.messages(TOPIC)) <= 25
+    assert {line.topic for line in traces(cluster)} == {"orders"}
+
+
+def test_by_time_to_a_topic_of_ones_own(cluster, make, monkeypatch):
+    monkeypatch.setattr("rocket_sink.producer.tracing._DELAY_S", 0.005)
+    cluster.create_topic("traces", 1)
+    producer = make(traceTopic="traces")
+    producer.send(Message("orders", b"x"))
+    until(lambda: traces(cluster, "traces"))
+
+
+def test_a_trace_that_fails_fails_nothing_else(cluster, make):
+    producer = make(retryTimesWhenSendFailed=0)
+    producer.send(Message("orders", b"x"))
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "illegal"), times=None)
+    producer.tracer.flush()
+    until(lambda: producer.tracer.dropped)
+    for broker in cluster.brokers:
+        broker.behave()
+    producer.send(Message("orders", b"x"))
+    producer.close()
+    assert len(traces(cluster)) == 1

@@ -1,0 +1,182 @@
+"""Transactions: half message, local transaction, commit and rollback, check-backs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rocket_sink.errors import (
+    BrokerError,
+    ConnectionLostError,
+    MessageError,
+    Outcome,
+    RejectedError,
+)
+from rocket_sink.message import Message
+from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.transactions import COMMIT, ROLLBACK, UNKNOWN
+from rocket_sink.testing import Answer, CloseConnection
+from rocket_sink.wire.codes import RequestCode, SysFlag
+
+from .waiting import until
+
+
+@pytest.fixture
+def make(cluster):
+    made = []
+
+    def producer(**options):
+        made.append(Producer(nameServer=cluster.name_server, **options))
+        return made[-1]
+
+    yield producer
+    for one in made:
+        one.close(0.3)
+
+
+def halves(cluster):
+    return [half for broker in cluster.brokers for half in broker.half_messages()]
+
+
+def ends(cluster):
+    return [
+        frame
+        for broker in cluster.brokers
+        for frame in broker.requests
+        if frame.code == RequestCode.END_TRANSACTION
+    ]
+
+
+def test_a_committed_message_is_delivered_after_execute(cluster, make):
+    seen = []
+
+    def execute(message, arg):
+        seen.append((message.message_id, arg, len(halves(cluster)), cluster.messages("orders")))
+        return COMMIT
+
+    result = make(producerGroup="g").send_in_transaction(
+        Message("orders", b"x", keys=["k"]), execute, "arg"
+    )
+    (stored,) = cluster.messages("orders")
+    assert seen == [(result.transaction_id, "arg", 1, [])]
+    assert result.state is COMMIT and result.ended and halves(cluster) == []
+    assert stored.message_id == result.transaction_id and stored.properties["PGROUP"] == "g"
+    assert stored.sys_flag & SysFlag.TRANSACTION_PREPARED
+
+
+def test_a_rolled_back_message_never_appears(cluster, make):
+    result = make().send_in_transaction(Message("orders", b"x"), lambda m, a: ROLLBACK)
+    assert result.state is ROLLBACK and result.ended
+    assert cluster.messages("orders") == [] and halves(cluster) == []
+
+
+@pytest.mark.parametrize("answer", [UNKNOWN, None, "yes"])
+def test_without_a_clear_answer_the_half_message_waits(cluster, make, answer):
+    result = make().send_in_transaction(Message("orders", b"x"), lambda m, a: answer)
+    until(lambda: ends(cluster))
+    assert result.state is UNKNOWN and not result.ended and len(halves(cluster)) == 1
+    assert isinstance(result.local_error, TypeError) == (answer == "yes")
+
+
+def test_what_execute_raises_is_reported(cluster, make):
+    def execute(message, arg):
+        raise ValueError("no money")
+
+    result = make().send_in_transaction(Message("orders", b"x"), execute)
+    until(lambda: ends(cluster))
+    assert isinstance(result.local_error, ValueError) and result.state is UNKNOWN
+    assert "no money" in ends(cluster)[0].remark
+
+
+def test_a_degraded_half_message_is_rolled_back(cluster, make):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(10), times=None)
+    called = []
+    result = make().send_in_transaction(Message("orders", b"x"), lambda *a: called.append(a))
+    assert result.send_result.outcome is Outcome.ACKED_DEGRADED
+    assert result.state is ROLLBACK and not called and halves(cluster) == []
+
+
+@pytest.mark.parametrize(
+    "behaviour, error", [(Answer(1, "no half message"), BrokerError),
+                         (CloseConnection(), ConnectionLostError)],
+)  # fmt: skip
+def test_an_end_that_fails_is_reported(cluster, make, behaviour, error):
+    for broker in cluster.brokers:
+        broker.on(RequestCode.END_TRANSACTION, behaviour)
+    result = make().send_in_transaction(Message("orders", b"x"), lambda m, a: COMMIT)
+    assert isinstance(result.end_error, error) and not result.ended
+
+
+def test_a_half_message_that_is_refused_is_not_executed(cluster, make):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "illegal"), times=None)
+    called = []
+    with pytest.raises(RejectedError):
+        make().send_in_transaction(Message("orders", b"x"), lambda *a: called.append(a))
+    with pytest.raises(MessageError):
+        make().send_in_transaction(Message("orders", b"x", delay_level=3), called.append)
+    assert not called and not ends(cluster)
+
+
+def test_no_thread_without_a_listener(make):
+    before = threading.active_count()
+    make().send_in_transaction(Message("orders", b"x"), lambda m, a: COMMIT)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("state, delivered", [(COMMIT, 1), (ROLLBACK, 0)])
+def test_the_listener_answers_a_check(cluster, make, state, delivered):
+    asked = []
+
+    def listener(message):
+        asked.append(message)
+        return state
+
+    producer = make(transaction_listener=listener)
+    result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
+    for broker in cluster.brokers:
+        broker.check_transactions()
+    until(lambda: not halves(cluster))
+    assert [m.message_id for m in asked] == [result.transaction_id]
+    assert (asked[0].topic, asked[0].body) == ("orders", b"x")
+    assert len(cluster.messages("orders")) == delivered
+    assert ends(cluster)[-1].ext["fromTransactionCheck"] == "true"
+
+
+def test_another_process_may_listen(cluster, make):
+    make().send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
+    other = make()
+    other.on_transaction_check = lambda message: COMMIT
+    other.listen_for_checks("orders")
+    until(lambda: all(_greeted(broker, other) for broker in cluster.brokers))
+    for broker in cluster.brokers:
+        broker.check_transactions()
+    until(lambda: cluster.messages("orders"))
+
+
+def test_a_listener_that_raises_or_a_foreign_group_leave_it_open(cluster, make):
+    asked = []
+
+    def listener(message):
+        asked.append(message.message_id)
+        raise ValueError("the database is down")
+
+    make(producerGroup="other", transaction_listener=asked.append).listen_for_checks("orders")
+    producer = make(transaction_listener=listener)
+    result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
+    until(lambda: ends(cluster))
+    for broker in cluster.brokers:
+        broker.check_transactions()
+    until(lambda: len(ends(cluster)) == 2)
+    assert asked == [result.transaction_id] and len(halves(cluster)) == 1
+    assert "the database is down" in ends(cluster)[-1].remark
+
+
+def _greeted(broker, producer):
+    client = producer._engine.identity.client_id.encode()
+    return any(
+        frame.code == RequestCode.HEART_BEAT and client in bytes(frame.body)
+        for frame in broker.requests
+    )

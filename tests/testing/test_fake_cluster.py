@@ -1,0 +1,242 @@
+"""The scripted cluster does what its script says; asked over plain sockets."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from rocket_sink.testing import (
+    Answer,
+    CloseConnection,
+    CutAnswer,
+    Delay,
+    Drip,
+    Drop,
+    FakeCluster,
+    FaultProxy,
+    Garbage,
+    IncompleteAnswer,
+    Twice,
+    WrongOpaque,
+)
+from rocket_sink.wire import requests
+from rocket_sink.wire.answers import decode_pull_answer, decode_query_answer, decode_send_answer
+from rocket_sink.wire.batch import encode_inner
+from rocket_sink.wire.command import Frame
+from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
+from rocket_sink.wire.route import decode_route
+
+
+class Client:
+    """A blocking connection that reads frames; None when nothing comes."""
+
+    def __init__(self, address: str, timeout_s: float = 5.0) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
+        self.reader = FrameReader()
+        self.received = b""
+
+    def ask(self, frame: Frame) -> Frame | None:
+        self.socket.sendall(encode_frame(frame))
+        return self.read()
+
+    def read(self, timeout_s: float | None = None) -> Frame | None:
+        if timeout_s is not None:
+            self.socket.settimeout(timeout_s)
+        while (frame := self.reader.next_frame()) is NEED_DATA:
+            try:
+                data = self.socket.recv(65536)
+            except TimeoutError:
+                return None
+            if not data:
+                return None
+            self.received += data
+            self.reader.receive_data(data)
+        assert isinstance(frame, Frame)
+        return frame
+
+
+def send(topic: str = "t", queue_id: int = 0, body: bytes = b"hello", **more: object) -> Frame:
+    return requests.send_message_v2(
+        producer_group="g", topic=topic, queue_id=queue_id, born_ms=1, broker_name="broker-a",
+        properties="KEYS\x01k1\x02UNIQ_KEY\x01U1\x02", body=body, **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(cluster: FakeCluster) -> Iterator[Client]:
+    client = Client(cluster.brokers[0].address)
+    yield client
+    client.socket.close()
+
+
+def test_routes_send_pull_and_queries(cluster: FakeCluster, client: Client) -> None:
+    assert Client(cluster.name_server).ask(requests.get_route("t")).code == 17  # type: ignore[union-attr]
+    answer = client.ask(send())
+    assert answer is not None
+    sent = decode_send_answer(answer)
+    assert (sent.status, sent.queue_offset) == ("SEND_OK", 0)
+    inner = b"".join(encode_inner(b"m%d" % n, f"UNIQ_KEY\x01B{n}\x02") for n in range(3))
+    batch = requests.send_batch_v2(
+        producer_group="g", topic="t", queue_id=0, born_ms=1, broker_name="broker-a",
+        properties="WAIT\x01true\x02", body=inner,
+    )  # fmt: skip
+    sent = decode_send_answer(client.ask(batch))  # type: ignore[arg-type]
+    assert (sent.queue_offset, sent.offset_message_id.count(",")) == (1, 2)
+    pull = requests.pull_message(
+        consumer_group="c", topic="t", queue_id=0, queue_offset=0, max_msg_nums=32
+    )
+    pulled = decode_pull_answer(client.ask(pull))  # type: ignore[arg-type]
+    assert [m.body for m in pulled.messages] == [b"hello", b"m0", b"m1", b"m2"]
+    assert pulled.max_offset == 4
+    found = requests.query_message(topic="t", key="B1", max_num=5, unique_key=True)
+    assert [m.body for m in decode_query_answer(client.ask(found))] == [b"m1"]  # type: ignore[arg-type]
+    route = Client(cluster.name_server).ask(requests.get_route("t"))
+    assert route is not None
+    assert [q.broker_name for q in decode_route(route.body).queues] == ["broker-a"]
+
+
+def test_legacy_name_servers_write_bare_keys() -> None:
+    with FakeCluster(brokers=1, legacy_json=True) as cluster:
+        cluster.create_topic("t")
+        answer = Client(cluster.name_server).ask(requests.get_route("t"))
+        assert answer is not None
+        assert b"{0:" in bytes(answer.body or b"")
+        assert decode_route(answer.body).brokers[0].master == cluster.brokers[0].address
+
+
+def test_refusals_store_nothing_and_degraded_answers_do(
+    cluster: FakeCluster, client: Client
+) -> None:
+    broker = cluster.brokers[0]
+    broker.on_send(Answer(2, "busy"))
+    broker.on_send(Answer(10, "flush"))
+    assert client.ask(send()).code == 2  # type: ignore[union-attr]
+    assert cluster.messages("t") == []
+    assert client.ask(send()).code == 10  # type: ignore[union-attr]
+    assert client.ask(send()).code == 0  # type: ignore[union-attr]
+    assert len(cluster.messages("t")) == 2
+
+
+def test_queue_and_permission_checks(cluster: FakeCluster, client: Client) -> None:
+    cluster.create_topic("narrow", queues=2)
+    cluster.create_topic("closed", perm=4)
+    assert client.ask(send("narrow", 2)).code == 29  # type: ignore[union-attr]
+    assert client.ask(send("closed")).code == 16  # type: ignore[union-attr]
+
+
+def test_an_answer_that_never_comes_is_still_stored(cluster: FakeCluster, client: Client) -> None:
+    cluster.brokers[0].on_send(Drop())
+    client.socket.sendall(encode_frame(send()))
+    assert client.read(0.2) is None
+    assert len(cluster.messages("t")) == 1
+
+
+def test_a_request_that_is_dropped_unstored(cluster: FakeCluster, client: Client) -> None:
+    cluster.brokers[0].on_send(CloseConnection(stores=False))
+    client.socket.sendall(encode_frame(send()))
+    with pytest.raises(ConnectionResetError):
+        client.read()
+    assert cluster.messages("t") == []
+
+
+@pytest.mark.parametrize("at_byte", [0, 1, 8, 30])
+def test_answers_cut_at_a_byte(cluster: FakeCluster, client: Client, at_byte: int) -> None:
+    cluster.brokers[0].on_send(CutAnswer(at_byte))
+    assert client.ask(send()) is None
+    assert len(client.received) == at_byte
+
+
+def test_twice_wrong_opaque_garbage_and_incomplete(cluster: FakeCluster, client: Client) -> None:
+    broker = cluster.brokers[0]
+    broker.on_send(Twice())
+    first = client.ask(send())
+    again = client.read()
+    assert first is not None and again is not None and first.opaque == again.opaque
+    broker.on_send(WrongOpaque())
+    assert client.ask(send()).opaque != 0  # type: ignore[union-attr]
+    broker.on_send(IncompleteAnswer())
+    assert client.ask(send()).ext in ({}, None)  # type: ignore[union-attr]
+    broker.on_send(Garbage(b"\xff" * 16))
+    client.socket.sendall(encode_frame(send()))
+    assert client.socket.recv(16) == b"\xff" * 16
+
+
+def test_late_and_dripping_answers_do_not_hold_up_others(
+    cluster: FakeCluster, client: Client
+) -> None:
+    broker = cluster.brokers[0]
+    broker.on_send(Delay(150))
+    broker.on_send(Drip(0.2))
+    client.socket.sendall(encode_frame(send(body=b"slow")))
+    other = Client(broker.address)
+    assert other.ask(send(body=b"dripped")).code == 0  # type: ignore[union-attr]
+    assert client.read(5).code == 0  # type: ignore[union-attr]
+
+
+def test_freeze_takes_bytes_and_thaw_handles_them(cluster: FakeCluster, client: Client) -> None:
+    cluster.brokers[0].freeze()
+    client.socket.sendall(encode_frame(send()))
+    assert client.read(0.2) is None
+    assert cluster.messages("t") == []
+    cluster.brokers[0].thaw()
+    assert client.read(5).code == 0  # type: ignore[union-attr]
+    assert len(cluster.messages("t")) == 1
+
+
+def test_kill_refuses_and_restart_keeps_port_and_store(
+    cluster: FakeCluster, client: Client
+) -> None:
+    broker = cluster.brokers[0]
+    assert client.ask(send()).code == 0  # type: ignore[union-attr]
+    address = broker.address
+    broker.kill()
+    with pytest.raises(ConnectionRefusedError):
+        Client(address)
+    broker.restart()
+    assert broker.address == address
+    assert Client(address).ask(send()).code == 0  # type: ignore[union-attr]
+    assert len(cluster.messages("t")) == 2
+
+
+def test_the_same_seed_gives_the_same_chances() -> None:
+    def run(seed: int) -> list[int]:
+        with FakeCluster(brokers=1, seed=seed) as cluster:
+            cluster.brokers[0].on_send(Answer(2), times=None, chance=0.5)
+            client = Client(cluster.brokers[0].address)
+            return [client.ask(send()).code for _ in range(20)]  # type: ignore[union-attr]
+
+    assert run(3) == run(3)
+    assert run(3) != run(4)
+
+
+def test_the_proxy_passes_cuts_freezes_and_refuses(cluster: FakeCluster) -> None:
+    with FaultProxy(cluster.brokers[0].address) as proxy:
+        client = Client(proxy.address)
+        assert client.ask(send()).code == 0  # type: ignore[union-attr]
+        proxy.freeze()
+        client.socket.sendall(encode_frame(send()))
+        assert client.read(0.2) is None
+        proxy.thaw()
+        assert client.read(5).code == 0  # type: ignore[union-attr]
+        proxy.cut_after(10)
+        client.socket.sendall(encode_frame(send()))
+        with pytest.raises(OSError):
+            assert client.read(5) is not None or (_ for _ in ()).throw(ConnectionError())
+        assert len(cluster.messages("t")) == 2
+        proxy.refuse()
+        refused = Client(proxy.address)
+        with pytest.raises(OSError):
+            refused.socket.sendall(b"x")
+            if refused.socket.recv(1) == b"":
+                raise ConnectionResetError
+        proxy.accept()
+        assert Client(proxy.address).ask(send()).code == 0  # type: ignore[union-attr]
