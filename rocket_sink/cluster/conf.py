@@ -1,0 +1,227 @@
+"""What the processes of a local cluster are told: broker.conf, JVM flags, log settings.
+
+`BROKER_DEFAULTS` is the one home of the broker settings: docker-compose.yml repeats it, and a
+test compares the two. All values are as `broker.conf` has them: text, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rocket_sink.cluster.ports import LOOPBACK
+
+CLUSTER_NAME = "DefaultCluster"
+
+BROKER_DEFAULTS: Mapping[str, str] = {
+    "brokerClusterName": CLUSTER_NAME,
+    "brokerId": "0",
+    "brokerRole": "ASYNC_MASTER",
+    "flushDiskType": "ASYNC_FLUSH",
+    "brokerIP1": LOOPBACK,
+    "brokerIP2": LOOPBACK,
+    "autoCreateTopicEnable": "true",
+    "autoCreateSubscriptionGroup": "true",
+    "defaultTopicQueueNums": "4",
+    "traceTopicEnable": "true",
+    "timerWheelEnable": "true",
+    # an idle broker copies its whole timer wheel to disk this often, at 2 % of a core by default
+    "timerFlushIntervalMs": "10000",
+    "enablePropertyFilter": "true",
+    "messageIndexEnable": "true",
+    # Disk: files small enough that an idle broker takes little, kept for a day, swept each hour.
+    "mappedFileSizeCommitLog": str(64 << 20),
+    "mappedFileSizeConsumeQueue": str(100_000 * 20),
+    "mappedFileSizeTimerLog": str(8 << 20),
+    "maxHashSlotNum": "500000",
+    "maxIndexNum": "2000000",
+    "fileReservedTime": "24",
+    "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24)),
+    # A machine's disk is often over 85 % full; brokers then delete files before their time,
+    # unless told not to.
+    "diskMaxUsedSpaceRatio": "90",
+    "cleanFileForciblyEnable": "false",
+}
+
+DISK_NEARLY_FULL_RATIO = 0.85
+"""With its disk used beyond this, a broker is started with NEARLY_FULL_DISK."""
+
+NEARLY_FULL_DISK: Mapping[str, str] = {
+    # Above 90 % a broker refuses messages, and that limit cannot be raised. It is only looked at
+    # after deleteWhen has been read as hours; text that is none ends the sweep before it
+    # (DefaultMessageStore.CleanCommitLogService). So nothing is swept either.
+    "deleteWhen": "never",
+    "cleanResourceInterval": "3600000",
+}
+"""Lines that let a broker store on a disk that is over 90 % full."""
+
+LEAST_FREE_MB = 1024
+"""A start is refused on a disk with less."""
+
+_ADD_OPENS = (
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+)
+_MAIN_CLASSES = {
+    "name-server": "org.apache.rocketmq.namesrv.NamesrvStartup",
+    "broker": "org.apache.rocketmq.broker.BrokerStartup",
+    "admin": "org.apache.rocketmq.tools.command.MQAdminStartup",
+    "proxy": "org.apache.rocketmq.proxy.ProxyStartup",
+}
+_LOGBACK = """<configuration>
+  <appender name="file" class="ch.qos.logback.core.rolling.RollingFileAppender">
+    <file>${user.home}/rocketmq.log</file>
+    <rollingPolicy class="ch.qos.logback.core.rolling.FixedWindowRollingPolicy">
+      <fileNamePattern>${user.home}/rocketmq.%i.log</fileNamePattern>
+      <minIndex>1</minIndex>
+      <maxIndex>1</maxIndex>
+    </rollingPolicy>
+    <triggeringPolicy class="ch.qos.logback.core.rolling.SizeBasedTriggeringPolicy">
+      <maxFileSize>16MB</maxFileSize>
+    </triggeringPolicy>
+    <encoder><pattern>%d %p %c{0} %t - %m%n</pattern></encoder>
+  </appender>
+  <root level="INFO"><appender-ref ref="file"/></root>
+</configuration>
+"""
+LOG_FILE = "rocketmq.log"
+"""The log of a process in its folder; it and one older piece take 32 MiB at most."""
+
+_AUTH_PACKAGE = "org.apache.rocketmq.auth.authentication.provider"
+
+
+class Secrets(Protocol):
+    """An access key and its secret: whatever carries both attributes does."""
+
+    @property
+    def access_key(self) -> str:
+        """The user's name."""
+        ...
+
+    @property
+    def secret_key(self) -> str:
+        """The user's password."""
+        ...
+
+
+def broker_name(index: int) -> str:
+    """broker-a, broker-b, ..., broker-z, broker-26, ..."""
+    return f"broker-{chr(ord('a') + index)}" if index < 26 else f"broker-{index}"
+
+
+def broker_conf(
+    name: str, listen: int, name_server: str, store: Path, extra: Mapping[str, str]
+) -> dict[str, str]:
+    """The whole broker.conf of one broker; `extra` has the last word."""
+    return {
+        **BROKER_DEFAULTS,
+        "brokerName": name,
+        "namesrvAddr": name_server,
+        "bindAddress": LOOPBACK,
+        "listenPort": str(listen),
+        "haListenPort": str(listen + 1),
+        "storePathRootDir": str(store),
+        "storePathCommitLog": str(store / "commitlog"),
+        **extra,
+    }
+
+
+def acl_conf(version: str, secrets: Secrets) -> dict[str, str]:
+    """The lines that switch authentication on: ACL 2.0 from 5.x, aclEnable before."""
+    if is_4x(version):
+        return {"aclEnable": "true"}
+    keys = (secrets.access_key, secrets.secret_key)
+    user = {"username": keys[0], "password": keys[1]}
+    inner = {"accessKey": keys[0], "secretKey": keys[1]}
+    return {
+        "authenticationEnabled": "true",
+        "authenticationProvider": f"{_AUTH_PACKAGE}.DefaultAuthenticationProvider",
+        "authenticationMetadataProvider": f"{_AUTH_PACKAGE}.LocalAuthenticationMetadataProvider",
+        "initAuthenticationUser": json.dumps(user),
+        "innerClientAuthenticationCredentials": json.dumps(inner),
+    }
+
+
+def properties_text(lines: Mapping[str, str]) -> str:
+    """The lines as a Java properties file."""
+    return "".join(f"{key}={_escaped(value)}\n" for key, value in lines.items())
+
+
+def write_rocketmq_home(folder: Path, version: str, secrets: Secrets | None) -> None:
+    """Make `folder` a rocketmq.home.dir: log settings, credentials for ACL 1.0 and the tools.
+
+    Files with credentials are readable by the owner alone.
+    """
+    conf = folder / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    # 5.x looks for its settings on the class path (hence `class_path`), 4.x in conf/
+    names = ["rmq.logback.xml"]
+    if is_4x(version):
+        names = [f"logback_{role}.xml" for role in ("broker", "namesrv", "tools")]
+    for name in names:
+        (conf / name).write_text(_LOGBACK, encoding="utf-8")
+    if secrets is None:
+        return
+    keys = (
+        f"accessKey: {json.dumps(secrets.access_key)}",
+        f"secretKey: {json.dumps(secrets.secret_key)}",
+    )
+    account = f"accounts:\n- {keys[0]}\n  {keys[1]}\n  admin: true\n"
+    for name, text in (("tools.yml", "\n".join(keys) + "\n"), ("plain_acl.yml", account)):
+        write_private(conf / name, text)
+
+
+def class_path(folder: Path, jars: str) -> str:
+    """The jars behind the log settings of the rocketmq.home.dir `folder`."""
+    return os.pathsep.join([str(folder / "conf"), jars])
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner may read."""
+    file.unlink(missing_ok=True)
+    file.touch(mode=0o600)
+    file.write_text(text, encoding="utf-8")
+
+
+def jvm_command(
+    role: str,
+    *,
+    java: Path,
+    folder: Path,
+    version: str,
+    memory: Sequence[str],
+    extra: Sequence[str],
+) -> list[str]:
+    """The command line of a process, up to its own arguments; the class path is CLASSPATH.
+
+    `role` is name-server, broker, admin or proxy; `folder` becomes rocketmq.home.dir and user.home,
+    so that stores and logs stay in it.
+    """
+    opens = [*_ADD_OPENS]
+    if is_4x(version):
+        opens.append("--add-opens=java.base/java.lang=ALL-UNNAMED")
+    return [
+        str(java),
+        *memory,
+        "-XX:+UseSerialGC",
+        "-XX:-UsePerfData",
+        *opens,
+        f"-Drocketmq.home.dir={folder}",
+        f"-Duser.home={folder}",
+        *extra,
+        _MAIN_CLASSES[role],
+    ]
+
+
+def is_4x(version: str) -> bool:
+    """True for RocketMQ 4."""
+    return version.startswith("4.")
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n")

@@ -1,0 +1,247 @@
+"""A cluster that outlives the command that started it: `rocket-sink cluster up|status|down`.
+
+What runs is told by `cluster.json` in the home folder. A process is ours only when the number in
+that file belongs to a process whose command line carries the random mark of that start: a recycled
+number is never signalled, not after a reboot or a step of the clock either. One command works on
+a home at a time (a file lock).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import psutil
+
+from rocket_sink.cluster.conf import Secrets
+from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress
+from rocket_sink.cluster.layout import MARK_PROPERTY, NAME_SERVER, Nodes, Runtime, Wanted, launch
+from rocket_sink.errors import ClusterError
+
+_STATE_FILE = "cluster.json"
+_GRACE_S = 25.0
+_KILL_S = 10.0
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """One process as `up` left it. `started_s` is its start, in seconds since the epoch."""
+
+    name: str
+    address: str
+    pid: int
+    started_s: float
+    mark: str
+
+    @property
+    def alive(self) -> bool:
+        """True while the very process that `up` started exists."""
+        return self.process() is not None
+
+    def process(self) -> psutil.Process | None:
+        """The process, or None when it has ended, whoever has its number now."""
+        try:
+            process = psutil.Process(self.pid)
+            ours = f"-D{MARK_PROPERTY}={self.mark}" in process.cmdline()
+        except psutil.Error:
+            return None
+        return process if ours else None
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """A cluster that `up` started: where it is and whether it still runs."""
+
+    home: Path
+    version: str
+    nodes: tuple[NodeState, ...]
+
+    @property
+    def name_server(self) -> str:
+        """host:port of the name server, the value of the option nameServer."""
+        return next(node.address for node in self.nodes if node.name == NAME_SERVER)
+
+    @property
+    def brokers(self) -> list[NodeState]:
+        """The brokers, broker-a first."""
+        return [node for node in self.nodes if node.name != NAME_SERVER]
+
+    @property
+    def running(self) -> bool:
+        """True when every process is alive; one that is frozen counts as alive."""
+        return all(node.alive for node in self.nodes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`: plain values, with `alive` and `running` as they are now."""
+        return {
+            "home": str(self.home),
+            "version": self.version,
+            "name_server": self.name_server,
+            "running": self.running,
+            "nodes": [
+                {k: v for k, v in asdict(node).items() if k != "mark"} | {"alive": node.alive}
+                for node in self.nodes
+            ],
+        }
+
+
+def default_home() -> Path:
+    """Where `up` keeps a cluster's data unless told otherwise."""
+    return Path(platformdirs.user_data_dir("rocket-sink")) / "cluster"
+
+
+def up(
+    home: Path | None = None,
+    brokers: int = 2,
+    *,
+    version: str = DEFAULT_VERSION,
+    acl: Secrets | None = None,
+    tls: str | None = None,
+    queues: int = 4,
+    broker_config: Mapping[str, str] | None = None,
+    heap_mb: int = 512,
+    progress: Progress | None = None,
+    cache: Path | None = None,
+    timeout_s: float = 240,
+) -> ClusterState:
+    """Start a cluster in `home` that outlives this process, or return the one that runs there.
+
+    A cluster of which a part has died is ended and started again on the same data and, if they
+    are free, the same ports. Arguments and errors are those of LocalCluster.
+    """
+    wanted = Wanted(brokers, version, acl, tls, queues, broker_config or {}, heap_mb)
+    with _locked(home) as folder:
+        running = status(folder)
+        if running is not None:
+            if running.running:
+                _tell_differences(running, wanted, progress)
+                return running
+            _end(running)
+        runtime = Runtime.make(wanted, folder, cache, progress)
+        return _launch_detached(wanted, runtime, timeout_s, progress)
+
+
+def status(home: Path | None = None) -> ClusterState | None:
+    """The cluster that `up` started in `home`; None when no process of it is left."""
+    state = _load(_folder(home))
+    return state if state and any(node.alive for node in state.nodes) else None
+
+
+def down(home: Path | None = None) -> bool:
+    """End the cluster that `up` started in `home`, and only that; its data stays.
+
+    True when something was ended. Safe to call twice. Brokers take some 15 s to end in order.
+    """
+    if not (_folder(home) / _STATE_FILE).exists():
+        return False
+    with _locked(home) as folder:
+        state = _load(folder)
+        ended = _end(state) if state else False
+        (folder / _STATE_FILE).unlink(missing_ok=True)
+        return ended
+
+
+def _launch_detached(
+    wanted: Wanted, runtime: Runtime, timeout_s: float, progress: Progress | None
+) -> ClusterState:
+    states: list[ClusterState] = []
+
+    def spawned(nodes: Nodes) -> None:
+        # written before they are ready: `down` must find them should this process be killed now
+        states.append(_save(runtime, wanted.version, nodes))
+
+    try:
+        nodes = launch(
+            wanted,
+            runtime,
+            lambda: {"start_new_session": True},
+            timeout_s=timeout_s,
+            progress=progress,
+            spawned=spawned,
+        )
+    except BaseException:
+        (runtime.home / _STATE_FILE).unlink(missing_ok=True)
+        raise
+    for node in (nodes.name_server, *nodes.brokers):
+        node.release()
+    return states[-1]
+
+
+def _save(runtime: Runtime, version: str, nodes: Nodes) -> ClusterState:
+    alive = [node for node in (nodes.name_server, *nodes.brokers) if node.alive]
+    state = ClusterState(
+        runtime.home,
+        version,
+        tuple(
+            NodeState(n.name, n.address, n.pid, psutil.Process(n.pid).create_time(), runtime.mark)
+            for n in alive
+        ),
+    )
+    plain = {"version": version, "nodes": [asdict(node) for node in state.nodes]}
+    file = runtime.home / _STATE_FILE
+    scratch = file.with_suffix(".new")
+    scratch.write_text(json.dumps(plain, indent=1), encoding="utf-8")
+    scratch.replace(file)
+    return state
+
+
+def _load(folder: Path) -> ClusterState | None:
+    file = folder / _STATE_FILE
+    try:
+        plain = json.loads(file.read_text(encoding="utf-8"))
+        nodes = tuple(NodeState(**node) for node in plain["nodes"])
+        return ClusterState(folder, str(plain["version"]), nodes)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ClusterError(
+            f"{file} cannot be read ({error}): end the cluster's Java processes by hand if there "
+            "are any, and delete the file."
+        ) from error
+
+
+def _end(state: ClusterState) -> bool:
+    processes = [process for node in state.nodes if (process := node.process())]
+    for process in processes:
+        _quietly(process.terminate)
+        _quietly(process.resume)
+    _, left = psutil.wait_procs(processes, timeout=_GRACE_S)
+    for process in left:
+        _quietly(process.kill)
+    psutil.wait_procs(left, timeout=_KILL_S)
+    return bool(processes)
+
+
+def _quietly(act: Any) -> None:
+    try:
+        act()
+    except psutil.NoSuchProcess:
+        return
+
+
+def _tell_differences(running: ClusterState, wanted: Wanted, progress: Progress | None) -> None:
+    found = (running.version, len(running.brokers))
+    if progress and found != (wanted.version, wanted.brokers):
+        progress(
+            f"a cluster of version {found[0]} with {found[1]} brokers runs in {running.home} "
+            "already; take it down first to change that"
+        )
+
+
+def _folder(home: Path | None) -> Path:
+    return Path(home or default_home()).expanduser().absolute()
+
+
+@contextmanager
+def _locked(home: Path | None) -> Iterator[Path]:
+    folder = _folder(home)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield folder

@@ -1,0 +1,73 @@
+"""Ends a cluster whose owner is gone, even when the owner was killed with SIGKILL.
+
+`Guard` starts this file as a small process of its own that leads a process group; the cluster's
+JVMs join the group. When the owner's end of the pipe closes, or the owner is no longer the parent,
+the group is killed, this process included. Chosen over Linux's PR_SET_PDEATHSIG because that fires
+when the *thread* that started a broker ends, and because this works on macOS too. The group number
+cannot be recycled while a member lives, so nobody else's process is ever hit.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from typing import Any
+
+_POLL_S = 0.5
+_WAIT_S = 10
+
+
+class Guard:
+    """The owner's side: a process group that dies with this process."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def join(self) -> dict[str, Any]:
+        """Arguments for Popen that put the new process into the group; starts it if needed."""
+        if self._process is None or self._process.poll() is not None:
+            command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, **_group(0)
+            )
+        return _group(self._process.pid)
+
+    def close(self) -> None:
+        """Kill what is left of the group. Safe to call twice."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(_WAIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _group(leader: int) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        return {"process_group": leader}
+    # one system call, no Python objects made: safe between fork and exec
+    return {"preexec_fn": lambda: os.setpgid(0, leader)}
+
+
+def watch(owner: int) -> None:
+    """Wait until the owner's pipe closes or the owner is no longer the parent, then kill all."""
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    # The pipe is quick; the parent's number also helps when a forked child of the owner still
+    # holds the pipe open.
+    while os.getppid() == owner:
+        readable, _, _ = select.select([0], [], [], _POLL_S)
+        if readable and not os.read(0, 1):
+            break
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]))

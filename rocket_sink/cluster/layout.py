@@ -1,0 +1,238 @@
+"""From what is asked for to processes: settings, files in the home folder, command lines, start.
+
+The home folder holds one folder per process (configuration, store, logs), `tls/` and `ports.json`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rocket_sink.cluster import conf
+from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress, resolve_jars
+from rocket_sink.cluster.node import Broker, NameServer, NodeSpec, PortTakenError
+from rocket_sink.cluster.ports import LOOPBACK, Ports, choose_ports, load_ports
+from rocket_sink.cluster.probe import Probe
+from rocket_sink.cluster.tls import TestCertificates, make_certificates
+from rocket_sink.errors import ClusterError
+from rocket_sink.java import Java, find_java
+
+NAME_SERVER = "name-server"
+MARK_PROPERTY = "rocket.sink.cluster"
+"""A JVM property with a random value: what tells our process from another with its number."""
+
+_PORT_TRIES = 3
+_MOST_BROKERS = 64
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a cluster shall be; see LocalCluster for the meaning of each field."""
+
+    brokers: int = 2
+    version: str = DEFAULT_VERSION
+    acl: conf.Secrets | None = field(default=None, repr=False)
+    tls: str | None = None
+    queues: int = 4
+    broker_config: Mapping[str, str] = field(default_factory=dict)
+    heap_mb: int = 512
+    tls_client_auth: str = "none"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.brokers <= _MOST_BROKERS:
+            raise ClusterError(f"brokers={self.brokers}: must be 1 to {_MOST_BROKERS}.")
+        if self.tls not in (None, "permissive", "enforcing"):
+            raise ClusterError(f"tls={self.tls!r}: must be None, 'permissive' or 'enforcing'.")
+        if self.tls_client_auth not in ("none", "optional", "require"):
+            raise ClusterError(
+                f"tls_client_auth={self.tls_client_auth!r}: must be none, optional or require."
+            )
+        if self.queues < 1:
+            raise ClusterError(f"queues={self.queues}: a topic needs at least one queue.")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What the processes of one start share."""
+
+    java: Java
+    class_path: str
+    home: Path
+    mark: str
+    certificates: TestCertificates | None
+    tls_flags: tuple[str, ...]
+
+    @classmethod
+    def make(
+        cls, wanted: Wanted, home: Path, cache: Path | None, progress: Progress | None
+    ) -> Runtime:
+        """Find Java and the jars, make certificates; ClusterError when one cannot be had."""
+        java = find_java()
+        jars = resolve_jars(wanted.version, cache=cache, java=java, progress=progress)
+        # by default they would each make a self-signed certificate, at a second of CPU
+        certificates, flags = None, ["-Dtls.server.mode=disabled"]
+        if wanted.tls:
+            certificates = make_certificates(home / "tls")
+            settings = home / "tls" / "tls.properties"
+            flags = certificates.jvm_flags(wanted.tls, settings, wanted.tls_client_auth)
+        class_path = os.pathsep.join(str(jar) for jar in jars)
+        return cls(java, class_path, home, uuid.uuid4().hex, certificates, tuple(flags))
+
+    def class_path_in(self, folder: Path) -> str:
+        """CLASSPATH of the process that has this folder."""
+        return conf.class_path(folder, self.class_path)
+
+    def command(self, wanted: Wanted, role: str, name: str, *memory: str) -> tuple[str, ...]:
+        """The JVM's command line for the process `name`, whose folder is made ready."""
+        folder = self.home / name
+        conf.write_rocketmq_home(folder, wanted.version, wanted.acl)
+        return tuple(
+            conf.jvm_command(
+                role,
+                java=self.java.executable,
+                folder=folder,
+                version=wanted.version,
+                memory=memory,
+                extra=[f"-D{MARK_PROPERTY}={self.mark}", *self.tls_flags],
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The started processes and how to ask them whether they work."""
+
+    name_server: NameServer
+    brokers: list[Broker]
+    probe: Probe
+
+    def stop(self) -> None:
+        """End all in good order, side by side, which takes brokers some 15 s; safe twice."""
+        everyone = [*self.brokers, self.name_server]
+        with ThreadPoolExecutor(len(everyone)) as pool:
+            list(pool.map(lambda node: node.stop(), everyone))
+
+    def kill(self) -> None:
+        """End all at once; safe to call twice."""
+        for node in [*self.brokers, self.name_server]:
+            node.kill()
+
+
+def launch(
+    wanted: Wanted,
+    runtime: Runtime,
+    popen_options: Callable[[], dict[str, Any]],
+    *,
+    timeout_s: float,
+    progress: Progress | None,
+    spawned: Callable[[Nodes], None] | None = None,
+) -> Nodes:
+    """Start a cluster in `runtime.home` and return when every broker has stored a message.
+
+    `spawned` is told of the processes as soon as they exist. Raises ClusterError after ending
+    whatever was started; a port that was taken meanwhile leads to another try by itself.
+    """
+    wanted_ports = load_ports(runtime.home / "ports.json")
+    for last in [False] * (_PORT_TRIES - 1) + [True]:
+        ports = choose_ports(wanted.brokers, wanted=wanted_ports)
+        nodes = build(wanted, runtime, ports, popen_options)
+        try:
+            _start(nodes, timeout_s, progress or (lambda _: None), spawned or (lambda _: None))
+        except PortTakenError:
+            nodes.kill()
+            wanted_ports = None
+            if last:
+                raise
+        except BaseException:
+            nodes.kill()
+            raise
+        else:
+            ports.save(runtime.home / "ports.json")
+            return nodes
+    raise AssertionError("unreachable: the last try returns or raises")
+
+
+def build(
+    wanted: Wanted, runtime: Runtime, ports: Ports, popen_options: Callable[[], dict[str, Any]]
+) -> Nodes:
+    """Write all configuration files and return the processes, not started yet."""
+    _check_disk(runtime.home)
+    probe = Probe.of(wanted.acl, runtime.certificates)
+    server = NameServer(_name_server_spec(wanted, runtime, ports.name_server), popen_options)
+    specs = [_broker_spec(wanted, runtime, index, ports) for index in range(wanted.brokers)]
+    brokers = [Broker(spec, popen_options, server.address, probe) for spec in specs]
+    return Nodes(server, brokers, probe)
+
+
+def _start(
+    nodes: Nodes, timeout_s: float, tell: Progress, spawned: Callable[[Nodes], None]
+) -> None:
+    began = time.monotonic()
+    tell("starting the name server")
+    nodes.name_server.spawn()
+    spawned(nodes)
+    nodes.name_server.wait_ready(timeout_s)
+    # a broker that finds no name server asks again only after ten seconds: hence one by one
+    tell(f"starting {len(nodes.brokers)} brokers")
+    for broker in nodes.brokers:
+        broker.spawn()
+        spawned(nodes)
+    for broker in nodes.brokers:
+        broker.wait_ready(max(1.0, timeout_s - (time.monotonic() - began)))
+        tell(f"{broker.name} is ready at {broker.address}")
+
+
+def _name_server_spec(wanted: Wanted, runtime: Runtime, port: int) -> NodeSpec:
+    command = runtime.command(
+        wanted,
+        NAME_SERVER,
+        NAME_SERVER,
+        *("-Xms32m", "-Xmx128m"),
+        # it has next to nothing to do: compiling it well costs more than it brings
+        "-XX:TieredStopAtLevel=1",
+    )
+    folder = runtime.home / NAME_SERVER
+    lines = {"listenPort": str(port), "bindAddress": LOOPBACK}
+    return NodeSpec(NAME_SERVER, port, folder, command, runtime.class_path_in(folder), lines)
+
+
+def _broker_spec(wanted: Wanted, runtime: Runtime, index: int, ports: Ports) -> NodeSpec:
+    name, listen = conf.broker_name(index), ports.brokers[index]
+    memory = (
+        f"-Xms{min(256, wanted.heap_mb)}m",
+        f"-Xmx{wanted.heap_mb}m",
+        f"-XX:MaxDirectMemorySize={wanted.heap_mb}m",
+    )
+    command = runtime.command(wanted, "broker", name, *memory)
+    folder = runtime.home / name
+    extra = {"defaultTopicQueueNums": str(wanted.queues)}
+    if _disk_use(runtime.home) > conf.DISK_NEARLY_FULL_RATIO:
+        extra.update(conf.NEARLY_FULL_DISK)
+    if wanted.acl is not None:
+        extra.update(conf.acl_conf(wanted.version, wanted.acl))
+    extra.update(wanted.broker_config)
+    server = f"{LOOPBACK}:{ports.name_server}"
+    lines = conf.broker_conf(name, listen, server, folder / "store", extra)
+    return NodeSpec(name, listen, folder, command, runtime.class_path_in(folder), lines)
+
+
+def _disk_use(folder: Path) -> float:
+    """Used share of the disk, as brokers reckon it (UtilAll.getDiskPartitionSpaceUsedPercent)."""
+    usage = shutil.disk_usage(folder)
+    return usage.used / max(1, usage.used + usage.free)
+
+
+def _check_disk(home: Path) -> None:
+    free_mb = shutil.disk_usage(home).free >> 20
+    if free_mb < conf.LEAST_FREE_MB:
+        raise ClusterError(
+            f"The disk of {home} has {free_mb} MiB left and a cluster needs {conf.LEAST_FREE_MB}: "
+            "free some, or choose a home (or TMPDIR) on another disk."
+        )

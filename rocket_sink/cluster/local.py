@@ -1,0 +1,245 @@
+"""A cluster that lives as long as this object, or this process: for tests and the demo."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from rocket_sink.cluster.admin_tool import admin
+from rocket_sink.cluster.conf import CLUSTER_NAME, Secrets
+from rocket_sink.cluster.guard import Guard
+from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress
+from rocket_sink.cluster.layout import Nodes, Runtime, Wanted, launch
+from rocket_sink.cluster.node import Broker, NameServer
+from rocket_sink.errors import ClusterError
+
+_ROUTE_TIMEOUT_S = 20.0
+
+
+class LocalCluster:
+    """A real name server and brokers of Apache RocketMQ on loopback.
+
+    `home` is the data folder (None: a temporary one, removed by `stop`); `acl` switches
+    authentication on, with that user as super user; `tls` is None, "permissive" or "enforcing",
+    with a certificate signed by `tls_ca`; `tls_client_auth` is "none", "optional" or "require"
+    (a client then shows `tls_client`); `queues` is what automatically made topics get per
+    broker; `broker_config` adds lines to every broker.conf and has the last word; `progress` gets
+    a line of text now and then; `cache` is the folder for the jars; `heap_mb` each broker's.
+
+    The processes end with this one even if it is killed (see `guard`). Not for use by several
+    threads at once, nor from a forked child.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 2,
+        home: Path | None = None,
+        version: str = DEFAULT_VERSION,
+        *,
+        acl: Secrets | None = None,
+        tls: str | None = None,
+        queues: int = 4,
+        broker_config: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+        cache: Path | None = None,
+        heap_mb: int = 512,
+        tls_client_auth: str = "none",
+    ) -> None:
+        self._wanted = Wanted(
+            brokers, version, acl, tls, queues, broker_config or {}, heap_mb, tls_client_auth
+        )
+        self._asked_home = home
+        self._progress = progress
+        self._cache = cache
+        self._guard = Guard()
+        self._owner = os.getpid()
+        self._nodes: Nodes | None = None
+        self._runtime: Runtime | None = None
+
+    def __repr__(self) -> str:
+        where = f"at {self.name_server}" if self._nodes else "not started"
+        return f"<LocalCluster {self.version}, {self._wanted.brokers} brokers, {where}>"
+
+    def __enter__(self) -> LocalCluster:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, timeout_s: float = 240) -> LocalCluster:
+        """Start and wait until every broker has stored a message; nothing if it runs already.
+
+        Raises ClusterError, with the last log lines and what to do, after ending what it began.
+        Fetching RocketMQ the first time is not counted into `timeout_s`.
+        """
+        if self._nodes is not None:
+            return self
+        home = self._make_home()
+        try:
+            self._runtime = Runtime.make(self._wanted, home, self._cache, self._progress)
+            self._nodes = launch(
+                self._wanted,
+                self._runtime,
+                self._guard.join,
+                timeout_s=timeout_s,
+                progress=self._progress,
+            )
+        except BaseException:
+            # the home stays, a temporary one too: the error names the logs in it
+            self._guard.close()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End what was started; a temporary home is removed. Safe to call twice."""
+        if self._owner != os.getpid():
+            return
+        nodes, self._nodes = self._nodes, None
+        if nodes is None:
+            return
+        # a store that nobody will read needs no good order, and SIGTERM takes brokers seconds
+        if self._asked_home is None:
+            nodes.kill()
+        else:
+            nodes.stop()
+        self._guard.close()
+        if self._runtime:
+            self._remove_home(self._runtime.home)
+
+    @property
+    def version(self) -> str:
+        """The RocketMQ version."""
+        return self._wanted.version
+
+    @property
+    def home(self) -> Path:
+        """The data folder: one folder per process with its configuration, store and logs."""
+        return self._prepared().home
+
+    @property
+    def classpath(self) -> str:
+        """The jars, for `java -cp`."""
+        return self._prepared().class_path
+
+    @property
+    def java(self) -> Path:
+        """The Java launcher that runs the cluster."""
+        return self._prepared().java.executable
+
+    @property
+    def tls_ca(self) -> Path | None:
+        """The CA certificate (PEM) that signed the servers'; None without TLS."""
+        made = self._prepared().certificates
+        return made.ca if made else None
+
+    @property
+    def tls_client(self) -> tuple[Path, Path] | None:
+        """A client's certificate and key (PEM) of the same CA; None without TLS."""
+        made = self._prepared().certificates
+        return (made.client_cert, made.client_key) if made else None
+
+    @property
+    def name_server(self) -> str:
+        """host:port of the name server, the value of the option nameServer."""
+        return self._running().name_server.address
+
+    @property
+    def name_server_node(self) -> NameServer:
+        """The name server's process."""
+        return self._running().name_server
+
+    @property
+    def brokers(self) -> list[Broker]:
+        """The brokers, broker-a first."""
+        return list(self._running().brokers)
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all brokers so far."""
+        return sum(broker.cpu_s() for broker in self._running().brokers)
+
+    def admin(self, *arguments: str, timeout_s: float = 240) -> str:
+        """What `mqadmin <arguments>` prints; ClusterError with its output when it fails."""
+        return admin(
+            self.name_server,
+            *arguments,
+            version=self.version,
+            acl=self._wanted.acl,
+            tls=self._prepared().certificates,
+            cache=self._cache,
+            timeout_s=timeout_s,
+        )
+
+    def create_topic(
+        self,
+        name: str,
+        queues: int = 4,
+        perm: int = 6,
+        *,
+        order: bool = False,
+        brokers: Iterable[str] | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make a topic (or change it) on all brokers, or on those named; returns when routed.
+
+        `perm` is 2 to write, 4 to read, 6 for both; `order` also records the order configuration
+        at the name server; `attributes` are for instance {"message.type": "DELAY"} (5.x).
+        """
+        chosen = self._chosen(brokers)
+        targets = [("-b", b.address) for b in chosen] if brokers else [("-c", CLUSTER_NAME)]
+        arguments = ["-t", name, "-r", str(queues), "-w", str(queues), "-p", str(perm)]
+        if order:
+            arguments += ["-o", "true"]
+        if attributes:
+            arguments += ["-a", ",".join(f"+{key}={value}" for key, value in attributes.items())]
+        for target in targets:
+            self.admin("updateTopic", *target, *arguments)
+        nodes = self._running()
+        addresses = [broker.address for broker in chosen]
+        nodes.name_server.wait_for(
+            lambda: nodes.probe.check_route(self.name_server, name, addresses), _ROUTE_TIMEOUT_S
+        )
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic from all brokers and from the name server."""
+        self.admin("deleteTopic", "-c", CLUSTER_NAME, "-t", name)
+
+    def _chosen(self, names: Iterable[str] | None) -> list[Broker]:
+        everyone = self._running().brokers
+        if names is None:
+            return everyone
+        known = {broker.name: broker for broker in everyone}
+        asked = list(names)
+        for name in asked:
+            if name not in known:
+                raise ClusterError(f"No broker {name!r} here: there are {', '.join(known)}.")
+        return [known[name] for name in asked]
+
+    def _make_home(self) -> Path:
+        if self._asked_home is None:
+            return Path(tempfile.mkdtemp(prefix="rocket-sink-cluster-"))
+        home = Path(self._asked_home).expanduser().absolute()
+        home.mkdir(parents=True, exist_ok=True)
+        return home
+
+    def _remove_home(self, home: Path) -> None:
+        if self._asked_home is None:
+            shutil.rmtree(home, ignore_errors=True)
+
+    def _running(self) -> Nodes:
+        if self._nodes is None:
+            raise ClusterError("The cluster is not started: call start(), or use it in `with`.")
+        return self._nodes
+
+    def _prepared(self) -> Runtime:
+        if self._runtime is None:
+            raise ClusterError("The cluster was never started: call start(), or use it in `with`.")
+        return self._runtime

@@ -1,0 +1,45 @@
+"""Other programs' jars, for comparisons: fetched once as RocketMQ's are, into the same cache.
+
+Nothing that sends needs them, so no lock file pins them; the registry's own checksums are all.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rocket_sink.cluster.ivy import IvyRun
+from rocket_sink.cluster.jars import Progress, cache_folder, only_one
+from rocket_sink.java import find_java
+
+
+def resolve_modules(
+    name: str, modules: Sequence[str], *, tell: Progress, cache: Path | None = None
+) -> list[Path]:
+    """The jars of `group:name:version` modules and all they need, from `<cache>/<name>/`.
+
+    `tell` gets a line of text when something is fetched. Raises ClusterError when they cannot be.
+    """
+    base = cache_folder(cache)
+    folder = base / name
+    with only_one(base / f"{name}.lock", tell):
+        if not folder.is_dir():
+            tell(f"fetching {', '.join(modules)}, once; this takes a minute or two")
+            _fill(folder, modules)
+    return sorted(folder.glob("*.jar"))
+
+
+def _fill(folder: Path, modules: Sequence[str]) -> None:
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        jars = scratch / "jars"
+        IvyRun(find_java(), scratch / "ivy", _ignored).resolve_modules(modules, jars)
+        jars.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _ignored() -> None:
+    return None

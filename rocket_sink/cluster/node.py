@@ -1,0 +1,281 @@
+"""One process of a cluster: the name server or a broker, with what tests do to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rocket_sink.cluster.conf import LOG_FILE, properties_text, write_private
+from rocket_sink.cluster.ports import LOOPBACK
+from rocket_sink.cluster.probe import Probe, ProbeFailed, accepts
+from rocket_sink.errors import ClusterError
+
+_POLL_S = 0.1
+_GRACE_S = 25.0
+_REGISTERS_WITHIN_S = 0.5
+_READ_AND_WRITE = 6
+_LOG_LINES = 20
+_TAIL_BYTES = 32_768
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """How to start a process: everything but the process itself."""
+
+    name: str
+    port: int
+    folder: Path
+    command: tuple[str, ...]
+    class_path: str
+    settings: Mapping[str, str] = field(repr=False)
+
+    @property
+    def settings_file(self) -> Path:
+        """The properties file with `settings`, written at each start: brokers change theirs."""
+        return self.folder / "settings.conf"
+
+    @property
+    def address(self) -> str:
+        """host:port, as clients use it."""
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def console(self) -> Path:
+        """The file that gets the process's output."""
+        return self.folder / "console.log"
+
+
+class PortTakenError(ClusterError):
+    """Somebody else bound a port between its choice and its use; a start with others may do."""
+
+
+class Node:
+    """A started process. `popen_options` are asked for at each start (group, session)."""
+
+    def __init__(self, spec: NodeSpec, popen_options: Callable[[], dict[str, Any]]) -> None:
+        self.spec = spec
+        self._popen_options = popen_options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._earlier_cpu_s = 0.0
+
+    def __repr__(self) -> str:
+        state = "running" if self.alive else "not running"
+        return f"<{type(self).__name__} {self.name} {self.address} {state}>"
+
+    @property
+    def name(self) -> str:
+        """name-server, broker-a, broker-b, ..."""
+        return self.spec.name
+
+    @property
+    def address(self) -> str:
+        """127.0.0.1:PORT; the same after a restart."""
+        return self.spec.address
+
+    @property
+    def pid(self) -> int:
+        """The process number of the latest start; ClusterError before the first."""
+        return self._started().pid
+
+    @property
+    def alive(self) -> bool:
+        """True while the process exists, frozen or not."""
+        return self._process is not None and self._process.poll() is None
+
+    def cpu_s(self) -> float:
+        """User and system seconds of CPU so far, including starts that this object ended."""
+        if not self.alive:
+            return self._earlier_cpu_s
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return self._earlier_cpu_s
+        return float(self._earlier_cpu_s + times.user + times.system)
+
+    def freeze(self) -> None:
+        """Stop it in its tracks (SIGSTOP): sockets stay open and nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen process go on (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL); no effect on one that has ended."""
+        if self.alive:
+            self._earlier_cpu_s = self.cpu_s()
+            self._signal(signal.SIGKILL)
+            self._started().wait()
+
+    def stop(self, grace_s: float = _GRACE_S) -> None:
+        """End it in good order (SIGTERM), by SIGKILL after `grace_s`; safe to call twice."""
+        if not self.alive:
+            return
+        cpu_s = self.cpu_s()
+        self._signal(signal.SIGTERM)
+        self.thaw()
+        try:
+            self._started().wait(grace_s)
+            self._earlier_cpu_s = cpu_s
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def spawn(self) -> None:
+        """Start the process and return at once; ClusterError when it runs already."""
+        if self.alive:
+            raise ClusterError(f"{self.name} runs already (pid {self.pid}).")
+        self.spec.folder.mkdir(parents=True, exist_ok=True)
+        environ = {**os.environ, "CLASSPATH": self.spec.class_path}
+        # options of the user's own Java programs must not change the cluster's
+        for name in ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "NAMESRV_ADDR"):
+            environ.pop(name, None)
+        write_private(self.spec.settings_file, properties_text(self.spec.settings))
+        with self.spec.console.open("wb") as console:
+            self._process = subprocess.Popen(
+                [*self.spec.command, "-c", str(self.spec.settings_file)],
+                cwd=self.spec.folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                # credentials and messages are in what it writes
+                umask=0o077,
+                **self._popen_options(),
+            )
+
+    def wait_for(self, question: Callable[[], None], timeout_s: float) -> None:
+        """Ask until `question` does not raise ProbeFailed.
+
+        Raises ClusterError with the last log lines when the process ends or `timeout_s` is over,
+        PortTakenError when the log says so.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return question()
+            except ProbeFailed as failed:
+                if not self.alive:
+                    raise self._start_error(f"ended with code {self._code()}") from failed
+                if time.monotonic() > deadline:
+                    what = f"was not ready after {timeout_s:.0f} s: {failed}"
+                    raise self._start_error(what) from failed
+            time.sleep(_POLL_S)
+
+    def release(self) -> None:
+        """Let the process outlive this object without a warning; it cannot be used after."""
+        if self._process is not None:
+            # Popen warns about a child that it would leave running: here that is the purpose
+            self._process.returncode = 0
+            self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self.alive:
+            raise ClusterError(f"{self.name} is not running: start it with restart().")
+        self._started().send_signal(number)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise ClusterError(f"{self.name} was not started: call start() of its cluster.")
+        return self._process
+
+    def _code(self) -> int | None:
+        return self._process.returncode if self._process else None
+
+    def _start_error(self, what: str) -> ClusterError:
+        lines = self.log_tail()
+        kind = PortTakenError if "Address already in use" in lines else ClusterError
+        return kind(
+            f"{self.name} ({self.address}) {what}. Its logs are in {self.spec.folder}; read them, "
+            "and check free memory and disk, or give it more time (timeout_s). The last lines:\n"
+            + lines
+        )
+
+    def log_tail(self) -> str:
+        """The last lines of its output and of its main log."""
+        return "\n".join(_tail([self.spec.console, self.spec.folder / LOG_FILE]))
+
+
+class NameServer(Node):
+    """The cluster's name server."""
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return once it listens, else raise as `wait_for`."""
+
+        def question() -> None:
+            if not accepts(self.address):
+                raise ProbeFailed(f"nothing listens at {self.address}")
+
+        self.wait_for(question, timeout_s)
+
+    def restart(self, timeout_s: float = 120) -> None:
+        """Stop it if it runs and start it again on the same port; waits until it listens.
+
+        It forgets all routes; brokers register again within their period (30 s).
+        """
+        self.stop()
+        self.spawn()
+        self.wait_ready(timeout_s)
+
+
+class Broker(Node):
+    """One broker of a cluster."""
+
+    def __init__(
+        self,
+        spec: NodeSpec,
+        popen_options: Callable[[], dict[str, Any]],
+        name_server: str,
+        probe: Probe,
+    ) -> None:
+        super().__init__(spec, popen_options)
+        self._name_server = name_server
+        self._probe = probe
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return once it is registered and has stored a message, else raise as `wait_for`."""
+        listens_since_s = 0.0
+
+        def question() -> None:
+            nonlocal listens_since_s
+            try:
+                self._probe.check_broker(self._name_server, self.name, self.address)
+            except ProbeFailed:
+                if accepts(self.address):
+                    listens_since_s = listens_since_s or time.monotonic()
+                    if time.monotonic() - listens_since_s > _REGISTERS_WITHIN_S:
+                        listens_since_s = 0.0
+                        self._probe.register_now(self.address, self._permission)
+                raise
+
+        self.wait_for(question, timeout_s)
+
+    @property
+    def _permission(self) -> int:
+        return int(self.spec.settings.get("brokerPermission", _READ_AND_WRITE))
+
+    def restart(self, timeout_s: float = 120) -> None:
+        """Stop it if it runs, start it again on the same ports and store; waits until ready."""
+        self.stop()
+        self.spawn()
+        self.wait_ready(timeout_s)
+
+
+def _tail(files: Iterable[Path]) -> list[str]:
+    lines: list[str] = []
+    for file in files:
+        try:
+            with file.open("rb") as log:
+                log.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+                text = log.read().decode("utf-8", errors="replace")
+        except OSError:
+            continue
+        lines += text.splitlines()[-_LOG_LINES:]
+    return lines

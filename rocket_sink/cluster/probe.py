@@ -1,0 +1,160 @@
+"""The question "does this broker work?": fetch its route, store a message in it.
+
+Speaks just enough of the remoting protocol by hand, one request per connection, so that the judge
+of readiness shares no code with the producer it serves to test. The message goes to the topic
+that has the broker's own name: every broker makes it for itself, so user topics stay untouched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocket_sink.cluster.conf import Secrets
+from rocket_sink.cluster.tls import TestCertificates
+
+_SEND_MESSAGE = 10
+_UPDATE_BROKER_CONFIG = 25
+_GET_ROUTE = 105
+_STORED = (0, 10, 11, 12)
+_TIMEOUT_S = 3.0
+_FRAME_LIMIT_BYTES = 16 << 20
+
+
+class ProbeFailed(Exception):
+    """The broker or name server does not work yet; the text says what was seen."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How to reach the cluster: credentials when it asks for them, the CA when it speaks TLS."""
+
+    secrets: Secrets | None = None
+    tls_ca: Path | None = None
+    tls_client: tuple[Path, Path] | None = None
+    """Certificate and key."""
+
+    @classmethod
+    def of(cls, secrets: Secrets | None, certificates: TestCertificates | None) -> Probe:
+        """With all that there is."""
+        if certificates is None:
+            return cls(secrets)
+        client = (certificates.client_cert, certificates.client_key)
+        return cls(secrets, certificates.ca, client)
+
+    def check_broker(self, name_server: str, name: str, address: str) -> None:
+        """Return when the broker is registered and stores a message, else raise ProbeFailed."""
+        self.check_route(name_server, name, [address])
+        code, _ = self._ask(address, _SEND_MESSAGE, _send_header(name), b"ready?")
+        if code not in _STORED:
+            raise ProbeFailed(f"{name} at {address} does not store messages (code {code})")
+
+    def register_now(self, address: str, permission: int) -> None:
+        """Make the broker register at the name server at once; ProbeFailed when it does not.
+
+        A broker that starts quickly is not yet connected to the name server when it first
+        registers, and tries again ten seconds later. Setting its permission, to what it is
+        already, makes it register (AdminBrokerProcessor.updateBrokerConfig).
+        """
+        code, _ = self._ask(
+            address, _UPDATE_BROKER_CONFIG, {}, f"brokerPermission={permission}\n".encode()
+        )
+        if code != 0:
+            raise ProbeFailed(f"{address} does not register (code {code})")
+
+    def check_route(self, name_server: str, topic: str, addresses: Iterable[str]) -> None:
+        """Return when the topic's route has all the addresses, else raise ProbeFailed."""
+        code, body = self._ask(name_server, _GET_ROUTE, {"topic": topic}, b"")
+        if code != 0:
+            raise ProbeFailed(f"the name server knows no route of {topic} (code {code})")
+        # searched as text: before 5.x the answer's numeric keys are not legal JSON
+        for address in addresses:
+            if f'"{address}"'.encode() not in body:
+                raise ProbeFailed(f"the route of {topic} lacks {address}: {body[:500]!r}")
+
+    def _ask(
+        self, address: str, code: int, header: dict[str, str], body: bytes
+    ) -> tuple[int, bytes]:
+        host, port = address.rsplit(":", 1)
+        try:
+            with socket.create_connection((host, int(port)), timeout=_TIMEOUT_S) as raw:
+                if self.tls_ca is None:
+                    return _exchange(raw, code, self._signed(header, body), body)
+                context = ssl.create_default_context(cafile=str(self.tls_ca))
+                if self.tls_client is not None:
+                    context.load_cert_chain(*self.tls_client)
+                with context.wrap_socket(raw, server_hostname=host) as secure:
+                    return _exchange(secure, code, self._signed(header, body), body)
+        except (OSError, ValueError, KeyError) as error:
+            raise ProbeFailed(f"{address} does not answer ({error})") from error
+
+    def _signed(self, header: Mapping[str, str], body: bytes) -> Mapping[str, str]:
+        if self.secrets is None:
+            return header
+        fields = {**header, "AccessKey": self.secrets.access_key}
+        content = "".join(fields[key] for key in sorted(fields)).encode() + body
+        # SHA-1 is what the protocol prescribes (AclSigner.java)
+        digest = hmac.new(self.secrets.secret_key.encode(), content, hashlib.sha1).digest()
+        return {**fields, "Signature": base64.b64encode(digest).decode()}
+
+
+def accepts(address: str) -> bool:
+    """True when something listens at "host:port"."""
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _send_header(topic: str) -> dict[str, str]:
+    return {
+        "producerGroup": "rocket_sink_probe",
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": "1",
+        "queueId": "0",
+        "sysFlag": "0",
+        "bornTimestamp": str(int(time.time() * 1000)),
+        "flag": "0",
+        "properties": "",
+        "reconsumeTimes": "0",
+        "unitMode": "false",
+        "batch": "false",
+    }
+
+
+def _exchange(
+    sock: socket.socket, code: int, fields: Mapping[str, str], body: bytes
+) -> tuple[int, bytes]:
+    command = {"code": code, "language": "JAVA", "version": 401, "opaque": 1, "flag": 0}
+    header = json.dumps({**command, "extFields": fields}).encode()
+    # total length, then serialise type (0 = JSON) and header length in one word
+    prefix = struct.pack(">II", 4 + len(header) + len(body), len(header))
+    sock.sendall(prefix + header + body)
+    total, header_word = struct.unpack(">II", _read(sock, 8))
+    header_length = header_word & 0xFFFFFF
+    if not header_length <= total - 4 <= _FRAME_LIMIT_BYTES:
+        raise ValueError(f"an answer of {total} bytes with a header of {header_length}")
+    rest = _read(sock, total - 4)
+    return int(json.loads(rest[:header_length])["code"]), rest[header_length:]
+
+
+def _read(sock: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        chunk = sock.recv(count - len(parts))
+        if not chunk:
+            raise ValueError("the connection was closed in the middle of an answer")
+        parts += chunk
+    return bytes(parts)

@@ -1,0 +1,123 @@
+"""Test certificates: an authority, a server certificate for 127.0.0.1, and a client's.
+
+Made by the `openssl` program, once per home folder, valid for a year. For tests and local use
+only: the private keys lie in the home folder.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocket_sink.cluster.conf import properties_text
+from rocket_sink.errors import ClusterError
+
+_DAYS = "365"
+_TIMEOUT_S = 60
+_EXTENSIONS = """basicConstraints=critical,CA:FALSE
+keyUsage=critical,digitalSignature,keyEncipherment
+extendedKeyUsage=serverAuth,clientAuth
+subjectAltName=DNS:localhost,IP:127.0.0.1
+"""
+
+
+@dataclass(frozen=True)
+class TestCertificates:
+    """The files: `ca` is what everybody trusts, `server_cert` and `server_key` are the brokers'
+    own, `client_cert` and `client_key` what a client shows to brokers that ask."""
+
+    __test__ = False
+
+    ca: Path
+    server_cert: Path
+    server_key: Path
+    client_cert: Path
+    client_key: Path
+
+    def jvm_flags(self, mode: str, settings: Path, client_auth: str = "none") -> list[str]:
+        """Write the JVMs' TLS settings to `settings` and return the flags that use them.
+
+        `mode` is permissive or enforcing. When enforcing, the processes speak TLS to each other
+        too, trusting the CA. `client_auth` is none, optional or require.
+        """
+        lines = {
+            **self._client_lines(),
+            "tls.server.need.client.auth": client_auth,
+            "tls.server.keyPath": str(self.server_key),
+            "tls.server.certPath": str(self.server_cert),
+            "tls.server.authClient": "false" if client_auth == "none" else "true",
+            "tls.server.trustCertPath": str(self.ca),
+        }
+        settings.write_text(properties_text(lines), encoding="utf-8")
+        flags = [f"-Dtls.server.mode={mode}", f"-Dtls.config.file={settings}"]
+        return [*flags, "-Dtls.enable=true"] if mode == "enforcing" else flags
+
+    def client_flags(self, settings: Path) -> list[str]:
+        """JVM flags for a client that speaks TLS and trusts `ca` alone; writes `settings`."""
+        settings.write_text(properties_text(self._client_lines()), encoding="utf-8")
+        return ["-Dtls.enable=true", f"-Dtls.config.file={settings}"]
+
+    def _client_lines(self) -> dict[str, str]:
+        return {
+            "tls.test.mode.enable": "false",
+            "tls.client.authServer": "true",
+            "tls.client.trustCertPath": str(self.ca),
+            "tls.client.certPath": str(self.client_cert),
+            "tls.client.keyPath": str(self.client_key),
+        }
+
+
+def make_certificates(folder: Path) -> TestCertificates:
+    """The certificates in `folder`, made when they are not there yet.
+
+    Raises ClusterError when `openssl` is missing or fails.
+    """
+    names = ("ca.pem", "server.pem", "server-key.pem", "client.pem", "client-key.pem")
+    made = TestCertificates(*(folder / name for name in names))
+    if all((folder / name).is_file() for name in names):
+        return made
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    # -newkey writes PKCS#8, the only form that the brokers' Netty reads
+    _openssl(
+        *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", _DAYS, "-sha256"),
+        *("-subj", "/CN=rocket-sink test CA", "-keyout", str(folder / "ca-key.pem")),
+        *("-out", str(made.ca), "-addext", "keyUsage=critical,keyCertSign,cRLSign"),
+    )
+    _sign(folder, "localhost", made.server_cert, made.server_key)
+    _sign(folder, "rocket-sink test client", made.client_cert, made.client_key)
+    return made
+
+
+def _sign(folder: Path, name: str, cert: Path, key: Path) -> None:
+    """A certificate by the authority in the folder."""
+    request, extensions = folder / "request.csr", folder / "extensions"
+    extensions.write_text(_EXTENSIONS, encoding="utf-8")
+    _openssl(
+        *("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"),
+        *("-keyout", str(key), "-out", str(request)),
+    )
+    _openssl(
+        *("x509", "-req", "-in", str(request), "-CA", str(folder / "ca.pem")),
+        *("-CAkey", str(folder / "ca-key.pem"), "-CAcreateserial", "-days", _DAYS, "-sha256"),
+        *("-extfile", str(extensions), "-out", str(cert)),
+    )
+
+
+def _openssl(*arguments: str) -> None:
+    try:
+        done = subprocess.run(
+            ["openssl", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise ClusterError(
+            "A cluster with TLS needs the openssl program to make its test certificate: install "
+            "it, or start the cluster with tls=None."
+        ) from error
+    if done.returncode != 0:
+        raise ClusterError(f"openssl {arguments[0]} failed: {done.stderr.strip()[-500:]}")

@@ -1,0 +1,179 @@
+"""The real thing: starts, stores, freezes, dies and comes back."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.cluster import LocalCluster, down, status, up
+from rocket_sink.cluster.probe import Probe, ProbeFailed
+from rocket_sink.errors import ClusterError
+
+pytestmark = pytest.mark.cluster
+
+
+@dataclass(frozen=True)
+class Keys:
+    access_key: str = "rocket"
+    secret_key: str = "a-secret-of-tests"
+
+
+def stored(cluster: LocalCluster, topic: str) -> int:
+    """Messages in a topic, as the admin tool counts them."""
+    rows = cluster.admin("topicStatus", "-t", topic).splitlines()
+    return sum(int(row.split()[3]) for row in rows if row.startswith("broker-"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(brokers=2) as started:
+        yield started
+
+
+def test_it_starts_once(cluster: LocalCluster) -> None:
+    pids = [broker.pid for broker in cluster.brokers]
+    assert cluster.start() is cluster
+    assert [broker.pid for broker in cluster.brokers] == pids
+    assert [broker.name for broker in cluster.brokers] == ["broker-a", "broker-b"]
+
+
+def test_the_admin_tool_sees_what_the_probe_stored(cluster: LocalCluster) -> None:
+    broker = cluster.brokers[0]
+    before = stored(cluster, broker.name)
+    Probe().check_broker(cluster.name_server, broker.name, broker.address)
+    time.sleep(0.5)
+    assert stored(cluster, broker.name) == before + 1 >= 2
+
+
+def test_topics_come_and_go(cluster: LocalCluster) -> None:
+    cluster.create_topic("made", queues=3)
+    cluster.create_topic("made_on_b", queues=2, perm=4, brokers=["broker-b"])
+    made = cluster.admin("topicStatus", "-t", "made")
+    assert made.count("broker-a") == made.count("broker-b") == 3
+    on_b = cluster.admin("topicRoute", "-t", "made_on_b")
+    assert "broker-a" not in on_b and '"perm":4' in on_b
+    cluster.delete_topic("made")
+    assert "made" not in cluster.admin("topicList").split()
+    with pytest.raises(ClusterError, match="No broker 'broker-z' here"):
+        cluster.create_topic("x", brokers=["broker-z"])
+
+
+def test_the_admin_tools_failure_is_an_error(cluster: LocalCluster) -> None:
+    with pytest.raises(ClusterError, match="No topic route info"):
+        cluster.admin("topicStatus", "-t", "no_such_topic")
+    with pytest.raises(ClusterError):
+        cluster.admin("noSuchCommand")
+
+
+def test_a_frozen_broker_is_silent_and_comes_back(cluster: LocalCluster) -> None:
+    broker = cluster.brokers[0]
+    broker.freeze()
+    try:
+        assert broker.alive
+        with pytest.raises(ProbeFailed, match="does not answer"):
+            Probe().check_broker(cluster.name_server, broker.name, broker.address)
+    finally:
+        broker.thaw()
+    Probe().check_broker(cluster.name_server, broker.name, broker.address)
+
+
+def test_a_killed_broker_comes_back_with_its_messages(cluster: LocalCluster) -> None:
+    broker = cluster.brokers[1]
+    address, pid, cpu_s = broker.address, broker.pid, broker.cpu_s()
+    before = stored(cluster, broker.name)
+    broker.kill()
+    assert not broker.alive
+    broker.restart()
+    assert broker.alive and broker.pid != pid
+    assert broker.address == address
+    assert broker.cpu_s() > cpu_s > 0
+    time.sleep(0.5)
+    assert stored(cluster, broker.name) > before
+
+
+def test_the_class_path_runs_java(cluster: LocalCluster, tmp_path: Path) -> None:
+    source = "public class V { public static void main(String[] a) { System.out.println("
+    source += "org.apache.rocketmq.common.MQVersion.getVersionDesc("
+    source += "org.apache.rocketmq.common.MQVersion.CURRENT_VERSION)); } }"
+    (tmp_path / "V.java").write_text(source)
+    command = [str(cluster.java), "-cp", cluster.classpath, str(tmp_path / "V.java")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "jdk.compiler" in done.stderr:
+        pytest.skip("a Java runtime without its compiler")
+    assert done.stdout.strip() == "V5_3_3", done.stderr
+
+
+def test_the_same_home_gives_the_same_ports_and_data(tmp_path: Path) -> None:
+    with LocalCluster(brokers=1, home=tmp_path / "home") as first:
+        address, home = first.name_server, first.home
+        before = stored(first, "broker-a")
+    first.stop()
+    with pytest.raises(ClusterError):
+        _ = first.name_server
+    with LocalCluster(brokers=1, home=home) as second:
+        assert second.name_server == address
+        time.sleep(0.5)
+        assert stored(second, "broker-a") > before
+
+
+def test_up_and_down_twice(tmp_path: Path) -> None:
+    state = up(tmp_path, brokers=1)
+    try:
+        assert state.running and status(tmp_path) == state
+        assert up(tmp_path, brokers=1) == state
+        Probe().check_broker(state.name_server, "broker-a", state.brokers[0].address)
+        # a part that has died is mended: a new cluster on the same ports
+        process = state.brokers[0].process()
+        assert process is not None
+        process.kill()
+        process.wait()
+        found = status(tmp_path)
+        assert found is not None and not found.running
+        mended = up(tmp_path, brokers=1)
+        assert mended.running and mended != state
+        assert mended.name_server == state.name_server
+    finally:
+        assert down(tmp_path) is True
+    assert down(tmp_path) is False
+    assert status(tmp_path) is None
+    assert not any(node.alive for node in (*state.nodes, *mended.nodes))
+
+
+def test_acl_lets_nobody_else_in() -> None:
+    keys = Keys()
+    with LocalCluster(brokers=1, acl=keys) as cluster:
+        folder, broker = cluster.home, cluster.brokers[0]
+        place = (cluster.name_server, broker.name, broker.address)
+        Probe(keys).check_broker(*place)
+        for stranger in (None, Keys("nobody"), Keys(secret_key="wrong-secret")):
+            with pytest.raises(ProbeFailed, match="code 16"):
+                Probe(stranger).check_broker(*place)
+        cluster.create_topic("with_acl")
+        assert keys.secret_key not in " ".join(broker.spec.command)
+    assert not broker.alive
+    assert not folder.exists(), "a temporary home is removed"
+
+
+@pytest.mark.parametrize("mode", ["permissive", "enforcing"])
+def test_tls(mode: str) -> None:
+    with LocalCluster(brokers=1, tls=mode) as cluster:
+        broker = cluster.brokers[0]
+        place = (cluster.name_server, broker.name, broker.address)
+        Probe(tls_ca=cluster.tls_ca).check_broker(*place)
+        if mode == "permissive":
+            Probe().check_broker(*place)
+        else:
+            with pytest.raises(ProbeFailed, match="does not answer"):
+                Probe().check_broker(*place)
+        cluster.create_topic("over_tls")
+
+
+def test_version_4() -> None:
+    with LocalCluster(brokers=1, version="4.9.7") as cluster:
+        cluster.create_topic("old", queues=2)
+        assert cluster.admin("topicStatus", "-t", "old").count("broker-a") == 2

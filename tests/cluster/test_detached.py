@@ -1,0 +1,122 @@
+"""The state file of `up`: whose process is whose, and what is never signalled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rocket_sink.cluster import ClusterState, NodeState, down, status
+from rocket_sink.cluster.detached import _STATE_FILE
+from rocket_sink.cluster.layout import MARK_PROPERTY
+from rocket_sink.errors import ClusterError
+
+SLEEP = "import time; time.sleep(60)"
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def start(processes: list[subprocess.Popen[bytes]], mark: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", SLEEP, f"-D{MARK_PROPERTY}={mark}"]
+    process = subprocess.Popen(command, start_new_session=True)
+    processes.append(process)
+    # until its exec is done the child still shows this process's command line
+    while f"-D{MARK_PROPERTY}={mark}" not in psutil.Process(process.pid).cmdline():
+        time.sleep(0.01)
+    return process
+
+
+def write_state(home: Path, *nodes: NodeState) -> ClusterState:
+
+    state = ClusterState(home, "5.3.3", nodes)
+    plain = {"version": "5.3.3", "nodes": [asdict(node) for node in nodes]}
+    (home / _STATE_FILE).write_text(json.dumps(plain))
+    return state
+
+
+def node(name: str, pid: int, mark: str) -> NodeState:
+    return NodeState(name, "127.0.0.1:1", pid, 0.0, mark)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert status(tmp_path) is None
+    assert down(tmp_path) is False
+    assert status(tmp_path / "absent") is None
+    assert down(tmp_path / "absent") is False
+    assert not (tmp_path / "absent").exists()
+
+
+def test_down_ends_what_up_started_and_is_safe_to_repeat(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    server, broker = start(processes, "m1"), start(processes, "m1")
+    state = write_state(
+        tmp_path, node("name-server", server.pid, "m1"), node("broker-a", broker.pid, "m1")
+    )
+    assert status(tmp_path) == state
+    assert state.running
+    assert state.name_server == "127.0.0.1:1"
+    assert [each.name for each in state.brokers] == ["broker-a"]
+    assert down(tmp_path) is True
+    assert server.wait(5) is not None and broker.wait(5) is not None
+    assert status(tmp_path) is None
+    assert down(tmp_path) is False
+
+
+def test_a_recycled_number_is_never_signalled(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    stranger = start(processes, "somebody-else")
+    write_state(tmp_path, node("name-server", stranger.pid, "m1"))
+    assert status(tmp_path) is None
+    assert down(tmp_path) is False
+    assert stranger.poll() is None
+    assert not (tmp_path / _STATE_FILE).exists()
+
+
+def test_a_frozen_process_counts_as_alive_and_can_be_ended(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    frozen = start(processes, "m1")
+    psutil.Process(frozen.pid).suspend()
+    write_state(tmp_path, node("name-server", frozen.pid, "m1"))
+    found = status(tmp_path)
+    assert found is not None and found.running
+    assert down(tmp_path) is True
+    assert frozen.wait(5) is not None
+
+
+def test_one_dead_process_shows(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    alive, dead = start(processes, "m1"), start(processes, "m1")
+    dead.kill()
+    # dead, and left a zombie: the number still exists
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    state = write_state(
+        tmp_path, node("name-server", alive.pid, "m1"), node("broker-a", dead.pid, "m1")
+    )
+    assert status(tmp_path) is not None
+    assert not state.running
+    plain = state.to_dict()
+    assert [each["alive"] for each in plain["nodes"]] == [True, False]
+    assert "m1" not in str(plain), "the mark is nobody's business"
+
+
+def test_a_damaged_state_file_is_explained(tmp_path: Path) -> None:
+    (tmp_path / _STATE_FILE).write_text("{")
+    with pytest.raises(ClusterError, match="delete the file"):
+        status(tmp_path)

@@ -1,0 +1,115 @@
+"""The jar cache: filled whole or not at all, checked, usable offline."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.cluster import ivy, jars
+from rocket_sink.cluster.lock import Artifact
+from rocket_sink.errors import ClusterError
+from rocket_sink.java import Java
+
+JAVA = Java(Path("/nowhere"), 17, "test")
+BODY = b"the jar"
+ARTIFACTS = tuple(
+    Artifact("g", name, "1", "", hashlib.sha256(BODY).hexdigest()) for name in ("a", "b", "c")
+)
+
+
+class FakeRegistry:
+    """Stands in for Ivy: `bodies` maps a jar's name to what each further fetch of it gives."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, list[bytes]] = {}
+        self.rounds: list[list[str]] = []
+
+    def fetch(
+        self, run: ivy.IvyRun, artifacts: Sequence[Artifact], into: Path, processes: int
+    ) -> None:
+        self.rounds.append([a.name for a in artifacts])
+        for artifact in artifacts:
+            bodies = self.bodies.get(artifact.name)
+            (into / artifact.file_name).write_bytes(bodies.pop(0) if bodies else BODY)
+            run.on_jar()
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
+    fake = FakeRegistry()
+    monkeypatch.setattr(jars, "load_lock", lambda _version: ARTIFACTS)
+    monkeypatch.setattr(
+        ivy.IvyRun, "fetch", lambda run, wanted, into, processes: fake.fetch(run, wanted, into, 1)
+    )
+    return fake
+
+
+def resolve(cache: Path, said: list[str] | None = None) -> list[Path]:
+    tell = None if said is None else said.append
+    return jars.resolve_jars("9.9.9", cache=cache, java=JAVA, progress=tell)
+
+
+def test_the_cache_is_filled_once(tmp_path: Path, registry: FakeRegistry) -> None:
+    said: list[str] = []
+    found = resolve(tmp_path, said)
+    assert [jar.name for jar in found] == ["a-1.jar", "b-1.jar", "c-1.jar"]
+    assert said[-1] == "fetching RocketMQ 9.9.9: 3 of 3 jars"
+    assert resolve(tmp_path) == found
+    assert registry.rounds == [["a", "b", "c"]]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rocketmq-9.9.9", "rocketmq-9.9.9.lock"]
+
+
+def test_a_spoilt_jar_is_fetched_again(tmp_path: Path, registry: FakeRegistry) -> None:
+    registry.bodies["b"] = [b"spoilt"]
+    assert resolve(tmp_path)[1].read_bytes() == BODY
+    assert registry.rounds == [["a", "b", "c"], ["b"]]
+
+
+def test_a_jar_that_stays_spoilt_leaves_nothing(tmp_path: Path, registry: FakeRegistry) -> None:
+    registry.bodies["b"] = [b"spoilt", b"spoilt"]
+    with pytest.raises(ClusterError, match=r"digests of 1 jars .* b-1\.jar"):
+        resolve(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["rocketmq-9.9.9.lock"]
+
+
+def test_an_incomplete_cache_is_filled_again(tmp_path: Path, registry: FakeRegistry) -> None:
+    resolve(tmp_path)[0].unlink()
+    assert all(jar.is_file() for jar in resolve(tmp_path))
+    assert len(registry.rounds) == 2
+
+
+def test_the_cache_folder_is_the_argument_then_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(jars.CACHE_ENV, str(tmp_path / "env"))
+    assert jars.cache_folder(tmp_path / "arg") == tmp_path / "arg"
+    assert jars.cache_folder() == tmp_path / "env"
+    monkeypatch.delenv(jars.CACHE_ENV)
+    assert jars.cache_folder().name == "rocket-sink"
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ClusterError, match=f"set {jars.CACHE_ENV}"):
+        resolve(tmp_path / "file")
+
+
+def test_the_users_own_ivy_settings_must_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ivy.SETTINGS_ENV, str(tmp_path / "none.xml"))
+    with pytest.raises(ClusterError, match=ivy.SETTINGS_ENV):
+        ivy.IvyRun(JAVA, tmp_path / "work", lambda: None).resolve("9.9.9", tmp_path)
+
+
+def test_ivys_own_failure_is_told_with_its_last_lines(tmp_path: Path) -> None:
+    launcher = tmp_path / "java" / "bin" / "java"
+    launcher.parent.mkdir(parents=True)
+    launcher.write_text("#!/bin/sh\necho 'unknown host'\nexit 3\n")
+    launcher.chmod(0o755)
+    run = ivy.IvyRun(Java(tmp_path / "java", 17, "test"), tmp_path / "work", lambda: None)
+    with pytest.raises(ClusterError, match=r"(?s)exit code 3.*unknown host"):
+        run.fetch(ARTIFACTS, tmp_path, 2)

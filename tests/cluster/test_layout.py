@@ -1,0 +1,159 @@
+"""What is written for each process: broker.conf, JVM flags, credentials; and docker-compose.yml."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from rocket_sink.cluster import conf, layout
+from rocket_sink.cluster.jars import DEFAULT_VERSION
+from rocket_sink.cluster.layout import Runtime, Wanted, build
+from rocket_sink.cluster.ports import Ports
+from rocket_sink.cluster.tls import make_certificates
+from rocket_sink.errors import ClusterError
+from rocket_sink.java import Java
+
+ROOT = Path(__file__).parents[2]
+PORTS = Ports(20_000, (20_006, 20_010))
+
+
+@dataclass(frozen=True)
+class Keys:
+    access_key: str = "user"
+    secret_key: str = 'a"b\\c'
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Runtime:
+    return Runtime(Java(Path("/jdk"), 17, "test"), "/jars/a.jar", tmp_path, "the-mark", None, ())
+
+
+def built(wanted: Wanted, runtime: Runtime) -> layout.Nodes:
+    return build(wanted, runtime, PORTS, dict)
+
+
+def test_each_broker_has_its_own_ports_and_store(runtime: Runtime) -> None:
+    nodes = built(Wanted(), runtime)
+    first, second = (broker.spec.settings for broker in nodes.brokers)
+    assert (first["brokerName"], second["brokerName"]) == ("broker-a", "broker-b")
+    assert (first["listenPort"], first["haListenPort"]) == ("20006", "20007")
+    assert first["namesrvAddr"] == "127.0.0.1:20000" == nodes.name_server.address
+    assert first["storePathRootDir"] != second["storePathRootDir"]
+    assert first["storePathCommitLog"].startswith(str(runtime.home / "broker-a"))
+    assert first["bindAddress"] == first["brokerIP1"] == first["brokerIP2"] == "127.0.0.1"
+    assert nodes.brokers[1].address == "127.0.0.1:20010"
+
+
+def test_the_users_lines_have_the_last_word(runtime: Runtime) -> None:
+    wanted = Wanted(queues=9, broker_config={"autoCreateTopicEnable": "false", "x": "y"})
+    settings = built(wanted, runtime).brokers[0].spec.settings
+    assert settings["defaultTopicQueueNums"] == "9"
+    assert (settings["autoCreateTopicEnable"], settings["x"]) == ("false", "y")
+    assert set(conf.BROKER_DEFAULTS) <= set(settings)
+
+
+def test_the_command_line_carries_the_mark_and_not_the_secret(runtime: Runtime) -> None:
+    broker = built(Wanted(acl=Keys()), runtime).brokers[0]
+    assert f"-D{layout.MARK_PROPERTY}=the-mark" in broker.spec.command
+    assert f"-Duser.home={runtime.home / 'broker-a'}" in broker.spec.command
+    assert 'a"b' not in " ".join(broker.spec.command)
+    assert 'a"b' not in repr(broker.spec) + repr(Wanted(acl=Keys()))
+
+
+def test_acl_2_is_switched_on_as_json(runtime: Runtime) -> None:
+    settings = built(Wanted(acl=Keys()), runtime).brokers[0].spec.settings
+    assert settings["authenticationEnabled"] == "true"
+    assert json.loads(settings["initAuthenticationUser"])["password"] == 'a"b\\c'
+    # Java's Properties.load halves backslashes
+    assert conf.properties_text({"x": "a\\b"}) == "x=a\\\\b\n"
+    tools = runtime.home / "broker-a" / "conf" / "tools.yml"
+    assert yaml.safe_load(tools.read_text()) == {"accessKey": "user", "secretKey": 'a"b\\c'}
+    assert tools.stat().st_mode & 0o077 == 0
+
+
+def test_acl_1_of_4x(runtime: Runtime) -> None:
+    broker = built(Wanted(version="4.9.7", acl=Keys()), runtime).brokers[0]
+    assert broker.spec.settings["aclEnable"] == "true"
+    home = runtime.home / "broker-a" / "conf"
+    (account,) = yaml.safe_load((home / "plain_acl.yml").read_text())["accounts"]
+    assert account == {"accessKey": "user", "secretKey": 'a"b\\c', "admin": True}
+    assert (home / "logback_broker.xml").exists()
+    assert "--add-opens=java.base/java.lang=ALL-UNNAMED" in broker.spec.command
+
+
+def test_a_nearly_full_disk_still_takes_messages(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disk(used: int) -> None:
+        usage = SimpleNamespace(used=used << 30, free=(100 - used) << 30)
+        monkeypatch.setattr(layout.shutil, "disk_usage", lambda _folder: usage)
+
+    disk(80)
+    assert "00" in built(Wanted(), runtime).brokers[0].spec.settings["deleteWhen"]
+    disk(93)
+    assert built(Wanted(), runtime).brokers[0].spec.settings["deleteWhen"] == "never"
+    disk(100)
+    with pytest.raises(ClusterError, match="0 MiB left"):
+        built(Wanted(), runtime)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"brokers": 0}, "brokers=0"),
+        ({"tls": "on"}, "tls='on'"),
+        ({"tls_client_auth": "yes"}, "tls_client_auth='yes'"),
+        ({"queues": 0}, "queues=0"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ClusterError, match=said):
+        replace(Wanted(), **changes)  # type: ignore[arg-type]
+
+
+def test_broker_names() -> None:
+    assert [conf.broker_name(index) for index in (0, 1, 25, 26)] == [
+        "broker-a", "broker-b", "broker-z", "broker-26",
+    ]  # fmt: skip
+
+
+def test_certificates_are_made_once(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path / "tls")
+    text = made.server_key.read_text()
+    assert text.startswith("-----BEGIN PRIVATE KEY-----"), "Netty reads PKCS#8 only"
+    assert make_certificates(tmp_path / "tls") == made
+    assert made.server_key.read_text() == text
+    assert "-Dtls.enable=true" in made.jvm_flags("enforcing", tmp_path / "p")
+    assert "-Dtls.enable=true" not in made.jvm_flags("permissive", tmp_path / "p")
+
+
+class TestCompose:
+    """docker-compose.yml starts what LocalCluster starts."""
+
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+    def test_the_services_are_the_processes(self) -> None:
+        assert list(self.compose["services"]) == [
+            layout.NAME_SERVER, conf.broker_name(0), conf.broker_name(1),
+        ]  # fmt: skip
+
+    def test_all_run_the_default_version(self) -> None:
+        images = {service["image"] for service in self.compose["services"].values()}
+        assert images == {f"apache/rocketmq:{DEFAULT_VERSION}"}
+
+    @pytest.mark.parametrize(("name", "port"), [("broker-a", 10911), ("broker-b", 10921)])
+    def test_the_brokers_have_our_settings(self, name: str, port: int) -> None:
+        content = self.compose["configs"][name]["content"]
+        settings = dict(line.split("=", 1) for line in content.splitlines())
+        own = {"brokerName": name, "listenPort": str(port), "namesrvAddr": "name-server:9876"}
+        assert settings == {**conf.BROKER_DEFAULTS, **own}
+        service = self.compose["services"][name]
+        assert f"127.0.0.1:{port}:{port}" in service["ports"]
+        assert f"127.0.0.1:{port - 2}:{port - 2}" in service["ports"]
+        assert service["configs"] == [{"source": name, "target": "/etc/rocketmq/broker.conf"}]
+        assert str(port) in service["healthcheck"]["test"][-1]

@@ -1,0 +1,76 @@
+"""Lock files: what is read, what is refused, and that the two we ship are whole."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.cluster.ivy import ROOTS, full_module, locked_module
+from rocket_sink.cluster.lock import Artifact, format_lock, load_lock, parse_lock
+from rocket_sink.errors import ClusterError
+
+SHA = "0" * 63 + "a"
+PLAIN = Artifact("org.x", "thing", "1.2-b", "", SHA)
+NATIVE = Artifact("org.x", "thing", "1.2-b", "linux-x86_64", SHA)
+
+
+def test_a_lock_survives_a_round_trip() -> None:
+    text = format_lock("9.9", [NATIVE, PLAIN])
+    assert parse_lock(text, "x") == (PLAIN, NATIVE)
+    assert text.startswith("# Apache RocketMQ 9.9")
+
+
+def test_file_names_are_those_of_a_maven_repository() -> None:
+    assert PLAIN.file_name == "thing-1.2-b.jar"
+    assert NATIVE.file_name == "thing-1.2-b-linux-x86_64.jar"
+
+
+@pytest.mark.parametrize(
+    "line", ["org.x:thing " + SHA, "org.x:thing:1 abc", f"a:b:c:d:e {SHA}", f"../x:b:/c {SHA}"]
+)
+def test_a_bad_line_is_named(line: str) -> None:
+    with pytest.raises(ClusterError, match=r"some\.lock, line 2: expected"):
+        parse_lock(f"# head\n{line}\n", "some.lock")
+
+
+def test_the_same_jar_twice_is_refused() -> None:
+    with pytest.raises(ClusterError, match=r"line 2: thing-1\.2-b\.jar is there twice"):
+        parse_lock(f"{PLAIN.line}\n{PLAIN.line.replace('org.x', 'org.y')}\n", "some.lock")
+
+
+@pytest.mark.parametrize(("version", "least"), [("5.3.3", 130), ("4.9.7", 40)])
+def test_the_locks_we_ship_hold_the_roots(version: str, least: int) -> None:
+    lock = load_lock(version)
+    assert lock is not None and len(lock) >= least
+    names = {a.name for a in lock if a.group == "org.apache.rocketmq" and a.version == version}
+    assert set(ROOTS) <= names
+
+
+def test_a_version_without_a_lock() -> None:
+    assert load_lock("0.0.1") is None
+
+
+def test_digests_are_checked(tmp_path: Path) -> None:
+    file = tmp_path / "x.jar"
+    file.write_bytes(b"jar")
+    good = Artifact("g", "x", "1", "", hashlib.sha256(b"jar").hexdigest())
+    assert good.matches(file)
+    file.write_bytes(b"jaR")
+    assert not good.matches(file)
+    assert not good.matches(tmp_path / "absent.jar")
+
+
+def test_ivy_is_asked_for_these_jars_and_nothing_more() -> None:
+    text = locked_module([NATIVE, PLAIN, Artifact("org.y", "other", "2", "", SHA)])
+    assert text.count("<dependency ") == 2
+    assert text.count('transitive="false"') == 2
+    assert text.count("<artifact ") == 3
+    assert 'm:classifier="linux-x86_64"' in text
+
+
+def test_without_a_lock_ivy_is_asked_for_the_roots() -> None:
+    text = full_module("5.9.9")
+    assert all(f'name="{root}" rev="5.9.9"' in text for root in ROOTS)
+    assert "transitive" not in text

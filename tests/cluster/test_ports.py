@@ -1,0 +1,73 @@
+"""Port choice: blocks that do not overlap, free ones only, the old ones when they are free."""
+
+from __future__ import annotations
+
+import socket
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.cluster.ports import (
+    RANGE,
+    Ports,
+    broker_ports,
+    choose_ports,
+    is_free,
+    load_ports,
+)
+from rocket_sink.errors import ClusterError
+
+
+def test_the_ports_of_a_broker_are_java_s() -> None:
+    assert broker_ports(10911) == (10909, 10911, 10912)
+
+
+@pytest.mark.parametrize("brokers", [1, 2, 64])
+def test_no_port_is_given_twice_nor_outside_the_range(brokers: int) -> None:
+    ports = choose_ports(brokers, free=lambda _port: True)
+    assert len(ports.brokers) == brokers
+    assert len(set(ports.all())) == len(ports.all()) == 1 + 3 * brokers
+    assert all(port in RANGE for port in ports.all())
+
+
+def test_blocks_are_apart() -> None:
+    ports = choose_ports(8, free=lambda _port: True)
+    listens = sorted(ports.brokers)
+    assert all(high - low >= 4 for low, high in pairwise(listens))
+
+
+def test_a_taken_port_spoils_its_block() -> None:
+    free = set(range(20_000, 20_012)) - {20_005}
+    ports = choose_ports(1, free=free.__contains__)
+    assert all(port in free for port in ports.all())
+    with pytest.raises(ClusterError, match="No 3 free blocks"):
+        choose_ports(2, free=free.__contains__)
+
+
+def test_wanted_ports_are_kept_when_all_are_free() -> None:
+    wanted = Ports(21_000, (22_002,))
+    assert choose_ports(1, wanted=wanted, free=lambda _port: True) == wanted
+    assert choose_ports(1, wanted=wanted, free=lambda port: port != 22_000) != wanted
+    assert choose_ports(2, wanted=wanted, free=lambda _port: True) != wanted
+
+
+def test_a_bound_port_is_not_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert not is_free(taken.getsockname()[1])
+    assert is_free(choose_ports(1).name_server)
+
+
+def test_ports_are_remembered(tmp_path: Path) -> None:
+    ports = Ports(1, (2, 3))
+    ports.save(tmp_path / "ports.json")
+    assert load_ports(tmp_path / "ports.json") == ports
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"name_server": "x", "brokers": []}'])
+def test_a_damaged_file_is_forgotten(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ports.json").write_text(text)
+    assert load_ports(tmp_path / "ports.json") is None
+    assert load_ports(tmp_path / "absent.json") is None
