@@ -1,0 +1,261 @@
+"""Fold: move all finished spool files into the Delta table, each row exactly once.
+
+    lock -> complete a dead fold's manifest -> list the files -> write the manifest
+         -> append with txnAppId = the ledger, txnVersion = the number
+         -> delete the files -> drop the manifest
+
+It may be killed at any point and repeated. It takes everything that is finished, not one event's
+share: Spark's listener events come late, and those of a shutdown never.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyarrow import fs
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.lock import fold_lock
+from rocket_sink.ledger.manifest import Manifest, manifest_path, unfinished, write_manifest
+from rocket_sink.ledger.pending_keys import release
+from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
+from rocket_sink.ledger.spool_files import is_whole, read_batches, sealed_files
+from rocket_sink.ledger.table import (
+    ensure_table,
+    first_line,
+    fold_app_id,
+    fold_tokens,
+    is_classic,
+    last_txn_version,
+    written_rows,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DRIVER_BYTES: Final = 32 * 1024 * 1024
+"""Up to so much the driver reads the files itself: starting tasks for them takes longer."""
+TASK_BYTES: Final = 128 * 1024 * 1024
+"""Spool bytes per task of a fold that is read by tasks; Parquet makes about a tenth of it."""
+FOLD_FILES: Final = 10_000
+FOLD_BYTES: Final = 16 * 1024**3
+"""Most files and bytes of one append; what is left makes the next one."""
+
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class FoldSummary:
+    """What one call of `fold` did.
+
+    `torn_files` were cut by a crash: their whole batches are in. `recovered` folds were begun by a
+    process that died. `busy`: another live fold had the lock, nothing was done.
+    """
+
+    folds: int = 0
+    files: int = 0
+    rows: int = 0
+    bytes: int = 0
+    torn_files: int = 0
+    recovered: int = 0
+    busy: bool = False
+    duration_ms: float = 0.0
+
+
+def fold(
+    spark: SparkSession,
+    ledger_path: str | Place,
+    *,
+    wait_s: float = 60.0,
+    on_step: OnStep | None = None,
+) -> FoldSummary:
+    """Take every finished spool file into the table, which is made when it is not there.
+
+    Args:
+        wait_s: longest wait for another fold's end; after it the summary says `busy`.
+        on_step: called with a name before each step; tests raise from it.
+
+    Raises:
+        LedgerError: no classic Spark session with Delta, another schema version, files lost.
+    """
+    if not is_classic(spark):
+        raise LedgerError(
+            "a Spark Connect session cannot fold the spool: run `rocket-sink ledger fold`, or "
+            "Ledger.sync with a classic session"
+        )
+    started_s = time.monotonic()
+    place = ledger_path if isinstance(ledger_path, Place) else locate(ledger_path)
+    filesystem = place.filesystem()
+    if filesystem.get_file_info(place.spool).type == fs.FileType.NotFound:
+        return FoldSummary()
+    with fold_lock(place, filesystem, wait_s) as locked:
+        if not locked:
+            return FoldSummary(busy=True)
+        folder = _Folder(spark, place, filesystem, on_step or (lambda step: None))
+        summary = folder.run()
+    release(spark, place)
+    return replace(summary, duration_ms=(time.monotonic() - started_s) * 1000)
+
+
+class _Folder:
+    """One holder of the lock at work."""
+
+    def __init__(
+        self, spark: SparkSession, place: Place, filesystem: fs.FileSystem, on_step: OnStep
+    ) -> None:
+        self._spark = spark
+        self._place = place
+        self._fs = filesystem
+        self._step = on_step
+        self._summary = FoldSummary()
+
+    def run(self) -> FoldSummary:
+        self._step("locked")
+        left = unfinished(self._place, self._fs)
+        files = sealed_files(self._place, self._fs)
+        if not left and not files:
+            return self._summary
+        ledger_id = ensure_table(self._spark, self._place)
+        taken: set[str] = set()
+        for manifest in left:
+            if manifest.ledger_id == ledger_id:
+                self._complete(manifest)
+                self._add(recovered=1)
+                taken.update(manifest.paths(self._place))
+            else:  # of a table that is gone: this one has none of its rows
+                self._fs.delete_file(manifest_path(self._place, manifest.number))
+        files = [info for info in files if info.path not in taken]
+        self._step("listed")
+        for share in _shares(files):
+            self._complete(self._next_manifest(ledger_id, share))
+        return self._summary
+
+    def _next_manifest(self, ledger_id: str, files: list[fs.FileInfo]) -> Manifest:
+        # Delta's log is the only memory of numbers that cannot be lost apart from the rows.
+        last = last_txn_version(self._spark, self._place, fold_app_id(ledger_id))
+        number = 0 if last is None else last + 1
+        self._step("manifest")
+        return write_manifest(self._place, self._fs, ledger_id, number, files)
+
+    def _complete(self, manifest: Manifest) -> None:
+        app_id = fold_app_id(manifest.ledger_id)
+        last = last_txn_version(self._spark, self._place, app_id)
+        self._step("append")
+        if last is None or last < manifest.number:
+            self._append(manifest, app_id)
+        self._check_ours(manifest)
+        self._step("appended")
+        for path in manifest.paths(self._place):
+            self._step("delete")
+            self._delete(path)
+        self._step("deleted")
+        self._fs.delete_file(manifest_path(self._place, manifest.number))
+        self._step("finished")
+        self._add(folds=1, files=len(manifest.files), bytes=manifest.bytes)
+
+    def _append(self, manifest: Manifest, app_id: str) -> None:
+        paths = manifest.paths(self._place)
+        gone = [i.path for i in self._fs.get_file_info(paths) if not i.is_file]
+        if gone:
+            raise LedgerError(
+                f"{len(gone)} spool files of an unfinished fold are gone, {gone[0]} the first: "
+                "their rows are lost unless they come back. To go on without them, delete "
+                f"{manifest_path(self._place, manifest.number)}",
+                path=gone[0],
+            )
+        torn = sum(not is_whole(path, self._fs) for path in paths)
+        frame, rows = self._frame(manifest, paths)
+        writer = frame.write.format("delta").mode("append").option("txnAppId", app_id)
+        writer = writer.option("txnVersion", manifest.number).option("userMetadata", manifest.token)
+        try:
+            writer.save(self._place.uri)
+        except Exception as error:
+            raise LedgerError(
+                f"cannot append to the ledger {self._place.uri}: {first_line(error)}. The rows are "
+                "safe in its _spool; the next fold takes them",
+                path=self._place.uri,
+            ) from error
+        if rows is None:
+            rows = written_rows(self._spark, self._place, manifest.token)
+        self._add(torn_files=torn, rows=rows)
+
+    def _frame(self, manifest: Manifest, paths: list[str]) -> tuple[DataFrame, int | None]:
+        if manifest.bytes <= DRIVER_BYTES:
+            batches = [batch for path in paths for batch in read_batches(path, self._fs)]
+            table = pa.Table.from_batches(batches, LEDGER_SCHEMA)
+            return self._spark.createDataFrame(table).coalesce(1), table.num_rows
+        sizes = [info.size or 0 for info in self._fs.get_file_info(paths)]
+        bins = _bins(paths, sizes)
+        tasks = self._spark.range(0, len(bins), 1, len(bins))
+        return tasks.mapInArrow(_reader(self._place, bins), ledger_ddl()), None
+
+    def _check_ours(self, manifest: Manifest) -> None:
+        """On an object store the lock is only very likely: see whose fold Delta let through."""
+        if self._place.is_local:
+            return
+        if manifest.token not in fold_tokens(self._spark, self._place):
+            path = manifest_path(self._place, manifest.number)
+            raise LedgerError(
+                f"two folds of the ledger {self._place.uri} ran at once and the other one had the "
+                f"number {manifest.number}; delete {path} and fold again, the rows are safe",
+                path=path,
+            )
+
+    def _delete(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.delete_file(path)
+        if self._place.is_local:
+            # The epoch's folder, when nobody writes there; the query's stays, as the sign that it
+            # spools to this ledger.
+            with contextlib.suppress(OSError):
+                Path(path).parent.rmdir()
+
+    def _add(self, **amounts: int) -> None:
+        counts = {name: getattr(self._summary, name) + n for name, n in amounts.items()}
+        self._summary = replace(self._summary, **counts)
+
+
+def _shares(files: list[fs.FileInfo]) -> Iterator[list[fs.FileInfo]]:
+    share: list[fs.FileInfo] = []
+    size = 0
+    for info in files:
+        if share and (len(share) >= FOLD_FILES or size + (info.size or 0) > FOLD_BYTES):
+            yield share
+            share, size = [], 0
+        share.append(info)
+        size += info.size or 0
+    if share:
+        yield share
+
+
+def _bins(paths: list[str], sizes: list[int]) -> list[list[str]]:
+    """The paths in groups of about `TASK_BYTES`, one per task."""
+    bins: list[list[str]] = []
+    room = 0
+    for path, size in zip(paths, sizes, strict=True):
+        if not bins or size > room:
+            bins.append([])
+            room = TASK_BYTES
+        bins[-1].append(path)
+        room -= size
+    return bins
+
+
+def _reader(
+    place: Place, bins: list[list[str]]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        filesystem = place.filesystem()
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                for path in bins[index]:
+                    yield from read_batches(path, filesystem)
+
+    return read

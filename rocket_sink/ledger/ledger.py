@@ -1,0 +1,165 @@
+"""`Ledger`: what users ask the ledger."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger import marks, views
+from rocket_sink.ledger.fold import FoldSummary, fold
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.table import (
+    check_table,
+    ensure_table,
+    first_line,
+    is_table,
+    missing,
+    read_table,
+    upgrade_table,
+)
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Ledger:
+    """The ledger at a path: a local one, or any that both Spark and pyarrow know.
+
+    `spark.read.format("delta").load(path)` reads the same table; the views here know which rows
+    count. They read what is folded: call `sync` first for what tasks wrote since. `partition`,
+    `attempts` and the like mean what the columns' comments say.
+
+    Every method that reads raises:
+        LedgerError: no ledger there, a Delta table that is none, or another schema version.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._place = locate(path)
+
+    @property
+    def path(self) -> str:
+        """The table's folder: absolute, for a relative one would be another in each worker."""
+        return self._place.root if self._place.is_local else self._place.uri
+
+    @property
+    def uri(self) -> str:
+        """The folder as Spark's `load` and `save` take it, whatever the default file system."""
+        return self._place.uri
+
+    def __repr__(self) -> str:
+        return f"Ledger({self.path!r})"
+
+    def create(self, spark: SparkSession) -> str:
+        """Make the table unless it is there; returns the ledger's id."""
+        return ensure_table(spark, self._place)
+
+    def exists(self, spark: SparkSession | None = None) -> bool:
+        """True when a table is there; without a session only the folder is looked at."""
+        if spark is not None:
+            return is_table(spark, self._place)
+        log = f"{self._place.root}/_delta_log"
+        return bool(self._place.filesystem().get_file_info(log).type.name == "Directory")
+
+    def sync(self, spark: SparkSession, *, wait_s: float = 60.0) -> FoldSummary:
+        """Fold all finished spool files in, and add the columns that this version brought.
+
+        Nothing to fold is no error.
+        """
+        upgrade_table(spark, self._place)
+        return fold(spark, self._place, wait_s=wait_s)
+
+    def append(self, spark: SparkSession, *batches: pa.RecordBatch) -> None:
+        """Append rows from a driver: resolutions by hand, exported letters."""
+        ensure_table(spark, self._place)
+        table = pa.Table.from_batches(batches, LEDGER_SCHEMA)
+        frame = spark.createDataFrame(table).coalesce(1)
+        frame.write.format("delta").mode("append").save(self._place.uri)
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """Every row of every kind, as stored."""
+        return read_table(spark, self._place)
+
+    def sends(self, spark: SparkSession) -> DataFrame:
+        """One row per request attempt; `in_flight` only where no answer was ever recorded."""
+        return views.sends(self.rows(spark))
+
+    def dead_letters(self, spark: SparkSession, *, pending: bool = True) -> DataFrame:
+        """Dead letters, in the columns of the row contract and their own.
+
+        Pending are those without a resolution whose task attempt is the one that counts: a failed
+        attempt's letters are the business of the attempt after it. Sort by `epoch`, `partition`,
+        `ordinal` for the order in which a key's letters were given up.
+        """
+        return views.dead_letters(self.rows(spark), pending=pending)
+
+    def resolutions(self, spark: SparkSession) -> DataFrame:
+        """What became of dead letters."""
+        return views.resolutions(self.rows(spark))
+
+    def backfills(self, spark: SparkSession) -> DataFrame:
+        """`letter_id`, `tries`, `open` of the letters that backfills were about to send.
+
+        `tries`: backfills that failed for the letter's own sake (a broker out of reach is none);
+        `open`: one may have stored it without anybody knowing.
+        """
+        return marks.tries(self.rows(spark))
+
+    def isolations(self, spark: SparkSession) -> DataFrame:
+        """One row per isolation, with `isolated_ms`."""
+        return views.isolations(self.rows(spark))
+
+    def epochs(self, spark: SparkSession) -> DataFrame:
+        """One row per query and epoch: the accounts of the task attempts that count.
+
+        `adds_up`: rows_in = acked + degraded + dead + unknown + filtered in every partition, and
+        no partition without a complete attempt. `confirmed`: Spark reported the epoch as done;
+        `num_input_rows` is what it says it read. `superseded_attempts` and `superseded_rows`
+        (acked ones) are those of attempts that do not count: their messages may be doubled.
+        """
+        return views.epochs(self.rows(spark))
+
+    def attempts(self, spark: SparkSession) -> DataFrame:
+        """One row per task attempt that left any row, `counts` telling the ones in the accounts.
+
+        An attempt that was killed has no accounts (`rows_in` is null), only its sends.
+        """
+        return views.attempts(self.rows(spark))
+
+    def optimize(self, spark: SparkSession) -> dict[str, int]:
+        """Compact small files; {"files_added", "files_removed"}."""
+        metrics = self._delta(spark).optimize().executeCompaction().select("metrics").head()
+        if metrics is None:
+            return {"files_added": 0, "files_removed": 0}
+        done = metrics["metrics"]
+        return {"files_added": done["numFilesAdded"], "files_removed": done["numFilesRemoved"]}
+
+    def vacuum(self, spark: SparkSession, retain_hours: float | None = None) -> None:
+        """Delete data files that no version within `retain_hours` needs (Delta's default: 168).
+
+        Raises:
+            LedgerError: Delta's safety check refuses so short a time.
+        """
+        try:
+            self._delta(spark).vacuum(retain_hours)
+        except Exception as error:
+            if "RETENTION" not in str(error):
+                raise
+            raise LedgerError(
+                f"{first_line(error)} Readers and folds under way may still need the files; when "
+                "there are none, set spark.databricks.delta.retentionDurationCheck.enabled=false "
+                "in the session",
+                path=self.uri,
+            ) from error
+
+    def _delta(self, spark: SparkSession) -> DeltaTable:
+        from delta.tables import DeltaTable
+
+        if not is_table(spark, self._place):
+            raise missing(self._place)
+        check_table(spark, self._place)
+        return DeltaTable.forPath(spark, self._place.uri)

@@ -1,0 +1,275 @@
+"""Builders of ledger rows: plain values in, `pa.RecordBatch`es of `LEDGER_SCHEMA` out.
+
+Dead letters have their own module, `rocket_sink.ledger.letters`, because they come in columns.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from rocket_sink.errors import Outcome
+from rocket_sink.ledger.sanitise import sanitise
+from rocket_sink.ledger.schema import (
+    EPOCH,
+    IN_FLIGHT,
+    ISOLATION,
+    LEDGER_SCHEMA,
+    RESOLUTION,
+    RESOLUTIONS,
+    RUN_COLUMNS,
+    SEND,
+    columns_of,
+)
+
+
+def worker_name() -> str:
+    """`host:pid` of this process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Who writes: the part of a row that all rows of a task attempt share.
+
+    A driver has no partition and no task. A batch gives its own id as query id and epoch 0.
+    """
+
+    query_id: str
+    run_id: str
+    epoch: int
+    partition: int | None = None
+    stage_id: int | None = None
+    stage_attempt: int | None = None
+    task_attempt_id: int | None = None
+    attempt_number: int | None = None
+    worker: str = field(default_factory=worker_name)
+    lane: str = ""
+
+
+class AttemptLike(Protocol):
+    """What a `send` row takes from one send attempt (`rocket_sink.producer.values.Attempt`)."""
+
+    attempt: int
+    topic: str
+    broker_name: str
+    broker_address: str
+    queue_id: int
+    queue_offset: int
+    started_ms: int
+    queue_wait_ms: float
+    connect_ms: float
+    rtt_ms: float
+    message_count: int
+    body_bytes: int
+    wire_bytes: int
+    outcome: Outcome
+    response_code: int | None
+    error_code: str | None
+    remark: str | None
+    message_id: str
+    offset_message_id: str
+
+
+class IsolationLike(Protocol):
+    """What an `isolation` row takes (`rocket_sink.routing.fault.Isolation`); monotonic seconds."""
+
+    broker_name: str
+    cause: str
+    latency_ms: float
+    from_s: float
+    until_s: float
+
+
+def send_rows(
+    attempts: Sequence[AttemptLike],
+    ctx: RunContext,
+    *,
+    requests: Sequence[int] | None = None,
+    maybe_duplicate: Sequence[bool] | None = None,
+    secrets: Iterable[str] = (),
+) -> pa.RecordBatch:
+    """One row per request attempt.
+
+    Args:
+        requests: number of the request in its task attempt, per attempt; it joins a row to the
+            `in_flight` row written before.
+        maybe_duplicate: per attempt, an earlier attempt of its request has no known outcome.
+        secrets: texts that no row may hold.
+    """
+    secrets = tuple(secrets)
+    values: dict[str, Any] = {
+        name: [getattr(a, name) for a in attempts]
+        for name in (
+            "attempt", "topic", "broker_name", "broker_address", "queue_id", "queue_wait_ms",
+            "connect_ms", "rtt_ms", "message_count", "body_bytes", "wire_bytes", "response_code",
+            "error_code",
+        )
+    }  # fmt: skip
+    values["at"] = _millis([a.started_ms for a in attempts])
+    values["outcome"] = [a.outcome.value for a in attempts]
+    values["queue_offset"] = [a.queue_offset if a.queue_offset >= 0 else None for a in attempts]
+    values["remark"] = [sanitise(a.remark, secrets=secrets) for a in attempts]
+    values["message_id"] = [a.message_id or None for a in attempts]
+    # Of a batch the broker names all ids; the first tells the others' place, 33 bytes each.
+    values["offset_message_id"] = [a.offset_message_id.partition(",")[0] or None for a in attempts]
+    values["request"] = None if requests is None else list(requests)
+    values["maybe_duplicate"] = (
+        [False] * len(attempts) if maybe_duplicate is None else list(maybe_duplicate)
+    )
+    return build_rows(SEND, len(attempts), values, ctx)
+
+
+def in_flight_rows(
+    requests: Sequence[int],
+    ctx: RunContext,
+    *,
+    topic: str | Sequence[str],
+    message_count: Sequence[int],
+    body_bytes: Sequence[int],
+    broker_name: Sequence[str | None] | None = None,
+    queue_id: Sequence[int | None] | None = None,
+    message_id: Sequence[str | None] | None = None,
+) -> pa.RecordBatch:
+    """Rows to append before the answers are awaited, so that a killed worker's sends show up.
+
+    `Ledger.sends` drops each once a row with the same task attempt and request is there; what is
+    left is the unknown of attempts that died.
+    """
+    values: dict[str, Any] = {
+        "request": list(requests), "topic": topic, "message_count": list(message_count),
+        "body_bytes": list(body_bytes), "broker_name": broker_name, "queue_id": queue_id,
+        "message_id": message_id, "outcome": IN_FLIGHT,
+    }  # fmt: skip
+    return build_rows(SEND, len(requests), values, ctx)
+
+
+def isolation_rows(
+    isolations: Sequence[IsolationLike],
+    ctx: RunContext,
+    *,
+    now_s: float | None = None,
+    now_us: int | None = None,
+) -> pa.RecordBatch:
+    """One row per isolation.
+
+    Args:
+        now_s, now_us: the same moment on the isolations' monotonic clock and on the wall clock
+            (microseconds since 1970); by default both are read here.
+    """
+    now_s = time.monotonic() if now_s is None else now_s
+    now_us = time.time_ns() // 1000 if now_us is None else now_us
+    offset_us = now_us - now_s * 1e6
+    starts = [int(offset_us + i.from_s * 1e6) for i in isolations]
+    values: dict[str, Any] = {
+        "at": starts,
+        "broker_name": [i.broker_name for i in isolations],
+        "topic": [getattr(i, "topic", None) or None for i in isolations],
+        "cause": [sanitise(i.cause) for i in isolations],
+        "latency_ms": [float(i.latency_ms) for i in isolations],
+        "isolated_from": starts,
+        "isolated_until": [int(offset_us + i.until_s * 1e6) for i in isolations],
+        "reachable": [getattr(i, "reachable", None) for i in isolations],
+    }
+    return build_rows(ISOLATION, len(isolations), values, ctx)
+
+
+def epoch_row(
+    counts: Mapping[str, Any],
+    ctx: RunContext,
+    *,
+    complete: bool,
+    duration_ms: float | None = None,
+    secrets: Iterable[str] = (),
+) -> pa.RecordBatch:
+    """The accounts of one task attempt.
+
+    Args:
+        counts: `rows_in`, `acked`, `degraded`, `dead`, `unknown`, `filtered` and whatever else the
+            kind has; names that it does not have are left out, so `TaskSummary.as_dict()` does.
+        complete: the attempt reached the end of its input with every row accounted for.
+    """
+    known = set(columns_of(EPOCH))
+    values = {name: value for name, value in counts.items() if name in known}
+    values["first_error"] = sanitise(values.get("first_error") or None, secrets=secrets)
+    values |= {"complete": complete, "duration_ms": duration_ms}
+    return build_rows(EPOCH, 1, values, ctx)
+
+
+def confirmed_row(
+    ctx: RunContext, *, num_input_rows: int, duration_ms: float | None = None
+) -> pa.RecordBatch:
+    """The driver's row of an epoch that Spark reported as done (a progress event).
+
+    `ctx.partition` is None: that is how the row is told from a task's.
+    """
+    values = {"num_input_rows": num_input_rows, "duration_ms": duration_ms}
+    return build_rows(EPOCH, 1, values, ctx)
+
+
+def resolution_rows(columns: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
+    """What became of dead letters.
+
+    Args:
+        columns: arrays, lists or single values of the kind's columns; `letter_id` and
+            `resolution` (resent, parked, dropped) are needed. `note` is made printable.
+    """
+    count = len(columns["letter_id"])
+    ways = columns["resolution"]
+    for way in {ways} if isinstance(ways, str) else set(pa.array(ways).to_pylist()):
+        if way not in RESOLUTIONS:
+            raise ValueError(f"resolution {way!r} is none of {', '.join(RESOLUTIONS)}")
+    values = dict(columns)
+    if isinstance(values.get("note"), str):
+        values["note"] = sanitise(values["note"])
+    return build_rows(RESOLUTION, count, values, ctx)
+
+
+def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
+    """`count` rows of one kind; a value is an array, a list or one value for all rows.
+
+    `at` defaults to now. Columns that the kind does not use are null.
+
+    Raises:
+        ValueError: a name that the kind does not have, or a column of another length.
+    """
+    unknown = set(values) - set(columns_of(kind))
+    if unknown:
+        raise ValueError(f"{kind} rows have no column {', '.join(sorted(unknown))}")
+    given: dict[str, Any] = {"at": time.time_ns() // 1000}
+    given |= {name: value for name, value in values.items() if value is not None}
+    given |= {name: getattr(ctx, name) for name in RUN_COLUMNS} | {"kind": kind}
+    arrays = [_column(field, given.get(field.name), count) for field in LEDGER_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=LEDGER_SCHEMA)
+
+
+def _column(field: pa.Field, value: Any, count: int) -> pa.Array:
+    if value is None:
+        return pa.nulls(count, field.type)
+    if isinstance(value, pa.ChunkedArray):
+        value = value.combine_chunks()
+    if isinstance(value, pa.Array):
+        array = value if value.type == field.type else value.cast(field.type)
+    elif isinstance(value, (list, tuple)) and not _is_one_value(field.type, value):
+        array = pa.array(value, field.type)
+    else:
+        array = pa.repeat(pa.scalar(value, field.type), count)
+    if len(array) != count:
+        raise ValueError(f"column {field.name} has {len(array)} values for {count} rows")
+    return array
+
+
+def _is_one_value(type_: pa.DataType, value: Sequence[Any]) -> bool:
+    """A list of texts is one value of a list column, a list of lists is a column."""
+    nested = pa.types.is_list(type_) or pa.types.is_map(type_)
+    return nested and all(isinstance(item, str) for item in value) and len(value) > 0
+
+
+def _millis(values: Sequence[int]) -> pa.Array:
+    return pa.array(values, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))

@@ -1,0 +1,180 @@
+"""The ledger's one wide, append-only table; its pa.Schema and its Spark DDL from one definition.
+
+Every row has a `kind`, which is the partition column, and says who wrote it (`RUN_COLUMNS`). The
+other columns are null where their kinds do not use them. A dead letter's columns have the names
+of the row contract, so that a letter is a row that the sink takes again as it is.
+
+A column is only ever added, with a new `SCHEMA_VERSION`; none changes its type or its meaning.
+"""
+# ruff: noqa: E501 (one column per line: it is read as a table)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+SCHEMA_VERSION: Final = 2
+
+SEND: Final = "send"
+DEAD_LETTER: Final = "dead_letter"
+RESOLUTION: Final = "resolution"
+ISOLATION: Final = "isolation"
+EPOCH: Final = "epoch"
+BACKFILL: Final = "backfill"
+KINDS: Final = (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, EPOCH, BACKFILL)
+
+REASONS: Final = ("data", "transport", "permission", "unknown", "held_back", "consumer")
+"""Classes of dead letters: the row itself; the way to the broker, or a busy or broken broker; a
+topic closed to us; no valid answer, so perhaps stored; an earlier message of its key failed; a
+consumer group gave it up (exported from its dead-letter topic)."""
+
+RESOLUTIONS: Final = ("resent", "parked", "dropped")
+"""Ways to settle a dead letter: stored by a later send; kept aside by hand; not wanted."""
+
+IN_FLIGHT: Final = "in_flight"
+"""Outcome of a row written before its request's answer; a later row of the request replaces it."""
+
+LANES: Final = ("foreach", "datasource", "foreach_batch", "batch", "backfill", "export")
+
+_ALL: Final = KINDS
+_TYPES: Final[dict[str, pa.DataType]] = {
+    "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "BOOLEAN": pa.bool_(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "ARRAY<STRING>": pa.list_(pa.string()),
+    "MAP<STRING,STRING>": pa.map_(pa.string(), pa.string()),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: Spark's type name, the kinds that use it, and what it says."""
+
+    name: str
+    sql_type: str
+    kinds: tuple[str, ...]
+    comment: str
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return _TYPES[self.sql_type]
+
+
+# fmt: off
+COLUMNS: Final[tuple[Column, ...]] = (
+    Column("kind", "STRING", _ALL, "send, dead_letter, resolution, isolation, epoch or backfill; the partition column"),
+    Column("at", "TIMESTAMP", _ALL, "when it happened (send: start of the attempt), UTC"),
+    Column("query_id", "STRING", _ALL, "streaming query id, kept by its checkpoint; of a batch, its run id"),
+    Column("run_id", "STRING", _ALL, "streaming run id: new at each start"),
+    Column("epoch", "BIGINT", _ALL, "micro-batch id; 0 for a batch"),
+    Column("partition", "INT", _ALL, "partition of the task; null: written by a driver"),
+    Column("stage_id", "INT", _ALL, "Spark stage"),
+    Column("stage_attempt", "INT", _ALL, "attempt of the stage"),
+    Column("task_attempt_id", "BIGINT", _ALL, "attempt of the task, unique in its Spark application"),
+    Column("attempt_number", "INT", _ALL, "attempt of the task, 0 for the first"),
+    Column("worker", "STRING", _ALL, "host:pid that wrote the row"),
+    Column("lane", "STRING", _ALL, "foreach, datasource, foreach_batch, batch, backfill or export"),
+
+    Column("topic", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, BACKFILL), "topic; isolation: set when only this topic is avoided on the broker"),
+    Column("broker_name", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION), "broker; dead_letter: the one that the row itself asked for"),
+    Column("queue_id", "BIGINT", (SEND, DEAD_LETTER, RESOLUTION), "queue; dead_letter: the one that the row itself asked for"),
+    Column("message_id", "STRING", (SEND, DEAD_LETTER, RESOLUTION, BACKFILL), "client message id (UNIQ_KEY); send: of the request's first message"),
+    Column("outcome", "STRING", (SEND, DEAD_LETTER, BACKFILL), "acked, acked_degraded, rejected, not_sent, unknown; in_flight: written before the answer, or before a backfill sends the letter"),
+    Column("broker_address", "STRING", (SEND, RESOLUTION), "host:port that was asked"),
+    Column("queue_offset", "BIGINT", (SEND, RESOLUTION), "offset of the (first) message in its queue"),
+    Column("offset_message_id", "STRING", (SEND, RESOLUTION), "the broker's id of the (first) message"),
+    Column("body_bytes", "BIGINT", (SEND, DEAD_LETTER, EPOCH), "bytes of the bodies; send: of the request's body"),
+
+    Column("request", "BIGINT", (SEND,), "number of the request in its task attempt; its attempts share it"),
+    Column("attempt", "INT", (SEND,), "attempt of the request, 1 for the first"),
+    Column("queue_wait_ms", "DOUBLE", (SEND,), "from submit (or the attempt before) to the hand-over to a connection"),
+    Column("connect_ms", "DOUBLE", (SEND,), "part of queue_wait_ms spent on connecting"),
+    Column("rtt_ms", "DOUBLE", (SEND,), "from the last byte written to the answer, or to the end of the wait"),
+    Column("message_count", "INT", (SEND,), "messages in the request"),
+    Column("wire_bytes", "BIGINT", (SEND,), "bytes of the whole frame"),
+    Column("response_code", "INT", (SEND,), "the broker's response code"),
+    Column("error_code", "STRING", (SEND, BACKFILL), "class of the failure"),
+    Column("remark", "STRING", (SEND,), "the broker's remark, made printable and cut"),
+    Column("maybe_duplicate", "BOOLEAN", (SEND, DEAD_LETTER), "an earlier attempt has no known outcome: messages may be stored twice, under one id (dead_letter: may be stored)"),
+
+    Column("letter_id", "STRING", (DEAD_LETTER, RESOLUTION, BACKFILL), "names one dead letter, or one row of a table that a backfill sends"),
+    Column("ordinal", "BIGINT", (DEAD_LETTER,), "order of the letters of one task attempt, and so of a key"),
+    Column("body", "BINARY", (DEAD_LETTER,), "message body; null: absent in the row, or left out (body_sha256 is set)"),
+    Column("body_sha256", "STRING", (DEAD_LETTER,), "digest of a body that was left out (dlqIncludeBody=false)"),
+    Column("tags", "STRING", (DEAD_LETTER,), "tag"),
+    Column("keys", "ARRAY<STRING>", (DEAD_LETTER,), "index keys"),
+    Column("sharding_key", "STRING", (DEAD_LETTER,), "sharding key"),
+    Column("properties", "MAP<STRING,STRING>", (DEAD_LETTER,), "user properties"),
+    Column("delay_level", "BIGINT", (DEAD_LETTER,), "delay level, 1 to 18"),
+    Column("delay_ms", "BIGINT", (DEAD_LETTER,), "delay in milliseconds"),
+    Column("delivery_timestamp", "BIGINT", (DEAD_LETTER,), "delivery time, milliseconds since 1970"),
+    Column("flag", "BIGINT", (DEAD_LETTER,), "user flag"),
+    Column("wait_store", "BOOLEAN", (DEAD_LETTER,), "wait for the store's durability conditions"),
+    Column("event_time", "TIMESTAMP", (DEAD_LETTER,), "event time of a row that was refused before it was encoded"),
+    Column("reason", "STRING", (DEAD_LETTER,), "data, transport, permission, unknown, held_back or consumer"),
+    Column("attempts", "BIGINT", (DEAD_LETTER, EPOCH), "send attempts made"),
+    Column("first_error_code", "STRING", (DEAD_LETTER,), "class of the first failure"),
+    Column("first_error", "STRING", (DEAD_LETTER, EPOCH), "text of the first failure, made printable and cut"),
+    Column("last_error_code", "STRING", (DEAD_LETTER,), "class of the last failure"),
+    Column("last_error", "STRING", (DEAD_LETTER,), "text of the last failure, made printable and cut"),
+    Column("last_broker_name", "STRING", (DEAD_LETTER,), "broker of the last attempt"),
+    Column("origin_letter_id", "STRING", (DEAD_LETTER,), "the dead letter whose backfill failed and became this one"),
+    Column("generation", "INT", (DEAD_LETTER,), "backfills that this message has failed in"),
+
+    Column("resolution", "STRING", (RESOLUTION,), "resent, parked or dropped"),
+    Column("note", "STRING", (RESOLUTION,), "free text of who resolved it"),
+
+    Column("cause", "STRING", (ISOLATION,), "what isolated the broker: latency, or the class of a failure"),
+    Column("latency_ms", "DOUBLE", (ISOLATION,), "latency that the fault table was told"),
+    Column("isolated_from", "TIMESTAMP", (ISOLATION,), "start of the isolation"),
+    Column("isolated_until", "TIMESTAMP", (ISOLATION,), "end of the isolation, as planned at its start"),
+    Column("reachable", "BOOLEAN", (ISOLATION,), "false: the broker could not be reached"),
+
+    Column("rows_in", "BIGINT", (EPOCH,), "rows that came in = acked + degraded + dead + unknown + filtered"),
+    Column("acked", "BIGINT", (EPOCH,), "rows stored"),
+    Column("degraded", "BIGINT", (EPOCH,), "rows stored without the durability asked for"),
+    Column("dead", "BIGINT", (EPOCH,), "rows given up and certainly not stored; dead letters"),
+    Column("unknown", "BIGINT", (EPOCH,), "rows given up and perhaps stored; dead letters"),
+    Column("filtered", "BIGINT", (EPOCH,), "rows that need no sending"),
+    Column("invalid", "BIGINT", (EPOCH,), "of dead: refused before anything was sent"),
+    Column("held_back", "BIGINT", (EPOCH,), "of dead: held back behind an earlier failure of their key"),
+    Column("duplicates_possible", "BIGINT", (EPOCH,), "rows stored that an earlier attempt may have stored too"),
+    Column("found_stored", "BIGINT", (EPOCH,), "of acked: found stored by their ids, after a lost answer or in a replay (delivery=effectively_once)"),
+    Column("requests", "BIGINT", (EPOCH,), "requests made"),
+    Column("moved_keys", "BIGINT", (EPOCH,), "keys moved off their queue (ordering=best_effort)"),
+    Column("complete", "BOOLEAN", (EPOCH,), "the task attempt reached the end of its input with all rows accounted for"),
+    Column("duration_ms", "DOUBLE", (EPOCH,), "time of the task attempt; driver: of the micro-batch"),
+    Column("num_input_rows", "BIGINT", (EPOCH,), "driver's row: rows that Spark read in the micro-batch"),
+)
+# fmt: on
+
+RUN_COLUMNS: Final = (
+    "query_id", "run_id", "epoch", "partition", "stage_id", "stage_attempt", "task_attempt_id",
+    "attempt_number", "worker", "lane",
+)  # fmt: skip
+"""What says who wrote a row; the fields of `records.RunContext`."""
+
+LEDGER_SCHEMA: Final = pa.schema([pa.field(c.name, c.arrow_type) for c in COLUMNS])
+
+STATS_COLUMNS: Final = (
+    "at", "query_id", "epoch", "partition", "broker_name", "outcome", "letter_id", "rtt_ms",
+)  # fmt: skip
+"""Columns that Delta keeps minima and maxima of; bodies and texts would bloat its log."""
+
+
+def columns_of(kind: str) -> tuple[str, ...]:
+    """Names of the columns that rows of one kind use, `kind` left out, in the table's order."""
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is not a kind of ledger row; there are {', '.join(KINDS)}")
+    return tuple(c.name for c in COLUMNS if kind in c.kinds and c.name != "kind")
+
+
+def ledger_ddl() -> str:
+    """The schema as Spark reads it (`mapInArrow`, `createDataFrame`), without comments."""
+    return ", ".join(f"`{c.name}` {c.sql_type}" for c in COLUMNS)

@@ -1,0 +1,163 @@
+"""The spool writer: a task attempt's ledger rows on their way to the driver's fold.
+
+On a local (or mounted) file system rows are appended to an `.open` file as they come, so what a
+killed worker wrote is found by the next fold. Object stores know neither appends nor renames: there
+rows gather in a local temporary file and go up as one object per `seal`, and a killed worker's
+rows are lost with its host's temporary file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import pyarrow as pa
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.small_file import fsync_folder
+from rocket_sink.ledger.spool_files import OPEN, PARTIAL, SEALED, new_name
+
+_CHUNK: Final = 4 * 1024 * 1024
+_MKDIR_TRIES: Final = 20
+
+
+class SpoolWriter:
+    """One task attempt's rows, in one Arrow stream file under `<ledger>/_spool`.
+
+    The file is made by the first `append`; after a `seal` the next one makes another. For one
+    thread of one process.
+
+    Args:
+        ledger_path: absolute, or a URI (`Ledger(path).uri`, made on the driver).
+
+    Raises from `append`, `sync` and `seal`:
+        LedgerError: the file cannot be written, or a fold has taken it (this process was thought
+            dead): the task must fail, for rows may be missing.
+    """
+
+    def __init__(self, ledger_path: str | Place, ctx: RunContext) -> None:
+        self._place = ledger_path if isinstance(ledger_path, Place) else locate(ledger_path)
+        self._ctx = ctx
+        self._file: IO[bytes] | None = None
+        self._stream: pa.ipc.RecordBatchStreamWriter | None = None
+        self._path = ""
+        self._name = ""
+        self.rows = 0
+        """Appended over the writer's life."""
+
+    def append(self, *batches: pa.RecordBatch) -> None:
+        """Write rows; they outlive a kill of this process, not a crash of the machine."""
+        with self._errors():
+            for batch in batches:
+                if batch.num_rows:
+                    self._opened().write_batch(batch)
+                    self.rows += batch.num_rows
+            if self._file is not None:
+                self._file.flush()
+
+    def sync(self) -> None:
+        """Make all that was appended durable; the file stays open (remote: it is sealed)."""
+        if not self._place.is_local:
+            self.seal()
+            return
+        with self._errors():
+            if self._file is not None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                fsync_folder(Path(self._path).parent)
+
+    def seal(self) -> str | None:
+        """Make the rows durable and hand them to the folds.
+
+        Returns the file's path in the ledger's file system, None when there was nothing to seal.
+        """
+        if self._file is None or self._stream is None:
+            return None
+        with self._errors():
+            self._stream.close()
+            self._file.flush()
+            if self._place.is_local:
+                return self._seal_local(self._file)
+            return self._upload(self._file)
+
+    def abort(self) -> None:
+        """End a failed attempt: its rows are facts and are kept. Never raises; idempotent."""
+        with contextlib.suppress(Exception):
+            self.seal()
+
+    def _opened(self) -> pa.ipc.RecordBatchStreamWriter:
+        if self._stream is None:
+            self._name = new_name(self._ctx)
+            if self._place.is_local:
+                self._path = f"{self._place.spool}/{self._name}{OPEN}"
+                self._file = _create(Path(self._path))
+            else:
+                handle = tempfile.NamedTemporaryFile(prefix="rocket-sink-", suffix=OPEN)  # noqa: SIM115
+                self._path, self._file = handle.name, handle
+            self._stream = pa.ipc.new_stream(self._file, LEDGER_SCHEMA)
+        return self._stream
+
+    def _seal_local(self, file: IO[bytes]) -> str:
+        os.fsync(file.fileno())
+        sealed = self._path.removesuffix(OPEN) + SEALED
+        Path(self._path).rename(sealed)
+        fsync_folder(Path(sealed).parent)
+        self._forget()
+        return sealed
+
+    def _upload(self, file: IO[bytes]) -> str:
+        remote = self._place.filesystem()
+        sealed = f"{self._place.spool}/{self._name}{SEALED}"
+        # Object stores show an object when it is whole; elsewhere a rename does that.
+        whole_at_once = remote.type_name in ("s3", "gcs", "abfs")
+        target = sealed if whole_at_once else sealed + PARTIAL
+        remote.create_dir(sealed.rpartition("/")[0], recursive=True)
+        file.seek(0)
+        with remote.open_output_stream(target) as out:
+            while chunk := file.read(_CHUNK):
+                out.write(chunk)
+        if not whole_at_once:
+            remote.move(target, sealed)
+        self._forget()
+        return sealed
+
+    def _forget(self) -> None:
+        file, self._file, self._stream = self._file, None, None
+        if file is not None:
+            file.close()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Every failure ends the writer; the text says what became of the rows."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            self._forget()
+            raise LedgerError(
+                f"the spool file {self._path} is gone: a fold took it because this process seemed "
+                "dead; the task must run again",
+                path=self._path,
+            ) from error
+        except (OSError, pa.ArrowException) as error:
+            self._forget()
+            raise LedgerError(
+                f"cannot write the spool of the ledger {self._place.uri}: {error}. The executors "
+                "need to write below the ledger's folder",
+                path=self._path,
+            ) from error
+
+
+def _create(path: Path) -> IO[bytes]:
+    """A new file; a fold may remove its folder, empty as it is, at any moment before."""
+    for _ in range(_MKDIR_TRIES):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            return path.open("xb")
+    raise OSError(f"the folder {path.parent} is removed again and again")

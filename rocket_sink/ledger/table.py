@@ -1,0 +1,271 @@
+"""The Delta table: made once, checked at each use, asked for what it has committed.
+
+The ledger's id is Delta's own id of the table; it names the folds in Delta's transaction log, so a
+table that was made anew never skips rows for what an older one had.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.errors import CheckpointError, LedgerError
+from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, STATS_COLUMNS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_HISTORY: Final = 100
+"""Commits of the table that are looked through for a fold that has just been made."""
+VERSION_PROPERTY: Final = "rocketSink.schemaVersion"
+
+_UPGRADED: Final = tuple(map(str, range(1, SCHEMA_VERSION)))
+"""Older versions; each lacks columns, and has no other difference (`ledger.schema`)."""
+_PROPERTIES: Final = {
+    # Nobody edits history; OPTIMIZE and VACUUM still work, for they change no data.
+    "delta.appendOnly": "true",
+    "delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS),
+}
+
+
+def is_table(spark: SparkSession, place: Place) -> bool:
+    """True when a Delta table is there, of whatever schema."""
+    return bool(_delta_table().isDeltaTable(spark, place.uri))
+
+
+def ensure_table(spark: SparkSession, place: Place) -> str:
+    """Make the table unless it is there, add the columns that are new; returns the ledger's id.
+
+    Raises:
+        LedgerError: as `check_table`, or the table cannot be made.
+    """
+    if not is_table(spark, place) or _is_half_made(spark, place):
+        _create(spark, place)
+    _upgrade(spark, place)
+    return check_table(spark, place)
+
+
+def upgrade_table(spark: SparkSession, place: Place) -> None:
+    """Bring a ledger of an older schema version up to this one; any other folder is left alone."""
+    if is_table(spark, place):
+        _upgrade(spark, place)
+
+
+def check_table(spark: SparkSession, place: Place) -> str:
+    """The ledger's id, when the table is there and is a ledger of this schema version.
+
+    Raises:
+        LedgerError: no table, not a ledger, another version; the text says what to do.
+    """
+    ledger_id, properties = _identity(spark, place)
+    version = properties.get(VERSION_PROPERTY)
+    if version is None:
+        raise LedgerError(
+            f"the Delta table at {place.uri} is not a ledger of rocket-sink; give another folder "
+            "as ledger",
+            path=place.uri,
+        )
+    if version != str(SCHEMA_VERSION):
+        newer = version.isdigit() and int(version) > SCHEMA_VERSION
+        advice = (
+            "install the rocket-sink that wrote it, or a newer one"
+            if newer
+            else "run `rocket-sink ledger fold`, which adds the columns that are new"
+            if version in _UPGRADED
+            else "start a new ledger folder; the old one can be read with an older rocket-sink"
+        )
+        raise LedgerError(
+            f"the ledger at {place.uri} has schema version {version}, this rocket-sink knows "
+            f"{SCHEMA_VERSION}: {advice}",
+            path=place.uri, version=version,
+        )  # fmt: skip
+    return ledger_id
+
+
+def read_table(spark: SparkSession, place: Place) -> DataFrame:
+    """All rows.
+
+    Raises:
+        LedgerError: as `check_table`.
+    """
+    check_table(spark, place)
+    return spark.read.format("delta").load(place.uri)
+
+
+def missing(place: Place) -> LedgerError:
+    """The error of everything that needs a ledger and finds none."""
+    return LedgerError(
+        f"there is no ledger at {place.uri}: no query has written to it yet (run one with "
+        f"ledger={place.root}, or `rocket-sink ledger fold` when tasks have), or the path is wrong",
+        path=place.uri,
+    )
+
+
+def txn_app_id(query_id: str) -> str:
+    """The `txnAppId` of a query's epochs in the foreachBatch lane; `txnVersion` is the epoch.
+
+    It holds the query id, which lives in the checkpoint: a new checkpoint counts epochs from 0
+    again, and Delta would skip them all, sends included, under an old id.
+    """
+    return f"rocket-sink/epochs/{query_id}"
+
+
+def fold_app_id(ledger_id: str) -> str:
+    """The `txnAppId` of a ledger's folds; `txnVersion` is the fold's number."""
+    return f"rocket-sink/folds/{ledger_id}"
+
+
+def last_txn_version(spark: SparkSession, ledger_path: str | Place, app_id: str) -> int | None:
+    """The last committed `txnVersion` of an app id; None: none, or no table.
+
+    Raises:
+        LedgerError: not a classic session, or Delta is not on its class path.
+    """
+    place = ledger_path if isinstance(ledger_path, Place) else locate(ledger_path)
+    if not is_table(spark, place):
+        return None
+    version = _snapshot(spark, place).transactions().get(app_id)
+    return int(version.get()) if version.isDefined() else None
+
+
+def fold_tokens(spark: SparkSession, place: Place) -> set[str]:
+    """The manifests' tokens of the last folds."""
+    history = _delta_table().forPath(spark, place.uri).history(_HISTORY).select("userMetadata")
+    return {row[0] for row in history.collect() if row[0]}
+
+
+def written_rows(spark: SparkSession, place: Place, token: str) -> int:
+    """The rows of the fold whose manifest has that token; 0 when the log does not tell."""
+    history = _delta_table().forPath(spark, place.uri).history(_HISTORY)
+    ours = history.where(history["userMetadata"] == token).select("operationMetrics").head()
+    return int(ours[0].get("numOutputRows", 0)) if ours else 0
+
+
+def check_not_ahead(
+    spark: SparkSession, ledger_path: str | Place, query_id: str, first_epoch: int
+) -> None:
+    """Refuse a start whose ledger has epochs after `first_epoch`, the first one to be run.
+
+    Delta would skip those epochs, and the sends below them, without a word. An epoch that is
+    equal is right: it was recorded, and the crash came before Spark noted its end.
+
+    Raises:
+        CheckpointError: says what is ahead of what and how to go on.
+    """
+    last = last_txn_version(spark, ledger_path, txn_app_id(query_id))
+    if last is None or last <= first_epoch:
+        return
+    raise CheckpointError(
+        f"the ledger {ledger_path} holds epochs up to {last} of the query {query_id}, but its "
+        f"checkpoint starts at epoch {first_epoch}: the checkpoint was restored or cut back. "
+        f"Delta would skip the epochs {first_epoch} to {last}, and no row of them would be sent. "
+        "Use the checkpoint that belongs to the ledger, or a new checkpoint folder (a new query "
+        "id), which sends again whatever its source gives",
+        query_id=query_id, ledger_epoch=last, checkpoint_epoch=first_epoch,
+    )  # fmt: skip
+
+
+def _create(spark: SparkSession, place: Place) -> None:
+    """An empty write, then the version: a CREATE TABLE refuses a folder with a spool in it.
+
+    Each step may be repeated, by this process or by two at once.
+    """
+    writer = spark.createDataFrame([], _spark_schema()).write.format("delta").mode("append")
+    for name, value in _PROPERTIES.items():
+        writer = writer.option(name, value)
+    try:
+        if not is_table(spark, place):
+            writer.partitionBy("kind").save(place.uri)
+    except Exception as error:
+        if not is_table(spark, place):  # else another process was faster
+            raise LedgerError(
+                f"cannot make the ledger table at {place.uri}: {first_line(error)}. The session "
+                "needs Delta's settings (spark.sql.extensions, spark.sql.catalog.spark_catalog); "
+                "rocket_sink.build_session sets them",
+                path=place.uri,
+            ) from error
+    _set_version(spark, place)
+
+
+def _upgrade(spark: SparkSession, place: Place) -> None:
+    """Add the columns of newer versions; what is there stays as it is."""
+    if _identity(spark, place)[1].get(VERSION_PROPERTY) not in _UPGRADED:
+        return
+    there = set(spark.read.format("delta").load(place.uri).columns)
+    added = [f"`{c.name}` {c.sql_type}" for c in COLUMNS if c.name not in there]
+    if added:
+        spark.sql(f"ALTER TABLE {_sql_name(place)} ADD COLUMNS ({', '.join(added)})")
+    _set_version(spark, place)
+
+
+def _set_version(spark: SparkSession, place: Place) -> None:
+    setting = f"'{VERSION_PROPERTY}' = '{SCHEMA_VERSION}'"
+    spark.sql(f"ALTER TABLE {_sql_name(place)} SET TBLPROPERTIES ({setting})")
+
+
+def _sql_name(place: Place) -> str:
+    return "delta.`" + place.uri.replace("`", "``") + "`"
+
+
+def _is_half_made(spark: SparkSession, place: Place) -> bool:
+    """A kill between the two steps of `_create` left our columns without a version."""
+    if VERSION_PROPERTY in _identity(spark, place)[1]:
+        return False
+    columns = spark.read.format("delta").load(place.uri).columns
+    return columns == [column.name for column in COLUMNS]
+
+
+def _spark_schema() -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType(
+        [
+            StructField(c.name, from_arrow_type(c.arrow_type), metadata={"comment": c.comment})
+            for c in COLUMNS
+        ]
+    )
+
+
+def _identity(spark: SparkSession, place: Place) -> tuple[str, dict[str, str]]:
+    """The table's id and its properties."""
+    if not is_table(spark, place):
+        raise missing(place)
+    if is_classic(spark):
+        converters = spark._jvm.scala.jdk.javaapi.CollectionConverters  # type: ignore[union-attr]
+        metadata = _snapshot(spark, place).metadata()
+        return str(metadata.id()), dict(converters.asJava(metadata.configuration()))
+    row = _delta_table().forPath(spark, place.uri).detail().select("id", "properties").head()
+    return str(row["id"]), dict(row["properties"])
+
+
+def is_classic(spark: SparkSession) -> bool:
+    """False for Spark Connect, whose client has no JVM to ask."""
+    return getattr(spark, "_jsparkSession", None) is not None
+
+
+def _snapshot(spark: SparkSession, place: Place) -> Any:
+    """Delta's newest snapshot. No public Python API tells a table's transactions."""
+    if not is_classic(spark):
+        raise LedgerError(
+            "a Spark Connect session cannot ask Delta for its transactions; run this with a "
+            "classic session (spark-submit, or rocket_sink.build_session)"
+        )
+    log = spark._jvm.org.apache.spark.sql.delta.DeltaLog  # type: ignore[union-attr]
+    return log.forTableWithSnapshot(spark._jsparkSession, place.uri)._2()
+
+
+def _delta_table() -> Any:
+    try:
+        from delta.tables import DeltaTable
+    except ImportError as error:
+        raise LedgerError(
+            "the package delta-spark is missing: the ledger is a Delta table"
+        ) from error
+    return DeltaTable
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error: of Java's, the rest is its stack."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

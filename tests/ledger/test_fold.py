@@ -1,0 +1,265 @@
+"""Folds: killed at each step and repeated, two at once, torn files: each row exactly once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger import fold as fold_module
+from rocket_sink.ledger import lock as lock_module
+from rocket_sink.ledger.fold import fold
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.lock import fold_lock
+from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.table import ensure_table, fold_app_id, last_txn_version
+
+from .values import accounts, context, sends
+
+pytestmark = pytest.mark.spark
+
+
+class Killed(BaseException):
+    """As SIGKILL would: no handler sees it."""
+
+
+def spool(place: str | Place, partition: int, rows: int = 2) -> str:
+    writer = SpoolWriter(place, context(partition=partition))
+    writer.append(sends(writer._ctx, rows))
+    return writer.seal()
+
+
+def partitions(spark, root) -> Counter:
+    """{partition: rows} in the table."""
+    rows = spark.read.format("delta").load(f"file:{root}").select("partition").collect()
+    return Counter(row[0] for row in rows)
+
+
+def left(root: Path) -> list[str]:
+    """Everything in the spool except the lock."""
+    return [p.name for p in (root / "_spool").rglob("*") if p.is_file() and p.name != "lock"]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Tables cost seconds: one for all tests that only count their own partitions."""
+    return tmp_path_factory.mktemp("ledger")
+
+
+def kill_at(wanted: str, times: int = 1):
+    seen = Counter()
+
+    def on_step(step: str) -> None:
+        seen[step] += 1
+        if step == wanted and seen[step] == times:
+            raise Killed(step)
+
+    return on_step
+
+
+def test_without_a_spool_there_is_nothing_to_do(spark, tmp_path):
+    assert fold(spark, str(tmp_path)).folds == 0
+    assert not (tmp_path / "_delta_log").exists()
+
+
+def test_a_fold_makes_the_table_and_empties_the_spool(spark, tmp_path):
+    spool(str(tmp_path), 0)
+    spool(str(tmp_path), 1, rows=3)
+    summary = fold(spark, str(tmp_path))
+    assert (summary.folds, summary.files, summary.rows, summary.torn_files) == (1, 2, 5, 0)
+    assert partitions(spark, tmp_path) == {0: 2, 1: 3}
+    assert left(tmp_path) == []
+    assert fold(spark, str(tmp_path)).folds == 0
+    assert partitions(spark, tmp_path) == {0: 2, 1: 3}
+
+
+STEPS = [
+    ("locked", 1), ("listed", 1), ("manifest", 1), ("append", 1), ("appended", 1),
+    ("delete", 1), ("delete", 2), ("deleted", 1), ("finished", 1),
+]  # fmt: skip
+
+
+def test_killed_at_each_step_and_repeated_each_row_is_there_once(spark, tables):
+    expected = Counter()
+    for number, (step, times) in enumerate(STEPS):
+        first, second, late = 100 * number, 100 * number + 1, 100 * number + 2
+        spool(str(tables), first)
+        spool(str(tables), second, rows=3)
+        with pytest.raises(Killed):
+            fold(spark, str(tables), on_step=kill_at(step, times))
+        spool(str(tables), late, rows=1)  # meanwhile the query goes on
+        fold(spark, str(tables))
+        expected += Counter({first: 2, second: 3, late: 1})
+        assert partitions(spark, tables) == expected, (step, times)
+        assert left(tables) == [], (step, times)
+
+
+def test_killed_again_in_the_repair(spark, tables):
+    before = partitions(spark, tables)
+    spool(str(tables), 9000)
+    for step in ("append", "appended", "delete", "deleted"):
+        with pytest.raises(Killed):
+            fold(spark, str(tables), on_step=kill_at(step))
+    assert fold(spark, str(tables)).recovered == 1
+    assert partitions(spark, tables) == before + Counter({9000: 2})
+    assert left(tables) == []
+
+
+def test_torn_files_give_their_whole_batches(spark, tables):
+    writer = SpoolWriter(str(tables), context(partition=9100))
+    writer.append(sends(writer._ctx, 2), accounts(writer._ctx, acked=2))
+    path = Path(writer._path)
+    writer._file.close()
+    data = path.read_bytes()
+    path.rename(path.with_suffix(".arrow"))
+    path.with_suffix(".arrow").write_bytes(data[:-100])
+    assert fold(spark, str(tables)).torn_files == 1
+    assert partitions(spark, tables)[9100] == 2
+    assert left(tables) == []
+
+
+def test_a_live_writers_file_waits(spark, tables):
+    writer = SpoolWriter(str(tables), context(partition=9200))
+    writer.append(sends(writer._ctx, 2))
+    assert fold(spark, str(tables)).files == 0
+    writer.append(sends(writer._ctx, 1))
+    writer.seal()
+    fold(spark, str(tables))
+    assert partitions(spark, tables)[9200] == 3
+
+
+def test_big_spools_are_read_by_tasks_and_cut_into_several_folds(spark, tables, monkeypatch):
+    monkeypatch.setattr(fold_module, "DRIVER_BYTES", 0)
+    monkeypatch.setattr(fold_module, "TASK_BYTES", 20_000)
+    monkeypatch.setattr(fold_module, "FOLD_FILES", 4)
+    numbers = range(9300, 9306)
+    for number in numbers:
+        spool(str(tables), number, rows=4)
+    summary = fold(spark, str(tables))
+    assert (summary.folds, summary.files, summary.rows) == (2, 6, 24)
+    found = partitions(spark, tables)
+    assert [found[number] for number in numbers] == [4] * 6
+
+
+def test_two_folds_at_once(spark, tables):
+    spool(str(tables), 9400)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait_inside(step: str) -> None:
+        if step == "append":
+            entered.set()
+            assert go_on.wait(60)
+
+    done = []
+    first = threading.Thread(
+        target=lambda: done.append(fold(spark, str(tables), on_step=wait_inside))
+    )
+    first.start()
+    try:
+        assert entered.wait(60)
+        assert fold(spark, str(tables), wait_s=0).busy
+    finally:
+        go_on.set()
+        first.join(120)
+    assert done[0].rows == 2
+    assert partitions(spark, tables)[9400] == 2
+
+
+def test_numbers_come_from_deltas_log(spark, tables):
+    """A lost counter would give an old number again, and Delta would skip the rows."""
+    ledger_id = ensure_table(spark, locate(tables))
+    before = last_txn_version(spark, str(tables), fold_app_id(ledger_id))
+    spool(str(tables), 9500)
+    fold(spark, str(tables))
+    assert last_txn_version(spark, str(tables), fold_app_id(ledger_id)) == before + 1
+
+
+def test_lost_files_of_a_begun_fold_are_an_error(spark, tables):
+    path = spool(str(tables), 9600)
+    with pytest.raises(Killed):
+        fold(spark, str(tables), on_step=kill_at("append"))
+    data = Path(path).read_bytes()
+    Path(path).unlink()
+    with pytest.raises(LedgerError, match="gone"):
+        fold(spark, str(tables))
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_bytes(data)
+    fold(spark, str(tables))
+    assert partitions(spark, tables)[9600] == 2
+
+
+def test_a_manifest_of_another_table_holds_nothing_back(spark, tables):
+    path = spool(str(tables), 9700)
+    name = path.removeprefix(f"{tables}/_spool/")
+    values = {"ledger_id": "gone", "number": 7, "files": [name], "bytes": 1, "token": "x"}
+    (tables / "_spool" / "_folds" / "7.json").write_text(json.dumps(values))
+    assert fold(spark, str(tables)).rows == 2
+    assert partitions(spark, tables)[9700] == 2
+    assert left(tables) == []
+
+
+def test_a_manifest_that_cannot_be_read_is_named(spark, tables):
+    broken = tables / "_spool" / "_folds" / "999.json"
+    broken.write_text("{")
+    with pytest.raises(LedgerError, match=r"999\.json"):
+        fold(spark, str(tables))
+    broken.unlink()
+
+
+def test_optimize_and_vacuum_leave_the_rows_and_the_spool(spark, tables):
+    before = partitions(spark, tables)
+    path = spool(str(tables), 9800)
+    ledger = Ledger(tables)
+    assert ledger.optimize(spark)["files_removed"] > 1
+    with pytest.raises(LedgerError, match="retentionDurationCheck"):
+        ledger.vacuum(spark, retain_hours=0)
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    try:
+        ledger.vacuum(spark, retain_hours=0)
+    finally:
+        spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+    assert Path(path).exists()
+    assert partitions(spark, tables) == before
+    fold(spark, str(tables))
+    assert partitions(spark, tables)[9800] == 2
+
+
+def test_history_cannot_be_edited(spark, tables):
+    from delta.tables import DeltaTable
+
+    with pytest.raises(Exception, match="APPEND_ONLY"):
+        DeltaTable.forPath(spark, f"file:{tables}").delete("kind = 'send'")
+
+
+def test_on_an_object_store(spark, tmp_path, monkeypatch):
+    """No append, no rename, no kernel lock: a local folder stands in for one."""
+    monkeypatch.setattr(lock_module, "_SETTLE_S", 0.2)
+    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    spool(place, 0)
+    with pytest.raises(Killed):
+        fold(spark, place, on_step=kill_at("delete"))
+    spool(place, 1)
+    assert fold(spark, place).recovered == 1
+    assert partitions(spark, tmp_path) == {0: 2, 1: 2}
+    assert left(tmp_path) == []
+
+
+def test_a_dead_holders_lock_on_an_object_store_is_taken_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock_module, "_SETTLE_S", 0.1)
+    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    filesystem = place.filesystem()
+    with fold_lock(place, filesystem, 5) as first:
+        assert first
+        path = Path(place.folds) / "lock"
+        holder = path.read_text()
+        with fold_lock(place, filesystem, 0.3) as second:
+            assert not second
+        owner = holder.partition(" ")[0].rpartition("~")[0]
+        path.write_text(f"{owner}~1000 dead")  # our pid, of a process of long ago
+        with fold_lock(place, filesystem, 5) as third:
+            assert third

@@ -1,0 +1,322 @@
+"""The views: which rows count, and the errors of a ledger that is not as it should be."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import CheckpointError, LedgerError, Outcome
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.records import RunContext, in_flight_rows, resolution_rows, send_rows
+from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, SCHEMA_VERSION, ledger_ddl
+from rocket_sink.ledger.table import (
+    VERSION_PROPERTY,
+    check_not_ahead,
+    last_txn_version,
+    txn_app_id,
+)
+
+from .values import accounts, attempt, confirmed, context, letter, sends
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def ledger(spark, tmp_path_factory):
+    made = Ledger(tmp_path_factory.mktemp("views"))
+    assert not made.exists()
+    assert not made.exists(spark)
+    made.create(spark)
+    made.create(spark)
+    assert made.exists()
+    assert made.exists(spark)
+    return made
+
+
+def at(batch: pa.RecordBatch, second: int) -> pa.RecordBatch:
+    """The rows at another time."""
+    when = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=second)
+    column = pa.array([when] * batch.num_rows, LEDGER_SCHEMA.field("at").type)
+    return batch.set_column(1, LEDGER_SCHEMA.field("at"), column)
+
+
+def epoch_of(ledger: Ledger, spark, query: str) -> dict:
+    [row] = ledger.epochs(spark).where(f"query_id = '{query}'").collect()
+    return row.asDict()
+
+
+def pending(ledger: Ledger, spark, query: str) -> list[bytes]:
+    rows = ledger.dead_letters(spark).where(f"query_id = '{query}'").orderBy("partition", "ordinal")
+    return [bytes(row["body"]) for row in rows.collect()]
+
+
+def second_attempt(ctx: RunContext) -> RunContext:
+    return dataclasses.replace(ctx, task_attempt_id=20, attempt_number=1)
+
+
+def test_all_values_come_back_through_delta(spark, ledger):
+    """Also in a session whose time zone is not UTC, and through `mapInArrow`, as lane 3 writes."""
+    columns = {
+        "body": pa.array([b"\x00\xff", None]), "keys": pa.array([["a", "b"], None]),
+        "properties": pa.array([[("x", "1")], None], pa.map_(pa.string(), pa.string())),
+        "event_time_ms": pa.array([1_700_000_000_123, None]), "flag": pa.array([-5, 2**40]),
+    }  # fmt: skip
+    from rocket_sink.ledger.letters import dead_letter_rows
+
+    batches = [
+        *dead_letter_rows({**columns, "reason": "data"}, context(query_id="trip")),
+        sends(context(query_id="trip"), 2),
+    ]
+    frame = spark.range(1).coalesce(1).mapInArrow(lambda _: iter(batches), ledger_ddl())
+    frame.write.format("delta").mode("append").save(ledger.uri)
+    ledger.append(spark, *batches)
+    stored = ledger.rows(spark).where("query_id = 'trip'").toArrow()
+    wanted = pa.Table.from_batches(batches * 2)
+    assert stored.num_rows == wanted.num_rows
+
+    def comparable(table: pa.Table) -> list[str]:
+        names = LEDGER_SCHEMA.names
+        rows = table.select(names).cast(LEDGER_SCHEMA).to_pylist()
+        return sorted(repr([row[name] for name in names]) for row in rows)
+
+    assert comparable(stored) == comparable(wanted)
+
+
+def test_the_table_is_plain_delta_with_comments(spark, ledger):
+    plain = spark.read.format("delta").load(ledger.path)
+    assert plain.columns == [column.name for column in COLUMNS]
+    comments = {field.name: field.metadata.get("comment") for field in plain.schema}
+    assert comments == {column.name: column.comment for column in COLUMNS}
+
+
+def test_the_accounts_of_an_epoch(spark, ledger):
+    one = context(query_id="sum")
+    two = dataclasses.replace(one, partition=1, task_attempt_id=11)
+    ledger.append(
+        spark, accounts(one, acked=5, degraded=1, dead=2), accounts(two, unknown=1, filtered=3)
+    )
+    row = epoch_of(ledger, spark, "sum")
+    assert (row["rows_in"], row["acked"], row["degraded"], row["dead"]) == (12, 5, 1, 2)
+    assert (row["unknown"], row["filtered"], row["partitions"]) == (1, 3, 2)
+    assert row["adds_up"] is True
+    assert row["confirmed"] is False
+    assert row["superseded_attempts"] == 0
+    ledger.append(spark, confirmed(one, 12))
+    row = epoch_of(ledger, spark, "sum")
+    assert (row["confirmed"], row["num_input_rows"]) == (True, 12)
+
+
+def test_accounts_that_do_not_add_up_are_seen(spark, ledger):
+    """In one partition, though another one's error would make up for it."""
+    one = context(query_id="short")
+    two = dataclasses.replace(one, partition=1, task_attempt_id=11)
+    ledger.append(spark, accounts(one, rows_in=5, acked=4), accounts(two, rows_in=5, acked=6))
+    row = epoch_of(ledger, spark, "short")
+    assert row["rows_in"] == row["acked"] == 10
+    assert row["adds_up"] is False
+
+
+def test_a_partition_without_a_complete_attempt_does_not_add_up(spark, ledger):
+    ledger.append(spark, accounts(context(query_id="half"), complete=False, acked=4))
+    row = epoch_of(ledger, spark, "half")
+    assert (row["adds_up"], row["rows_in"], row["superseded_attempts"]) == (False, 0, 1)
+    assert row["superseded_rows"] == 4
+
+
+@pytest.mark.parametrize("first_complete", [True, False])
+def test_of_a_retried_partition_the_last_complete_attempt_counts(spark, ledger, first_complete):
+    """A first attempt may look complete: foreach ends it without an error (close(None))."""
+    query = f"retry-{first_complete}"
+    first = context(query_id=query)
+    again = second_attempt(first)
+    ledger.append(
+        spark,
+        at(accounts(first, complete=first_complete, acked=3, dead=1), 10),
+        at(letter(first, b"first"), 10),
+        at(accounts(again, acked=7, dead=1), 10),  # clocks differ: the later attempt is no later
+        at(letter(again, b"again"), 10),
+    )
+    row = epoch_of(ledger, spark, query)
+    assert (row["rows_in"], row["acked"], row["dead"], row["partitions"]) == (8, 7, 1, 1)
+    assert (row["superseded_attempts"], row["superseded_rows"]) == (1, 3)
+    assert row["adds_up"] is True
+    assert pending(ledger, spark, query) == [b"again"]
+    everything = ledger.dead_letters(spark, pending=False).where(f"query_id = '{query}'")
+    assert everything.count() == 2
+
+
+def test_an_attempt_that_failed_after_a_complete_one_changes_nothing(spark, ledger):
+    first = context(query_id="late")
+    ledger.append(
+        spark,
+        accounts(first, acked=3, dead=1),
+        letter(first, b"first"),
+        accounts(second_attempt(first), complete=False, acked=1),
+    )
+    assert epoch_of(ledger, spark, "late")["rows_in"] == 4
+    assert pending(ledger, spark, "late") == [b"first"]
+
+
+def test_a_replayed_epoch_with_other_partitions(spark, ledger):
+    """Run 1 died before Spark noted the epoch; run 2 cut it into fewer partitions."""
+    old = context(query_id="replay", partition=4)
+    new = context(query_id="replay", run_id="run-2", partition=0, task_attempt_id=1)
+    ledger.append(
+        spark,
+        at(accounts(old, acked=2, dead=1), 1), at(letter(old, b"old"), 1),
+        at(accounts(new, acked=2, dead=1), 2), at(letter(new, b"new"), 2),
+    )  # fmt: skip
+    # Until Spark confirms, no run's letters may be hidden: the second could still die.
+    assert pending(ledger, spark, "replay") == [b"new", b"old"]
+    ledger.append(spark, at(confirmed(new, 3), 3))
+    assert pending(ledger, spark, "replay") == [b"new"]
+    row = epoch_of(ledger, spark, "replay")
+    assert (row["rows_in"], row["adds_up"], row["run_id"]) == (3, True, "run-2")
+    assert row["superseded_attempts"] == 1
+
+
+def test_an_epoch_that_delta_skipped_keeps_its_first_accounts(spark, ledger):
+    old = context(query_id="skip")
+    ledger.append(spark, accounts(old, acked=2, dead=1), letter(old, b"old"))
+    ledger.append(spark, confirmed(dataclasses.replace(old, run_id="run-2"), 3))
+    assert pending(ledger, spark, "skip") == [b"old"]
+    row = epoch_of(ledger, spark, "skip")
+    assert (row["rows_in"], row["adds_up"], row["confirmed"]) == (3, True, True)
+
+
+def test_letters_of_a_killed_attempt_are_not_pending(spark, ledger):
+    ledger.append(spark, letter(context(query_id="killed"), b"x"))
+    assert pending(ledger, spark, "killed") == []
+
+
+def test_letters_of_no_task_are_pending(spark, ledger):
+    by_hand = context(query_id="export", partition=None, task_attempt_id=None, lane="export")
+    ledger.append(spark, letter(by_hand, b"x"))
+    assert pending(ledger, spark, "export") == [b"x"]
+
+
+@pytest.mark.parametrize("way", ["resent", "parked", "dropped"])
+def test_resolved_letters_are_not_pending(spark, ledger, way):
+    ctx = context(query_id=f"resolved-{way}")
+    one, two = letter(ctx, b"one"), letter(ctx, b"two", letter_id=f"stays-{way}")
+    ledger.append(spark, one, two, accounts(ctx, dead=2))
+    assert len(pending(ledger, spark, ctx.query_id)) == 2
+    settled = {"letter_id": one.column("letter_id"), "resolution": way}
+    ledger.append(spark, resolution_rows(settled, context(query_id="backfill")))
+    assert pending(ledger, spark, ctx.query_id) == [b"two"]
+    [row] = ledger.resolutions(spark).where(f"resolution = '{way}'").collect()
+    assert row["letter_id"] == one.column("letter_id")[0].as_py()
+
+
+def test_sends_in_flight_show_up_only_without_an_answer(spark, ledger):
+    ctx = context(query_id="flight")
+    dead = second_attempt(ctx)  # the same numbers in another attempt are other requests
+    ledger.append(
+        spark,
+        in_flight_rows([1, 2], ctx, topic="t", message_count=[3, 4], body_bytes=[1, 1]),
+        send_rows([attempt(), attempt(attempt=2)], ctx, requests=[1, 1]),
+        in_flight_rows([1], dead, topic="t", message_count=[9], body_bytes=[1]),
+    )
+    rows = ledger.sends(spark).where("query_id = 'flight'").collect()
+    found = sorted((r["task_attempt_id"], r["request"], r["outcome"]) for r in rows)
+    assert found == [
+        (10, 1, "acked"), (10, 1, "acked"), (10, 2, "in_flight"), (20, 1, "in_flight"),
+    ]  # fmt: skip
+    by_attempt = {
+        r["task_attempt_id"]: r
+        for r in ledger.attempts(spark).where("query_id = 'flight'").collect()
+    }
+    assert by_attempt[20]["in_flight"] == 9
+    assert by_attempt[20]["rows_in"] is None
+    assert by_attempt[20]["counts"] is False
+
+
+def test_isolations_have_a_length(spark, ledger):
+    from rocket_sink.ledger.records import isolation_rows
+    from rocket_sink.routing.fault import Isolation
+
+    ledger.append(
+        spark, isolation_rows([Isolation("b", "latency", 600.0, 1.0, 3.5)], context(query_id="iso"))
+    )
+    [row] = ledger.isolations(spark).where("query_id = 'iso'").collect()
+    assert row["isolated_ms"] == pytest.approx(2500.0)
+
+
+def test_no_ledger_is_a_clear_error(spark, tmp_path):
+    nowhere = Ledger(tmp_path / "nothing")
+    for read in (nowhere.sends, nowhere.epochs, nowhere.optimize, nowhere.vacuum):
+        with pytest.raises(LedgerError, match="there is no ledger"):
+            read(spark)
+    assert nowhere.sync(spark).folds == 0
+
+
+def test_a_foreign_table_is_no_ledger(spark, tmp_path):
+    spark.range(1).write.format("delta").save(str(tmp_path / "t"))
+    with pytest.raises(LedgerError, match="not a ledger"):
+        Ledger(tmp_path / "t").sends(spark)
+    with pytest.raises(LedgerError, match="not a ledger"):
+        Ledger(tmp_path / "t").create(spark)
+
+
+@pytest.mark.parametrize(("version", "advice"), [("99", "install"), ("0", "start a new ledger")])
+def test_another_schema_version_is_refused(spark, ledger, version, advice):
+    def set_version(value: str) -> None:
+        properties = f"TBLPROPERTIES ('{VERSION_PROPERTY}' = '{value}')"
+        spark.sql(f"ALTER TABLE delta.`{ledger.path}` SET {properties}")
+
+    set_version(version)
+    try:
+        with pytest.raises(LedgerError, match=advice):
+            ledger.sends(spark)
+    finally:
+        set_version(str(SCHEMA_VERSION))
+    ledger.sends(spark)
+
+
+def test_a_ledger_ahead_of_its_checkpoint_is_refused(spark, ledger):
+    app_id = txn_app_id("ahead")
+    assert last_txn_version(spark, ledger.path, app_id) is None
+    check_not_ahead(spark, ledger.path, "ahead", 0)
+    frame = spark.createDataFrame(pa.Table.from_batches([sends(context(query_id="ahead"))]))
+    writer = frame.write.format("delta").mode("append").option("txnAppId", app_id)
+    writer.option("txnVersion", 5).save(ledger.uri)
+    assert last_txn_version(spark, ledger.path, app_id) == 5
+    check_not_ahead(spark, ledger.path, "ahead", 5)  # recorded, then the crash
+    check_not_ahead(spark, ledger.path, "ahead", 6)
+    check_not_ahead(spark, ledger.path, "another-query", 0)
+    with pytest.raises(CheckpointError, match=r"epochs up to 5 .* starts at epoch 4"):
+        check_not_ahead(spark, ledger.path, "ahead", 4)
+
+
+def test_no_secret_in_any_file_of_the_ledger(spark, tmp_path):
+    canary = "CANARY-0123456789"
+    ctx = context(query_id="canary")
+    remark = f"Check signature failed for accessKey={canary} {canary}"
+    bad = attempt(outcome=Outcome.REJECTED, remark=remark)
+    ledger = Ledger(tmp_path)
+    ledger.append(
+        spark,
+        send_rows([bad], ctx, secrets=[canary]),
+        letter(ctx, last_error=remark.replace(f" {canary}", ""), last_error_code="AUTH_FAILED"),
+    )
+    stored = ledger.rows(spark).toArrow().to_pylist()
+    assert canary not in repr(stored)
+    assert any("***" in (row["remark"] or "") for row in stored)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert all(canary.encode() not in path.read_bytes() for path in files)
+
+
+def test_a_ledger_of_an_older_version_gets_the_new_columns(spark, tmp_path):
+    old = Ledger(tmp_path / "old")
+    old.create(spark)
+    properties = f"'{VERSION_PROPERTY}' = '1', 'delta.columnMapping.mode' = 'name'"
+    spark.sql(f"ALTER TABLE delta.`{old.path}` SET TBLPROPERTIES ({properties})")
+    spark.sql(f"ALTER TABLE delta.`{old.path}` DROP COLUMN found_stored")
+    with pytest.raises(LedgerError, match="ledger fold"):
+        old.epochs(spark)
+    old.sync(spark)
+    assert "found_stored" in old.epochs(spark).columns

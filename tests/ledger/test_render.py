@@ -1,0 +1,74 @@
+"""A report's tables: every figure is seen, and hostile text stays text."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+
+from rich.console import Console
+
+from rocket_sink.ledger.figures import (
+    BrokerFigures,
+    DeadLetterFigures,
+    EpochFigures,
+    ErrorFigures,
+    IsolationFigures,
+    Report,
+    Scope,
+    Totals,
+)
+from rocket_sink.ledger.render import to_html
+
+NOW = dt.datetime(2024, 5, 6, 7, 8, 9, 250_000, dt.timezone.utc)
+
+FULL = Report(
+    "/data/ledger",
+    Scope(since=NOW),
+    Totals(epochs=3, rows_in=1234, acked=1200, dead=34, not_adding_up=1, unconfirmed=2),
+    [BrokerFigures("broker-a", 77, 770, 5_000_000, 4, {"acked": 70, "unknown": 7},
+                   1.0, 2.0, 333.0, 4444.0, 0.5),
+     BrokerFigures("-", 1, 1, 0, 0, {"not_sent": 1}, None, None, None, None, None)],
+    [EpochFigures("0123456789abcdef", 2, NOW, 10, 9, 0, 1, 0, 0, 0, 1, 5, False, True)],
+    [IsolationFigures("broker-b", None, "REQUEST_TIMEOUT", 10_000.0, NOW, 30_000.0, False, 2)],
+    99,
+    [DeadLetterFigures("data", "NULL_BODY", 34, 30, "[red]no markup[/red] <b>nor html</b>")],
+    [ErrorFigures("BROKER_BUSY", 2, 2, 55, 550, NOW, NOW, "x" * 500)],
+)  # fmt: skip
+
+
+def shown(report: Report) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(report)
+    return console.file.getvalue()
+
+
+def test_every_figure_is_shown():
+    text = shown(FULL)
+    parts = (
+        "1,234", "broker-a", "4,444", "REQUEST_TIMEOUT", "30.00", "NULL_BODY", "BROKER_BUSY",
+        "05-06 07:08:09.2", "01234567", "1 epochs do not add up", "Isolations (99, last 1)",
+        "/data/ledger",
+    )  # fmt: skip
+    for part in parts:
+        assert part in text, part
+    assert "None" not in text
+
+
+def test_text_of_the_network_is_no_markup():
+    assert "[red]no markup[/red]" in shown(FULL)
+    assert "<b>nor html</b>" not in to_html(FULL)
+    assert "&lt;b&gt;nor" in to_html(FULL)
+
+
+def test_an_empty_ledger_reads_well():
+    text = shown(Report("/data/ledger", Scope(), Totals()))
+    for part in ("No broker was isolated", "No dead letters", "No attempt failed", "No epochs"):
+        assert part in text
+
+
+def test_json_and_notebooks():
+    plain = json.loads(json.dumps(FULL.as_dict()))
+    assert plain["epochs"][0]["at"] == "2024-05-06T07:08:09.250000+00:00"
+    assert plain["scope"]["since"] == NOW.isoformat()
+    assert FULL._repr_html_().startswith("<!DOCTYPE html>")

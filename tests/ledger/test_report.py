@@ -1,0 +1,104 @@
+"""A report's figures against a ledger whose every row is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+
+import pytest
+
+from rocket_sink.errors import LedgerError, Outcome
+from rocket_sink.ledger.figures import Report, Scope
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.records import isolation_rows, resolution_rows, send_rows
+from rocket_sink.ledger.report import build_report
+from rocket_sink.routing.fault import Isolation
+
+from .values import accounts, attempt, confirmed, context, letter
+
+pytestmark = pytest.mark.spark
+
+START_MS = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def ledger(spark, tmp_path_factory) -> Ledger:
+    made = Ledger(tmp_path_factory.mktemp("report"))
+    one = context()
+    two = dataclasses.replace(one, partition=1, task_attempt_id=11, worker="host:2")
+    other = context(query_id="other", task_attempt_id=12)
+    good = [attempt(rtt_ms=float(i), started_ms=START_MS) for i in range(1, 101)]
+    bad = attempt(
+        broker_name="broker-b", outcome=Outcome.UNKNOWN, response_code=None, rtt_ms=3000.0,
+        error_code="REQUEST_TIMEOUT", remark="no answer", started_ms=START_MS,
+    )  # fmt: skip
+    retried = attempt(attempt=2, rtt_ms=5.0, started_ms=START_MS + 60_000)
+    refused = letter(one, reason="data", last_error_code="NULL_BODY", last_error="null")
+    isolation = [Isolation("broker-b", "REQUEST_TIMEOUT", 10_000.0, 5.0, 35.0)]
+    settled = {"letter_id": refused.column("letter_id"), "resolution": "dropped"}
+    made.append(
+        spark,
+        send_rows([*good, bad, retried], one),
+        refused, letter(two, last_error_code="CONNECT", last_error="refused"),
+        *(isolation_rows(isolation, c, now_s=5.0, now_us=START_MS * 1000) for c in (one, two)),
+        accounts(one, acked=700, dead=1), accounts(two, acked=1, dead=1), confirmed(one, 703),
+        accounts(other, rows_in=9, acked=8),
+        resolution_rows(settled, context(query_id="backfill")),
+    )  # fmt: skip
+    return made
+
+
+@pytest.fixture(scope="module")
+def report(spark, ledger) -> Report:
+    return build_report(spark, ledger)
+
+
+def test_totals(report):
+    totals = report.totals
+    assert (totals.epochs, totals.rows_in, totals.acked, totals.dead) == (2, 712, 709, 2)
+    assert (totals.not_adding_up, totals.unconfirmed) == (1, 1)
+    assert {(e.query_id, e.epoch, e.adds_up) for e in report.epochs} == {
+        ("query", 0, True), ("other", 0, False)
+    }  # fmt: skip
+
+
+def test_brokers(report):
+    a, b = report.brokers
+    assert (a.broker, a.requests, a.messages, a.retries) == ("broker-a", 101, 707, 1)
+    assert a.outcomes == {"acked": 101}
+    assert (a.p50_ms, a.max_ms) == (pytest.approx(50.0, abs=1), 100.0)
+    assert a.p95_ms == pytest.approx(95.0, abs=1)
+    assert a.p99_ms == pytest.approx(99.0, abs=1)
+    assert b.outcomes == {"unknown": 1}
+    assert b.p99_ms is None  # no answer: the length of a wait is no latency
+
+
+def test_isolations_noted_by_two_workers_are_one(report):
+    [event] = report.isolations
+    assert report.isolation_count == 1
+    assert (event.broker, event.cause, event.workers) == ("broker-b", "REQUEST_TIMEOUT", 2)
+    assert event.length_ms == pytest.approx(30_000.0)
+    assert event.start == dt.datetime.fromtimestamp(START_MS / 1000, dt.timezone.utc)
+
+
+def test_dead_letters_and_errors(report):
+    found = {d.error_code: (d.reason, d.letters, d.pending) for d in report.dead_letters}
+    assert found == {"NULL_BODY": ("data", 1, 0), "CONNECT": ("transport", 1, 1)}
+    [error] = report.errors
+    assert (error.error_code, error.attempts, error.messages) == ("REQUEST_TIMEOUT", 1, 7)
+    assert error.first_at == dt.datetime.fromtimestamp(START_MS / 1000, dt.timezone.utc)
+
+
+def test_scopes(spark, ledger):
+    other = build_report(spark, ledger, Scope(query_id="other"))
+    assert (other.totals.epochs, other.brokers, other.isolations) == (1, [], [])
+    late = dt.datetime.fromtimestamp(START_MS / 1000 + 30, dt.timezone.utc)
+    assert [b.requests for b in build_report(spark, ledger, Scope(since=late)).brokers] == [1]
+    early = build_report(spark, ledger, Scope(until=late))
+    assert [b.requests for b in early.brokers] == [100, 1]
+    assert early.totals.epochs == 0
+
+
+def test_no_ledger(spark, tmp_path):
+    with pytest.raises(LedgerError, match="there is no ledger"):
+        build_report(spark, Ledger(tmp_path / "none"))

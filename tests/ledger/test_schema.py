@@ -1,0 +1,70 @@
+"""The one definition: Arrow schema, DDL, and the names that others rely on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.schema import (
+    COLUMNS,
+    KINDS,
+    LEDGER_SCHEMA,
+    RUN_COLUMNS,
+    STATS_COLUMNS,
+    columns_of,
+    ledger_ddl,
+)
+from rocket_sink.spark.contract_rows import RowBatch
+
+
+def test_names_are_unique_and_every_column_has_a_comment():
+    names = [column.name for column in COLUMNS]
+    assert len(set(names)) == len(names)
+    assert all(column.comment and column.kinds for column in COLUMNS)
+
+
+@pytest.mark.spark
+def test_ddl_and_arrow_schema_are_the_same_columns(spark):
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StructType
+
+    from_ddl = {f.name: f.dataType for f in StructType.fromDDL(ledger_ddl())}
+    assert list(from_ddl) == LEDGER_SCHEMA.names
+    for field in LEDGER_SCHEMA:
+        assert from_ddl[field.name] == from_arrow_type(field.type), field.name
+
+
+def test_every_kind_says_who_wrote_its_rows():
+    for kind in KINDS:
+        assert set(RUN_COLUMNS) <= set(columns_of(kind))
+    assert tuple(f.name for f in dataclasses.fields(RunContext)) == RUN_COLUMNS
+
+
+def test_a_dead_letter_has_the_columns_of_the_row_contract():
+    """What a row may hold must fit into its letter; these differ on purpose."""
+    differ = {
+        "body_is_text", "order_by",  # a letter's body is bytes; `ordinal` is its order
+        "delivery_timestamp_ms", "event_time_ms",  # under the contract's own names
+    }  # fmt: skip
+    of_rows = {f.name for f in dataclasses.fields(RowBatch)} - differ
+    letters = set(columns_of("dead_letter"))
+    assert of_rows <= letters
+    assert {"delivery_timestamp", "event_time"} <= letters
+
+
+def test_numbers_of_rows_that_a_broker_would_refuse_still_fit():
+    """A refused row's level, flag or queue may be any number: the row contract has int64."""
+    for name in ("delay_level", "flag", "queue_id", "delay_ms", "delivery_timestamp"):
+        assert LEDGER_SCHEMA.field(name).type == pa.int64()
+
+
+def test_delta_keeps_statistics_of_columns_that_are_there():
+    assert set(STATS_COLUMNS) <= set(LEDGER_SCHEMA.names)
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="no_kind"):
+        columns_of("no_kind")

@@ -1,0 +1,234 @@
+"""Spool files: torn anywhere, every whole batch is read and nothing else; names tell owners."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import fs
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger import spool_files
+from rocket_sink.ledger.owner import Owner, host_name, this_process
+from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.spool_files import is_whole, new_name, read_batches, sealed_files
+
+from .values import accounts, context, sends
+
+LOCAL = fs.LocalFileSystem()
+
+
+def files(root: Path, suffix: str) -> list[Path]:
+    return sorted((root / "_spool").rglob(f"*{suffix}"))
+
+
+def offsets(path: str) -> list[int]:
+    return [o for b in read_batches(path, LOCAL) for o in b.column("queue_offset").to_pylist()]
+
+
+def taken(root: Path) -> list[str]:
+    return [info.path for info in sealed_files(locate(root), LOCAL)]
+
+
+def test_rows_go_through_a_sealed_file(tmp_path):
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 3), accounts(context(), acked=3))
+    [open_file] = files(tmp_path, ".open")
+    assert taken(tmp_path) == []  # its owner lives
+    sealed = writer.seal()
+    assert not open_file.exists()
+    assert taken(tmp_path) == [sealed]
+    assert is_whole(sealed, LOCAL)
+    assert pa.Table.from_batches(list(read_batches(sealed, LOCAL))).num_rows == 4
+    assert writer.seal() is None
+    assert "/q-query/0/0-10-" in sealed
+
+
+def test_nothing_appended_makes_no_file(tmp_path):
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 0))
+    assert writer.seal() is None
+    assert not (tmp_path / "_spool").exists()
+
+
+def test_after_a_seal_the_next_rows_make_another_file(tmp_path):
+    writer = SpoolWriter(str(tmp_path), context())
+    for _ in range(2):
+        writer.append(sends(context(), 1))
+        writer.seal()
+    assert len(taken(tmp_path)) == 2
+
+
+def test_an_aborted_attempts_rows_are_kept(tmp_path):
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 2))
+    writer.abort()
+    writer.abort()
+    [path] = taken(tmp_path)
+    assert offsets(path) == [0, 1]
+
+
+def test_cut_at_every_byte_all_whole_batches_are_read(tmp_path):
+    writer = SpoolWriter(str(tmp_path), context())
+    ends = []
+    for index in range(3):
+        writer.append(sends(context(), index + 1))
+        [path] = files(tmp_path, ".open")
+        ends.append(path.stat().st_size)
+    sealed = Path(writer.seal())
+    data = sealed.read_bytes()
+    cut = tmp_path / "cut.arrow"
+    steps = sorted({*range(0, len(data), 7), *(e + d for e in ends for d in (-1, 0, 1)), len(data)})
+    for size in steps:
+        cut.write_bytes(data[:size])
+        whole = sum(end <= size for end in ends)
+        assert offsets(str(cut)) == [i for n in range(whole) for i in range(n + 1)], size
+        assert is_whole(str(cut), LOCAL) == (size == len(data))
+
+
+def test_blocks_that_were_never_written_are_not_rows(tmp_path):
+    """After a power cut a file may have its length and zeros in it."""
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 2))
+    [path] = files(tmp_path, ".open")
+    first = path.stat().st_size
+    writer.append(sends(context(), 2))
+    data = path.read_bytes()
+    for start in (first, first + 8, first + 200, len(data) - 3000):
+        path.write_bytes(data[:start] + b"\0" * (len(data) - start))
+        found = [k for b in read_batches(str(path), LOCAL) for k in b.column("kind").to_pylist()]
+        assert found in (["send"] * 2, ["send"] * 4), start
+    body = data.rindex(b"sendsend")
+    path.write_bytes(data[:body] + b"\0" * (len(data) - body))
+    assert offsets(str(path)) == [0, 1]
+
+
+def test_a_whole_file_that_cannot_be_read_is_an_error_not_a_loss(tmp_path):
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 2), sends(context(), 2))
+    sealed = Path(writer.seal())
+    data = bytearray(sealed.read_bytes())
+    middle = data.index(b"\xff\xff\xff\xff", len(data) // 2)
+    data[middle : middle + 4] = b"\x10\x20\x30\x7f"
+    sealed.write_bytes(data)
+    with pytest.raises(LedgerError, match="written whole"):
+        offsets(str(sealed))
+
+
+def test_a_live_task_whose_file_was_taken_fails(tmp_path):
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 1))
+    [path] = files(tmp_path, ".open")
+    path.rename(path.with_suffix(".arrow"))
+    writer.append(sends(context(), 1))
+    with pytest.raises(LedgerError, match="must run again"):
+        writer.seal()
+
+
+KILLED = """
+    import os, signal, sys
+    sys.path[:0] = {path!r}
+    from ledger.values import context, sends
+    from rocket_sink.ledger.spool import SpoolWriter
+    writer = SpoolWriter({root!r}, context())
+    writer.append(sends(context(), 2))
+    writer.append(sends(context(), 3))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_workers_rows_are_taken(tmp_path):
+    path = [str(Path(__file__).parents[1]), *sys.path]
+    code = textwrap.dedent(KILLED).format(path=path, root=str(tmp_path))
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert len(files(tmp_path, ".open")) == 1
+    [sealed] = taken(tmp_path)
+    assert offsets(sealed) == [0, 1, 0, 1, 2]
+    assert not is_whole(sealed, LOCAL)
+    assert taken(tmp_path) == [sealed]
+
+
+def test_owners(monkeypatch):
+    me = this_process()
+    assert Owner.parse(str(me)) == me
+    assert me.is_alive() is True
+    assert Owner(me.host, me.pid, me.start_ms - 60_000).is_alive() is False  # the pid used again
+    assert Owner(host_name(), 2**22 + 12345, 0).is_alive() is False
+    assert Owner("elsewhere", me.pid, me.start_ms).is_alive() is None
+    for text in ("", "a~b", "a~b~c", "~~"):
+        assert Owner.parse(text) is None
+
+
+def test_another_hosts_file_is_taken_when_nobody_wrote_for_long(tmp_path):
+    folder = tmp_path / "_spool" / "q-x" / "0"
+    folder.mkdir(parents=True)
+    path = folder / "0-1-abc~elsewhere~12~34.open"
+    path.write_bytes(b"")
+    assert taken(tmp_path) == []
+    old = path.stat().st_mtime - spool_files.STALE_AFTER_S - 60
+    os.utime(path, (old, old))
+    assert taken(tmp_path) == [str(path.with_suffix(".arrow"))]
+
+
+@pytest.mark.parametrize("query_id", ["../../etc", "_hidden", "", "a/b", "q" * 500, "ü\n"])
+def test_a_query_id_is_only_ever_one_folder(query_id):
+    folder, epoch, file = new_name(context(query_id=query_id)).split("/")
+    assert epoch == "0"
+    assert folder.startswith("q-")
+    assert len(file) < 250
+    assert (folder + file).isascii()
+
+
+def test_an_older_versions_file_gets_todays_columns(tmp_path):
+    path = tmp_path / "old.arrow"
+    old = sends(context(), 2).select(["kind", "query_id", "queue_offset"])
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, old.schema) as stream:
+        stream.write_batch(old)
+    [batch] = read_batches(str(path), LOCAL)
+    assert batch.schema.equals(LEDGER_SCHEMA)
+    assert batch.column("queue_offset").to_pylist() == [0, 1]
+
+
+def test_a_newer_versions_file_is_refused(tmp_path):
+    path = tmp_path / "new.arrow"
+    new = sends(context(), 1).append_column("from_the_future", pa.array([1]))
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, new.schema) as stream:
+        stream.write_batch(new)
+    with pytest.raises(LedgerError, match="from_the_future"):
+        list(read_batches(str(path), LOCAL))
+
+
+def test_where_nothing_can_be_appended_one_file_comes_with_the_seal(tmp_path):
+    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    writer = SpoolWriter(place, context())
+    writer.append(sends(context(), 2))
+    writer.append(sends(context(), 1))
+    assert not (tmp_path / "_spool").exists()
+    sealed = writer.seal()
+    assert offsets(sealed) == [0, 1, 0]
+    assert [p.suffix for p in (tmp_path / "_spool").rglob("*") if p.is_file()] == [".arrow"]
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with pytest.raises(LedgerError, match="need to write"):
+        SpoolWriter(str(blocked), context()).append(sends(context(), 1))
+
+
+def test_places(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert locate("x/y").root == str(tmp_path / "x/y")
+    assert locate("/a/b/").uri == "file:/a/b"
+    assert locate("file:///a/b") == locate("/a/b") == locate("file:/a/b")
+    with pytest.raises(LedgerError, match="empty"):
+        locate(" ")
+    with pytest.raises(LedgerError, match="foreachBatch"):
+        locate("weird+scheme://x/y")

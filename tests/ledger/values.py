@@ -1,0 +1,53 @@
+"""Values that the ledger's tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from rocket_sink.errors import Outcome
+from rocket_sink.ledger.letters import dead_letter_rows
+from rocket_sink.ledger.records import RunContext, confirmed_row, epoch_row, send_rows
+from rocket_sink.producer.values import Attempt
+
+
+def context(**changes: Any) -> RunContext:
+    values: dict[str, Any] = {
+        "query_id": "query", "run_id": "run-1", "epoch": 0, "partition": 0, "stage_id": 1,
+        "stage_attempt": 0, "task_attempt_id": 10, "attempt_number": 0, "worker": "host:1",
+        "lane": "foreach",
+    }  # fmt: skip
+    return RunContext(**{**values, **changes})
+
+
+def attempt(**changes: Any) -> Attempt:
+    values: dict[str, Any] = {
+        "attempt": 1, "topic": "t", "broker_name": "broker-a", "broker_address": "10.0.0.1:10911",
+        "queue_id": 3, "queue_offset": 42, "started_ms": 1_700_000_000_123, "queue_wait_ms": 0.5,
+        "connect_ms": 0.0, "rtt_ms": 1.25, "message_count": 7, "body_bytes": 700,
+        "wire_bytes": 900, "outcome": Outcome.ACKED, "response_code": 0,
+    }  # fmt: skip
+    return Attempt(**{**values, **changes})
+
+
+def sends(ctx: RunContext, count: int = 1, **changes: Any) -> pa.RecordBatch:
+    return send_rows([attempt(queue_offset=i, **changes) for i in range(count)], ctx)
+
+
+def accounts(ctx: RunContext, *, complete: bool = True, **counts: int) -> pa.RecordBatch:
+    counts.setdefault("rows_in", sum(counts.values()))
+    return epoch_row(counts, ctx, complete=complete, duration_ms=1.0)
+
+
+def letter(ctx: RunContext, body: bytes = b"body", **columns: Any) -> pa.RecordBatch:
+    given = {"body": pa.array([body]), "topic": "t", "reason": "transport", **columns}
+    return dead_letter_rows(given, ctx)[0]
+
+
+def confirmed(ctx: RunContext, rows: int) -> pa.RecordBatch:
+    driver = context(
+        query_id=ctx.query_id, run_id=ctx.run_id, epoch=ctx.epoch, partition=None, stage_id=None,
+        stage_attempt=None, task_attempt_id=None, attempt_number=None,
+    )  # fmt: skip
+    return confirmed_row(driver, num_input_rows=rows)
