@@ -1,0 +1,1 @@
+"""The Spark side: row contract, task body, the three lanes, the listener."""

@@ -1,0 +1,138 @@
+"""The accounts of a task: every row that came in must be found in one column.
+
+    rows_in = acked + degraded + dead + unknown + filtered
+
+`dead` holds rows that are certainly not stored by this attempt (refused, never sent, held back);
+`unknown` those whose last attempt got no valid answer. Both are dead letters in the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from rocket_sink.errors import DeliveryError, Outcome
+from rocket_sink.options import SinkOptions
+
+
+@dataclass
+class TaskSummary:
+    """What a task did, in rows unless the name says otherwise."""
+
+    rows_in: int = 0
+    acked: int = 0
+    degraded: int = 0
+    dead: int = 0
+    unknown: int = 0
+    filtered: int = 0
+    invalid: int = 0
+    """Of `dead`: refused before anything was sent."""
+    held_back: int = 0
+    """Of `dead`: given up because an earlier row of the key, or its queue, was."""
+    duplicates_possible: int = 0
+    """Delivered rows that an earlier attempt may have stored too."""
+    found_stored: int = 0
+    """Of `acked`: sent by an earlier attempt, or without an answer; the brokers found its id."""
+    requests: int = 0
+    attempts: int = 0
+    body_bytes: int = 0
+    moved_keys: int = 0
+    codes: dict[str, int] = field(default_factory=dict)
+    """{code: rows} of all dead letters."""
+    first_error: str = ""
+
+    @property
+    def accounted(self) -> int:
+        """Rows whose fate is known to the ledger."""
+        return self.acked + self.degraded + self.dead + self.unknown + self.filtered
+
+    @property
+    def given_up(self) -> int:
+        """Rows that became dead letters."""
+        return self.dead + self.unknown
+
+    def as_dict(self) -> dict[str, int | str | dict[str, int]]:
+        return asdict(self)
+
+
+class Accounts:
+    """Counts rows and enforces what may be given up.
+
+    Raises from every method that counts dead letters:
+        DeliveryError: the options say that this row, or this many rows, must fail the task.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self.summary = TaskSummary()
+
+    def delivered(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
+        if outcome is Outcome.ACKED:
+            self.summary.acked += rows
+        else:
+            self.summary.degraded += rows
+        if maybe_duplicate:
+            self.summary.duplicates_possible += rows
+
+    def found_stored(self, rows: int) -> None:
+        """Rows that an earlier attempt at the epoch has stored: they are not sent again."""
+        self.summary.acked += rows
+        self.summary.found_stored += rows
+
+    def invalid(self, codes: Mapping[str, int], example: str) -> None:
+        rows = sum(codes.values())
+        self.summary.dead += rows
+        self.summary.invalid += rows
+        self._give_up(codes, example, policy=self._options.on_invalid, option="onInvalid")
+
+    def failed(self, outcome: Outcome, code: str, rows: int, example: str) -> None:
+        if outcome is Outcome.UNKNOWN:
+            self.summary.unknown += rows
+        else:
+            self.summary.dead += rows
+        if code == "HELD_BACK":
+            self.summary.held_back += rows
+        self._give_up({code: rows}, example, policy=self._options.on_failure, option="onFailure")
+
+    def check_balance(self) -> None:
+        """Raise unless every row is accounted for and the share of dead letters is allowed."""
+        summary, options = self.summary, self._options
+        if summary.rows_in != summary.accounted:
+            raise self._error(
+                f"{summary.rows_in} rows came in and {summary.accounted} are accounted for; the "
+                "task fails so that none is lost silently"
+            )
+        allowed = options.max_failure_ratio * summary.rows_in
+        if summary.given_up > allowed:
+            raise self._error(
+                f"{summary.given_up} of {summary.rows_in} rows could not be sent, more than "
+                f"maxFailureRatio={options.max_failure_ratio:g} allows"
+            )
+
+    def _give_up(self, codes: Mapping[str, int], example: str, *, policy: str, option: str) -> None:
+        summary, options = self.summary, self._options
+        for code, rows in codes.items():
+            summary.codes[code] = summary.codes.get(code, 0) + rows
+        summary.first_error = summary.first_error or example
+        if not any(codes.values()):
+            return
+        if policy == "fail":
+            raise self._error(f"{option}=fail: {example}")
+        if not options.ledger:
+            raise self._error(
+                "a row cannot be sent and there is no ledger for dead letters (give the option "
+                f"ledger=PATH): {example}"
+            )
+        if 0 <= options.max_failures < summary.given_up:
+            raise self._error(
+                f"{summary.given_up} rows could not be sent, more than "
+                f"maxFailures={options.max_failures} allows: {example}"
+            )
+
+    def _error(self, text: str) -> DeliveryError:
+        summary = self.summary
+        counts = {
+            "rows_in": summary.rows_in, "acked": summary.acked, "degraded": summary.degraded,
+            "dead": summary.dead, "unknown": summary.unknown, "filtered": summary.filtered,
+        }  # fmt: skip
+        return DeliveryError(text, counts=counts, first_error=summary.first_error)

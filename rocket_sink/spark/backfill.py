@@ -1,0 +1,286 @@
+"""Backfill: send the pending dead letters of a ledger again, or the rows of a table, once.
+
+    work = Backfill(spark, options, Selection(reasons=("transport",)))
+    print(work.plan()); work.run(work.plan().selected)
+
+In order per key and under the same message ids. Safe to run twice, or again after it was killed: a
+letter with a resolution is not pending any more, resolutions are written as it goes, and of what
+was on its way when it was killed the brokers are asked (`spark.resend`). The state of a table's
+backfill is in the ledger, too, which is made when it is not there. History is never edited: a
+resolution is a new row.
+
+The limits per second (`maxMessagesPerSecond`, `maxBytesPerSecond`) are divided over its tasks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.errors import LedgerError, OptionError
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.spool_files import open_files
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.host import check_session
+from rocket_sink.spark.rates import divided
+from rocket_sink.spark.resend import CHUNK, RESULT_DDL, Resent, send_partition
+from rocket_sink.spark.selection import Selection
+from rocket_sink.spark.sources import SENT_COLUMNS, DeadLetters, Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_SAMPLE: Final = 10
+_PROGRESS_S: Final = 0.5
+_ORDER_WAIT_MS: Final = 10_000
+_QUERY: Final = "backfill-"
+"""Start of the query id of every backfill: its open spool files are known by it."""
+_OTHERS_WAIT_S: Final = 20.0
+"""Workers outlive a killed driver for a moment."""
+
+
+@dataclass
+class Plan:
+    """What a backfill would do: numbers of letters (of a table: rows), and a sample of them.
+
+    `left_alone` failed in as many backfills as the selection allows; `asked` may have been sent by
+    a backfill that was killed, so the brokers are asked first.
+    """
+
+    pending: int = 0
+    selected: int = 0
+    selected_bytes: int = 0
+    without_body: int = 0
+    left_alone: int = 0
+    asked: int = 0
+    by_reason: dict[str, int] = field(default_factory=dict)
+    by_topic: dict[str, int] = field(default_factory=dict)
+    sample: list[dict[str, Any]] = field(default_factory=list)
+
+    def count_selected(self, row: Any) -> None:
+        """Add a row of `_sums`."""
+        self.selected += row.selected
+        self.selected_bytes += row.bytes
+        self.asked += row.asked
+
+
+class Backfill:
+    """One backfill.
+
+    Args:
+        options: connection and sending options; `ledger` is needed, `topic` overrides the
+            letters' own topic when it is set.
+        source: a `Table`; None: the ledger's dead letters.
+
+    Raises:
+        OptionError: no ledger, or no name server.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: SinkOptions,
+        selection: Selection | None = None,
+        source: Source | None = None,
+    ) -> None:
+        if not options.ledger:
+            raise OptionError(
+                "option ledger is missing: a backfill notes there what it has sent", option="ledger"
+            )
+        check_session(options, spark)
+        self._spark = spark
+        self._options = backfill_options(options)
+        self._selection = selection or Selection()
+        self._source = source or DeadLetters()
+        self.ledger = Ledger(options.ledger)
+        self.what = self._source.what
+
+    def plan(self, *, sample: int = _SAMPLE) -> Plan:
+        """Fold, then count; nothing is sent.
+
+        Raises:
+            OptionError, ColumnError: filter, columns or times that do not fit the source.
+            LedgerError: no ledger of this version, or another backfill is at work on it.
+        """
+        self._wait_for_others()
+        self.ledger.sync(self._spark)
+        letters = self._pending()
+        if letters is None:
+            return Plan()
+        plan = self._counted(letters)
+        plan.sample = self._sampled(letters, sample) if sample and plan.selected else []
+        return plan
+
+    def run(self, selected: int, *, progress: Callable[[int, int], None] | None = None) -> Resent:
+        """Send the selected letters and write their resolutions.
+
+        Args:
+            selected: their number, from `plan`; it sets the number of tasks.
+            progress: called with (tasks done, tasks) now and then.
+        """
+        letters = self._pending()
+        total = Resent()
+        if letters is None or not selected:
+            return total
+        # The table of a ledger that is not there yet: better now than after the first send.
+        self.ledger.create(self._spark)
+        parallel = self._spark.sparkContext.defaultParallelism
+        tasks = max(1, min(8 * parallel, -(-selected // CHUNK)))
+        frame = self._ordered(self._chosen(letters), tasks)
+        for row in self._collect(self._sent(frame, tasks), progress):
+            total.add(row)
+        self.ledger.sync(self._spark)
+        return total
+
+    def _pending(self) -> DataFrame | None:
+        return self._source.pending(self._spark, self.ledger, self._selection)
+
+    def _chosen(self, letters: DataFrame) -> DataFrame:
+        """What is selected, tries and limit included."""
+        selection = self._selection
+        chosen = letters.where(self._source.wanted(letters, selection))
+        if not selection.again:
+            chosen = chosen.where(chosen["tries"] < selection.max_tries)
+        if selection.limit is not None:
+            chosen = chosen.orderBy("_place", "letter_id").limit(selection.limit)
+        return chosen
+
+    def _counted(self, letters: DataFrame) -> Plan:
+        """All counts by one pass over the letters, and one more when there is a limit."""
+        from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+
+        selection = self._selection
+        tired = (F.col("tries") >= selection.max_tries) & F.lit(not selection.again)
+        flags = letters.select(
+            "reason", "topic", "open", F.octet_length("body").alias("size"),
+            self._source.wanted(letters, selection).alias("wanted"), tired.alias("tired"),
+        )  # fmt: skip
+        grouped = flags.groupBy("reason", "topic").agg(
+            F.count("*").alias("pending"), *_sums("wanted AND NOT tired"),
+            F.expr("count_if(size IS NULL)").alias("bodiless"),
+            F.expr("count_if(wanted AND tired)").alias("tired"),
+        )  # fmt: skip
+        plan, by_reason, by_topic = Plan(), Counter[str](), Counter[str]()
+        for row in grouped.collect():
+            plan.pending += row.pending
+            plan.without_body += row.bodiless
+            plan.left_alone += row.tired
+            plan.count_selected(row)
+            if row.reason is not None:
+                by_reason[row.reason] += row.pending
+            by_topic[row.topic or ""] += row.pending
+        plan.by_reason, plan.by_topic = dict(by_reason), dict(by_topic)
+        if selection.limit is not None and plan.selected > selection.limit:
+            sized = self._chosen(letters).select("open", F.octet_length("body").alias("size"))
+            plan.selected = plan.selected_bytes = plan.asked = 0
+            plan.count_selected(sized.agg(*_sums("true")).head())
+        return plan
+
+    def _sampled(self, letters: DataFrame, count: int) -> list[dict[str, Any]]:
+        names = ("at", "topic", "tags", "keys", "sharding_key", "reason", "last_error_code",
+                 "last_error", "body_bytes", "message_id", "letter_id", "tries")  # fmt: skip
+        chosen = self._chosen(letters)
+        if "body_bytes" not in chosen.columns:
+            chosen = chosen.selectExpr("*", "octet_length(body) AS body_bytes")
+        kept = [name for name in names if name in chosen.columns]
+        return [row.asDict() for row in chosen.orderBy("_place").select(*kept).head(count)]
+
+    def _ordered(self, letters: DataFrame, tasks: int) -> DataFrame:
+        """A key's letters in one partition, in the order in which they were written."""
+        from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+
+        spread = F.coalesce(F.col("sharding_key"), F.col("letter_id"))
+        columns = [name for name in SENT_COLUMNS if name in letters.columns]
+        return (
+            letters.repartition(tasks, F.col("topic"), spread)
+            .sortWithinPartitions("_place")
+            .select("letter_id", "open", *columns)
+        )
+
+    def _sent(self, frame: DataFrame, tasks: int) -> DataFrame:
+        options = divided(self._options, self._spark, tasks=tasks)
+        run_id = f"{_QUERY}{uuid.uuid4()}"
+
+        def send(batches: Any) -> Any:
+            from rocket_sink.spark.context import run_context
+
+            ctx = run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id)
+            return send_partition(options, ctx, batches)
+
+        return frame.mapInArrow(send, RESULT_DDL)
+
+    def _wait_for_others(self) -> None:
+        """Two backfills of one ledger would both send; a killed one's workers end in a moment."""
+        place = locate(self.ledger.path)
+        until_s = time.monotonic() + _OTHERS_WAIT_S
+        while others := open_files(place, place.filesystem(), query=_QUERY):
+            if time.monotonic() > until_s:
+                raise LedgerError(
+                    f"another backfill of the ledger {self.ledger.path} is at work "
+                    f"({others[0].path}): both would send the same letters. Wait for its end, or "
+                    "stop it",
+                    path=self.ledger.path,
+                )
+            time.sleep(0.2)
+
+    def _collect(
+        self, frame: DataFrame, progress: Callable[[int, int], None] | None
+    ) -> Sequence[Any]:
+        if progress is None:
+            return frame.collect()
+        group = f"rocket-sink backfill {uuid.uuid4()}"
+        self._spark.sparkContext.setJobGroup(group, "rocket-sink backfill")
+        done = threading.Event()
+        watcher = threading.Thread(
+            target=_report_tasks, args=(self._spark, group, progress, done), daemon=True
+        )
+        watcher.start()
+        try:
+            return frame.collect()
+        finally:
+            done.set()
+            watcher.join()
+
+
+def _sums(condition: str) -> list[Column]:
+    """Number, bytes and open ones of the letters for which a condition is true."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return [
+        F.expr(f"count_if({condition})").alias("selected"),
+        F.expr(f"coalesce(sum(if({condition}, size, 0)), 0)").alias("bytes"),
+        F.expr(f"count_if({condition} AND open)").alias("asked"),
+    ]
+
+
+def backfill_options(options: SinkOptions) -> SinkOptions:
+    """The sink's options as a backfill needs them: failures are told, not raised."""
+    changes: dict[str, Any] = {
+        "onInvalid": "dead_letter", "onFailure": "dead_letter",
+        "maxFailures": -1, "maxFailureRatio": 1.0, "columns": None, "orderBy": None,
+        "bodyFormat": "column", "strictColumns": False, "dlqIncludeBody": False,
+    }  # fmt: skip
+    if options.order_wait_ms == SinkOptions().order_wait_ms:
+        # A broker that is still away costs one wait per chunk of letters.
+        changes["orderWaitMs"] = _ORDER_WAIT_MS
+    kept = {name: value for name, value in options.given().items() if name not in changes}
+    return SinkOptions.parse({**kept, **changes})
+
+
+def _report_tasks(
+    spark: SparkSession, group: str, progress: Callable[[int, int], None], done: threading.Event
+) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    while not done.wait(_PROGRESS_S):
+        jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup(group)]
+        numbers = [number for job in jobs if job is not None for number in job.stageIds]
+        # The sending stage is the last; the ones before it shuffle the letters.
+        last = tracker.getStageInfo(max(numbers)) if numbers else None
+        if last is not None:
+            progress(last.numCompletedTasks, last.numTasks)

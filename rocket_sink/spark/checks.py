@@ -1,0 +1,240 @@
+"""Which rows may become messages: `Message`'s own rules, on whole columns.
+
+Each column is screened by kernels that may suspect a good row but never pass a bad one; only the
+suspects are looked at one by one, as Messages, so that code and text of a refusal are those of
+`Message` itself. Beyond those rules: text bodies are UTF-8, the sizes of body and properties,
+explicit queues, and a sharding key for every row in strict order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.errors import MessageError
+from rocket_sink.message import DELAY_LEVEL_MAX, FORBIDDEN_TOPICS, is_control_free
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.checks_properties import (
+    drop_illegal,
+    property_bytes_over,
+    suspect_entries,
+)
+from rocket_sink.spark.contract_rows import RowBatch, text_at
+from rocket_sink.spark.text_columns import all_blank, empty, invalid_utf8, with_blank, with_control
+from rocket_sink.wire.columns_buffers import (
+    Int64s,
+    Mask,
+    bytes_of,
+    ints_of,
+    is_text,
+    lengths_of,
+    nulls_of,
+)
+from rocket_sink.wire.properties import ENCODED_LIMIT
+
+_TOPIC: Final = r"^[%|a-zA-Z0-9_-]{1,127}$"
+_INT32: Final = 2**31
+
+
+@dataclass(frozen=True)
+class Refused:
+    """One row that no broker would take: its index in the batch, and why.
+
+    Codes: INVALID_TOPIC, NULL_BODY, EMPTY_BODY, BODY_TOO_LARGE, INVALID_TEXT, INVALID_TAGS,
+    INVALID_KEYS, RESERVED_PROPERTY, INVALID_PROPERTY, PROPERTIES_TOO_LARGE, INVALID_DELAY,
+    INVALID_FLAG, INVALID_QUEUE, MISSING_SHARDING_KEY.
+    """
+
+    row: int
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """`rows` holds the accepted rows only (the very batch when all are); `accepted` are their
+    indices in the batch that was checked; `refused` is in row order."""
+
+    rows: RowBatch
+    accepted: Int64s
+    refused: Sequence[Refused]
+
+
+def validate(batch: RowBatch, options: SinkOptions) -> Checked:
+    """Part the rows that may be sent from those that become dead letters.
+
+    With `propertyPolicy=drop`, illegal user properties are left out of `rows` instead.
+    """
+    everything = np.arange(len(batch), dtype=np.int64)
+    if not len(batch):
+        return Checked(batch, everything, ())
+    if options.property_policy == "drop":
+        batch = drop_illegal(batch)
+    suspects = np.zeros(len(batch), np.bool_)
+    for found in _screens(batch, options):
+        suspects |= found
+    too_large = property_bytes_over(batch, ENCODED_LIMIT)
+    refused = [
+        Refused(row, error.code, error.text)
+        for row in np.flatnonzero(suspects | (too_large > 0)).tolist()
+        if (error := _error_of(batch, row, options, int(too_large[row]))) is not None
+    ]
+    if not refused:
+        return Checked(batch, everything, ())
+    accepted = np.delete(everything, [item.row for item in refused])
+    return Checked(batch.take(accepted), accepted, refused)
+
+
+def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
+    """Masks of the rows that may break a rule; together they hold every row that does."""
+    if isinstance(batch.topic, pa.Array):
+        yield _suspect_topics(batch.topic)
+    sizes = lengths_of(batch.body)
+    yield (sizes == 0) | (sizes > options.max_message_size_bytes)
+    if batch.body_is_text:
+        yield invalid_utf8(batch.body)
+    if batch.tags is not None:
+        yield _suspect_texts(batch.tags) | all_blank(batch.tags)
+        if bytes_of(batch.tags).max(initial=0) >= ord("|"):
+            yield _mask(pc.match_substring(batch.tags, "||"))
+    if batch.keys is not None:
+        yield _suspect_keys(batch.keys)
+    if batch.properties is not None:
+        yield suspect_entries(batch).rows
+    for text in (batch.sharding_key, batch.message_id):
+        if text is not None:
+            yield _suspect_texts(text)
+    yield _suspect_delays(batch)
+    if batch.flag is not None:
+        flags = ints_of(batch.flag, 0)
+        yield (flags < -_INT32) | (flags >= _INT32)
+    yield from _suspect_queues(batch, options)
+
+
+def _mask(found: pa.Array) -> Mask:
+    mask: Mask = found.fill_null(False).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _suspect_texts(text: pa.Array) -> Mask:
+    return empty(text) | with_control(text) | invalid_utf8(text)
+
+
+def _suspect_topics(topics: pa.Array) -> Mask:
+    """Each different topic is looked at once."""
+    words = topics.dictionary_encode()
+    good = pc.match_substring_regex(words.dictionary, _TOPIC)
+    forbidden = pa.array(sorted(FORBIDDEN_TOPICS), words.dictionary.type)
+    good = pc.and_not(good, pc.is_in(words.dictionary, value_set=forbidden))
+    return ~_mask(good.take(words.indices))
+
+
+def _suspect_keys(keys: pa.Array) -> Mask:
+    if is_text(keys.type):
+        return _suspect_texts(keys) | with_blank(keys)
+    flat = pc.list_flatten(keys)
+    found = _suspect_texts(flat) | with_blank(flat)
+    rows = np.zeros(len(keys), np.bool_)
+    if found.any():
+        rows[pc.list_parent_indices(keys).to_numpy()[found]] = True
+    return rows
+
+
+def _suspect_delays(batch: RowBatch) -> Mask:
+    given = np.zeros(len(batch), np.int64)
+    found = np.zeros(len(batch), np.bool_)
+    if batch.delay_level is not None:
+        levels = ints_of(batch.delay_level, 0)
+        given += levels != 0
+        found |= (levels < 0) | (levels > DELAY_LEVEL_MAX)
+    for delay in (batch.delay_ms, batch.delivery_timestamp_ms):
+        if delay is not None:
+            given += ~nulls_of(delay)
+            found |= ints_of(delay, 0) < 0
+    return found | (given > 1)
+
+
+def _suspect_queues(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
+    if batch.queue_id is None and batch.broker_name is None and options.ordering != "strict":
+        return
+    nothing = np.ones(len(batch), np.bool_)
+    no_queue = nothing if batch.queue_id is None else nulls_of(batch.queue_id)
+    no_broker = nothing if batch.broker_name is None else nulls_of(batch.broker_name)
+    no_key = nothing if batch.sharding_key is None else nulls_of(batch.sharding_key)
+    yield no_queue != no_broker
+    yield ~no_queue & ~no_key
+    if batch.queue_id is not None:
+        ids = ints_of(batch.queue_id, 0)
+        yield (ids < 0) | (ids >= _INT32)
+    if batch.broker_name is not None:
+        yield _suspect_texts(batch.broker_name)
+    if options.ordering == "strict":
+        yield no_queue & no_key
+
+
+def _error_of(
+    batch: RowBatch, row: int, options: SinkOptions, property_bytes: int
+) -> MessageError | None:
+    """The first rule that one row breaks: the message's own, then the producer's."""
+    try:
+        batch.message(row)
+        _check_body(batch, row, options)
+        if property_bytes:
+            raise MessageError(
+                f"the properties take {property_bytes} bytes on the wire; the limit is "
+                f"{ENCODED_LIMIT} (32767 less what brokers add)",
+                code="PROPERTIES_TOO_LARGE", size=property_bytes, limit=ENCODED_LIMIT,
+            )  # fmt: skip
+        _check_queue(batch, row, options)
+    except MessageError as error:
+        return error
+    return None
+
+
+def _check_body(batch: RowBatch, row: int, options: SinkOptions) -> None:
+    body = batch.body[row].as_py()
+    if len(body) > options.max_message_size_bytes:
+        raise MessageError(
+            f"the body has {len(body)} bytes; option maxMessageSize is "
+            f"{options.max_message_size_bytes}",
+            code="BODY_TOO_LARGE", size=len(body), limit=options.max_message_size_bytes,
+        )  # fmt: skip
+    if batch.body_is_text:
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise MessageError(
+                f"the text body is not valid UTF-8: {error}; a binary column is sent as it is",
+                code="INVALID_TEXT",
+            ) from None
+
+
+def _check_queue(batch: RowBatch, row: int, options: SinkOptions) -> None:
+    queue_id = None if batch.queue_id is None else batch.queue_id[row].as_py()
+    broker = text_at(batch.broker_name, row)
+    key = text_at(batch.sharding_key, row)
+    wrong = ""
+    if (queue_id is None) != (broker is None):
+        wrong = "queue_id and broker_name only name a queue together"
+    elif queue_id is not None and key is not None:
+        wrong = "queue_id and sharding_key both choose the queue; set one of them to null"
+    elif queue_id is not None and not 0 <= queue_id < _INT32:
+        wrong = f"queue_id {queue_id} is not a queue's number"
+    elif broker is not None and not _is_name(broker):
+        wrong = f"broker_name {broker!r} is empty, not UTF-8, or has a control character"
+    if wrong:
+        raise MessageError(wrong, code="INVALID_QUEUE")
+    if options.ordering == "strict" and key is None and queue_id is None:
+        raise MessageError(
+            "the sharding_key is null, and ordering=strict needs one in every row",
+            code="MISSING_SHARDING_KEY",
+        )
+
+
+def _is_name(text: str) -> bool:
+    return bool(text) and is_control_free(text) and not any("\ud800" <= c <= "\udfff" for c in text)

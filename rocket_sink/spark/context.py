@@ -1,0 +1,64 @@
+"""Where a task is: query, run, epoch, partition and attempt, as Spark tells its workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+
+if TYPE_CHECKING:
+    from pyspark import TaskContext
+
+QUERY_ID: Final = "sql.streaming.queryId"
+RUN_ID: Final = "sql.streaming.runId"
+BATCH_ID: Final = "streaming.sql.batchId"
+
+
+def run_context(
+    options: SinkOptions,
+    lane: str,
+    *,
+    epoch: int | None = None,
+    query_id: str = "",
+    run_id: str = "",
+    partition: int | None = None,
+) -> RunContext:
+    """The context of the running task; of the driver where no task runs.
+
+    Args:
+        epoch: where the lane knows it better than the local properties.
+        query_id, run_id: what the driver knew; a batch has no query and gives its own id.
+    """
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    query_id = query_id or options.app_id or _local(task, QUERY_ID) or run_id
+    run = run_id or _local(task, RUN_ID) or query_id
+    number = _local(task, BATCH_ID)
+    if epoch is None:
+        epoch = int(number) if number else 0
+    if task is None:
+        return RunContext(query_id or "local", run or "local", epoch, partition, lane=lane)
+    return RunContext(
+        query_id or "unknown",
+        run or "unknown",
+        epoch,
+        task.partitionId(),
+        task.stageId(),
+        _stage_attempt(task),
+        task.taskAttemptId(),
+        task.attemptNumber(),
+        lane=lane,
+    )
+
+
+def _local(task: TaskContext | None, name: str) -> str:
+    value = task.getLocalProperty(name) if task is not None else None
+    return value or ""
+
+
+def _stage_attempt(task: TaskContext) -> int | None:
+    # pyspark < 4.2 has no stageAttemptNumber on the Python side.
+    method = getattr(task, "stageAttemptNumber", None)
+    return method() if callable(method) else None

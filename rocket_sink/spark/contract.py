@@ -1,0 +1,255 @@
+"""The row contract of all lanes: which column means what, checked on the driver.
+
+=====================  ==============================================  =============================
+column                 types                                           becomes
+=====================  ==============================================  =============================
+body (or value)        binary, string                                  the message body; required
+topic                  string                                          the topic; the option wins
+tags                   string                                          TAGS
+keys (or key)          string, array<string>                           KEYS
+sharding_key           string, whole numbers, decimal (their text)     the queue, and __SHARDINGKEY
+properties (headers)   map<string,string>, or                          user properties
+                       array<struct<key:string,value:string|binary>>
+delay_level            whole number                                    DELAY
+delay_ms               whole number                                    TIMER_DELAY_MS
+delivery_timestamp     timestamp, whole number (epoch ms)              TIMER_DELIVER_MS
+queue_id, broker_name  whole number, string; both or none              the queue
+flag                   whole number                                    flag
+wait_store             boolean                                         WAIT
+message_id             string                                          UNIQ_KEY
+event_time             timestamp                                       property __event_time_ms
+order_by               what can be sorted                              order inside a task
+=====================  ==============================================  =============================
+
+A name may be given as `__rmq_<name>` where a data column has the plain one. The option `columns`
+takes a column from another name. Other columns are ignored, refused (`strictColumns`) or packed
+into the body (`bodyFormat=json`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from rocket_sink.errors import ColumnError, MessageError, OptionError
+from rocket_sink.message import check_topic
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.contract_cast import normalise
+from rocket_sink.spark.contract_plan import ColumnPlan
+from rocket_sink.spark.contract_rows import RowBatch
+from rocket_sink.spark.contract_types import CONTRACT, ContractColumn, fields_of, kind_of
+
+__all__ = ["ColumnPlan", "RowBatch", "normalise", "pack_json", "resolve_columns"]
+
+_PREFIX: Final = "__rmq_"
+
+
+def resolve_columns(
+    schema: Any, options: SinkOptions, *, case_sensitive: bool = False
+) -> ColumnPlan:
+    """Find the contract's columns in a schema (pyspark `StructType` or `pa.Schema`).
+
+    Raises:
+        ColumnError: a column is missing, ambiguous or of a wrong type; the text names the option
+            or column that mends it. Fact: `column`.
+        OptionError: the option topic cannot be sent to.
+    """
+    finder = _Finder(fields_of(schema), case_sensitive)
+    named = finder.named(json=options.body_format == "json")
+    mapped = finder.mapped(options)
+    sources, known = {**named, **mapped}, set(named.values())
+    if options.topic:
+        _check_topic_option(options.topic)
+        sources.pop("topic", None)
+        # a column that the option overrides is data like any other where data is packed
+        named = {name: source for name, source in named.items() if name != "topic"}
+    json_columns: tuple[str, ...] = ()
+    if options.body_format == "json":
+        json_columns = _json_columns(finder, named, mapped)
+        sources = {"body": "body", **sources}
+    finder.check_kinds(sources, json_columns)
+    _check_combinations(sources, options, finder)
+    if options.strict_columns and not json_columns:
+        _check_strict(finder, {*known, *mapped.values()})
+    return ColumnPlan(tuple(sources.items()), options.topic, json_columns)
+
+
+def pack_json(frame: Any, plan: ColumnPlan) -> Any:
+    """The Spark DataFrame with its `json_columns` packed into `body` by Spark's own to_json.
+
+    Returns the frame as it is when the plan does not need it.
+    """
+    if not plan.needs_to_json:
+        return frame
+    from pyspark.sql import functions
+
+    packed = functions.to_json(functions.struct(*(frame[_quoted(n)] for n in plan.json_columns)))
+    others = [name for name in plan.needed if name != "body"]
+    return frame.select(packed.alias("body"), *(frame[_quoted(name)] for name in others))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+class _Finder:
+    """The frame's columns by name, as Spark would resolve them."""
+
+    def __init__(self, columns: list[tuple[str, Any]], case_sensitive: bool) -> None:
+        self.names = [name for name, _ in columns]
+        self._kinds = {name: kind_of(kind) for name, kind in columns}
+        self._fold = str if case_sensitive else str.lower
+        self._by_name: dict[str, list[str]] = {}
+        for name in self.names:
+            self._by_name.setdefault(self._fold(name), []).append(name)
+
+    def find(self, name: str) -> str | None:
+        """The frame's spelling of a column's name, or None.
+
+        Raises:
+            ColumnError: two columns match.
+        """
+        matches = self._by_name.get(self._fold(name), [])
+        if len(matches) > 1:
+            raise ColumnError(
+                f"column {name!r} is ambiguous: the frame has {', '.join(map(repr, matches))}; "
+                "rename or drop all but one",
+                column=name,
+            )
+        return matches[0] if matches else None
+
+    def named(self, *, json: bool) -> dict[str, str]:
+        """{contract column: source} of the columns that have a contract's name themselves."""
+        found = {}
+        for column in CONTRACT:
+            # in JSON mode `value` is as good a name for data as any
+            alias = "" if json and column.name == "body" else column.alias
+            for name in (_PREFIX + column.name, column.name, alias):
+                source = self.find(name) if name else None
+                if source is not None:
+                    found[column.name] = source
+                    break
+        return found
+
+    def mapped(self, options: SinkOptions) -> dict[str, str]:
+        """{contract column: source} of the options `columns` and `orderBy`."""
+        found = {}
+        for wanted, source in options.columns:
+            found[_contract_column(wanted)] = self._existing(source, "columns")
+        if options.order_by:
+            found["order_by"] = self._existing(options.order_by, "orderBy")
+        return found
+
+    def _existing(self, source: str, option: str) -> str:
+        name = self.find(source)
+        if name is None:
+            raise ColumnError(
+                f"option {option} names the column {source!r}, which the frame does not have; "
+                f"it has {self.listed}",
+                column=source,
+            )
+        return name
+
+    def check_kinds(self, sources: Mapping[str, str], json_columns: Iterable[str]) -> None:
+        """Raise ColumnError for the first column whose type its contract does not take."""
+        for column in CONTRACT:
+            source = sources.get(column.name)
+            if source is None or (json_columns and column.name == "body"):
+                continue
+            kind = self._kinds[source]
+            if not column.accepts(kind):
+                raise ColumnError(_wrong_kind(column, source, kind), column=source)
+
+    @property
+    def listed(self) -> str:
+        """The frame's columns for an error."""
+        return ", ".join(repr(name) for name in self.names) or "no columns"
+
+
+def _wrong_kind(column: ContractColumn, source: str, kind: str) -> str:
+    wanted = column.wanted or "a type that can be sorted"
+    hint = f"cast it, or set option columns='{column.name}=<another column>'"
+    if kind == "timestamp_ntz":
+        hint = "a time without a zone is ambiguous: cast it to timestamp in the zone it is meant in"
+    elif column.name == "sharding_key":
+        hint = "cast it to string in the one way that all producers of the topic use"
+    shown = repr(source) if source == column.name else f"{source!r} (as {column.name})"
+    return f"column {shown} has the type {kind}; {column.name} must be {wanted}: {hint}"
+
+
+def _contract_column(wanted: str) -> str:
+    folded = wanted.lower().removeprefix(_PREFIX)
+    names = {column.alias: column.name for column in CONTRACT if column.alias}
+    names |= {column.name: column.name for column in CONTRACT}
+    if folded in names:
+        return names[folded]
+    near = difflib.get_close_matches(folded, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(c.name for c in CONTRACT)}"
+    raise ColumnError(
+        f"option columns: the row contract has no column {wanted!r}; {hint}", column=wanted
+    )
+
+
+def _check_topic_option(topic: str) -> None:
+    try:
+        check_topic(topic)
+    except MessageError as error:
+        raise OptionError(f"option topic: {error.text}", option="topic") from None
+
+
+def _json_columns(
+    finder: _Finder, named: Mapping[str, str], mapped: Mapping[str, str]
+) -> tuple[str, ...]:
+    """All columns that do not have a contract's name; those that the options map stay data."""
+    body = {**named, **mapped}.get("body")
+    if body is not None:
+        raise ColumnError(
+            f"option bodyFormat=json makes the body, but the column {body!r} is one already: "
+            "rename or drop it, or leave the option out",
+            column=body,
+        )
+    metadata = set(named.values())
+    packed = tuple(name for name in finder.names if name not in metadata)
+    if not packed:
+        raise ColumnError(
+            f"option bodyFormat=json has nothing to pack: all of {finder.listed} are metadata"
+        )
+    return packed
+
+
+def _check_combinations(sources: Mapping[str, str], options: SinkOptions, finder: _Finder) -> None:
+    has = f"the frame has {finder.listed}"
+    if "body" not in sources:
+        raise ColumnError(
+            "no column 'body' (or 'value'): rename one, set option columns='body=<column>', or "
+            f"bodyFormat=json to pack all columns; {has}",
+            column="body",
+        )
+    if not options.topic and "topic" not in sources:
+        raise ColumnError(
+            f"no column 'topic': set option topic, or columns='topic=<column>'; {has}",
+            column="topic",
+        )
+    if ("queue_id" in sources) != ("broker_name" in sources):
+        there, missing = ("queue_id", "broker_name")[:: 1 if "queue_id" in sources else -1]
+        raise ColumnError(
+            f"column {there!r} needs the column {missing!r}: together they name a queue; {has}",
+            column=missing,
+        )
+    if options.ordering == "strict" and not {"sharding_key", "queue_id"} & set(sources):
+        raise ColumnError(
+            "option ordering=strict needs the column 'sharding_key': rename one, or set option "
+            f"columns='sharding_key=<column>'; {has}",
+            column="sharding_key",
+        )
+
+
+def _check_strict(finder: _Finder, known: set[str]) -> None:
+    unknown = [name for name in finder.names if name not in known]
+    if unknown:
+        raise ColumnError(
+            f"option strictColumns: the row contract does not know {', '.join(map(repr, unknown))};"
+            " drop or rename them, or leave the option out",
+            column=unknown[0],
+        )

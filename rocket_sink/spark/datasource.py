@@ -1,0 +1,256 @@
+"""The data source lane: `df.write.format("rocketmq")` and `df.writeStream.format("rocketmq")`;
+`spark.read.format("rocketmq")` is in `spark.reader`.
+
+    register(spark)                       # once per session; also folds the ledger as queries run
+    df.write.format("rocketmq").mode("append").option("nameServer", ...).option(...).save()
+    df.writeStream.format("rocketmq").option("checkpointLocation", c)....start()
+
+Arrow record batches come straight from Spark where it has Arrow writers (batch from 4.0, streams
+from 4.1), rows before. The writer is made in a process of its own without a session, so it checks
+options and columns there, before any task runs; commit and abort run in another such process and
+know only the messages of the tasks that succeeded. What failed attempts sent is in the spool.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import datasource as spark_datasource
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamWriter,
+    WriterCommitMessage,
+)
+
+from rocket_sink.errors import ColumnError, ConfigurationError
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.records import RunContext, confirmed_row
+from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.accounts import TaskSummary
+from rocket_sink.spark.budget import check_budget
+from rocket_sink.spark.context import run_context
+from rocket_sink.spark.contract import ColumnPlan, resolve_columns
+from rocket_sink.spark.gather import Gatherer
+from rocket_sink.spark.host import check_session
+from rocket_sink.spark.listener import install_fold
+from rocket_sink.spark.rates import divided, task_slots
+from rocket_sink.spark.reader import MessageReader, check_schema, reader_of
+from rocket_sink.spark.stored_rows import STORED_DDL
+from rocket_sink.spark.worker import TaskRun
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+FORMAT: Final = "rocketmq"
+_StreamArrowWriter: Final[Any] = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
+"""From Spark 4.1 on."""
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
+"""Options that Spark hands to every source, which are not ours to judge."""
+
+
+def register(spark: SparkSession, *, ledger: str = "") -> None:
+    """Make `format("rocketmq")` known to the session.
+
+    Args:
+        ledger: fold this ledger while the session's queries run (the writer itself runs in
+            another process and cannot ask for it).
+
+    Raises:
+        ConfigurationError: `spark.speculation` is on; see the option `allowSpeculation` of
+            `RocketSink`, whose lanes can judge it per query.
+    """
+    check_session(SinkOptions(), spark)
+    # The writer's process has no session, so what it must know of this one goes with the class,
+    # which Spark pickles by value since no module has it.
+    known = {"task_slots": task_slots(spark)}
+    spark.dataSource.register(type(RocketMQDataSource.__name__, (RocketMQDataSource,), known))
+    if ledger:
+        install_fold(SinkOptions.parse({"ledger": ledger}), spark)
+
+
+class RocketMQDataSource(DataSource):
+    """Writes to RocketMQ, options as in `rocket_sink.options`; reads a topic, `spark.reader`."""
+
+    task_slots = 0
+    """Of the session that `register` was called with; 0: not known."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return STORED_DDL
+
+    def reader(self, schema: StructType) -> MessageReader:
+        check_schema(schema)
+        return reader_of(_ours(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        _refuse_overwrite(overwrite=overwrite)
+        options = self._sink_options()
+        return BatchWriter(options, _plan(schema, options), str(uuid.uuid4()))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
+        _refuse_overwrite(overwrite=overwrite)
+        options = self._sink_options()
+        kind = RowStreamWriter if _StreamArrowWriter is None else ArrowStreamWriter
+        return kind(options, _plan(schema, options))
+
+    def _sink_options(self) -> SinkOptions:
+        return divided(read_options(self.options), slots=self.task_slots)
+
+
+def read_options(given: Mapping[str, str]) -> SinkOptions:
+    """Our options among those that Spark hands over.
+
+    Raises:
+        OptionError: an unknown or illegal one, or no name server.
+    """
+    options = SinkOptions.parse(_ours(given))
+    _ = options.name_servers
+    if options.ledger:
+        options = options.with_(ledger=locate(options.ledger).uri)
+    return options
+
+
+def _ours(given: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
+
+
+@dataclass
+class TaskMessage(WriterCommitMessage):
+    """What a task that succeeded tells the committing process."""
+
+    query_id: str
+    run_id: str
+    epoch: int
+    summary: TaskSummary
+
+
+class _Writer:
+    """What batch and stream writers share; pickled to the tasks."""
+
+    lane = "datasource"
+
+    def __init__(self, options: SinkOptions, plan: ColumnPlan, run_id: str = "") -> None:
+        self._options = options
+        self._plan = plan
+        self._run_id = run_id
+
+    def _send(self, feed: Callable[[TaskRun], None]) -> TaskMessage:
+        ctx = run_context(self._options, self.lane, run_id=self._run_id)
+        run = TaskRun(self._options, ctx)
+        try:
+            feed(run)
+            summary = run.finish()
+        except BaseException:
+            run.abort()
+            raise
+        return TaskMessage(ctx.query_id, ctx.run_id, ctx.epoch, summary)
+
+    def _send_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
+        def feed(run: TaskRun) -> None:
+            for batch in iterator:
+                run.feed(batch, self._plan)
+
+        return self._send(feed)
+
+    def _confirm(self, messages: Sequence[Any], epoch: int) -> None:
+        """Note in the ledger that Spark calls the write done.
+
+        Raises:
+            DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow.
+        """
+        done = [message for message in messages if isinstance(message, TaskMessage)]
+        rows = sum(message.summary.rows_in for message in done)
+        check_budget(self._options, _sums([message.summary for message in done]), epoch)
+        if not self._options.ledger or not rows:
+            return
+        ctx = RunContext(done[0].query_id, done[0].run_id, epoch, lane=self.lane)
+        spool = SpoolWriter(self._options.ledger, ctx)
+        spool.append(confirmed_row(ctx, num_input_rows=rows))
+        spool.seal()
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """One batch write."""
+
+    lane = "batch"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
+        return self._send_batches(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._confirm(messages, 0)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing to undo: what is sent is sent, and the spool says what."""
+
+
+class _Stream(_Writer):
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._confirm(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing to undo: what is sent is sent, and the spool says what."""
+
+
+class RowStreamWriter(_Stream, DataSourceStreamWriter):
+    """A stream on Spark 4.0, whose stream writers get rows."""
+
+    def write(self, iterator: Iterator[Any]) -> TaskMessage:
+        gatherer = Gatherer(self._options, self._plan)
+
+        def feed(run: TaskRun) -> None:
+            rows: list[Any] = []
+            for row in iterator:
+                rows.append(row)
+                if len(rows) >= self._options.gather_rows:
+                    run.feed(gatherer.batch(rows), self._plan)
+                    rows.clear()
+            if rows:
+                run.feed(gatherer.batch(rows), self._plan)
+
+        return self._send(feed)
+
+
+if _StreamArrowWriter is not None:
+
+    class ArrowStreamWriter(_Stream, _StreamArrowWriter):  # type: ignore[misc]
+        """A stream on Spark 4.1 and later."""
+
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
+            return self._send_batches(iterator)
+
+
+def _sums(summaries: Sequence[TaskSummary]) -> dict[str, int | str]:
+    counts = ("rows_in", "dead", "unknown")
+    sums: dict[str, int | str] = {n: sum(getattr(s, n) for s in summaries) for n in counts}
+    errors = (summary.first_error for summary in summaries if summary.first_error)
+    return {**sums, "first_error": next(errors, "")}
+
+
+def _refuse_overwrite(*, overwrite: bool) -> None:
+    if overwrite:
+        raise ConfigurationError(
+            'a topic cannot be overwritten; use mode("append") (or "complete" and "update" output '
+            "modes with a query that appends)"
+        )
+
+
+def _plan(schema: StructType, options: SinkOptions) -> ColumnPlan:
+    plan = resolve_columns(schema, options)
+    if plan.needs_to_json:
+        raise ColumnError(
+            'bodyFormat=json is not possible in format("rocketmq"): a data source sees no '
+            "DataFrame to pack. Add the column yourself, "
+            "df.select(to_json(struct('*')).alias('body')), or use RocketSink.write or .stream"
+        )
+    return plan

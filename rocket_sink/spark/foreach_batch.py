@@ -1,0 +1,169 @@
+"""The foreachBatch lane and batch writes: `mapInArrow(send)` *is* the one Delta append.
+
+The rows that Delta writes are the results of the sends, so there is exactly one action, and a
+replayed epoch that the ledger already holds (`txnAppId`, `txnVersion`) runs no part of the plan: it
+sends nothing. Delta's test is "not newer", so the app id holds the query id, and a start whose
+ledger is ahead of its checkpoint is refused (`ledger.table.check_not_ahead`).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.pending_keys import release
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.schema import ledger_ddl
+from rocket_sink.ledger.table import check_not_ahead, ensure_table, txn_app_id
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.budget import check_budget, has_budget
+from rocket_sink.spark.context import QUERY_ID, RUN_ID, run_context
+from rocket_sink.spark.contract import ColumnPlan
+from rocket_sink.spark.frames import narrowed, plan_of
+from rocket_sink.spark.host import check_session, is_classic
+from rocket_sink.spark.rates import divided
+from rocket_sink.spark.summary import COUNTS, WriteSummary
+from rocket_sink.spark.worker import TaskRun
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+_NO_QUERY: Final = (
+    "Spark gives this function no query id (Spark Connect runs it on the server); name the query "
+    "with the option appId, a new name for each new checkpoint, or use the foreach lane"
+)
+
+
+class Send:
+    """`mapInArrow`'s function: record batches of rows in, record batches of the ledger out."""
+
+    def __init__(
+        self, options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str
+    ) -> None:
+        self._options = options
+        self._plan = plan
+        self._lane = lane
+        self._epoch = epoch
+        self._query = query
+        self._run = run
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        ctx = run_context(
+            self._options, self._lane, epoch=self._epoch, query_id=self._query, run_id=self._run
+        )
+        rows: list[pa.RecordBatch] = []
+        run = TaskRun(self._options, ctx, emit=rows.append)
+        try:
+            for batch in batches:
+                run.feed(batch, self._plan)
+                yield from _taken(rows)
+            run.finish()
+        except BaseException:
+            # GeneratorExit too: a killed task must not leave requests in a reused engine.
+            run.abort()
+            raise
+        yield from rows
+
+
+class BatchWriter:
+    """Runs sends as Delta appends, on the driver."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._started: set[str] = set()
+
+    def write_epoch(self, df: DataFrame, epoch: int) -> None:
+        """Send a micro-batch, once.
+
+        Raises:
+            CheckpointError: the ledger is ahead of the query's checkpoint.
+            ConfigurationError: no query id.
+            DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow.
+        """
+        session = df.sparkSession
+        query, run = self._query_of(session)
+        if self._options.ledger:
+            place = locate(self._options.ledger)
+            if query not in self._started:
+                ensure_table(session, place)
+                check_not_ahead(session, place, query, epoch)
+                self._started.add(query)
+            if self._options.on_pending_key == "hold":
+                release(session, place)
+            results = self._results(df, "foreach_batch", epoch, query, run)
+            _append(results, place.uri, txn_app_id(query), epoch)
+            if has_budget(self._options):
+                table = session.read.format("delta").load(place.uri)
+                ours = (table.query_id == query) & (table.run_id == run) & (table.epoch == epoch)
+                check_budget(self._options, _counts(table.where(ours)), epoch)
+        else:
+            counts = _counts(self._results(df, "foreach_batch", epoch, query, run))
+            check_budget(self._options, counts, epoch)
+
+    def write(self, df: DataFrame) -> WriteSummary:
+        """Send a batch; the figures are the ledger's (without one, the tasks')."""
+        if df.isStreaming:
+            raise ConfigurationError(
+                "write() sends a batch and this frame is a stream; use "
+                "df.writeStream.foreachBatch(sink.write_batch), or sink.stream(df)"
+            )
+        started_s = time.monotonic()
+        run = str(uuid.uuid4())
+        query = f"{self._options.app_id}/{run}" if self._options.app_id else run
+        results = self._results(df, "batch", 0, query, run)
+        if self._options.ledger:
+            session, place = df.sparkSession, locate(self._options.ledger)
+            ensure_table(session, place)
+            _append(results, place.uri, txn_app_id(query), 0)
+            # Not the frame of results again: a second action on it would send again.
+            table = session.read.format("delta").load(place.uri)
+            results = table.where((table.kind == "epoch") & (table.run_id == run))
+        counts = _counts(results)
+        check_budget(self._options, counts, 0)
+        return WriteSummary.of(
+            counts, query_id=query, ledger=self._options.ledger,
+            duration_s=time.monotonic() - started_s,
+        )  # fmt: skip
+
+    def _results(self, df: DataFrame, lane: str, epoch: int, query: str, run: str) -> DataFrame:
+        session = df.sparkSession
+        check_session(self._options, session)
+        needed, plan = narrowed(df, plan_of(df, self._options))
+        send = Send(divided(self._options, session), plan, lane, epoch, query, run)
+        results: DataFrame = needed.mapInArrow(send.__call__, ledger_ddl())
+        return results
+
+    def _query_of(self, session: SparkSession) -> tuple[str, str]:
+        if not is_classic(session):
+            if not self._options.app_id:
+                raise ConfigurationError(_NO_QUERY)
+            return self._options.app_id, self._options.app_id
+        context = session.sparkContext
+        query = self._options.app_id or context.getLocalProperty(QUERY_ID)
+        if not query:
+            raise ConfigurationError(_NO_QUERY)
+        return query, context.getLocalProperty(RUN_ID) or query
+
+
+def _append(results: DataFrame, uri: str, app_id: str, version: int) -> None:
+    # Options of this write only: the session settings of that name leak into later writes.
+    writer = results.write.format("delta").mode("append")
+    writer.option("txnAppId", app_id).option("txnVersion", str(version)).save(uri)
+
+
+def _counts(results: DataFrame) -> dict[str, Any]:
+    """The tasks' accounts summed up; one action on `results`."""
+    rows = results.where("kind = 'epoch'").select("first_error", *COUNTS).collect()
+    totals: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in COUNTS}
+    totals["first_error"] = next((row.first_error for row in rows if row.first_error), "")
+    totals["tasks"] = len(rows)
+    return totals
+
+
+def _taken(rows: list[Any]) -> Iterator[Any]:
+    taken, rows[:] = list(rows), []
+    yield from taken

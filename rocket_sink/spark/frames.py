@@ -1,0 +1,42 @@
+"""The frame that tasks get: only the columns that the row contract needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.contract import ColumnPlan, pack_json, resolve_columns
+from rocket_sink.spark.host import case_sensitive
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
+    """What the frame's columns mean.
+
+    Raises:
+        ColumnError: names the column or option that mends it.
+    """
+    return resolve_columns(df.schema, options, case_sensitive=case_sensitive(df.sparkSession))
+
+
+def narrowed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPlan]:
+    """The needed columns, packed into JSON where asked for, and the plan for this frame.
+
+    Names that are no plain words get one: Spark's Arrow functions take `a.b` for a field of `a`.
+    """
+    packed = pack_json(df, plan)
+    plain = {
+        name: name if name.isidentifier() else f"_column_{number}"
+        for number, name in enumerate(plan.needed)
+    }
+    columns = [packed[quoted(name)].alias(alias) for name, alias in plain.items()]
+    sources = tuple((column, plain[source]) for column, source in plan.sources)
+    return packed.select(*columns), replace(plan, sources=sources)
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark's expressions take it."""
+    return "`" + name.replace("`", "``") + "`"

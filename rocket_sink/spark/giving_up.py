@@ -1,0 +1,191 @@
+"""What happens to messages that cannot be delivered: dead letters, and who is held back.
+
+In the ordered modes a message given up takes the later rows of its sharding key in the same task
+with it, as dead letters HELD_BACK in the same order: sent on, they would overtake it. Rows that
+were refused before anything was sent hold nobody back, for nothing can ever send them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.errors import (
+    BrokerError,
+    MessageIllegalError,
+    Outcome,
+    PermissionDeniedError,
+    SendError,
+)
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.values import Completion
+from rocket_sink.spark.accounts import Accounts
+from rocket_sink.spark.contract_rows import RowBatch
+from rocket_sink.spark.decoded import letter_columns
+from rocket_sink.spark.groups import without_rows
+from rocket_sink.spark.journal import Journal
+from rocket_sink.spark.ordered import OrderedQueues
+from rocket_sink.spark.pending import PendingRequest
+
+HELD_BACK: Final = "HELD_BACK"
+_HELD_HERE: Final = "held back: an earlier message of its key was given up in this task"
+_HELD_BEFORE: Final = (
+    "held back: its key has pending dead letters of an earlier epoch (onPendingKey=hold); a "
+    "backfill sends them in order"
+)
+_POISON: Final = (MessageIllegalError, BrokerError)
+"""Answers that may be about one message of a batch: code 13, and code 1 with a Java exception."""
+
+
+class GivingUp:
+    """Turns rows, requests and what waits behind them into dead letters."""
+
+    def __init__(
+        self, options: SinkOptions, journal: Journal, accounts: Accounts, ordered: OrderedQueues
+    ) -> None:
+        self._in_order = options.ordering != "none"
+        self._once = options.delivery == "effectively_once"
+        self._strict = options.ordering == "strict"
+        self._journal = journal
+        self._accounts = accounts
+        self._ordered = ordered
+        self._held: dict[str, set[str]] = {}
+        self._pending: dict[str, set[str]] = {}
+        self.keys: dict[str, set[str]] = {}
+        """{topic: sharding keys} that this task has written letters of, beside refused rows."""
+
+    def hold(self, keys: Mapping[str, set[str]]) -> None:
+        """Hold back keys whose letters from earlier epochs are pending."""
+        for topic, names in keys.items():
+            self._pending.setdefault(topic, set()).update(names)
+
+    def may_be_one_poison_row(self, request: PendingRequest, completion: Completion) -> bool:
+        """True when the messages should be sent again one by one, once, to find the bad one."""
+        if self._once and completion.outcome is Outcome.UNKNOWN:
+            return False
+        several = request.message_count > 1 and not request.alone
+        return several and isinstance(completion.error, _POISON)
+
+    def is_closed(self, request: PendingRequest) -> bool:
+        """True when the request's queue takes nothing more in this task."""
+        return request.queue is not None and self._ordered.closed_by(request.queue) is not None
+
+    def request(self, request: PendingRequest, completion: Completion) -> None:
+        """Give up a request that was sent, and hold back what must not overtake it."""
+        error = completion.error
+        assert error is not None
+        outcome = Outcome.UNKNOWN if request.maybe_duplicate else completion.outcome
+        self._write(request, error, outcome, _reason(error, outcome), error.code)
+        if not self._in_order or request.queue is None:
+            return
+        keys = self._hold_keys(request)
+        if self._strict and not isinstance(error, _POISON):
+            self._ordered.close_queue(request.queue, error)
+            for waiting in self._ordered.take_waiting(request.queue):
+                self.hold_back(waiting)
+        elif keys:
+            self._hold_waiting(request, keys)
+
+    def hold_back(self, request: PendingRequest) -> None:
+        """Give up a request that was never sent, because what goes before it was given up."""
+        assert request.queue is not None
+        self._hold_keys(request)
+        cause = self._ordered.closed_by(request.queue) or request.first_error
+        why = SendError(
+            f"held back: {cause}" if cause else "held back: an earlier message of its key failed",
+            code=HELD_BACK,
+        )
+        self._write(request, why, Outcome.NOT_SENT, "held_back", HELD_BACK)
+
+    def rows(self, rows: RowBatch, error: SendError) -> None:
+        """Give up rows that are not encoded yet (their topic has no route)."""
+        self._note(rows.topic, rows.sharding_key)
+        self._journal.rows(rows, reason="transport", codes=error.code, texts=error.text)
+        self._accounts.failed(error.outcome, error.code, len(rows), error.text)
+
+    def without_held(self, rows: RowBatch) -> RowBatch:
+        """The rows whose keys are not held; the others become dead letters."""
+        assert isinstance(rows.topic, str)
+        rows = self._without(rows, self._held.get(rows.topic), _HELD_HERE)
+        assert isinstance(rows.topic, str)
+        return self._without(rows, self._pending.get(rows.topic), _HELD_BEFORE)
+
+    def _without(self, rows: RowBatch, held: set[str] | None, text: str) -> RowBatch:
+        if not held or rows.sharding_key is None or not len(rows):
+            return rows
+        members = pa.array(sorted(held), rows.sharding_key.type)
+        mask = pc.is_in(rows.sharding_key, value_set=members).to_numpy(zero_copy_only=False)
+        indices = np.flatnonzero(mask)
+        if len(indices):
+            back = rows.take(indices)
+            self._note(rows.topic, back.sharding_key)
+            self._journal.rows(back, reason="held_back", codes=HELD_BACK, texts=text)
+            self._accounts.failed(Outcome.NOT_SENT, HELD_BACK, len(indices), text)
+        return without_rows(rows, indices)
+
+    def _hold_keys(self, request: PendingRequest) -> set[str]:
+        """Hold back what comes after a request of this task that was given up."""
+        keys = _keys(request)
+        self._held.setdefault(request.topic, set()).update(keys)
+        self.keys.setdefault(request.topic, set()).update(keys)
+        return keys
+
+    def _note(self, topic: Any, keys: pa.Array | None) -> None:
+        if self._in_order and isinstance(topic, str) and keys is not None:
+            self.keys.setdefault(topic, set()).update(pc.unique(keys.drop_null()).to_pylist())
+
+    def _hold_waiting(self, request: PendingRequest, keys: set[str]) -> None:
+        """Part what waits for the queue into messages of held keys and the others."""
+        assert request.queue is not None
+        kept = []
+        for waiting in self._ordered.take_waiting(request.queue):
+            held = [m.property("__SHARDINGKEY") in keys for m in waiting.messages()]
+            back = waiting.select(held)
+            if back is not None:
+                self.hold_back(back)
+            rest = waiting.select([not flag for flag in held]) if back is not None else waiting
+            if rest is not None:
+                kept.append(rest)
+        self._ordered.put_back(request.queue, kept)
+
+    def _write(
+        self, request: PendingRequest, error: SendError, outcome: Outcome, reason: str, code: str
+    ) -> None:
+        messages = list(request.messages())
+        columns = {
+            **letter_columns(messages),
+            "topic": request.topic,
+            "reason": reason,
+            "outcome": outcome.value,
+            "attempts": request.attempts,
+            "maybe_duplicate": outcome is Outcome.UNKNOWN,
+            "last_broker_name": getattr(error, "broker_name", None),
+        }
+        if request.fixed and request.queue is not None:
+            columns |= {
+                "broker_name": request.queue.broker_name, "queue_id": request.queue.queue_id
+            }  # fmt: skip
+        first = request.first_error or error
+        self._journal.letters(
+            columns, len(messages), first=(first.code, first.text), last=(code, error.text)
+        )
+        self._accounts.failed(outcome, code, len(messages), error.text)
+
+
+def _keys(request: PendingRequest) -> set[str]:
+    if not request.sharded:
+        return set()
+    found = (message.property("__SHARDINGKEY") for message in request.messages())
+    return {key for key in found if key is not None}
+
+
+def _reason(error: SendError, outcome: Outcome) -> str:
+    if outcome is Outcome.UNKNOWN:
+        return "unknown"
+    if isinstance(error, MessageIllegalError):
+        return "data"
+    return "permission" if isinstance(error, PermissionDeniedError) else "transport"

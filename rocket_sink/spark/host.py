@@ -1,0 +1,75 @@
+"""What the driver's session says: settings that change what a sink may promise."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.options import SinkOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def active_session() -> Any:
+    """The classic or Connect session of this process, or None; never starts one.
+
+    None in a worker too, and where pyspark was never imported.
+    """
+    if "pyspark.sql" not in sys.modules:
+        return None
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.getActiveSession()
+    except Exception:
+        # A worker, or a process whose JVM is gone: there is no session to ask.
+        return None
+
+
+def is_classic(session: Any) -> bool:
+    """True when the session has a JVM beside it (not Spark Connect)."""
+    return session is not None and hasattr(type(session), "sparkContext") and _has_context(session)
+
+
+def _has_context(session: Any) -> bool:
+    try:
+        return session.sparkContext is not None
+    except Exception:
+        return False
+
+
+def check_session(options: SinkOptions, session: SparkSession | None = None) -> None:
+    """Refuse what would break the promise.
+
+    Raises:
+        ConfigurationError: spark.speculation is on and `allowSpeculation` is not.
+    """
+    session = session or active_session()
+    if session is None or options.allow_speculation:
+        return
+    if setting(session, "spark.speculation").lower() == "true":
+        raise ConfigurationError(
+            "spark.speculation is on: Spark runs a second copy of a slow task, and both copies "
+            "send their rows. Set spark.speculation=false, or accept doubled messages with "
+            "allowSpeculation=true"
+        )
+
+
+def setting(session: Any, name: str) -> str:
+    """A setting of the session or its application; empty when it is not set."""
+    try:
+        if is_classic(session):
+            value = session.sparkContext.getConf().get(name)
+            if value is not None:
+                return str(value)
+        return str(session.conf.get(name, "") or "")
+    except Exception:
+        # Connect servers hide some settings; what cannot be read cannot be judged.
+        return ""
+
+
+def case_sensitive(session: Any) -> bool:
+    """spark.sql.caseSensitive of the session."""
+    return setting(session, "spark.sql.caseSensitive").lower() == "true"

@@ -1,0 +1,120 @@
+"""Rows of an epoch that may have been sent before: those that are stored are not sent again.
+
+Batches may have been cut otherwise before, so rows are looked up one by one, at every broker of
+their topic. That costs a look-up per row and broker, and only in epochs that were begun before
+(`ledger.starts`): after a restart the first one, or after a failure the task's further attempts.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.starts import Earlier, EpochStarts
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.stored import StoredMessages
+from rocket_sink.spark.accounts import Accounts
+from rocket_sink.spark.contract_rows import RowBatch
+from rocket_sink.spark.ids import MessageIds
+from rocket_sink.spark.pending import PendingRequest
+from rocket_sink.wire.properties import UNIQ_KEY
+
+if TYPE_CHECKING:
+    from rocket_sink.routing.publish import PublishInfo
+
+_ANY_TIME: Earlier = Earlier(0, frozenset())
+
+
+class ReplayCheck:
+    """Gives the rows of one task their ids, and leaves out those that the brokers have.
+
+    Args:
+        ids: gives a replayed row the id that it had before.
+
+    Raises:
+        ConfigurationError: no ledger to learn from which epochs were begun before.
+    """
+
+    def __init__(
+        self, options: SinkOptions, ctx: RunContext, engine: SendEngine, ids: MessageIds
+    ) -> None:
+        if options.replay_check == "auto" and not options.ledger:
+            raise ConfigurationError(
+                "delivery=effectively_once learns from the ledger which epochs run again; give "
+                "the option ledger=PATH, or replayCheck=always to look up all rows"
+            )
+        self._engine = engine
+        self._ids = ids
+        self._mode = options.replay_check
+        self._starts = EpochStarts(locate(options.ledger), ctx) if options.ledger else None
+        self._begun = False
+        self._stored: StoredMessages | None = None
+
+    def unsent(self, rows: RowBatch, info: PublishInfo) -> RowBatch:
+        """The rows that are not stored yet, each with its `message_id`.
+
+        Raises:
+            DeliveryError: the brokers do not say what they have.
+            LedgerError: the ledger's folder cannot be read or written.
+        """
+        rows = rows.with_(message_id=self._identified(rows))
+        topic = rows.topic
+        assert isinstance(topic, str)
+        if not self._begun:
+            self._begin(topic, info)
+        if self._stored is None or not len(rows):
+            return rows
+        ids = rows.message_id
+        assert ids is not None
+        timed = bool(rows.is_timed()[0])
+        found = self._stored.find(topic, ids.to_pylist(), timed=timed)
+        if not found:
+            return rows
+        kept = pc.invert(pc.is_in(ids, value_set=pa.array(sorted(found), ids.type)))
+        return rows.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
+
+    def rest_of(self, request: PendingRequest, accounts: Accounts) -> list[PendingRequest]:
+        """What is missing of a batch that a killed broker stored in part; the rest is counted.
+
+        Raises:
+            DeliveryError: the brokers do not say what they have.
+        """
+        ids = [message.property(UNIQ_KEY) or "" for message in request.messages()]
+        now_ms = time.time_ns() // 1_000_000
+        found = StoredMessages(self._engine, since_ms=now_ms).find(
+            request.topic, ids, timed=request.timed
+        )
+        accounts.found_stored(sum(one in found for one in ids))
+        rest = request.select([one not in found for one in ids])
+        if rest is None:
+            return []
+        rest.maybe_duplicate = False
+        return [rest]
+
+    def _identified(self, rows: RowBatch) -> pa.Array:
+        own = rows.message_id
+        if own is not None and not own.null_count:
+            return own
+        made = self._ids.ids(rows)
+        return made if own is None else pc.coalesce(own, made.cast(own.type))
+
+    def _begin(self, topic: str, info: PublishInfo) -> None:
+        """Before the first send: note it, and learn whether there was one before."""
+        self._begun = True
+        earlier = self._starts.begin(info.masters) if self._starts is not None else None
+        if self._mode == "always":
+            earlier = earlier or _ANY_TIME
+        if earlier is None or self._mode == "never":
+            return
+        self._stored = StoredMessages(
+            self._engine, since_ms=earlier.since_ms, brokers=earlier.brokers
+        )
+        self._stored.settle(topic)

@@ -1,0 +1,297 @@
+"""The task side of a backfill: letters in, sends out, resolutions into the ledger's spool.
+
+Letters come sorted per key and are sent in chunks through the task body of all lanes:
+
+    marks "about to send", durable -> send, await all answers -> resolutions of what was stored and
+    marks of what was not, durable
+
+A backfill that was killed leaves at most one chunk per task of which nobody knows; the next one
+asks the brokers for these letters by their message ids before it sends them. A letter that is not
+stored stays pending as it is: it gets no second letter. Later letters of its key are held back, so
+that the key's order holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.errors import RocketSinkError, SendError
+from rocket_sink.ledger.marks import NO_WAY, about_to_send, not_stored
+from rocket_sink.ledger.records import RunContext, resolution_rows
+from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH
+from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.pace import share
+from rocket_sink.spark.contract import resolve_columns
+from rocket_sink.spark.journal import Journal
+from rocket_sink.spark.task import TaskBody
+
+CHUNK: Final = 2000
+"""Letters between two durable notes of what was stored; fewer where a rate limit makes them take
+longer than a second."""
+FOUND: Final = "found at a broker: an earlier backfill had sent it"
+
+RESULT_SCHEMA: Final = pa.schema(
+    [
+        pa.field("resent", pa.int64()),
+        pa.field("found", pa.int64()),
+        pa.field("failed", pa.int64()),
+        pa.field("held_back", pa.int64()),
+        pa.field("not_tried", pa.int64()),
+        pa.field("codes", pa.map_(pa.string(), pa.int64())),
+        pa.field("first_error", pa.string()),
+    ]
+)
+RESULT_DDL: Final = (
+    "resent BIGINT, found BIGINT, failed BIGINT, held_back BIGINT, not_tried BIGINT, "
+    "codes MAP<STRING,BIGINT>, first_error STRING"
+)
+
+IsStored = Callable[[str, str], bool]
+"""(topic, message id): whether a broker has it. Raises SendError when none can be asked."""
+
+
+@dataclass
+class Resent:
+    """What a task, or a whole backfill, did; numbers of letters.
+
+    `found` were stored by an earlier backfill that did not live to note it.
+    """
+
+    resent: int = 0
+    found: int = 0
+    failed: int = 0
+    held_back: int = 0
+    not_tried: int = 0
+    codes: Counter[str] = field(default_factory=Counter)
+    first_error: str = ""
+
+    @property
+    def settled(self) -> int:
+        """Letters that are stored and noted."""
+        return self.resent + self.found
+
+    def add(self, row: Any) -> None:
+        """Add what a task reported: a row of RESULT_SCHEMA."""
+        for name in ("resent", "found", "failed", "held_back", "not_tried"):
+            setattr(self, name, getattr(self, name) + row[name])
+        self.codes.update(row["codes"] or {})
+        self.first_error = self.first_error or (row["first_error"] or "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values; `dataclasses.asdict` breaks a Counter before Python 3.12."""
+        return {**vars(self), "codes": dict(self.codes)}
+
+    def as_batch(self) -> pa.RecordBatch:
+        """One row of RESULT_SCHEMA."""
+        values = {**vars(self), "codes": list(self.codes.items())}
+        arrays = [pa.array([values[kind.name]], kind.type) for kind in RESULT_SCHEMA]
+        return pa.RecordBatch.from_arrays(arrays, schema=RESULT_SCHEMA)
+
+
+class _Failure(NamedTuple):
+    code: str
+    text: str
+    outcome: str
+
+
+class Resender:
+    """Sends the letters of one task, chunk by chunk.
+
+    Args:
+        options: those of the backfill (`backfill_options`).
+        engine: leased by the caller.
+        spool: takes attempts, isolations, marks and resolutions; the caller seals it.
+        is_stored: asks the brokers.
+        ask_all: ask for every letter: an earlier attempt of this very task may have sent it.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        *,
+        engine: SendEngine,
+        spool: SpoolWriter,
+        ctx: RunContext,
+        is_stored: IsStored,
+        ask_all: bool = False,
+    ) -> None:
+        self._options = options
+        self._engine = engine
+        self._spool = spool
+        self._ctx = ctx
+        self._is_stored = is_stored
+        self._ask_all = ask_all
+        self._stopped_keys: set[tuple[str, str]] = set()
+        self._hopeless = False
+        self.total = Resent()
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Send letters: the row contract's columns, `letter_id`, a `message_id` in each, `open`."""
+        size = _chunk_rows(batch, self._options)
+        for start in range(0, batch.num_rows, size):
+            self._send_chunk(batch.slice(start, size))
+
+    def _send_chunk(self, chunk: pa.RecordBatch) -> None:
+        if not self._hopeless:
+            chunk = self._without_stored(self._without_stopped_keys(chunk))
+        if self._hopeless:
+            self.total.not_tried += chunk.num_rows
+            return
+        if not chunk.num_rows:
+            return
+        self._spool.append(about_to_send(_names(chunk), self._ctx))
+        self._spool.sync()
+        failed: dict[str, _Failure] = {}
+        has_key = pc.is_valid(chunk["sharding_key"])
+        self._deliver(chunk.filter(has_key), failed, ordering="strict")
+        self._deliver(chunk.filter(pc.invert(has_key)), failed, ordering="none")
+        is_failed = _in(chunk["message_id"], failed)
+        stored = chunk.filter(pc.invert(is_failed))
+        self._note_failures(chunk.filter(is_failed), failed)
+        self._resolve(stored)
+        self.total.resent += stored.num_rows
+        self._spool.sync()
+        # No way to the brokers: the next chunk would wait as long for nothing.
+        no_way = all(failure.code in NO_WAY for failure in failed.values())
+        self._hopeless = bool(failed) and not stored.num_rows and no_way
+
+    def _without_stored(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        """Leave out what an earlier backfill, or attempt of this task, sent and did not note."""
+        doubtful = chunk if self._ask_all else chunk.filter(chunk["open"])
+        found: list[str] = []
+        try:
+            for topic, number in zip(
+                doubtful["topic"].to_pylist(), doubtful["message_id"].to_pylist(), strict=True
+            ):
+                if self._is_stored(self._options.topic or topic, number):
+                    found.append(number)
+        except SendError as error:
+            self._hopeless = True
+            self.total.codes[error.code] += 1
+            self.total.first_error = self.total.first_error or (
+                f"cannot ask whether letters that an earlier backfill may have sent are stored: "
+                f"{error}"
+            )
+        if not found:
+            return chunk
+        is_found = _in(chunk["message_id"], found)
+        stored = chunk.filter(is_found)
+        self._resolve(stored, FOUND)
+        self.total.found += stored.num_rows
+        return chunk.filter(pc.invert(is_found))
+
+    def _deliver(
+        self, chunk: pa.RecordBatch, failed: dict[str, _Failure], *, ordering: str
+    ) -> None:
+        """Adds {message id: failure} of what was not stored to `failed`; the rest was.
+
+        Strict order refuses rows without a sharding key: they go on their own, unordered.
+        """
+        if not chunk.num_rows:
+            return
+        options = self._options.with_(ordering=ordering)
+
+        def take(rows: pa.RecordBatch) -> None:
+            kind = rows["kind"][0].as_py() if rows.num_rows else None
+            if kind == DEAD_LETTER:
+                names = ("message_id", "last_error_code", "last_error", "outcome")
+                for number, *failure in zip(
+                    *(rows[name].to_pylist() for name in names), strict=True
+                ):
+                    failed[number] = _Failure(*(text or "" for text in failure))
+            elif kind is not None and kind != EPOCH:
+                self._spool.append(rows)
+
+        body = TaskBody(
+            options, resolve_columns(chunk.schema, options), engine=self._engine,
+            journal=Journal(options, self._ctx, take),
+        )  # fmt: skip
+        try:
+            body.feed(chunk)
+            body.finish()
+        except BaseException:
+            body.abort()
+            raise
+
+    def _without_stopped_keys(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._stopped_keys:
+            return chunk
+        keys = zip(chunk["topic"].to_pylist(), chunk["sharding_key"].to_pylist(), strict=True)
+        free = [key not in self._stopped_keys for key in keys]
+        self.total.held_back += free.count(False)
+        return chunk.filter(pa.array(free))
+
+    def _note_failures(self, chunk: pa.RecordBatch, failed: dict[str, _Failure]) -> None:
+        if not chunk.num_rows:
+            return
+        failures = [failed[number] for number in chunk["message_id"].to_pylist()]
+        keys = zip(chunk["topic"].to_pylist(), chunk["sharding_key"].to_pylist(), strict=True)
+        self._stopped_keys.update(key for key in keys if key[1] is not None)
+        for failure in failures:
+            if failure.code == "HELD_BACK":
+                self.total.held_back += 1
+                continue
+            self.total.failed += 1
+            self.total.codes[failure.code] += 1
+            self.total.first_error = self.total.first_error or failure.text
+        self._spool.append(
+            not_stored(
+                _names(chunk), self._ctx, error_code=[failure.code for failure in failures],
+                outcome=[failure.outcome or "rejected" for failure in failures],
+            )
+        )  # fmt: skip
+
+    def _resolve(self, stored: pa.RecordBatch, note: str | None = None) -> None:
+        if stored.num_rows:
+            columns = {**_names(stored), "resolution": "resent", "note": note}
+            self._spool.append(resolution_rows(columns, self._ctx))
+
+
+def send_partition(
+    options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The task: all letters of a partition, then one row of RESULT_SCHEMA."""
+    from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.pool import worker_pool
+
+    spool = SpoolWriter(options.ledger, ctx)
+    again = bool(ctx.attempt_number or ctx.stage_attempt)
+    try:
+        with worker_pool().engine(options) as engine, Admin(options) as admin:
+            resender = Resender(
+                options, engine=engine, spool=spool, ctx=ctx, ask_all=again,
+                is_stored=admin.is_stored,
+            )  # fmt: skip
+            for batch in batches:
+                resender.send(batch)
+        spool.seal()
+    except RocketSinkError:
+        spool.abort()
+        raise
+    yield resender.total.as_batch()
+
+
+def _chunk_rows(batch: pa.RecordBatch, options: SinkOptions) -> int:
+    rows = float(CHUNK)
+    if options.max_messages_per_second:
+        rows = min(rows, share(options.max_messages_per_second, options))
+    if options.max_bytes_per_second and batch.num_rows:
+        mean_bytes = max(1.0, batch.nbytes / batch.num_rows)
+        rows = min(rows, share(options.max_bytes_per_second, options) / mean_bytes)
+    return max(1, int(rows))
+
+
+def _names(chunk: pa.RecordBatch) -> dict[str, Any]:
+    return {name: chunk[name] for name in ("letter_id", "topic", "message_id")}
+
+
+def _in(column: Any, values: Iterable[str]) -> Any:
+    return pc.is_in(column, value_set=pa.array(list(values), pa.string()))

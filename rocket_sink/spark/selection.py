@@ -1,0 +1,69 @@
+"""Which letters a backfill sends: by class, topic, time, a filter of the user's, number."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rocket_sink.errors import OptionError
+from rocket_sink.ledger.schema import REASONS
+from rocket_sink.ledger.table import first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MAX_TRIES: Final = 3
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which pending letters are sent.
+
+    Attributes:
+        reasons: classes of dead letters; empty: all but `data`, since rows that no broker takes
+            would be refused again.
+        topic: only of this topic.
+        where: a SQL condition on the source's columns.
+        since, until: from the first on, before the second; by the letters' `at`, or by a table's
+            `event_time`.
+        limit: the oldest so many of what is selected otherwise.
+        max_tries: a letter that so many backfills have failed with is left alone.
+        again: also those.
+    """
+
+    reasons: tuple[str, ...] = ()
+    topic: str | None = None
+    where: str | None = None
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
+    limit: int | None = None
+    max_tries: int = MAX_TRIES
+    again: bool = False
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that are selected."""
+        return self.reasons or tuple(reason for reason in REASONS if reason != "data")
+
+
+def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
+    """The rows for which a user's SQL condition is true; its columns and types are checked now.
+
+    Raises:
+        OptionError: it does not parse, names a column that is not there, or is no condition.
+    """
+    if not condition:
+        return frame
+    from pyspark.errors import PySparkException
+
+    try:
+        found = frame.where(condition)
+        _ = found.schema
+    except PySparkException as error:
+        raise OptionError(
+            f"the filter {condition!r} cannot be used: {first_line(error)} It is a condition as "
+            f"after SQL's WHERE, on {of}: {', '.join(frame.columns)}",
+            option="where",
+        ) from None
+    return found

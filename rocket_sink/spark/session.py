@@ -1,0 +1,130 @@
+"""One way to a Spark session that can run the sink: Delta, Java and the right Python.
+
+Used by the demo, the jobs, the command line and the tests. A user's own session works as well; it
+needs Delta only where a ledger is written or read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from rocket_sink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
+
+DELTA_SETTINGS: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # The ledger's log is small: the default of 50 partitions costs seconds for each snapshot.
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+QUIET_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+}
+
+
+def build_session(
+    app_name: str = "rocket-sink",
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    packages: tuple[str, ...] = (),
+    log_level: str = "ERROR",
+) -> SparkSession:
+    """A session with Delta, in UTC, with quiet logs; an active one is returned as it is.
+
+    Args:
+        master: as in spark-submit; None leaves it to spark-submit, or `local[*]` without one.
+        conf: settings that win over ours.
+        packages: further Maven coordinates besides Delta's.
+
+    Raises:
+        ConfigurationError: no Java 17 or later, or a Delta that does not fit this Spark.
+    """
+    prepare_environment()
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    elif "spark.master" not in _submitted_settings() and "MASTER" not in os.environ:
+        builder = builder.master("local[*]")
+    for name, value in {**DELTA_SETTINGS, **QUIET_SETTINGS, **dict(conf or {})}.items():
+        builder = builder.config(name, value)
+    session = _with_delta(builder, packages).getOrCreate()
+    session.sparkContext.setLogLevel(log_level)
+    return session
+
+
+def prepare_environment() -> None:
+    """Set what must be in the environment before a JVM or a worker starts.
+
+    `PYSPARK_PYTHON`: a virtual environment's Python is not picked up by itself, and a worker
+    without our packages fails late. `JAVA_HOME`: only where the caller's Java is missing.
+
+    Raises:
+        ConfigurationError: no Java 17 or later can be found.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    silence_pandas_warning()
+    if _java_is_needed():
+        _set_java_home()
+
+
+def silence_pandas_warning() -> None:
+    """Keep Spark 4.2's warning about pandas 3 away from users: no pandas code runs here."""
+    warnings.filterwarnings("ignore", message=_PANDAS_WARNING, category=FutureWarning)
+    filters = [part for part in os.environ.get("PYTHONWARNINGS", "").split(",") if part]
+    ours = f"ignore:{_PANDAS_WARNING}:FutureWarning"
+    if ours not in filters:
+        os.environ["PYTHONWARNINGS"] = ",".join([*filters, ours])
+
+
+def _java_is_needed() -> bool:
+    """False inside spark-submit (its JVM runs already) and for Spark Connect."""
+    return "PYSPARK_GATEWAY_PORT" not in os.environ and "SPARK_REMOTE" not in os.environ
+
+
+def _set_java_home() -> None:
+    from rocket_sink.java import find_java
+
+    java = find_java()
+    home = java.home if hasattr(java, "home") else java
+    os.environ["JAVA_HOME"] = str(home)
+
+
+def _submitted_settings() -> set[str]:
+    """Names of settings that spark-submit passed on; PYSPARK_SUBMIT_ARGS holds a bare shell's."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        from pyspark import SparkConf, SparkContext
+
+        with contextlib.suppress(Exception):
+            SparkContext._ensure_initialized()
+            return {name for name, _ in SparkConf().getAll()}
+    return {"spark.master"} if "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", "") else set()
+
+
+def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> SparkSession.Builder:
+    try:
+        from delta import configure_spark_with_delta_pip
+    except ImportError as error:
+        raise ConfigurationError(
+            "the package delta-spark is missing; install the one for this Spark (4.4 for Spark "
+            "4.2, 4.3 for 4.1, 4.0 for 4.0)"
+        ) from error
+    return configure_spark_with_delta_pip(builder, extra_packages=list(packages))

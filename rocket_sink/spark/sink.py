@@ -1,0 +1,146 @@
+"""`RocketSink`: one object for the foreach lane, the foreachBatch lane and batch writes.
+
+    sink = RocketSink(nameServer="h1:9876", topic="flights", ledger="/data/ledger")
+    df.writeStream.foreach(sink).start()                  # rows, in the workers
+    sink.stream(df).start()                               # the same, schema checked on the driver
+    df.writeStream.foreachBatch(sink.write_batch).start() # Arrow, the send is the ledger append
+    print(sink.write(df))                                 # a batch
+
+What is checked when: options here; speculation here and when Spark pickles the sink, which
+`foreach()` does on the driver; columns on the driver by `stream`, `check`, `write` and
+`write_batch`. A bare `foreach(sink)` gives no writer a look at the schema, so there a missing
+column is found with the first rows of the first task, before any of them is sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rocket_sink.errors import ConfigurationError, OptionError
+from rocket_sink.ledger.place import locate
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.budget import refuse_budget
+from rocket_sink.spark.contract import ColumnPlan
+from rocket_sink.spark.foreach import ForeachTask
+from rocket_sink.spark.foreach_batch import BatchWriter
+from rocket_sink.spark.frames import narrowed, plan_of, quoted
+from rocket_sink.spark.host import check_session
+from rocket_sink.spark.listener import install_fold
+from rocket_sink.spark.rates import divided
+from rocket_sink.spark.summary import WriteSummary
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+class RocketSink:
+    """A sink to Apache RocketMQ. Options as in `rocket_sink.options`, by any spelling.
+
+    Raises:
+        OptionError: unknown or illegal options, no name server.
+        ConfigurationError: `spark.speculation` is on (see `allowSpeculation`).
+    """
+
+    def __init__(self, options: SinkOptions | None = None, **more: Any) -> None:
+        if options is not None and more:
+            raise OptionError("give either a SinkOptions or options by name, not both")
+        self._options = _absolute(options or SinkOptions.parse(more))
+        _ = self._options.name_servers
+        self._plan: ColumnPlan | None = None
+        self._task: ForeachTask | None = None
+        self._batches = BatchWriter(self._options)
+        check_session(self._options)
+        install_fold(self._options)
+
+    @property
+    def options(self) -> SinkOptions:
+        return self._options
+
+    def check(self, df: DataFrame) -> ColumnPlan:
+        """Check a frame's columns against the row contract, on the driver; sends nothing.
+
+        Raises:
+            ColumnError: names the column or option that mends it.
+        """
+        check_session(self._options, df.sparkSession)
+        return plan_of(df, self._options)
+
+    def stream(self, df: DataFrame) -> DataStreamWriter:
+        """`df.writeStream.foreach(...)` with the columns checked now, on the driver.
+
+        Only the columns that the contract needs are handed to Python.
+        """
+        refuse_budget(self._options)
+        plan = self.check(df)
+        install_fold(self._options, df.sparkSession)
+        bound = RocketSink(self._options)
+        needed, bound._plan = narrowed(df, plan)
+        writer: DataStreamWriter = needed.writeStream.foreach(bound)
+        return writer
+
+    def ordered(self, df: DataFrame, partitions: int | None = None) -> DataFrame:
+        """The frame with all rows of a sharding key in one partition, as order needs it.
+
+        Raises:
+            ColumnError: the frame has no sharding key.
+        """
+        source = self.check(df).source("sharding_key")
+        if source is None:
+            raise ConfigurationError(
+                "the frame has no sharding_key; name one with columns='sharding_key=<column>'"
+            )
+        key = df[quoted(source)]
+        return df.repartition(partitions, key) if partitions else df.repartition(key)
+
+    # foreach: called by Spark in the workers
+
+    def open(self, partition_id: int, epoch_id: int) -> bool:
+        """Always True: Spark takes anything else for "drop these rows"."""
+        self._task = ForeachTask(self._options, self._plan, partition_id, epoch_id)
+        # Spark looks `process` up for each row: this saves it one call of two.
+        self.__dict__["process"] = self._task.process
+        return True
+
+    def process(self, row: Any) -> None:
+        if self._task is None:
+            raise ConfigurationError("RocketSink.process before open; Spark calls both")
+        self._task.process(row)
+
+    def close(self, error: BaseException | None) -> None:
+        self.__dict__.pop("process", None)
+        task, self._task = self._task, None
+        if task is not None:
+            task.close(error)
+
+    # foreachBatch and batch: called on the driver
+
+    def write_batch(self, df: DataFrame, epoch_id: int) -> None:
+        """For `writeStream.foreachBatch`: the send is the one Delta append of the epoch."""
+        self._batches.write_epoch(df, epoch_id)
+
+    def write(self, df: DataFrame) -> WriteSummary:
+        """Send a batch with the same guarantees; the summary prints well."""
+        return self._batches.write(df)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # foreach() pickles on the driver: the last look before tasks run, and the session may be
+        # younger than the sink.
+        check_session(self._options)
+        install_fold(self._options)
+        return {"options": divided(self._options), "plan": self._plan}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._options = state["options"]
+        self._plan = state["plan"]
+        self._task = None
+        self._batches = BatchWriter(self._options)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._options.given().items())
+        return f"RocketSink({given})"
+
+
+def _absolute(options: SinkOptions) -> SinkOptions:
+    """A relative ledger path means the driver's folder, not each worker's."""
+    return options.with_(ledger=locate(options.ledger).uri) if options.ledger else options

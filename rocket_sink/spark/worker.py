@@ -1,0 +1,122 @@
+"""What the lanes share in a worker: an engine out of the pool, a task body, a spool.
+
+    with a lease, `TaskRun.feed(batch)`*, then `finish()`, or `abort()` after any error.
+
+Nothing is opened before the first row: an empty partition costs nothing and leaves no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from rocket_sink.ledger.pending_keys import PendingKeys
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.pool import ProducerPool, worker_pool
+from rocket_sink.spark.accounts import TaskSummary
+from rocket_sink.spark.content_ids import ContentIds
+from rocket_sink.spark.contract import ColumnPlan
+from rocket_sink.spark.journal import Journal
+from rocket_sink.spark.replay import ReplayCheck
+from rocket_sink.spark.task import TaskBody
+
+
+class TaskRun:
+    """One task attempt from its first batch to its end; every way out gives the engine back.
+
+    Args:
+        emit: takes the ledger rows (lane 3); None: they are spooled under the ledger's path, or
+            dropped where no ledger is configured.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        ctx: RunContext,
+        *,
+        emit: Callable[[pa.RecordBatch], None] | None = None,
+        pool: ProducerPool | None = None,
+    ) -> None:
+        self._options = options
+        self._ctx = ctx
+        self._emit = emit
+        self._pool = pool
+        self._engine: SendEngine | None = None
+        self._body: TaskBody | None = None
+        self._spool: SpoolWriter | None = None
+        self._pending_keys: PendingKeys | None = None
+        if options.on_pending_key == "hold":
+            self._pending_keys = PendingKeys(locate(options.ledger))
+
+    def feed(self, batch: pa.RecordBatch, plan: ColumnPlan) -> None:
+        """Send a batch; opens what is needed at the first one."""
+        if not batch.num_rows:
+            return
+        if self._body is None:
+            self._body = self._open(plan)
+        self._body.feed(batch)
+
+    def drive(self) -> None:
+        """Read answers while the caller gathers rows (`TaskBody.drive`)."""
+        if self._body is not None:
+            self._body.drive()
+
+    def finish(self) -> TaskSummary:
+        """Await all answers, make the ledger rows durable, give the engine back."""
+        if self._body is None:
+            return TaskSummary()
+        summary = self._body.finish()
+        if self._pending_keys is not None:
+            self._pending_keys.note(self._ctx, self._body.letter_keys)
+        if self._spool is not None:
+            # Dead letters must be durable before Spark may count the task as done.
+            self._spool.seal()
+        self._release()
+        return summary
+
+    def abort(self) -> None:
+        """End after an error; never raises, so that the error that led here stays the one seen."""
+        try:
+            if self._body is not None:
+                self._body.abort()
+        except Exception:  # noqa: S110 (a second failure; the first one is on its way up)
+            pass
+        finally:
+            self._body = None
+            if self._spool is not None:
+                self._spool.abort()
+            self._release()
+
+    def _open(self, plan: ColumnPlan) -> TaskBody:
+        pool = self._pool = self._pool or worker_pool()
+        self._engine = pool.acquire(self._options)
+        emit = self._emit or self._spooling()
+        journal = Journal(self._options, self._ctx, emit, intents=self._spool is not None)
+        replay = None
+        if self._options.delivery == "effectively_once":
+            ids = ContentIds(self._ctx)
+            replay = ReplayCheck(self._options, self._ctx, self._engine, ids)
+        held = self._pending_keys.held_for(self._ctx) if self._pending_keys is not None else None
+        return TaskBody(
+            self._options, plan, engine=self._engine, journal=journal, replay=replay, held=held
+        )
+
+    def _spooling(self) -> Callable[[pa.RecordBatch], None]:
+        if not self._options.ledger:
+            return _dropped
+        self._spool = SpoolWriter(self._options.ledger, self._ctx)
+        return self._spool.append
+
+    def _release(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None and self._pool is not None:
+            self._pool.release(engine)
+
+
+def _dropped(batch: pa.RecordBatch) -> None:
+    """Without a ledger there is nothing to tell; a row given up has failed the task by then."""

@@ -1,0 +1,302 @@
+"""The driver side of a backfill: letters, tables, filters, tries, parking; a scripted cluster."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import ColumnError, LedgerError, OptionError
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.letters import dead_letter_rows
+from rocket_sink.ledger.marks import about_to_send, not_stored
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.schema import ledger_ddl
+from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.producer import Producer
+from rocket_sink.spark import backfill
+from rocket_sink.spark.backfill import Backfill, Plan
+from rocket_sink.spark.parking import park
+from rocket_sink.spark.resend import Resent
+from rocket_sink.spark.selection import Selection
+from rocket_sink.spark.sources import Table
+from rocket_sink.testing import Answer, FakeCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+TOPIC = "t"
+DRIVER = RunContext("q", "r", 0)
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as fake:
+        fake.create_topic(TOPIC, 4)
+        yield fake
+
+
+@pytest.fixture
+def options(cluster: FakeCluster, tmp_path: Path) -> SinkOptions:
+    return SinkOptions.parse(
+        nameServer=cluster.name_server, ledger=str(tmp_path / "ledger"), sendMsgTimeout="30s",
+        connectTimeoutMs="20s", retryTimesWhenSendFailed=0,
+    )  # fmt: skip
+
+
+Run = Callable[..., tuple[Plan, Resent]]
+
+
+@pytest.fixture
+def run(spark: Any, options: SinkOptions) -> Run:
+    def go(source: Any = None, opts: SinkOptions = options, **selection: Any) -> Any:
+        work = Backfill(spark, opts, Selection(**selection), source)
+        plan = work.plan(sample=0)
+        return plan, work.run(plan.selected)
+
+    return go
+
+
+def write_letters(spark: Any, options: SinkOptions, count: int, **columns: Any) -> list[str]:
+    """Dead letters of the driver; their ids."""
+    values = {
+        "body": pa.array([f"body {n}".encode() for n in range(count)]),
+        "sharding_key": pa.array([f"k{n % 2}" for n in range(count)]),
+        "message_id": pa.array([f"{n:032X}" for n in range(count)]),
+        "topic": TOPIC, "reason": "transport", "outcome": "not_sent", **columns,
+    }  # fmt: skip
+    batches = dead_letter_rows(values, DRIVER)
+    Ledger(options.ledger).append(spark, *batches)
+    return [number for batch in batches for number in batch["letter_id"].to_pylist()]
+
+
+def marks(letter: str, number: str, *ends: tuple[str, str]) -> list[pa.RecordBatch]:
+    """What backfills did with a letter: one each with an end, and without ends one that died."""
+    names = {"letter_id": [letter], "topic": [TOPIC], "message_id": [number]}
+    rows = []
+    for turn, (outcome, code) in enumerate(ends or [("", "")]):
+        ctx = RunContext(f"backfill-{turn}", f"backfill-{turn}", 0, 0, lane="backfill")
+        rows.append(about_to_send(names, ctx))
+        if outcome:
+            rows.append(not_stored(names, ctx, outcome=[outcome], error_code=[code]))
+    return rows
+
+
+def bodies(cluster: FakeCluster, topic: str = TOPIC) -> list[str]:
+    return sorted(message.body.decode() for message in cluster.messages(topic))
+
+
+class TestDeadLetters:
+    def test_tries_killed_backfills_and_parked_letters(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
+    ) -> None:
+        """One ledger, for a Delta table costs seconds: what is sent, asked for, left alone."""
+        ids = write_letters(spark, options, 8)
+        numbers = [f"{n:032X}" for n in range(8)]
+        poison = ("rejected", "MESSAGE_ILLEGAL")
+        done = [
+            *marks(ids[0], numbers[0], poison, poison, poison),
+            *marks(ids[1], numbers[1], poison, poison),
+            *marks(ids[2], numbers[2], *[("not_sent", "CONNECT")] * 5),
+            *marks(ids[3], numbers[3]),
+            *marks(ids[4], numbers[4]),
+            *marks(ids[5], numbers[5], ("unknown", "CUT")),
+        ]
+        Ledger(options.ledger).append(spark, *done)
+        with Producer(options) as producer:
+            # Letter 4 was stored by the backfill that died, letter 5 by the one without an answer.
+            for n in (4, 5):
+                message = f"body {n}".encode()
+                producer.send(_message(message, numbers[n], f"k{n % 2}"))
+        parked = park(spark, Ledger(options.ledger), letters=[ids[6], "nosuch"], note="by hand")
+        assert (parked.count, parked.not_pending) == (1, ("nosuch",))
+
+        plan, sent = run()
+        assert (plan.pending, plan.selected, plan.left_alone, plan.asked) == (7, 6, 1, 3)
+        assert (sent.resent, sent.found, sent.failed) == (4, 2, 0)
+        assert bodies(cluster) == [f"body {n}" for n in (1, 2, 3, 4, 5, 7)]
+        plan, sent = run(again=True)
+        assert (plan.selected, sent.resent) == (1, 1)
+        assert bodies(cluster) == [f"body {n}" for n in (0, 1, 2, 3, 4, 5, 7)]
+        rows = Ledger(options.ledger).resolutions(spark).collect()
+        assert {(r.letter_id, r.note) for r in rows if r.resolution == "parked"} == {
+            (ids[6], "by hand")
+        }
+
+    def test_a_letter_that_fails_again_and_again_is_left_alone(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
+    ) -> None:
+        write_letters(spark, options, 2, sharding_key=pa.array(["a", "b"]))
+        for broker in cluster.brokers:
+            broker.on_send(Answer(13, "no"), times=None)
+        for _ in range(2):
+            plan, sent = run(max_tries=2)
+            assert (plan.selected, sent.failed, dict(sent.codes)) == (2, 2, {"MESSAGE_ILLEGAL": 2})
+        plan, sent = run(max_tries=2)
+        assert (plan.pending, plan.selected, plan.left_alone) == (2, 0, 2)
+
+    def test_filters_times_and_limit(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
+    ) -> None:
+        seconds = [dt.datetime(2026, 1, 1, 0, 0, n, tzinfo=dt.timezone.utc) for n in range(6)]
+        write_letters(
+            spark, options, 6, at=pa.array(seconds, pa.timestamp("us", tz="UTC")),
+            reason=pa.array(["transport"] * 5 + ["data"]),
+        )  # fmt: skip
+        work = Backfill(spark, options, Selection(where="body_bytes >> 1"))
+        with pytest.raises(OptionError, match=r"body_bytes >> 1.*WHERE.*last_error"):
+            work.plan()
+        with pytest.raises(OptionError, match="nosuch"):
+            Backfill(spark, options, Selection(where="nosuch = 1")).plan()
+        with pytest.raises(OptionError, match="nosuch"):
+            park(spark, work.ledger, where="nosuch = 1", note="x")
+        assert bodies(cluster) == []
+        plan = Backfill(spark, options, Selection(since=seconds[1], until=seconds[3])).plan()
+        assert [row["message_id"] for row in plan.sample] == [f"{n:032X}" for n in (1, 2)]
+        assert (plan.pending, plan.selected, plan.by_reason["data"]) == (6, 2, 1)
+        assert plan.selected_bytes == len(b"body 1body 2")
+        plan, sent = run(where="sharding_key = 'k0'", limit=2)
+        assert (plan.selected, sent.resent) == (2, 2)
+        assert bodies(cluster) == ["body 0", "body 2"]
+
+    def test_nothing_is_pending_where_no_ledger_is(
+        self, spark: Any, options: SinkOptions, run: Run
+    ) -> None:
+        plan, sent = run()
+        assert (plan, sent) == (Plan(), Resent())
+
+    def test_a_ledger_of_another_version_is_refused(
+        self, spark: Any, options: SinkOptions, cluster: FakeCluster, run: Run
+    ) -> None:
+        spark.sql(
+            f"CREATE TABLE delta.`{options.ledger}` ({ledger_ddl()}) USING delta "
+            "TBLPROPERTIES ('rocketSink.schemaVersion' = '99')"
+        )
+        with pytest.raises(LedgerError, match=r"schema version 99.*newer"):
+            run()
+        with pytest.raises(LedgerError, match="schema version 99"):
+            run(table(spark, options, [("a", "k", 1)]))
+        assert cluster.messages(TOPIC) == []
+
+    def test_two_at_once_are_refused(
+        self, spark: Any, options: SinkOptions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(backfill, "_OTHERS_WAIT_S", 0.0)
+        other = SpoolWriter(options.ledger, RunContext("backfill-x", "backfill-x", 0, 0))
+        names = {"letter_id": ["l"], "topic": ["t"], "message_id": ["m"]}
+        other.append(about_to_send(names, DRIVER))
+        with pytest.raises(LedgerError, match=r"another backfill.*at work"):
+            Backfill(spark, options).plan()
+        other.seal()
+        Backfill(spark, options).plan()
+
+
+def table(
+    spark: Any, options: SinkOptions, rows: list[tuple[Any, ...]], name: str = "rows", **more: Any
+) -> Table:
+    frame = spark.createDataFrame(rows, "payload string, who string, n int").repartition(3)
+    mapped = options.with_(
+        columns="body=payload, sharding_key=who", orderBy="n", topic=TOPIC, **more
+    )  # fmt: skip
+    return Table(frame, name, mapped)
+
+
+class TestTables:
+    def test_a_table_is_sent_once_in_order_equal_rows_and_all(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
+    ) -> None:
+        rows: list[tuple[Any, ...]] = [(f"{n:03}", f"k{n % 3}", n) for n in range(60)]
+        rows += [("equal", "k0", 100)] * 3 + [("no key", None, 5)]
+        source = table(spark, options, rows)
+        plan, sent = run(source, source.options)
+        assert (plan.pending, plan.selected, sent.resent) == (64, 64, 64)
+        assert bodies(cluster) == sorted(row[0] for row in rows)
+        seen: dict[str | None, list[str]] = {}
+        for message in cluster.messages(TOPIC):
+            seen.setdefault(message.properties.get("__SHARDINGKEY"), []).append(
+                message.body.decode()
+            )
+        assert all(got == sorted(got) for got in seen.values())
+        assert len({m.message_id for m in cluster.messages(TOPIC)}) == 64
+        again = table(spark, options, [*rows, ("equal", "k0", 100), ("new", "k1", 7)])
+        plan, sent = run(again, again.options)
+        assert (plan.pending, sent.resent) == (2, 2)
+        assert len(bodies(cluster)) == 66
+
+    def test_what_a_killed_backfill_sent_is_found(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        source = table(spark, options, [(f"{n}", "k", n) for n in range(5)])
+        work = Backfill(spark, source.options, Selection(), source)
+        letters = source.pending(spark, work.ledger, Selection())
+        assert letters is not None
+        first = letters.orderBy("_place").head()
+        assert first is not None and first.body == "0"
+        work.ledger.create(spark)
+        work.ledger.append(spark, *marks(first.letter_id, first.message_id))
+        with Producer(options) as producer:
+            producer.send(_message(b"0", first.message_id, "k"))
+        _, sent = run(source, source.options)
+        assert (sent.resent, sent.found) == (4, 1)
+        assert bodies(cluster) == ["0", "1", "2", "3", "4"]
+
+    def test_a_filter_is_on_the_tables_own_columns_and_changes_no_id(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
+    ) -> None:
+        source = table(spark, options, [(f"{n}", "k", n) for n in range(6)])
+        _, sent = run(source, source.options, where="n % 2 = 0", limit=2)
+        assert sent.resent == 2
+        assert bodies(cluster) == ["0", "2"]
+        _, sent = run(source, source.options)
+        assert sent.resent == 4
+        assert bodies(cluster) == ["0", "1", "2", "3", "4", "5"]
+        elsewhere = table(spark, options, [("0", "k", 0)], name="another table")
+        _, sent = run(elsewhere, elsewhere.options)
+        assert sent.resent == 1, "the same row of another table is another row"
+
+    def test_what_cannot_be_sent_is_refused_before_anything_is(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
+    ) -> None:
+        rows: list[tuple[Any, ...]] = [("a", "k", 1)]
+        wrong = table(spark, options, rows)
+        no_body = Table(wrong.frame, "x", options.with_(topic=TOPIC))
+        with pytest.raises(ColumnError, match=r"no column 'body'.*columns='body="):
+            run(no_body, no_body.options)
+        no_topic = Table(wrong.frame, "x", options.with_(columns="body=payload"))
+        with pytest.raises(ColumnError, match="no column 'topic'"):
+            run(no_topic, no_topic.options)
+        with pytest.raises(OptionError, match=r"who ==> 1.*payload, who, n"):
+            run(wrong, wrong.options, where="who ==> 1")
+        with pytest.raises(ColumnError, match="event_time"):
+            run(wrong, wrong.options, since=dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc))
+        assert cluster.messages(TOPIC) == []
+
+    def test_an_empty_table_is_no_error(self, spark: Any, options: SinkOptions, run: Run) -> None:
+        source = table(spark, options, [])
+        plan, sent = run(source, source.options)
+        assert (plan.pending, plan.selected, sent) == (0, 0, Resent())
+
+    def test_whole_rows_as_json_times_and_ids_of_their_own(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
+    ) -> None:
+        frame = spark.sql(
+            "SELECT 'id-' || id AS message_id, timestamp_millis(id * 1000) AS event_time, id "
+            "FROM range(5)"
+        )
+        packed = options.with_(bodyFormat="json", topic=TOPIC)
+        until = dt.datetime(1970, 1, 1, 0, 0, 3, tzinfo=dt.timezone.utc)
+        _, sent = run(Table(frame, "x", packed), packed, until=until)
+        assert sent.resent == 3
+        assert bodies(cluster) == ['{"id":0}', '{"id":1}', '{"id":2}']
+        assert {m.message_id for m in cluster.messages(TOPIC)} == {"id-0", "id-1", "id-2"}
+
+
+def _message(body: bytes, number: str, key: str) -> Any:
+    from rocket_sink.message import Message
+
+    return Message(TOPIC, body, sharding_key=key, message_id=number)

@@ -1,0 +1,245 @@
+"""Effectively once, on a scripted cluster: lost answers, crashes, replays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import ConfigurationError, DeliveryError
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.spark.contract import resolve_columns
+from rocket_sink.spark.worker import TaskRun
+from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
+from rocket_sink.wire.codes import RequestCode
+
+CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+RETRY = dataclasses.replace(CTX, task_attempt_id=8, attempt_number=1)
+RESTART = dataclasses.replace(CTX, run_id="r2", task_attempt_id=0)
+ROWS = 600
+
+
+class Crash(BaseException):
+    """The worker ends, whatever its code wants."""
+
+
+class World:
+    """A cluster and a ledger, and tasks that may crash."""
+
+    def __init__(self, cluster: FakeCluster, ledger: Path, ordering: str = "none") -> None:
+        self.cluster = cluster
+        self.given: dict[str, Any] = {
+            "nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
+            "delivery": "effectively_once", "storedCheckDelay": 200, "storedCheckTimeout": 2000,
+            "sendMsgTimeout": 20_000, "orderWaitMs": 2000, "requestMaxMessages": 40,
+            "ordering": ordering,
+        }  # fmt: skip
+
+    def run(
+        self, ctx: RunContext, *, cut: int = 100, crash_after: int | None = None, rows: Any = None,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """The task, in batches of `cut` rows; it crashes when so many requests were handed over."""
+        parsed = SinkOptions.parse({**self.given, **options})
+        table = rows or rows_of(ROWS)
+        pool = ProducerPool()
+        run = TaskRun(parsed, ctx, pool=pool)
+        try:
+            for batch in table.to_batches(max_chunksize=cut):
+                run.feed(batch, resolve_columns(batch.schema, parsed))
+                if run._body is not None and crash_after is not None:
+                    _crash_at(run._body, crash_after)
+            return run.finish()
+        except Crash:
+            return None
+        except BaseException:
+            run.abort()
+            raise
+        finally:
+            pool.close()
+
+    def stored(self) -> Counter[bytes]:
+        return Counter(m.body for m in self.cluster.messages("t"))
+
+    def check(self) -> None:
+        expected = Counter(rows_of(ROWS).column("body").to_pylist())
+        assert self.stored() == expected
+
+    def questions(self) -> int:
+        return sum(
+            r.code == RequestCode.QUERY_MESSAGE for b in self.cluster.brokers for r in b.requests
+        )
+
+
+def rows_of(count: int) -> pa.Table:
+    """Each row is equal to one that comes much later."""
+    numbers = [i % (count // 2) for i in range(count)]
+    return pa.table(
+        {
+            "body": [f"{number:06d}".encode() for number in numbers],
+            "sharding_key": [f"k{number % 20}" for number in numbers],
+        }
+    )
+
+
+def _crash_at(body: Any, requests: int) -> None:
+    if body.summary.requests >= requests:
+        # What the kernel has is sent, though nobody waits for the answers.
+        body._engine.drive(0.0)
+        raise Crash
+
+
+@pytest.fixture
+def cluster() -> Any:
+    with FakeCluster(brokers=2) as fake:
+        yield fake
+
+
+@pytest.fixture(params=["none", "best_effort", "strict"])
+def world(request: pytest.FixtureRequest, cluster: FakeCluster, tmp_path: Path) -> World:
+    return World(cluster, tmp_path / "ledger", request.param)
+
+
+def test_a_first_attempt_asks_nothing(world: World) -> None:
+    summary = world.run(CTX)
+    world.check()
+    assert world.questions() == 0 and summary.found_stored == 0 and summary.acked == ROWS
+    world.run(dataclasses.replace(CTX, partition=1, task_attempt_id=9))
+    world.run(dataclasses.replace(CTX, epoch=4, task_attempt_id=10))
+    assert world.questions() == 0
+
+
+@pytest.mark.parametrize("behaviour", [Drop(), CloseConnection(), Answer(1, "boom", stores=True)])
+def test_lost_answers_double_nothing(world: World, behaviour: Any) -> None:
+    for broker in world.cluster.brokers:
+        broker.on_send(behaviour, times=1)
+    summary = world.run(CTX)
+    world.check()
+    assert summary.acked == ROWS and summary.duplicates_possible == 0
+    assert 0 < summary.found_stored < ROWS
+
+
+def test_a_batch_that_a_killed_broker_stored_in_part(world: World) -> None:
+    """SIGKILL in the middle of the copy into the log; seen on a real broker."""
+    for broker in world.cluster.brokers:
+        broker.on_send(CloseConnection())
+        _store_in_part(broker)
+    summary = world.run(CTX, storedCheckTimeout=5000)
+    world.check()
+    assert (summary.acked, summary.duplicates_possible) == (ROWS, 0)
+    assert summary.found_stored > 0
+
+
+def _store_in_part(broker: Any) -> None:
+    put, left = broker.store.put, [1]
+
+    def cut(request: Any, queue_id: int, now_ms: int) -> Any:
+        stored = put(request, queue_id, now_ms)
+        if left and len(stored) > 2:
+            left.clear()
+            for message in stored[len(stored) // 2 :]:
+                broker.store.remove(message.commit_log_offset)
+        return stored
+
+    broker.store.put = cut
+
+
+def test_an_outcome_that_stays_unknown_is_not_sent_again(world: World) -> None:
+    """Not even one by one, to find the poison row."""
+    for broker in world.cluster.brokers:
+        broker.on_send(Answer(1, "java.lang.Exception", stores=True), times=None)
+        broker.on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
+    summary = world.run(CTX, storedCheckTimeout=200)
+    assert max(world.stored().values()) <= 2
+    assert summary.unknown == sum(world.stored().values()) > 0
+    assert summary.unknown + summary.held_back == ROWS
+
+
+def test_requests_that_got_lost_are_sent_again(world: World) -> None:
+    for broker in world.cluster.brokers:
+        broker.on_send(Drop(stores=False), times=2)
+    assert world.run(CTX).acked == ROWS
+    world.check()
+
+
+@pytest.mark.parametrize("again", [RETRY, RESTART], ids=["retry", "restart"])
+@pytest.mark.parametrize("crash_after", [0, 1, 4, 9, 10_000])
+def test_a_replay_sends_what_is_missing_and_nothing_else(
+    world: World, again: RunContext, crash_after: int
+) -> None:
+    """10,000: all was sent, and the epoch's end was not noted."""
+    world.run(CTX, crash_after=crash_after)
+    summary = world.run(again, cut=70)
+    world.check()
+    assert summary.acked == ROWS
+    assert summary.found_stored == ROWS if crash_after == 10_000 else summary.found_stored < ROWS
+
+
+def test_crash_upon_crash(world: World) -> None:
+    for number, crash_after in enumerate((2, 5, 1, 7)):
+        for broker in world.cluster.brokers:
+            broker.on_send(Drop(), times=1)
+        world.run(
+            dataclasses.replace(RESTART, run_id=f"x{number}"), cut=50 + number,
+            crash_after=crash_after,
+        )  # fmt: skip
+    world.run(RETRY)
+    world.check()
+
+
+def test_own_message_ids_know_no_partition(cluster: FakeCluster, tmp_path: Path) -> None:
+    world = World(cluster, tmp_path)
+    table = rows_of(ROWS).append_column("message_id", pa.array([f"id{i}" for i in range(ROWS)]))
+    world.run(CTX, rows=table)
+    summary = world.run(dataclasses.replace(RESTART, partition=5), rows=table)
+    world.check()
+    assert summary.found_stored == ROWS
+
+
+def test_a_checkpoint_that_was_cut_back_is_a_replay(cluster: FakeCluster, tmp_path: Path) -> None:
+    world = World(cluster, tmp_path)
+    for epoch in range(10):
+        world.run(dataclasses.replace(CTX, epoch=epoch), rows=rows_of(10))
+    assert world.questions() == 0
+    summary = world.run(dataclasses.replace(CTX, epoch=2), rows=rows_of(10))
+    assert summary.found_stored == 10 and sum(world.stored().values()) == 100
+    assert len(list((tmp_path / "_started").rglob("*.json"))) < 10
+    asked = world.questions()
+    world.run(dataclasses.replace(CTX, epoch=3, partition=1), rows=rows_of(10))
+    assert world.questions() > asked
+
+
+def test_a_broker_that_cannot_be_asked_stops_the_replay(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """Its messages cannot be told from those that are missing, whatever its route says."""
+    world = World(cluster, tmp_path)
+    world.run(CTX)
+    cluster.brokers[0].kill()
+    cluster.brokers[0].is_master = False
+    with pytest.raises(DeliveryError, match=r"broker-a does not say .* replayCheck=never"):
+        world.run(RESTART, storedCheckTimeout=300, connectTimeoutMs=200)
+    world.check()
+
+
+def test_without_a_ledger_a_replay_cannot_be_told(cluster: FakeCluster, tmp_path: Path) -> None:
+    world = World(cluster, tmp_path)
+    with pytest.raises(ConfigurationError, match="replayCheck=always"):
+        world.run(CTX, ledger="")
+    world.run(CTX, ledger="", replayCheck="always")
+    assert world.run(CTX, ledger="", replayCheck="always").found_stored == ROWS
+    world.check()
+
+
+def test_at_least_once_doubles_what_this_is_for(cluster: FakeCluster, tmp_path: Path) -> None:
+    """The harness sees duplicates where they are."""
+    world = World(cluster, tmp_path)
+    world.run(CTX, delivery="at_least_once")
+    world.run(RESTART, delivery="at_least_once")
+    assert sum(world.stored().values()) == 2 * ROWS

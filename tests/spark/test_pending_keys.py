@@ -1,0 +1,112 @@
+"""onPendingKey: later epochs of a key wait for the backfill of its letters, or overtake them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import OptionError
+from rocket_sink.ledger.pending_keys import PendingKeys
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.spark.contract import resolve_columns
+from rocket_sink.spark.worker import TaskRun
+from rocket_sink.testing import Answer, FakeCluster
+
+from .test_worker import spooled
+
+CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+NEXT = dataclasses.replace(CTX, epoch=4, task_attempt_id=8)
+
+
+def send(cluster: FakeCluster, ledger: Path, ctx: RunContext, keys: str, **options: Any) -> Any:
+    given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
+             "ordering": "strict", "onPendingKey": "hold", "requestMaxMessages": 1}  # fmt: skip
+    parsed = SinkOptions.parse({**given, **options})
+    batch = pa.RecordBatch.from_pydict(
+        {"body": [f"{ctx.epoch}{key}".encode() for key in keys], "sharding_key": list(keys)}
+    )
+    pool = ProducerPool()
+    run = TaskRun(parsed, ctx, pool=pool)
+    try:
+        run.feed(batch, resolve_columns(batch.schema, parsed))
+        return run.finish()
+    finally:
+        pool.close()
+
+
+def refuse(cluster: FakeCluster, times: int) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "the message is illegal"), times=times)
+
+
+@pytest.fixture
+def cluster() -> Any:
+    with FakeCluster(brokers=1) as fake:
+        yield fake
+
+
+def stored(cluster: FakeCluster) -> list[bytes]:
+    return sorted(message.body for message in cluster.messages("t"))
+
+
+def test_a_key_with_a_pending_letter_waits(cluster: FakeCluster, tmp_path: Path) -> None:
+    refuse(cluster, 1)
+    assert send(cluster, tmp_path, CTX, "a").given_up == 1
+    summary = send(cluster, tmp_path, NEXT, "aabb")
+    assert (summary.acked, summary.held_back) == (2, 2)
+    assert stored(cluster) == [b"4b", b"4b"]
+    letters = [row for row in spooled(tmp_path) if row["kind"] == "dead_letter"]
+    assert [row["reason"] for row in letters if row["epoch"] == 4] == ["held_back"] * 2
+    assert "onPendingKey" in letters[-1]["last_error"]
+
+
+def test_pass_lets_it_overtake(cluster: FakeCluster, tmp_path: Path) -> None:
+    refuse(cluster, 1)
+    send(cluster, tmp_path, CTX, "a", onPendingKey="pass")
+    assert send(cluster, tmp_path, NEXT, "a", onPendingKey="pass").acked == 1
+
+
+def test_held_rows_hold_their_key_too(cluster: FakeCluster, tmp_path: Path) -> None:
+    """Until all letters of a key are resolved, and not only the first."""
+    refuse(cluster, 1)
+    send(cluster, tmp_path, CTX, "a")
+    (first,) = (tmp_path / "_pending").iterdir()
+    send(cluster, tmp_path, NEXT, "a")
+    first.unlink()
+    later = dataclasses.replace(CTX, epoch=5)
+    assert send(cluster, tmp_path, later, "a").held_back == 1
+
+
+def test_other_queries_wait_and_the_own_epochs_next_attempt_does_not(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """The next attempt sends the epoch again from its start: nothing of it is overtaken."""
+    refuse(cluster, 1)
+    send(cluster, tmp_path, CTX, "a")
+    assert send(cluster, tmp_path, dataclasses.replace(CTX, run_id="r2"), "a").acked == 1
+    assert send(cluster, tmp_path, dataclasses.replace(CTX, query_id="q2"), "a").held_back == 1
+
+
+def test_refused_rows_hold_nobody(cluster: FakeCluster, tmp_path: Path) -> None:
+    assert send(cluster, tmp_path, CTX, "a", maxMessageSize=1).invalid == 1
+    assert send(cluster, tmp_path, NEXT, "a").acked == 1
+
+
+def test_a_task_without_letters_writes_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+    send(cluster, tmp_path, CTX, "abc")
+    assert not (tmp_path / "_pending").exists()
+    assert PendingKeys(locate(tmp_path)).held_for(NEXT) == {}
+
+
+@pytest.mark.parametrize("missing", [{"ordering": "none"}, {"ledger": ""}])
+def test_hold_needs_an_ordering_and_a_ledger(missing: dict[str, str]) -> None:
+    given = {"ordering": "strict", "ledger": "/l", "onPendingKey": "hold", **missing}
+    with pytest.raises(OptionError, match="onPendingKey=hold"):
+        SinkOptions.parse(given)

@@ -1,0 +1,185 @@
+"""The batch reader's options, ranges and rows; tasks are run by hand, without a Spark session."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import ConfigurationError, NoRouteError, OptionError
+from rocket_sink.message import Message
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.producer import Producer
+from rocket_sink.spark.read_options import READ_OPTIONS, ReadOptions
+from rocket_sink.spark.reader import MessageReader, QueueRange, reader_of
+from rocket_sink.spark.stored_rows import STORED_DDL, STORED_SCHEMA, stored_batch
+from rocket_sink.testing import FakeCluster
+from rocket_sink.wire.stored import StoredMessage
+
+TOPIC = "t"
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as fake:
+        fake.create_topic(TOPIC, 2)
+        yield fake
+
+
+def fill(cluster: FakeCluster, count: int, broker: int = 0, queue: int = 0) -> None:
+    for number in range(count):
+        cluster.brokers[broker].store.append(
+            StoredMessage(TOPIC, f"{broker}{queue}{number}".encode(), queue_id=queue,
+                          store_ms=1000 + 10 * number)
+        )  # fmt: skip
+
+
+def plan(cluster: FakeCluster, **options: Any) -> tuple[MessageReader, list[QueueRange]]:
+    reader = reader_of({"nameserver": cluster.name_server, "topic": TOPIC, **options})
+    reader = pickle.loads(pickle.dumps(reader))
+    return reader, pickle.loads(pickle.dumps(list(reader.partitions())))
+
+
+def bodies(cluster: FakeCluster, **options: Any) -> list[str]:
+    reader, parts = plan(cluster, **options)
+    batches = [batch for part in parts for batch in reader.read(part)]
+    return sorted(body.decode() for batch in batches for body in batch["body"].to_pylist())
+
+
+def test_all_queues_of_all_brokers_are_read(cluster: FakeCluster) -> None:
+    fill(cluster, 3)
+    fill(cluster, 2, broker=1, queue=1)
+    _, parts = plan(cluster)
+    assert [(p.queue.broker_name, p.queue.queue_id, p.begin, p.end) for p in parts] == [
+        ("broker-a", 0, 0, 3), ("broker-b", 1, 0, 2),
+    ]  # fmt: skip
+    assert bodies(cluster) == ["000", "001", "002", "110", "111"]
+
+
+def test_what_comes_after_the_plan_is_not_read(cluster: FakeCluster) -> None:
+    fill(cluster, 3)
+    reader, (part,) = plan(cluster)
+    fill(cluster, 3)
+    assert sum(batch.num_rows for batch in reader.read(part)) == 3
+
+
+def test_long_queues_are_cut(cluster: FakeCluster) -> None:
+    fill(cluster, 10)
+    _, parts = plan(cluster, maxmessagesperpartition="4")
+    assert [(p.begin, p.end) for p in parts] == [(0, 4), (4, 8), (8, 10)]
+    assert len(bodies(cluster, maxmessagesperpartition="4")) == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ({"startingOffsets": "latest"}, []),
+        ({"startingOffsets": '{"broker-a:0": 3}'}, [3, 4]),
+        ({"startingOffsets": '{"broker-a:0": "earliest"}', "endingOffsets": '{"broker-a:0": 1}'},
+         [0]),
+        ({"endingOffsets": '{"broker-a:0": 2}'}, [0, 1]),
+        ({"startTimestamp": 1020}, [2, 3, 4]),
+        ({"startTimestamp": 1011, "endTimestamp": 1030}, [2]),
+        ({"endTimestamp": 1030}, [0, 1, 2]),
+        ({"endTimestamp": 999_999}, [0, 1, 2, 3, 4]),
+        ({"endTimestamp": 1000}, []),
+    ],
+)  # fmt: skip
+def test_offsets_and_times(
+    cluster: FakeCluster, options: dict[str, Any], numbers: list[int]
+) -> None:
+    fill(cluster, 5)
+    assert bodies(cluster, **options) == [f"00{n}" for n in numbers]
+
+
+def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster: FakeCluster) -> None:
+    fill(cluster, 3)
+    late = {"endingOffsets": '{"broker-a:0": 9}'}
+    with pytest.raises(ConfigurationError, match="failOnDataLoss"):
+        plan(cluster, **late)
+    assert bodies(cluster, failOnDataLoss="false", **late) == ["000", "001", "002"]
+    reader, (part,) = plan(cluster)
+    cluster.brokers[0].store.forget(TOPIC)
+    with pytest.raises(ConfigurationError, match="up to 0 only"):
+        list(reader.read(part))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"startingOfsets": "latest"}, "startingOffsets"),
+        ({"startingOffsets": "soon"}, "earliest"),
+        ({"startingOffsets": '{"broker-a:0": -3}'}, "0 and more"),
+        ({"startingOffsets": "[1]"}, "JSON"),
+        ({"startingOffsets": "earliest", "startTimestamp": 1}, "not both"),
+        ({"endingOffsets": '{"broker-z:0": 1}'}, "no queue 'broker-z:0'.*broker-a:0"),
+        ({"maxMessagesPerPartition": "-1"}, "maxMessagesPerPartition"),
+        ({"topic": ""}, "topic"),
+    ],
+)
+def test_bad_options_say_what_to_do(
+    cluster: FakeCluster, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(OptionError, match=words):
+        plan(cluster, **options)
+
+
+def test_an_unknown_topic_is_an_error(cluster: FakeCluster) -> None:
+    with pytest.raises(NoRouteError, match="nosuch"):
+        plan(cluster, topic="nosuch")
+
+
+def test_rows_are_the_row_contract_and_where_they_were(cluster: FakeCluster) -> None:
+    with Producer(nameServer=cluster.name_server) as producer:
+        producer.send(
+            Message(TOPIC, b"\xff", tags="g", keys=["a", "b"], sharding_key="s", flag=5,
+                    properties={"x": "1"}, message_id="ID")
+        )  # fmt: skip
+        producer.send(Message(TOPIC, b"z" * 9000))
+    reader, parts = plan(cluster)
+    table = pa.Table.from_batches(
+        [batch for part in parts for batch in reader.read(part)], STORED_SCHEMA
+    )
+    rows = {row["body"]: row for row in table.to_pylist()}
+    row, large = rows[b"\xff"], rows[b"z" * 9000]
+    named = {name: row[name] for name in ("topic", "tags", "keys", "sharding_key", "flag")}
+    assert named == {"topic": TOPIC, "tags": "g", "keys": ["a", "b"], "sharding_key": "s",
+                     "flag": 5}  # fmt: skip
+    assert (row["message_id"], row["properties"]) == ("ID", [("x", "1")])
+    stored = next(m for m in cluster.messages(TOPIC) if m.body == b"\xff")
+    assert row["queue_id"] == stored.queue_id
+    assert row["queue_offset"] == stored.queue_offset
+    assert row["offset_message_id"] == stored.offset_message_id
+    assert row["store_timestamp"].timestamp() * 1000 == pytest.approx(stored.store_ms)
+    assert row["broker_name"] in ("broker-a", "broker-b")
+    assert large["keys"] is None and large["properties"] is None
+
+
+def test_the_names_that_rocketmq_keeps_for_itself_are_apart() -> None:
+    message = StoredMessage("t", b"x", properties={"RETRY_TOPIC": "o", "__event_time_ms": "1500",
+                                                    "mine": "1"})  # fmt: skip
+    (row,) = stored_batch([("b", message)]).to_pylist()
+    assert row["properties"] == [("mine", "1")]
+    assert row["system_properties"] == [("RETRY_TOPIC", "o")]
+    assert row["event_time"].timestamp() == 1.5
+
+
+def test_ddl_and_schema_are_the_same_columns() -> None:
+    names = [part.split()[0] for part in STORED_DDL.replace("MAP<STRING,STRING>", "M").split(", ")]
+    assert names == STORED_SCHEMA.names
+
+
+def test_no_option_of_the_reader_is_one_of_the_sink() -> None:
+    from rocket_sink.options import OPTIONS
+
+    assert not {o.name.lower() for o in READ_OPTIONS} & {o.name.lower() for o in OPTIONS}
+    read, sink = ReadOptions.parse(
+        {"topic": "t", "NAME_SERVER": "a:1", "starting_offsets": "latest"}
+    )
+    assert (read.starting_offsets, sink.name_servers) == ("latest", ("a:1",))
+    assert isinstance(sink, SinkOptions)
+    assert json.loads(json.dumps({o.name: o.default for o in READ_OPTIONS}))

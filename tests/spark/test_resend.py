@@ -1,0 +1,342 @@
+"""The task side of a backfill, against the scripted cluster: no Spark, no Java."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import ConnectError, SendError
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.schema import BACKFILL, RESOLUTION, SEND
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.engine import SendEngine
+from rocket_sink.spark import resend
+from rocket_sink.spark.backfill import backfill_options
+from rocket_sink.spark.resend import RESULT_SCHEMA, Resender, Resent
+from rocket_sink.spark.sources import SENT_COLUMNS
+from rocket_sink.testing import Answer, FakeCluster
+
+TOPIC = "t"
+CTX = RunContext("q", "r", 0, 0, lane="backfill")
+TYPES = {
+    "body": pa.binary(), "keys": pa.list_(pa.string()),
+    "properties": pa.map_(pa.string(), pa.string()), "delay_level": pa.int32(),
+    "delay_ms": pa.int64(), "delivery_timestamp": pa.int64(), "queue_id": pa.int32(),
+    "flag": pa.int32(), "wait_store": pa.bool_(), "open": pa.bool_(),
+    "event_time": pa.timestamp("us", tz="UTC"),
+}  # fmt: skip
+
+
+class Spool:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.durable: list[dict[str, int]] = []
+        self._fresh: list[dict[str, Any]] = []
+
+    def append(self, *batches: pa.RecordBatch) -> None:
+        for batch in batches:
+            self.rows += batch.to_pylist()
+            self._fresh += batch.to_pylist()
+
+    def sync(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        kinds = Counter(row["kind"] for row in fresh if row["kind"] in (BACKFILL, RESOLUTION))
+        self.durable.append(dict(kinds))
+
+    def marks(self) -> dict[str, list[tuple[str, str | None]]]:
+        found: dict[str, list[tuple[str, str | None]]] = {}
+        for row in self.rows:
+            if row["kind"] == BACKFILL:
+                found.setdefault(row["letter_id"], []).append((row["outcome"], row["error_code"]))
+        return found
+
+    def resolved(self) -> set[str]:
+        return {row["letter_id"] for row in self.rows if row["kind"] == RESOLUTION}
+
+    def kinds(self) -> set[str]:
+        return {row["kind"] for row in self.rows}
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as fake:
+        fake.create_topic(TOPIC, 4)
+        yield fake
+
+
+@pytest.fixture
+def options(cluster: FakeCluster, tmp_path: Path) -> SinkOptions:
+    return backfill_options(
+        SinkOptions.parse(
+            nameServer=cluster.name_server, ledger=str(tmp_path), sendMsgTimeout="2s",
+            retryTimesWhenSendFailed=1, orderWaitMs="2s", connectTimeoutMs="20s",
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture
+def engine(options: SinkOptions) -> Iterator[SendEngine]:
+    made = SendEngine(options, shared=None)
+    yield made
+    made.close()
+
+
+def letters(keys: list[str | None], **columns: list[Any]) -> pa.RecordBatch:
+    count = len(keys)
+    values: dict[str, Any] = {
+        "letter_id": [f"letter-{n}" for n in range(count)],
+        "topic": [TOPIC] * count,
+        "body": [f"body {n}".encode() for n in range(count)],
+        "sharding_key": keys,
+        "message_id": [f"{n:032X}" for n in range(count)],
+        "open": [False] * count,
+        **columns,
+    }
+    names = ("letter_id", "open", *SENT_COLUMNS)
+    arrays = [
+        pa.array(values.get(name, [None] * count), TYPES.get(name, pa.string())) for name in names
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def make(options: SinkOptions, engine: SendEngine, **more: Any) -> tuple[Resender, Spool]:
+    spool: Any = Spool()
+    more.setdefault("is_stored", lambda topic, number: False)
+    return Resender(options, engine=engine, spool=spool, ctx=CTX, **more), spool
+
+
+def test_all_are_stored_under_their_ids_and_resolved(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    batch = letters([f"k{n % 5}" for n in range(50)])
+    resender, spool = make(options, engine)
+    resender.send(batch)
+    assert resender.total.resent == 50
+    assert spool.resolved() == set(batch["letter_id"].to_pylist())
+    assert spool.kinds() == {SEND, RESOLUTION, BACKFILL}
+    ids = [message.message_id for message in cluster.messages(TOPIC)]
+    assert sorted(ids) == sorted(batch["message_id"].to_pylist())
+
+
+def test_a_keys_letters_are_stored_in_order(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resend, "CHUNK", 7)
+    resender, _ = make(options, engine)
+    resender.send(letters([f"k{n % 3}" for n in range(60)]))
+    seen: dict[str, list[int]] = {}
+    for message in cluster.messages(TOPIC):
+        number = int(message.body.split()[1])
+        seen.setdefault(message.properties["__SHARDINGKEY"], []).append(number)
+    assert sum(map(len, seen.values())) == 60
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+
+
+def test_letters_without_a_key_are_sent_too(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    resender, spool = make(options, engine)
+    resender.send(letters([None, "k", None]))
+    assert resender.total.resent == 3
+    assert len(spool.resolved()) == len(cluster.messages(TOPIC)) == 3
+
+
+def test_a_refused_letter_stays_pending_and_stops_its_key(
+    options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resend, "CHUNK", 2)
+    keys: list[str | None] = ["bad", "good", "bad", "good", "bad", "good"]
+    bodies = [b"", b"1", b"2", b"3", b"4", b"5"]
+    resender, spool = make(options, engine)
+    resender.send(letters(keys, body=bodies))
+    assert spool.resolved() == {"letter-1", "letter-3", "letter-5"}
+    assert (resender.total.failed, resender.total.held_back) == (1, 2)
+    assert resender.total.codes == {"EMPTY_BODY": 1}
+    assert spool.kinds() == {SEND, RESOLUTION, BACKFILL}, "a failed letter is no second letter"
+
+
+def test_what_a_broker_refuses_stays_pending(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "no"), times=None)
+    resender, spool = make(options, engine)
+    resender.send(letters(["a", "b"]))
+    assert spool.resolved() == set()
+    assert resender.total.failed == 2
+    assert set(resender.total.codes) == {"MESSAGE_ILLEGAL"}
+    assert "no" in resender.total.first_error
+
+
+def test_no_way_to_any_broker_ends_the_trying(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resend, "CHUNK", 2)
+    engine.publish_info(TOPIC)
+    for broker in cluster.brokers:
+        broker.kill()
+    resender, spool = make(options, engine)
+    resender.send(letters(["a", "b", "c", "d", "e", "f"]))
+    assert spool.resolved() == set()
+    assert resender.total.not_tried == 4
+    assert resender.total.failed + resender.total.held_back == 2
+
+
+def test_resolutions_are_durable_chunk_by_chunk(
+    options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resend, "CHUNK", 10)
+    resender, spool = make(options, engine)
+    resender.send(letters(["k"] * 35))
+    chunks = [10, 10, 10, 5]
+    assert spool.durable == [{kind: n} for n in chunks for kind in (BACKFILL, RESOLUTION)]
+
+
+class TestWhatAnEarlierBackfillMayHaveSent:
+    def test_only_these_are_asked_for_and_what_is_stored_is_not_sent(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        batch = letters(["k"] * 6, open=[True, False, True, True, False, False])
+        asked = []
+
+        def is_stored(topic: str, number: str) -> bool:
+            asked.append(number)
+            return number in (f"{0:032X}", f"{3:032X}", f"{5:032X}")
+
+        resender, spool = make(options, engine, is_stored=is_stored)
+        resender.send(batch)
+        assert asked == [f"{n:032X}" for n in (0, 2, 3)]
+        assert (resender.total.found, resender.total.resent) == (2, 4)
+        assert resender.total.settled == len(spool.resolved()) == 6
+        sent = [message.body for message in cluster.messages(TOPIC)]
+        assert sent == [b"body 1", b"body 2", b"body 4", b"body 5"]
+        notes = {row["letter_id"]: row["note"] for row in spool.rows if row["kind"] == RESOLUTION}
+        assert notes["letter-0"] == resend.FOUND
+        assert notes["letter-1"] is None
+
+    def test_a_task_that_runs_again_asks_for_all(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        resender, spool = make(options, engine, is_stored=lambda topic, number: True, ask_all=True)
+        resender.send(letters(["k", None, "k"]))
+        assert resender.total.found == 3
+        assert cluster.messages(TOPIC) == []
+        assert len(spool.resolved()) == 3
+
+    def test_the_topic_that_is_sent_to_is_asked(
+        self, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        asked: list[str] = []
+
+        def is_stored(topic: str, number: str) -> bool:
+            asked.append(topic)
+            return True
+
+        resender, _ = make(options.with_(topic="elsewhere"), engine, is_stored=is_stored)
+        resender.send(letters(["k"], open=[True]))
+        assert asked == ["elsewhere"]
+
+    def test_nothing_is_sent_while_nobody_can_be_asked(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        def is_stored(topic: str, number: str) -> bool:
+            if number == f"{1:032X}":
+                raise ConnectError("nobody there")
+            return True
+
+        resender, spool = make(options, engine, is_stored=is_stored)
+        resender.send(letters(["k"] * 4, open=[True, True, False, False]))
+        assert cluster.messages(TOPIC) == []
+        assert (resender.total.found, resender.total.not_tried) == (1, 3)
+        assert spool.resolved() == {"letter-0"}
+        assert "cannot ask" in resender.total.first_error
+
+    def test_the_brokers_know_what_they_have(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        make(options, engine)[0].send(letters(["k"] * 3))
+        with Admin(options) as admin:
+            assert admin.is_stored(TOPIC, f"{1:032X}")
+            assert not admin.is_stored(TOPIC, f"{7:032X}")
+            assert not admin.is_stored("nosuch", f"{1:032X}")
+            for broker in cluster.brokers:
+                broker.kill()
+            with pytest.raises(SendError):
+                admin.is_stored(TOPIC, f"{1:032X}")
+
+
+def test_every_letter_of_a_chunk_is_marked_and_its_end_noted(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "no"), times=None)
+    resender, spool = make(options, engine)
+    resender.send(letters(["a", "a", None], body=[b"0", b"1", b""]))
+    assert spool.marks() == {
+        "letter-0": [("in_flight", None), ("rejected", "MESSAGE_ILLEGAL")],
+        "letter-1": [("in_flight", None), ("not_sent", "HELD_BACK")],
+        "letter-2": [("in_flight", None), ("not_sent", "EMPTY_BODY")],
+    }
+    for broker in cluster.brokers:
+        broker.behave()
+    resender, spool = make(options, engine)
+    resender.send(letters(["a"]))
+    assert spool.marks() == {"letter-0": [("in_flight", None)]}
+    assert spool.resolved() == {"letter-0"}
+
+
+def test_a_rate_makes_chunks_of_a_second() -> None:
+    batch = letters(["k"] * 100)
+    assert resend._chunk_rows(batch, SinkOptions()) == resend.CHUNK
+    per_task = SinkOptions.parse(maxMessagesPerSecond=100, rateTasks=4)
+    assert resend._chunk_rows(batch, per_task) == 25
+    mean = batch.nbytes / 100
+    by_bytes = SinkOptions.parse(maxBytesPerSecond=int(mean * 10))
+    assert resend._chunk_rows(batch, by_bytes) in (9, 10)
+    assert resend._chunk_rows(batch, SinkOptions.parse(maxMessagesPerSecond=1, rateTasks=9)) == 1
+
+
+def test_a_result_fits_its_schema() -> None:
+    total = resend.Resent(resent=1, codes=resend.Counter({"A": 2}), first_error="x")
+    batch = total.as_batch()
+    assert batch.schema == RESULT_SCHEMA
+    assert batch.to_pylist()[0]["codes"] == [("A", 2)]
+
+
+class TestBackfillOptions:
+    def test_failures_are_told_and_not_raised(self) -> None:
+        given = SinkOptions.parse(
+            ledger="l", nameServer="a:1", onFailure="fail", onInvalid="fail", maxFailures=3,
+            maxFailureRatio=0.1, columns="body=payload", bodyFormat="json", orderBy="x",
+        )  # fmt: skip
+        made = backfill_options(given)
+        assert (made.on_failure, made.on_invalid) == ("dead_letter", "dead_letter")
+        assert (made.max_failures, made.max_failure_ratio) == (-1, 1.0)
+        assert (made.columns, made.body_format, made.order_by) == ((), "column", "")
+        assert made.name_servers == ("a:1",)
+
+    def test_the_users_wait_is_kept(self) -> None:
+        assert backfill_options(SinkOptions.parse(orderWaitMs="90s")).order_wait_ms == 90_000
+        assert backfill_options(SinkOptions.parse()).order_wait_ms == 10_000
+
+    def test_every_option_survives(self) -> None:
+        given = SinkOptions.parse(
+            accessKey="a", secretKey="s", tlsMode="insecure", sendMsgTimeout="7s", latencyMax="1,2",
+            notAvailableDuration="3,4",
+        )  # fmt: skip
+        made = backfill_options(given)
+        assert made.secret_key == given.secret_key
+        assert made.latency_max_ms == (1, 2)
+
+
+def test_what_was_done_is_plain_json() -> None:
+    done = Resent(failed=2)
+    done.codes.update({"EMPTY_BODY": 2})
+    assert json.loads(json.dumps(done.as_dict()))["codes"] == {"EMPTY_BODY": 2}

@@ -1,0 +1,53 @@
+"""What is prepared before a JVM starts; the session itself is used by the Spark tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Any
+
+import pytest
+
+from rocket_sink.spark import session
+
+
+@pytest.fixture
+def environ(monkeypatch: Any) -> dict[str, str]:
+    for name in ("PYSPARK_PYTHON", "PYTHONWARNINGS", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
+        monkeypatch.delenv(name, raising=False)
+    return os.environ  # type: ignore[return-value]
+
+
+def test_workers_get_this_python_unless_told_otherwise(environ: Any, monkeypatch: Any) -> None:
+    session.prepare_environment()
+    assert environ["PYSPARK_PYTHON"] == sys.executable
+    monkeypatch.setenv("PYSPARK_PYTHON", "/other/python")
+    session.prepare_environment()
+    assert environ["PYSPARK_PYTHON"] == "/other/python"
+
+
+def test_java_is_found_for_spark(environ: Any, monkeypatch: Any) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    session.prepare_environment()
+    assert os.path.exists(f"{environ['JAVA_HOME']}/bin/java")
+
+
+def test_inside_spark_submit_the_java_that_runs_is_not_touched(
+    environ: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    session.prepare_environment()
+    assert "JAVA_HOME" not in environ
+
+
+def test_the_pandas_warning_reaches_nobody_and_others_do(environ: Any) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        session.silence_pandas_warning()
+        session.silence_pandas_warning()
+        warnings.warn("PySpark does not yet fully support pandas >= 3.0.0. x", FutureWarning, 2)
+        warnings.warn("another", FutureWarning, stacklevel=2)
+    assert [str(w.message) for w in caught] == ["another"]
+    assert environ["PYTHONWARNINGS"].count("pandas") == 1

@@ -1,0 +1,130 @@
+"""RocketSink without Spark: options, pickling, and what foreach asks of open, process, close."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+
+from rocket_sink import RocketSink, SinkOptions
+from rocket_sink.errors import ConfigurationError, DeliveryError, OptionError
+from rocket_sink.spark import host
+from rocket_sink.testing import FakeCluster
+
+SECRET = "canary-secret-12345"
+
+
+def test_options_are_checked_at_once() -> None:
+    with pytest.raises(OptionError, match="nameServer"):
+        RocketSink(topic="t")
+    with pytest.raises(OptionError, match="not both"):
+        RocketSink(SinkOptions.parse({"nameServer": "a:1"}), topic="t")
+
+
+def test_secrets_never_show_and_pickling_keeps_them() -> None:
+    sink = RocketSink(nameServer="a:1", topic="t", accessKey="ak-canary", secretKey=SECRET)
+    assert SECRET not in repr(sink) and "ak-canary" not in repr(sink)
+    copy = pickle.loads(pickle.dumps(sink))
+    assert copy.options == sink.options and SECRET not in repr(copy)
+
+
+def test_a_relative_ledger_is_the_drivers_folder() -> None:
+    sink = RocketSink(nameServer="a:1", ledger="here")
+    assert sink.options.ledger == f"file:{Path('here').absolute()}"
+
+
+class Speculating:
+    class sparkContext:
+        @staticmethod
+        def getConf() -> Any:
+            return {"spark.speculation": "true"}
+
+
+class TestSpeculation:
+    def test_it_is_refused_when_the_sink_is_made(self, monkeypatch: Any) -> None:
+        monkeypatch.setattr(host, "active_session", Speculating)
+        with pytest.raises(ConfigurationError, match="allowSpeculation"):
+            RocketSink(nameServer="a:1", topic="t")
+        RocketSink(nameServer="a:1", topic="t", allowSpeculation=True)
+
+    def test_and_when_foreach_pickles_a_sink_made_before_the_session(
+        self, monkeypatch: Any
+    ) -> None:
+        sink = RocketSink(nameServer="a:1", topic="t")
+        monkeypatch.setattr(host, "active_session", Speculating)
+        with pytest.raises(ConfigurationError, match="allowSpeculation"):
+            pickle.dumps(sink)
+
+
+def test_importing_the_package_imports_neither_spark_nor_arrow_and_starts_no_thread() -> None:
+    code = (
+        "import sys, threading, rocket_sink; rocket_sink.Message, rocket_sink.SinkOptions;"
+        "assert rocket_sink.__version__ == '0.1.0';"
+        "assert not {'pyspark', 'pyarrow'} & set(sys.modules), 'heavy import';"
+        "assert threading.active_count() == 1;"
+        "assert set(rocket_sink.__all__) <= set(dir(rocket_sink))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class TestForeach:
+    def sink(self, cluster: FakeCluster, tmp_path: Path, **options: Any) -> RocketSink:
+        given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path),
+                 "sendMsgTimeout": 30_000, "gatherRows": 3, **options}  # fmt: skip
+        return pickle.loads(pickle.dumps(RocketSink(**given)))
+
+    def test_all_rows_are_stored_when_close_returns(self, tmp_path: Path) -> None:
+        with FakeCluster() as cluster:
+            sink = self.sink(cluster, tmp_path)
+            assert sink.open(0, 5) is True
+            for i in range(10):
+                sink.process(Row(body=str(i)))
+            sink.close(None)
+            sink.close(None)
+            assert sorted(m.body for m in cluster.messages("t")) == [b"%d" % i for i in range(10)]
+        assert len(list(tmp_path.rglob("*.arrow"))) == 1
+
+    def test_an_empty_partition_leaves_nothing(self, tmp_path: Path) -> None:
+        with FakeCluster() as cluster:
+            sink = self.sink(cluster, tmp_path)
+            assert sink.open(0, 5) is True
+            sink.close(None)
+        assert not list(tmp_path.rglob("*"))
+
+    def test_close_raises_when_a_row_cannot_be_vouched_for(self, tmp_path: Path) -> None:
+        with FakeCluster() as cluster:
+            sink = self.sink(cluster, tmp_path, onInvalid="fail")
+            sink.open(0, 5)
+            sink.process(Row(body=None))
+            with pytest.raises(DeliveryError, match="onInvalid"):
+                sink.close(None)
+            sink.close(None)
+
+    def test_process_raises_early_and_close_keeps_that_error(self, tmp_path: Path) -> None:
+        with FakeCluster() as cluster:
+            sink = self.sink(cluster, tmp_path, onInvalid="fail")
+            sink.open(0, 5)
+            sink.process(Row(body="a"))
+            sink.process(Row(body=None))
+            with pytest.raises(DeliveryError) as caught:
+                sink.process(Row(body="c"))
+            sink.close(caught.value)
+
+    def test_an_error_from_upstream_leaves_the_engine_fit_for_the_next_task(
+        self, tmp_path: Path
+    ) -> None:
+        with FakeCluster() as cluster:
+            sink = self.sink(cluster, tmp_path)
+            sink.open(0, 5)
+            for i in range(4):
+                sink.process(Row(body=str(i)))
+            sink.close(RuntimeError("upstream"))
+            sink.open(0, 5)
+            sink.process(Row(body="again"))
+            sink.close(None)
+            assert b"again" in {m.body for m in cluster.messages("t")}
