@@ -1,0 +1,139 @@
+"""Curves of cost over size: flatness, sparklines, SVG. Pure: points in, text out.
+
+No plotting library is among the dependencies, and four curves need none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.commands.output import table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+FLAT: Final = 1.3
+"""Most that the largest may be of the smallest for a curve to be called flat."""
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 240, 60, 40, 30
+_COLOURS: Final = ("#1f6feb", "#d1242f")
+
+
+@dataclass(frozen=True)
+class Line:
+    """Values of one measure over the sizes of a curve."""
+
+    name: str
+    unit: str
+    values: tuple[float, ...]
+
+    @property
+    def spread(self) -> float:
+        """The largest divided by the smallest; 1 is perfectly flat."""
+        return flatness(self.values)
+
+
+def flatness(values: Sequence[float]) -> float:
+    """The largest divided by the smallest value; infinite when the smallest is not positive."""
+    least = min(values)
+    return max(values) / least if least > 0 else math.inf
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Bars from nought to the largest value, so that a flat curve looks flat."""
+    most = max(values)
+    if most <= 0:
+        return _BARS[0] * len(values)
+    top = len(_BARS) - 1
+    return "".join(_BARS[max(0, min(top, round(value / most * top)))] for value in values)
+
+
+def curves_of(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The points by curve, in the order in which they were measured."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for point in points:
+        found.setdefault(point["curve"], []).append(point)
+    return found
+
+
+def lines_of(points: Sequence[Mapping[str, Any]]) -> tuple[Line, Line]:
+    """CPU per million rows (JVM and workers) and the largest worker's memory."""
+    return (
+        Line("CPU", "cpu-s/M", tuple(point["cpu"] for point in points)),
+        Line("memory", "MB", tuple(point["peak_mb"] for point in points)),
+    )
+
+
+def curve_tables(points: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """One table per curve, and one of all curves with their flatness."""
+    curves = curves_of(points)
+    for name, some in curves.items():
+        rows = [
+            (
+                point["x"], round(point["per_s"]), f"{point['jvm']:.2f}", f"{point['client']:.2f}",
+                f"{point['cpu']:.2f}", f"{point['start_mb']:,.0f} -> {point['peak_mb']:,.0f}",
+            )
+            for point in some
+        ]  # fmt: skip
+        names = (some[0]["axis"], "rows/s", "JVM", "workers", "CPU", "worker MB")
+        numbers = f"{some[0]['axis']} rows/s JVM workers CPU worker_MB"
+        yield table(f"Over {name}", names, rows, numbers=numbers)
+    if curves:
+        flat = [
+            (name, line.name, sparkline(line.values), f"{line.spread:.2f}",
+             "flat" if line.spread <= FLAT else "NOT FLAT")
+            for name, some in curves.items()
+            for line in lines_of(some)
+        ]  # fmt: skip
+        title = f"Flatness (largest / smallest; flat up to {FLAT})"
+        yield table(title, ("over", "of", "curve", "max/min", ""), flat, numbers="max/min")
+
+
+def svg(name: str, points: Sequence[Mapping[str, Any]]) -> str:
+    """One curve as a drawing: both lines from nought, each on its own scale."""
+    lines = lines_of(points)
+    marks = [_x(index, len(points)) for index in range(len(points))]
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img">',
+        f"<title>{escape(name)}</title>",
+        f'<text x="{_LEFT}" y="16" font-weight="bold">Over {escape(name)}</text>',
+        f'<path d="M{_LEFT} {_TOP}V{_HEIGHT - _BOTTOM}H{_WIDTH - 20}" fill="none" stroke="#888"/>',
+    ]
+    for mark, point in zip(marks, points, strict=True):
+        parts.append(
+            f'<text x="{mark:.0f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">'
+            f"{point['x']:,}</text>"
+        )
+    for number, (line, colour) in enumerate(zip(lines, _COLOURS, strict=True)):
+        parts += _drawn(line, colour, marks, number)
+    return "\n".join([*parts, "</svg>"])
+
+
+def _drawn(line: Line, colour: str, marks: Sequence[float], number: int) -> Iterator[str]:
+    most = max(line.values) or 1.0
+    floor, room = _HEIGHT - _BOTTOM, _HEIGHT - _BOTTOM - _TOP - 20
+    places = [
+        (mark, floor - value / most * room) for mark, value in zip(marks, line.values, strict=True)
+    ]
+    corners = " ".join(f"{x:.0f},{y:.0f}" for x, y in places)
+    yield f'<polyline points="{corners}" fill="none" stroke="{colour}" stroke-width="2"/>'
+    for (x, y), value in zip(places, line.values, strict=True):
+        below = 14 if number else -6
+        yield f'<circle cx="{x:.0f}" cy="{y:.0f}" r="3" fill="{colour}"/>'
+        yield (
+            f'<text x="{x:.0f}" y="{y + below:.0f}" text-anchor="middle" fill="{colour}">'
+            f"{value:,.2f}</text>"
+        )
+    label = f"{line.name}, {line.unit}: max/min {line.spread:.2f}"
+    yield (
+        f'<text x="{_LEFT + number * 220}" y="{_HEIGHT - 6}" fill="{colour}">{escape(label)}</text>'
+    )
+
+
+def _x(index: int, count: int) -> float:
+    room = _WIDTH - _LEFT - 80
+    return _LEFT + 40 + (room * index / (count - 1) if count > 1 else room / 2)

@@ -1,0 +1,181 @@
+"""What a run of a case has measured, medians over runs, and what cases are compared with."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Final, Protocol
+
+
+@dataclass(frozen=True)
+class Case:
+    """A thing that is measured.
+
+    `against` names the cases it is compared with, where they are in the same run: its do-nothing
+    twin first. `group` is what tables are made of; `body_bytes` and `keys` are facts of the rows
+    (keys 0: no sharding key; -1: every row has its own).
+    """
+
+    name: str
+    group: str
+    against: tuple[str, ...] = ()
+    ordering: str = "none"
+    body_bytes: int = 256
+    keys: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One run of one case, or the median of several.
+
+    CPU is in seconds per million messages: of Spark's JVM, of the processes that send (Spark's
+    Python workers, or the whole of a sender without Spark), of the driver's Python, of the brokers.
+    Memory is that of the largest sending process; None: not looked at. `doubled` counts messages
+    that the brokers hold beyond those sent.
+    """
+
+    case: str
+    messages: int
+    seconds: float
+    per_s: float
+    jvm: float
+    client: float
+    driver: float
+    brokers: float
+    start_mb: float | None = None
+    peak_mb: float | None = None
+    failed: int = 0
+    doubled: int = 0
+
+    @property
+    def cpu(self) -> float:
+        """What sending takes: the JVM and the processes that send, cpu-s/M."""
+        return self.jvm + self.client
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Figures:
+        """What `as_dict` has made; fields of later versions are left out."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: given for name, given in value.items() if name in known})
+
+
+class Subject(Protocol):
+    """A case that can be run."""
+
+    @property
+    def case(self) -> Case: ...
+
+    def warm_up(self) -> None:
+        """A small run, so that the first measured one starts nothing."""
+
+    def run(self) -> Figures: ...
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A case's figure divided by that of another one in the same run.
+
+    `what` is msg/s or cpu; of the one more is better, of the other less.
+    """
+
+    case: str
+    against: str
+    what: str
+    value: float
+
+    @property
+    def name(self) -> str:
+        """What a baseline finds it by."""
+        return f"{self.what}: {self.case} / {self.against}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+SPEED: Final = "msg/s"
+CPU: Final = "cpu"
+
+
+def medians(runs: Iterable[Figures]) -> list[Figures]:
+    """One per case, in the order of first runs: the median of each figure."""
+    by_case: dict[str, list[Figures]] = {}
+    for run in runs:
+        by_case.setdefault(run.case, []).append(run)
+    return [_median(same) for same in by_case.values()]
+
+
+def _median(runs: Sequence[Figures]) -> Figures:
+    changes: dict[str, Any] = {}
+    for item in fields(Figures):
+        values = [getattr(run, item.name) for run in runs]
+        if item.name != "case" and None not in values:
+            middle = statistics.median(values)
+            changes[item.name] = round(middle) if isinstance(values[0], int) else middle
+    return replace(runs[0], **changes)
+
+
+def ratios(cases: Iterable[Case], middle: Iterable[Figures]) -> list[Ratio]:
+    """Of each case to each one it is compared with, speed and CPU, where both have run."""
+    by_name = {one.case: one for one in middle}
+    found: list[Ratio] = []
+    for case in cases:
+        ours = by_name.get(case.name)
+        for name in case.against:
+            other = by_name.get(name)
+            if ours is None or other is None:
+                continue
+            found.append(Ratio(case.name, name, SPEED, _divided(ours.per_s, other.per_s)))
+            if ours.cpu and other.cpu:
+                found.append(Ratio(case.name, name, CPU, _divided(ours.cpu, other.cpu)))
+    return found
+
+
+def _divided(one: float, other: float) -> float:
+    return one / other if other else float("inf")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A ratio beside the baseline's. `worse` by more than the tolerance is a regress."""
+
+    name: str
+    before: float
+    now: float
+    regress: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two results: what both have, and the names that only one has."""
+
+    changes: tuple[Change, ...]
+    missing: tuple[str, ...] = field(default=())
+
+    @property
+    def regressed(self) -> bool:
+        """Some ratio is worse than the tolerance allows."""
+        return any(change.regress for change in self.changes)
+
+
+def compare(before: Iterable[Ratio], now: Iterable[Ratio], tolerance: float) -> Comparison:
+    """The ratios of two runs; `tolerance` 0.1 allows a tenth less speed, or more CPU."""
+    new = {ratio.name: ratio for ratio in now}
+    changes, missing = [], []
+    for old in before:
+        ratio = new.get(old.name)
+        if ratio is None:
+            missing.append(old.name)
+            continue
+        worse = old.value / ratio.value if old.what == SPEED else ratio.value / old.value
+        changes.append(Change(old.name, old.value, ratio.value, worse > 1 + tolerance))
+    return Comparison(tuple(changes), tuple(missing))

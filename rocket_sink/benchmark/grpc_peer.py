@@ -1,0 +1,126 @@
+"""The official Python client (gRPC) beside ours, through RocketMQ's own proxy.
+
+Both are fetched once into the cache, the client into a folder of its own: its dependencies must
+not change the environment that is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rocket_sink.benchmark.ports import free_port
+from rocket_sink.benchmark.processes import Launcher
+from rocket_sink.cluster import conf
+from rocket_sink.cluster.guard import Guard
+from rocket_sink.cluster.jars import cache_folder
+from rocket_sink.cluster.local import LocalCluster
+from rocket_sink.cluster.modules import resolve_modules
+from rocket_sink.errors import ClusterError
+
+CLIENT: Final = "rocketmq-python-client==5.1.2"
+_READY_S: Final = 60.0
+_INSTALL_S: Final = 300
+_ROOT: Final = Path(__file__).parents[2]
+
+
+@contextmanager
+def grpc_launcher(
+    cluster: LocalCluster, folder: Path, say: Callable[[str], None]
+) -> Iterator[Launcher]:
+    """How to start the client, while the proxy runs.
+
+    Raises:
+        ClusterError: the client or the proxy cannot be fetched, or the proxy does not start.
+    """
+    packages = _client(say)
+    with _proxy(cluster, folder, say) as address:
+        path = os.pathsep.join([str(packages), str(_ROOT)])
+        yield Launcher(
+            (sys.executable, "-m", "rocket_sink.benchmark.grpc_sender", f"endpoints={address}"),
+            {**os.environ, "PYTHONPATH": path, "HOME": str(folder)},
+        )
+
+
+def _client(say: Callable[[str], None]) -> Path:
+    folder = cache_folder() / f"{CLIENT.replace('==', '-')}-py{sys.version_info[1]}"
+    if folder.is_dir():
+        return folder
+    say(f"fetching {CLIENT}, once")
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "install", "-q", "--target", str(scratch / "it"), CLIENT],
+            capture_output=True, text=True, timeout=_INSTALL_S, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines()
+            raise ClusterError(f"pip cannot fetch {CLIENT}: {lines[-1] if lines else 'no reason'}")
+        (scratch / "it").rename(folder)
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"pip has not fetched {CLIENT} within {_INSTALL_S} s") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _proxy(cluster: LocalCluster, folder: Path, say: Callable[[str], None]) -> Iterator[str]:
+    version = cluster.version
+    jars = resolve_modules(
+        f"rocketmq-proxy-{version}", [f"org.apache.rocketmq:rocketmq-proxy:{version}"], tell=say
+    )
+    conf.write_rocketmq_home(folder, version, None)
+    port, remoting = free_port(), free_port()
+    settings = folder / "rmq-proxy.json"
+    settings.write_text(
+        f'{{"rocketMQClusterName": "{conf.CLUSTER_NAME}", "proxyMode": "CLUSTER", '
+        f'"namesrvAddr": "{cluster.name_server}", "grpcServerPort": {port}, '
+        f'"remotingListenPort": {remoting}}}',
+        encoding="utf-8",
+    )
+    command = conf.jvm_command(
+        "proxy", java=cluster.java, folder=folder, version=version,
+        memory=("-Xms512m", "-Xmx512m"), extra=(),
+    )  # fmt: skip
+    environ = {
+        **os.environ,
+        "CLASSPATH": conf.class_path(folder, os.pathsep.join(map(str, jars))),
+        "NAMESRV_ADDR": cluster.name_server,
+    }
+    guard = Guard()
+    try:
+        with (folder / "console.log").open("wb") as console:
+            process = subprocess.Popen(
+                [*command, "-pm", "cluster", "-pc", str(settings)], env=environ, stdout=console,
+                stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=folder, **guard.join(),
+            )  # fmt: skip
+        try:
+            _wait(process, port, folder)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()
+    finally:
+        guard.close()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, folder: Path) -> None:
+    deadline_s = time.monotonic() + _READY_S
+    while process.poll() is None and time.monotonic() < deadline_s:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    log = (folder / "console.log").read_text(errors="replace").strip().splitlines()
+    causes = [line.strip() for line in log if "Exception" in line or "Error:" in line] or log[-1:]
+    raise ClusterError(f"RocketMQ's proxy did not start: {'; '.join(causes)[:600]}")

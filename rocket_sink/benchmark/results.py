@@ -1,0 +1,89 @@
+"""A results file: what one `rocket-sink benchmark` has measured, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rocket_sink.benchmark.figures import Case, Figures, Ratio, medians, ratios
+from rocket_sink.errors import ConfigurationError
+
+
+@dataclass
+class Results:
+    """Everything of one run; parts that were not asked for are empty.
+
+    `absent` is {peer: why it was not measured}; `faults` and `scale` hold the records of
+    `rocket_sink.benchmark.faults` and `rocket_sink.benchmark.scale`.
+    """
+
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    cases: list[Case] = field(default_factory=list)
+    runs: list[Figures] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    scale: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing has been measured yet."""
+        return not (self.runs or self.faults or self.scale)
+
+    @property
+    def medians(self) -> list[Figures]:
+        """One per case, in the order of the cases."""
+        by_name = {one.case: one for one in medians(self.runs)}
+        return [by_name[case.name] for case in self.cases if case.name in by_name]
+
+    @property
+    def ratios(self) -> list[Ratio]:
+        """Of the medians."""
+        return ratios(self.cases, self.medians)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "machine": self.machine,
+            "settings": self.settings,
+            "absent": self.absent,
+            "medians": _dicts(self.medians),
+            "ratios": _dicts(self.ratios),
+            "faults": self.faults,
+            "scale": self.scale,
+            "cases": _dicts(self.cases),
+            "runs": _dicts(self.runs),
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
+
+
+def _dicts(things: Sequence[Any]) -> list[dict[str, Any]]:
+    return [thing.as_dict() for thing in things]
+
+
+def read_results(path: Path) -> Results:
+    """What `write` has written.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is no results file.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        cases = [Case(**{**one, "against": tuple(one["against"])}) for one in value["cases"]]
+        runs = [Figures.from_dict(one) for one in value["runs"]]
+        return Results(
+            value["machine"], value["settings"], cases, runs, value["absent"], value["faults"],
+            value["scale"],
+        )  # fmt: skip
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the results {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{path} is no results file of rocket-sink benchmark --out ({error!r})"
+        ) from None

@@ -1,0 +1,227 @@
+"""One run: brokers, a session and peers as far as they are asked for, then all cases in turn."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rocket_sink.benchmark import grpc_peer, kafka_peer, peers_cases
+from rocket_sink.benchmark.figures import Subject
+from rocket_sink.benchmark.java_peer import java_launcher
+from rocket_sink.benchmark.lane_runs import LaneRun, SparkBench
+from rocket_sink.benchmark.lanes import NOOPS, LaneCase, lane_cases
+from rocket_sink.benchmark.peers_cases import PeerCase
+from rocket_sink.benchmark.processes import Launcher, ProcessRun, our_launcher
+from rocket_sink.benchmark.results import Results
+from rocket_sink.benchmark.rows import Load, RowFiles
+from rocket_sink.benchmark.stored import StoredCount
+from rocket_sink.cluster.local import LocalCluster
+from rocket_sink.errors import RocketSinkError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Say = Callable[[str], None]
+Session = Callable[[tuple[str, ...]], AbstractContextManager["SparkSession"]]
+"""Starts Spark, with further packages."""
+
+TOPIC: Final = "benchmark"
+_QUEUES: Final = 4
+KEEP_LITTLE: Final = {"fileReservedTime": "0"}
+"""Brokers delete full log files once a minute has passed: a long run would fill the disk."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure; `rows` is cut where the bodies would take more than `most_bytes`.
+
+    `lanes` empty: no Spark lanes.
+    """
+
+    rows: int
+    repeat: int
+    brokers: int
+    bodies: tuple[int, ...]
+    orderings: tuple[str, ...]
+    keys: tuple[int, ...]
+    lanes: tuple[str, ...] = ()
+    without_ledger: bool = False
+    ceiling: bool = False
+    java_batches: bool = False
+    kafka: bool = False
+    peers: bool = False
+    most_bytes: int = 1 << 30
+
+    @property
+    def spark(self) -> bool:
+        """Spark is needed."""
+        return bool(self.lanes) or self.kafka
+
+    def load(self, body_bytes: int) -> Load:
+        """The rows of one body size."""
+        keys = self.keys if any(one != "none" for one in self.orderings) else ()
+        return Load.capped(self.rows, body_bytes, keys, self.most_bytes)
+
+    def against(self, body_bytes: int) -> tuple[str, ...]:
+        """What lanes are compared with besides their twin."""
+        return (
+            f"ceiling {body_bytes} B",
+            peers_cases.title(peers_cases.JAVA, peers_cases.BATCHES, body_bytes),
+            kafka_peer.case_name(stream=True, body_bytes=body_bytes),
+            kafka_peer.case_name(stream=False, body_bytes=body_bytes),
+        )
+
+    def lane_cases(self) -> list[LaneCase]:
+        """The lanes' cases, in the order in which they are run."""
+        return lane_cases(
+            (*self.lanes, *NOOPS) if self.lanes else (), self.orderings, self.keys, self.bodies,
+            peers=self.against, without_ledger=self.without_ledger,
+        )  # fmt: skip
+
+
+def run_plan(plan: Plan, results: Results, say: Say, session: Session) -> None:
+    """Every case `plan.repeat` times, in turn, each warmed up before; all in one run.
+
+    Raises:
+        RocketSinkError: the cluster or Spark does not start, or a case does not add up. A peer
+            that is not to be had is named in `absent` instead.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch_folder())
+        say("starting RocketMQ")
+        cluster = stack.enter_context(LocalCluster(plan.brokers, broker_config=KEEP_LITTLE))
+        cluster.create_topic(TOPIC, _QUEUES)
+        subjects = list(_Subjects(plan, cluster, folder, stack, results, say).make(session))
+        results.cases = [subject.case for subject in subjects]
+        measure(subjects, plan.repeat, results, say)
+
+
+def measure(subjects: Sequence[Subject], repeat: int, results: Results, say: Say) -> None:
+    """Warm all up, then run all in turn, several times over."""
+    for subject in subjects:
+        say(f"{subject.case.name}: warming up")
+        subject.warm_up()
+    for number in range(repeat):
+        for subject in subjects:
+            figures = subject.run()
+            results.runs.append(figures)
+            say(f"{figures.case} ({number + 1}/{repeat}): {figures.per_s:,.0f} msg/s")
+
+
+def reason_of(error: Exception) -> str:
+    """Why something is absent, in a line: what an error says first, and which module is missing."""
+    first, *others = str(error).splitlines()
+    missing = next((line.strip(" :\t") for line in others if line.endswith(": not found")), "")
+    return f"{first} ({missing})" if missing else first
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder that is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="rocket-sink-benchmark-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Subjects:
+    def __init__(
+        self, plan: Plan, cluster: LocalCluster, folder: Path, stack: ExitStack,
+        results: Results, say: Say,
+    ) -> None:  # fmt: skip
+        self._plan = plan
+        self._cluster = cluster
+        self._folder = folder
+        self._stack = stack
+        self._absent = results.absent
+        self._say = say
+        self._launchers: dict[str, Launcher] = {peers_cases.OURS: our_launcher()}
+        self._count = StoredCount(cluster.name_server, TOPIC)
+
+    def make(self, session: Session) -> Iterator[Subject]:
+        """All subjects, those that need no Spark first."""
+        self._find_peers()
+        for case in self._peer_cases():
+            yield self._process(case)
+        if self._plan.spark:
+            yield from self._spark_subjects(session)
+
+    def _find_peers(self) -> None:
+        plan = self._plan
+        if plan.peers or plan.java_batches:
+            self._try(peers_cases.JAVA, lambda: java_launcher(
+                self._cluster.java, self._cluster.classpath, self._folder))  # fmt: skip
+        if plan.peers:
+            proxy = grpc_peer.grpc_launcher(self._cluster, self._folder / "proxy", self._say)
+            self._try(peers_cases.GRPC, lambda: self._stack.enter_context(proxy))
+
+    def _try(self, who: str, make: Callable[[], Launcher]) -> None:
+        try:
+            self._launchers[who] = make()
+        except RocketSinkError as error:
+            self._note_absent(who, error)
+
+    def _note_absent(self, who: str, error: Exception) -> None:
+        self._absent[who] = reason_of(error)
+        self._say(f"{who} is absent: {self._absent[who]}")
+
+    def _peer_cases(self) -> Iterator[PeerCase]:
+        plan = self._plan
+        for body in plan.bodies:
+            if plan.ceiling or plan.peers:
+                yield peers_cases.ceiling(body)
+                for ordering in plan.orderings:
+                    for keys in (0,) if ordering == "none" else plan.keys:
+                        yield peers_cases.engine(body, ordering, keys)
+            if plan.peers:
+                yield from peers_cases.peer_cases(body, frozenset(self._launchers))
+            elif plan.java_batches and peers_cases.JAVA in self._launchers:
+                yield peers_cases.java_batches(body)
+
+    def _process(self, made: PeerCase) -> ProcessRun:
+        arguments = {"nameServer": self._cluster.name_server, "topic": TOPIC, **made.arguments}
+        rows = self._plan.load(made.case.body_bytes).rows
+        return ProcessRun(
+            made.case, self._launchers[made.who], arguments,
+            messages=max(100, int(rows * made.share)), brokers_s=self._cluster.cpu_s,
+            count=self._count,
+        )  # fmt: skip
+
+    def _spark_subjects(self, session: Session) -> Iterator[Subject]:
+        spark = self._spark(session)
+        bench = SparkBench(spark, self._cluster, TOPIC, self._folder)
+        self._say("writing rows")
+        files = {
+            body: RowFiles(spark, self._plan.load(body), self._folder / f"rows-{body}")
+            for body in self._plan.bodies
+        }
+        for made in self._plan.lane_cases():
+            yield LaneRun(bench, made, files[made.case.body_bytes])
+        if self._kafka is not None:
+            for rows in files.values():
+                yield kafka_peer.KafkaRun(bench, self._kafka, rows, stream=True)
+                yield kafka_peer.KafkaRun(bench, self._kafka, rows, stream=False)
+
+    def _spark(self, session: Session) -> SparkSession:
+        """A session; with Spark's Kafka sink and a broker for it, if they are to be had."""
+        self._kafka: kafka_peer.KafkaBroker | None = None
+        packages: tuple[str, ...] = ()
+        if self._plan.kafka:
+            import pyspark
+
+            try:
+                packages = (kafka_peer.spark_package(pyspark.__version__, self._say),)
+                self._kafka = self._stack.enter_context(
+                    kafka_peer.KafkaBroker(self._folder / "kafka", self._say)
+                )
+            except RocketSinkError as error:
+                packages = ()
+                self._note_absent(kafka_peer.GROUP, error)
+        self._say("starting Spark")
+        return self._stack.enter_context(session(packages))

@@ -1,0 +1,48 @@
+"""The Spark lanes' task body without Spark: record batches to acknowledged requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from rocket_sink.benchmark.rows import record_batch
+from rocket_sink.benchmark.sender_modes import Job, Send
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.spark.contract_plan import ColumnPlan
+from rocket_sink.spark.worker import TaskRun
+
+BATCH_ROWS: Final = 20_000
+
+
+@contextmanager
+def send_arrow(job: Job) -> Iterator[Send]:
+    """Rows go in record batches of 20,000, the same one again and again; no ledger."""
+    options = SinkOptions.parse({**job.options, "topic": job.topic, "ordering": job.ordering})
+    batch = record_batch(BATCH_ROWS, job.size, job.keys)
+    plan = ColumnPlan(tuple((name, name) for name in batch.schema.names), job.topic)
+    pool = ProducerPool(make=SendEngine)
+
+    def send(numbers: range, until_s: float | None) -> None:
+        began_s, left = time.monotonic(), len(numbers)
+        run = TaskRun(options, RunContext("benchmark", "benchmark", 0), pool=pool)
+        try:
+            while left > 0 and (until_s is None or time.monotonic() < until_s):
+                run.feed(batch.slice(0, min(left, BATCH_ROWS)), plan)
+                left -= BATCH_ROWS
+            summary = run.finish()
+        except BaseException:
+            run.abort()
+            raise
+        job.tally.succeeded(began_s, time.monotonic(), range(summary.acked))
+
+    try:
+        yield send
+    finally:
+        engine = pool.acquire(options)
+        engine.close()
+        pool.release(engine)

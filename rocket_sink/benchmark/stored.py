@@ -1,0 +1,48 @@
+"""How much a topic's queues have taken so far: the brokers' own word, whatever a sender says."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from rocket_sink.errors import RocketSinkError
+from rocket_sink.producer.admin import Admin
+
+_POLL_S: Final = 0.1
+_PATIENCE_S: Final = 30.0
+
+
+class StoredCount:
+    """Counts what is stored between `start` and `check`."""
+
+    def __init__(self, name_server: str, topic: str) -> None:
+        self._name_server = name_server
+        self._topic = topic
+        self._before = 0
+
+    def start(self) -> None:
+        """Count from here, once what was stored before is counted."""
+        self._before = -1
+        while (now := self._now()) != self._before:
+            self._before = now
+            time.sleep(_POLL_S)
+
+    def check(self, sent: int, who: str) -> int:
+        """Messages stored beyond those sent (doubles).
+
+        Raises:
+            RocketSinkError: fewer are stored, also after a while.
+        """
+        deadline_s = time.monotonic() + _PATIENCE_S
+        # Brokers make their queues from the log a moment after they have answered.
+        while (found := self._now() - self._before) < sent and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        if found < sent:
+            raise RocketSinkError(
+                f"{who}: {sent:,} messages are acknowledged and the brokers hold {found:,}"
+            )
+        return found - sent
+
+    def _now(self) -> int:
+        with Admin(nameServer=self._name_server, timeout_s=30.0) as admin:
+            return sum(admin.max_offset(queue) for queue in admin.queues(self._topic))

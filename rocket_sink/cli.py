@@ -1,0 +1,99 @@
+"""The command line: `rocket-sink COMMAND`.
+
+Contract: a command's module is imported when the command runs or its own help is asked for, so
+that `rocket-sink --help` costs no Spark, Arrow or table library. Exit codes: 0 the command did
+what it says; 1 it did not (one line on stderr says why); 2 the command line or an option is wrong;
+130 stopped by the user. A traceback is printed only with `--debug`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from rocket_sink import __version__
+from rocket_sink.commands.base import Command, LazyGroup, debug_wanted
+from rocket_sink.errors import OptionError, RocketSinkError
+
+COMMANDS: Final = {
+    "demo": ("demo:demo", "Stream a year of flights into a local cluster, break a broker, count."),
+    "cluster": ("cluster:cluster", "Start, inspect and stop a local RocketMQ cluster."),
+    "check": ("check:check", "Tell whether name servers, brokers and topic are ready to be used."),
+    "routes": ("routes:routes", "Show the brokers and queues of a topic."),
+    "send": ("send:send", "Send messages from the command line or from standard input."),
+    "tail": ("tail:tail", "Print the messages of a topic, and wait for new ones."),
+    "stream": ("stream:stream", "Stream rows of any Spark source into a topic."),
+    "backfill": (
+        "backfill:backfill",
+        "Send the pending dead letters of a ledger again, or the rows of any table, once.",
+    ),
+    "dlq": (
+        "dlq:dlq",
+        "Look into the dead letters of consumer groups, export them, send them again.",
+    ),
+    "report": ("report:report", "Show what a ledger says about sends, failures and brokers."),
+    "ledger": ("ledger:ledger", "Fold, show and maintain a ledger."),
+    "options": ("options:options", "List every option of the sink, or write a configuration."),
+    "benchmark": ("benchmark:benchmark", "Measure the sink beside a sink that does nothing."),
+}
+"""Name -> (module:attribute below rocket_sink.commands, the line that --help shows)."""
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="rocket-sink")
+@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    """Send Spark rows to Apache RocketMQ, and account for every one of them."""
+    context.meta[Command.DEBUG] = debug
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code instead of leaving the process."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        answer = cli.main(args=given, prog_name="rocket-sink", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        return 0
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("rocket-sink: stopped", err=True)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except Exception as error:
+        return _failed(error, given)
+    return answer if isinstance(answer, int) else 0
+
+
+def _failed(error: Exception, given: Sequence[str]) -> int:
+    from rocket_sink.commands.failures import one_line
+
+    if debug_wanted(given):
+        traceback.print_exception(error)
+    click.echo(f"rocket-sink: {one_line(error)}", err=True)
+    if not isinstance(error, RocketSinkError) and not debug_wanted(given):
+        click.echo("rocket-sink: --debug shows where it comes from", err=True)
+    return 2 if isinstance(error, OptionError) else 1
+
+
+def _forget_stdout() -> None:
+    """The reader of our output has gone (`| head`): say nothing more, also not at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""`rocket-sink backfill` and `jobs/backfill.py`: send dead letters, or a table's rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rocket_sink.commands.base import Command
+from rocket_sink.commands.ledger import check_there
+from rocket_sink.commands.output import Bar, note, print_json, show, table
+from rocket_sink.commands.sink_input import (
+    absolute,
+    given_options,
+    sink_options,
+    with_name_server,
+)
+from rocket_sink.commands.spark_input import pairs, spark_options, spark_session
+from rocket_sink.commands.times import time_value
+from rocket_sink.errors import OptionError
+from rocket_sink.options import SinkOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rocket_sink.spark.backfill import Backfill, Plan
+    from rocket_sink.spark.resend import Resent
+    from rocket_sink.spark.sources import Table
+
+_REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer")
+
+
+@click.command(
+    cls=Command,
+    example="""
+    rocket-sink backfill --ledger ledger/ -n 127.0.0.1:9876 --dry-run
+    rocket-sink backfill --ledger ledger/ -n 127.0.0.1:9876 --reason transport --reason held_back
+    rocket-sink backfill --ledger ledger/ -n 127.0.0.1:9876 --where "keys[0] = 'AA1'" --since 2d
+    rocket-sink backfill --format parquet --path old/ --ledger ledger/ -n 127.0.0.1:9876 \\
+      --columns 'body=payload, keys=order_id' --to-topic orders --rate 500""",
+)
+@sink_options(
+    "nameServer", "ledger", "producerGroup", "columns", "maxMessagesPerSecond", "maxBytesPerSecond"
+)
+@click.option("--path", help="Send the rows of the files or the Delta table there.")
+@click.option("--table", "name", metavar="NAME", help="Send the rows of this table of the catalog.")
+@click.option(
+    "--format", "form", default="delta", show_default=True,
+    help="What --path is: delta, parquet, json, csv or another source of Spark.",
+)  # fmt: skip
+@click.option("--schema", metavar="DDL", help="The files' schema, where they have none.")
+@click.option(
+    "--source-option", multiple=True, metavar="NAME=VALUE", help="For --path; repeatable."
+)
+@click.option(
+    "--reason",
+    "reasons",
+    type=click.Choice(_REASONS),
+    multiple=True,
+    help="Only letters of this class; repeatable. Default: all but data, which no "
+    "broker would take.",
+)
+@click.option("--only-topic", metavar="TOPIC", help="Only letters of this topic.")
+@click.option("--where", metavar="SQL", help="Only letters (rows) for which this is true.")
+@click.option(
+    "--since", callback=time_value, metavar="TIME",
+    help="Only letters from this time (UTC) on, or from 10m ago; rows by their event_time.",
+)  # fmt: skip
+@click.option("--until", callback=time_value, metavar="TIME", help="Only letters before this time.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the N oldest.")
+@click.option(
+    "--max-tries", type=click.IntRange(1), default=3, show_default=True, metavar="N",
+    help="Leave letters alone that N backfills have failed with.",
+)  # fmt: skip
+@click.option("--again", is_flag=True, help="Send also letters that have failed so often.")
+@click.option("--to-topic", metavar="TOPIC", help="Send to this topic instead of the letters' own.")
+@click.option("--dry-run", is_flag=True, help="Count, show a sample, send nothing.")
+@click.option(
+    "--sample",
+    type=click.IntRange(0),
+    default=5,
+    show_default=True,
+    help="Letters that --dry-run shows.",
+)
+@spark_options
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def backfill(
+    path: str | None, name: str | None, form: str, schema: str | None,
+    source_option: tuple[str, ...], reasons: tuple[str, ...], only_topic: str | None,
+    where: str | None, since: dt.datetime | None, until: dt.datetime | None, limit: int | None,
+    max_tries: int, again: bool, to_topic: str | None, dry_run: bool, sample: int,
+    master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
+) -> int:  # fmt: skip
+    """Send the pending dead letters of a ledger again, or the rows of any table, once.
+
+    In order per sharding key and under the same message ids. Each one stored is noted in the
+    ledger as it goes, so a backfill may be run twice, or again after it was killed. Exits 0 only
+    when every selected letter is stored.
+
+    --path or --table sends rows with the columns of the row contract (README) instead; --columns
+    takes them from other names. The ledger remembers which were sent, and is made when it is not
+    there. Order per key is that of -O orderBy=COLUMN, else of event_time, else of the files.
+
+    --rate and --max-bytes-per-second are divided over the tasks that run at once: -O rateTasks=N,
+    else the backfill's tasks, at most Spark's task slots.
+
+    A backfill that failed for want of a way to the brokers does not count for --max-tries.
+    """
+    from_table = _checked(path, name, reasons)
+    options = _options(to_topic, dry_run=dry_run)
+    if not from_table:
+        check_there(options.ledger)
+    with spark_session(
+        "backfill", master=master, spark_conf=spark_conf, packages=packages, small=dry_run
+    ) as spark:
+        from rocket_sink.spark.backfill import Backfill
+        from rocket_sink.spark.selection import Selection
+
+        selection = Selection(
+            reasons, only_topic, where, since, until, limit, max_tries, again
+        )  # fmt: skip
+        source = None
+        if from_table:
+            source = _table(spark, options, path, name, form, schema, source_option)
+        work = Backfill(spark, options, selection, source)
+        plan = work.plan(sample=sample if dry_run else 0)
+        if dry_run:
+            _print_plan(plan, work.what, as_json=as_json)
+            return 0
+        done = _run(work, plan, quiet=as_json)
+    _print_done(plan, done, work.what, as_json=as_json)
+    return 0 if done.settled == plan.selected else 1
+
+
+def _checked(path: str | None, name: str | None, reasons: tuple[str, ...]) -> bool:
+    """Whether a table is sent."""
+    if path and name:
+        raise click.UsageError("give --path or --table, not both")
+    if (path or name) and reasons:
+        raise click.UsageError("--reason is for dead letters; choose rows of a table with --where")
+    return bool(path or name)
+
+
+def _table(
+    spark: SparkSession, options: SinkOptions, path: str | None, name: str | None, form: str,
+    schema: str | None, source_option: tuple[str, ...],
+) -> Table:  # fmt: skip
+    from rocket_sink.commands.stream_run import Source
+    from rocket_sink.spark.sources import Table
+
+    if name:
+        return Table(spark.table(name), name, options)
+    assert path is not None
+    place = absolute(path)
+    files = Source(form, place, schema, pairs(source_option, "--source-option"), None, ())
+    return Table(files.read(spark, streaming=False), place, options)
+
+
+def _options(to_topic: str | None, *, dry_run: bool) -> SinkOptions:
+    values = given_options()
+    if not values.get("ledger"):
+        raise OptionError(
+            "option ledger is missing: --ledger PATH names it; it has the dead letters, and a "
+            "backfill notes there what it has sent",
+            option="ledger",
+        )
+    values["ledger"] = absolute(str(values["ledger"]))
+    # The letters know their topics; a configuration file's topic must not redirect them.
+    values.pop("topic", None)
+    if to_topic:
+        values["topic"] = to_topic
+    if not dry_run:
+        values = with_name_server(values)
+    options = SinkOptions.parse(values)
+    if not dry_run:
+        _ = options.name_servers
+    return options
+
+
+def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:
+    if not plan.selected:
+        return work.run(0)
+    if quiet:
+        return work.run(plan.selected)
+    with Bar(f"backfill of {plan.selected:,}", plan.selected) as bar:
+        done = work.run(
+            plan.selected,
+            progress=lambda tasks, of: bar.advance_to(plan.selected * tasks // max(1, of)),
+        )
+        bar.advance_to(done.settled)
+    return done
+
+
+def _print_plan(plan: Plan, what: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(plan))
+        return
+    note(f"{plan.pending:,} pending {what}, {plan.selected:,} of them selected "
+         f"({plan.selected_bytes:,} bytes); nothing sent")  # fmt: skip
+    for text in _remarks(plan):
+        note(f"  {text}")
+    if not plan.pending:
+        return
+    if plan.by_reason:
+        show(table("by reason", ("reason", what), plan.by_reason.items(), numbers=what))
+    show(table("by topic", ("topic", what), plan.by_topic.items(), numbers=what))
+    if plan.sample:
+        names = ("topic", "sharding_key", "keys", "reason", "last_error_code", "tries",
+                 "body_bytes")  # fmt: skip
+        there = [name for name in names if name in plan.sample[0]]
+        rows = ([_cell(letter[name]) for name in there] for letter in plan.sample)
+        show(table(f"the first {len(plan.sample)}", [n.replace("_", " ") for n in there], rows,
+                   numbers="body_bytes tries"))  # fmt: skip
+
+
+def _remarks(plan: Plan) -> Iterator[str]:
+    if plan.left_alone:
+        yield f"{plan.left_alone:,} are left alone: so many backfills failed (--again sends them)"
+    if plan.asked:
+        yield f"{plan.asked:,} may have been sent by a backfill that was killed: brokers are asked"
+    if plan.without_body:
+        yield f"{plan.without_body:,} have no body and cannot be sent"
+
+
+def _cell(value: Any) -> Any:
+    return " ".join(value) if isinstance(value, list) else value
+
+
+def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
+    left = plan.pending - done.settled
+    if as_json:
+        print_json({"pending_before": plan.pending, "selected": plan.selected,
+                    "left_alone": plan.left_alone, **done.as_dict(), "pending": left})  # fmt: skip
+        return
+    if not plan.selected:
+        note("nothing to send" + _not_selected(plan, what))
+        return
+    parts = [f"{done.resent:,} stored"]
+    parts += [f"{count:,} {text}" for count, text in (
+        (done.found, "found at a broker, sent by an earlier backfill"),
+        (done.failed, "failed"), (done.held_back, "held back behind a failed one of their key"),
+        (done.not_tried, "not tried, for no broker could be reached"),
+    ) if count]  # fmt: skip
+    note(f"{plan.selected:,} {what}: {', '.join(parts)}; {left:,} pending")
+    for text in _remarks(plan):
+        note(f"  {text}")
+    for code, count in done.codes.most_common():
+        note(f"  {code}: {count:,}")
+    if done.first_error:
+        note(f"  first error: {done.first_error}")
+
+
+def _not_selected(plan: Plan, what: str) -> str:
+    if not plan.pending:
+        return f": no {what} are pending"
+    if plan.left_alone:
+        return f": {plan.left_alone:,} have failed too often (--again sends them)"
+    data = plan.by_reason.get("data", 0)
+    if data == plan.pending:
+        return f": the {data:,} pending letters are rows that no broker takes (--reason data tries)"
+    return f": none of the {plan.pending:,} pending {what} is selected"

@@ -1,0 +1,230 @@
+"""`rocket-sink benchmark` and `jobs/benchmark.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rocket_sink.commands.base import Command
+from rocket_sink.commands.benchmark_input import LANES, ORDERINGS, Asked, key_counts
+from rocket_sink.commands.output import note, print_json, show
+from rocket_sink.commands.spark_input import spark_session
+from rocket_sink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rocket_sink.benchmark.figures import Comparison
+    from rocket_sink.benchmark.results import Results
+
+
+@click.command(
+    cls=Command,
+    example="""
+    rocket-sink benchmark --rows 500000
+    rocket-sink benchmark --lane write_batch --ordering strict --keys 1000 --keys all
+    rocket-sink benchmark --full --out figures.json
+    rocket-sink benchmark --peers --out peers.json --baseline peers-before.json
+    rocket-sink benchmark --faults
+    rocket-sink benchmark --faults --pause-ms 300
+    rocket-sink benchmark --scale --html curves.html""",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(1000),
+    default=1_000_000,
+    show_default=True,
+    help="Rows per run; fewer where bodies are large.",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Runs of each case, in turn; medians are shown.",
+)
+@click.option(
+    "--lane",
+    "lanes",
+    type=click.Choice(LANES),
+    multiple=True,
+    help="Lane to measure, with its do-nothing twin; repeatable. Default: foreach, "
+    "source-stream, write_batch.",
+)
+@click.option(
+    "--ordering",
+    "orderings",
+    type=click.Choice(ORDERINGS),
+    multiple=True,
+    help="Repeatable; default none.",
+)
+@click.option(
+    "--keys",
+    multiple=True,
+    callback=key_counts,
+    metavar="N|all",
+    help="Sharding keys of ordered rows, or all different; repeatable. Default 1000.",
+)
+@click.option(
+    "--body-bytes",
+    "bodies",
+    type=click.IntRange(20, 4_000_000),
+    multiple=True,
+    help="Size of a body; repeatable. Default 256.",
+)
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, 8),
+    default=2,
+    show_default=True,
+    help="Brokers, on this machine.",
+)
+@click.option(
+    "--full",
+    is_flag=True,
+    help="All lanes, orderings and body sizes, the ceiling, Java's batches, Kafka.",
+)
+@click.option("--without-ledger", is_flag=True, help="Each lane without a ledger, too.")
+@click.option(
+    "--ceiling",
+    is_flag=True,
+    help="Also frames encoded beforehand and replayed, and the engine without Spark.",
+)
+@click.option(
+    "--peers",
+    is_flag=True,
+    help="Producers one by one and in batches: ours, Java's, the gRPC client.",
+)
+@click.option("--kafka", is_flag=True, help="Also Spark's own Kafka sink on the same rows.")
+@click.option(
+    "--faults",
+    is_flag=True,
+    help="A broker frozen, a broker killed: ours and Java's producer in turn.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1),
+    default=32.0,
+    show_default=True,
+    help="--faults: length of a run; the fault takes 10/32 of it.",
+)
+@click.option(
+    "--pause-ms",
+    type=click.IntRange(1),
+    help="--faults: only stop a broker for so long; no message may be doubled.",
+)
+@click.option(
+    "--scale", is_flag=True, help="Cost per row over rows, sharding keys, brokers and workers."
+)
+@click.option(
+    "--scale-by",
+    type=click.Choice(["rows", "keys", "brokers", "workers"]),
+    multiple=True,
+    help="--scale: only this; repeatable.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write all figures to this file, as JSON.",
+)
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write tables and curves to this file.",
+)
+@click.option(
+    "--baseline",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Compare ratios with those of an earlier --out; exit 1 when one is worse.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=0.15,
+    show_default=True,
+    help="--baseline: how much worse is no regress.",
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def benchmark(
+    out: Path | None, html: Path | None, baseline: Path | None, tolerance: float, as_json: bool,
+    **asked: Any,
+) -> int:  # fmt: skip
+    """Measure the sink beside a sink that does nothing.
+
+    Same rows, same Spark, one run, with the brokers on the same machine: compare the cases with
+    each other, not with another run.
+    """
+    from rocket_sink.benchmark.facts import machine_facts
+    from rocket_sink.benchmark.results import Results, read_results
+
+    before = read_results(baseline) if baseline else None
+    results = Results(machine_facts(), Asked(**asked).as_dict())
+    try:
+        _measure(Asked(**asked), results)
+    finally:
+        # hours may be in it, also when something fails at last
+        if out and not results.is_empty:
+            results.write(out)
+            note(f"written to {out}")
+    if html:
+        from rocket_sink.benchmark.html import page
+
+        html.write_text(page(results), encoding="utf-8")
+        note(f"written to {html}")
+    found = _compared(before, results, tolerance) if before else None
+    if as_json:
+        print_json(results.as_dict() | ({"comparison": found} if found else {}))
+    else:
+        from rocket_sink.benchmark.render import comparison_table, tables
+
+        show(*tables(results))
+        if found:
+            show(comparison_table(found, tolerance))
+    broken = _promises_broken(results)
+    return 1 if broken or (found and found.regressed) else 0
+
+
+def _measure(asked: Asked, results: Results) -> None:
+    """All parts that are asked for, one after the other, into `results`."""
+    if asked.wants_cases:
+        from rocket_sink.benchmark.run import run_plan
+
+        run_plan(asked.plan(), results, note, _session)
+    if asked.faults:
+        from rocket_sink.benchmark.faults import run_faults
+
+        run_faults(asked.schedules(), results, note)
+    if asked.scale:
+        from rocket_sink.benchmark.scale import run_scale
+
+        run_scale(asked.scaling(), results, note, _scaled_session)
+
+
+def _session(packages: tuple[str, ...]) -> Any:
+    return spark_session("benchmark", packages=packages)
+
+
+def _scaled_session(workers: int) -> Any:
+    return spark_session("benchmark", master=f"local[{workers}]")
+
+
+def _promises_broken(results: Results) -> bool:
+    """Say on standard error which promise a fault has broken."""
+    if not results.faults:
+        return False
+    from rocket_sink.benchmark.faults import broken_promises
+
+    broken = broken_promises(results.faults)
+    for line in broken:
+        note(line)
+    return bool(broken)
+
+
+def _compared(before: Results, now: Results, tolerance: float) -> Comparison:
+    """Raises ConfigurationError: the two have no ratio in common, so nothing would be compared."""
+    from rocket_sink.benchmark.figures import compare
+
+    found = compare(before.ratios, now.ratios, tolerance)
+    if not found.changes:
+        raise ConfigurationError("the baseline has no ratio in common with this run")
+    return found

@@ -1,0 +1,199 @@
+"""`rocket-sink check`: a look at everything a run will need, before it runs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rocket_sink.commands.base import Command
+from rocket_sink.commands.output import print_json, show, table
+from rocket_sink.commands.sink_input import absolute, resolved_options, sink_options
+from rocket_sink.errors import RocketSinkError
+from rocket_sink.message import MessageQueue, check_topic
+from rocket_sink.options import SinkOptions
+
+if TYPE_CHECKING:
+    from rocket_sink.wire.route import TopicRoute
+
+_WRITE = 2
+_MASTER = 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at; `state` is ok, note or fail."""
+
+    what: str
+    state: str
+    text: str
+
+
+@click.command(
+    cls=Command,
+    example="""
+    rocket-sink check -n 10.0.0.1:9876;10.0.0.2:9876 -t flights
+    rocket-sink check --conf rocket-sink.conf --json""",
+)
+@sink_options("nameServer", "topic", "ledger")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def check(as_json: bool) -> int:
+    """Tell whether name servers, brokers and topic are ready to be used.
+
+    Nothing is sent. Exits 0 only when nothing stands in the way.
+    """
+    options = resolved_options()
+    findings = list(look(options))
+    failed = sum(finding.state == "fail" for finding in findings)
+    if as_json:
+        print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+        return 1 if failed else 0
+    colours = {"ok": "green", "note": "yellow", "fail": "bold red"}
+    found = table("", ("", "what", "found"), ())
+    for finding in findings:
+        colour = colours[finding.state]
+        found.add_row(f"[{colour}]{finding.state}[/]", finding.what, _escaped(finding.text))
+    show(found, f"{failed} of {len(findings)} failed" if failed else "ready")
+    return 1 if failed else 0
+
+
+def look(options: SinkOptions) -> Iterator[Finding]:
+    """All findings, in the order in which a send would meet them."""
+    yield from _environment()
+    servers = [_name_server(options, address) for address in options.name_servers]
+    yield from servers
+    if all(server.state == "fail" for server in servers):
+        return
+    if options.topic:
+        yield from _topic(options)
+    else:
+        yield Finding("topic", "note", "none given (--topic): brokers are not looked at")
+    if options.ledger:
+        yield _ledger(options.ledger)
+
+
+def _environment() -> Iterator[Finding]:
+    versions = ", ".join(
+        f"{name} {_version(name)}" for name in ("pyspark", "delta-spark", "pyarrow")
+    )
+    yield Finding("python", "ok", f"{platform.python_version()}, {versions}")
+    yield _tried("java", _java)
+
+
+def _java() -> str:
+    from rocket_sink.java import find_java
+
+    java = find_java()
+    return f"Java {java.version} from {java.source}"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _tried(what: str, question: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, "ok", question())
+    except RocketSinkError as error:
+        return Finding(what, "fail", str(error))
+
+
+def _name_server(options: SinkOptions, address: str) -> Finding:
+    from rocket_sink.producer.admin import Admin
+
+    def ask() -> str:
+        with Admin(options.with_(nameServer=address)) as admin:
+            brokers = admin.cluster().brokers
+        return f"answers, knows {len(brokers)} broker{'s' if len(brokers) != 1 else ''}"
+
+    return _tried(f"name server {address}", ask)
+
+
+def _topic(options: SinkOptions) -> Iterator[Finding]:
+    from rocket_sink.errors import NoRouteError
+    from rocket_sink.producer.admin import Admin
+
+    topic = options.topic
+    try:
+        check_topic(topic)
+        with Admin(options) as admin:
+            try:
+                route = admin.topic_route(topic)
+            except NoRouteError:
+                yield _missing(admin, options)
+                return
+            yield _routed(topic, route)
+            for broker in route.brokers:
+                yield _tried(f"broker {broker.name}", _asked(admin, options.topic, route, broker))
+    except RocketSinkError as error:
+        yield Finding(f"topic {topic}", "fail", str(error))
+
+
+def _missing(admin: Any, options: SinkOptions) -> Finding:
+    what = f"topic {options.topic}"
+    template = options.create_topic_key
+    if not template:
+        return Finding(what, "fail", "does not exist, and createTopicKey is empty")
+    try:
+        route = admin.topic_route(template)
+    except RocketSinkError:
+        return Finding(
+            what, "fail",
+            f"does not exist, and no broker makes topics by itself ({template} has no route): "
+            "create it with mqadmin updateTopic",
+        )  # fmt: skip
+    brokers = ", ".join(sorted(queue.broker_name for queue in route.queues))
+    return Finding(what, "note", f"does not exist; the first send would make it on {brokers}")
+
+
+def _routed(topic: str, route: TopicRoute) -> Finding:
+    masters = {broker.name for broker in route.brokers if _MASTER in broker.addresses}
+    writable = [queue for queue in route.queues if queue.perm & _WRITE]
+    usable = [queue for queue in writable if queue.broker_name in masters]
+    count = sum(queue.write for queue in usable)
+    if not count:
+        reason = "no broker has a master" if writable else "no broker may be written to"
+        return Finding(f"topic {topic}", "fail", f"has no queue to write to: {reason}")
+    away = len(route.queues) - len(usable)
+    text = f"{count} writable queues on {len(usable)} broker{'s' if len(usable) != 1 else ''}"
+    return Finding(
+        f"topic {topic}", "note" if away else "ok",
+        text + (f"; {away} without master or write permission" if away else ""),
+    )  # fmt: skip
+
+
+def _asked(admin: Any, topic: str, route: TopicRoute, broker: Any) -> Callable[[], str]:
+    def ask() -> str:
+        address = broker.addresses.get(_MASTER)
+        if address is None:
+            raise RocketSinkError("has no master now")
+        has_queue = any(q.broker_name == broker.name and q.read for q in route.queues)
+        if not has_queue:
+            return f"{address}, not asked: no readable queue"
+        stored = admin.max_offset(MessageQueue(admin.queues(topic)[0].topic, broker.name, 0))
+        return f"{address} answers (queue 0 is at offset {stored:,})"
+
+    return ask
+
+
+def _ledger(path: str) -> Finding:
+    from rocket_sink.ledger.ledger import Ledger
+
+    def ask() -> str:
+        ledger = Ledger(absolute(path))
+        return f"{ledger.path}: {'there' if ledger.exists() else 'none yet, it will be made'}"
+
+    return _tried("ledger", ask)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

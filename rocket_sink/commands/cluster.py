@@ -1,0 +1,130 @@
+"""`rocket-sink cluster`: a local RocketMQ that outlives the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rocket_sink.commands.base import Group
+from rocket_sink.commands.output import Steps, note, print_json, show, table
+from rocket_sink.errors import ClusterError
+
+if TYPE_CHECKING:
+    from rocket_sink.cluster import ClusterState
+
+_home = click.option(
+    "--home", type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of its data. Default: one in the user's data folder.",
+)  # fmt: skip
+_json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+
+
+@click.group(cls=Group)
+def cluster() -> None:
+    """Start, inspect and stop a local RocketMQ cluster.
+
+    A real name server and real brokers on loopback, on free ports; RocketMQ is fetched from Maven
+    Central once and cached.
+    """
+
+
+@cluster.command(
+    example="""
+    rocket-sink cluster up --brokers 3
+    rocket-sink cluster up --home ./mq --json | jq -r .name_server"""
+)
+@_home
+@click.option(
+    "--brokers", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of brokers."
+)
+@click.option(
+    "--queues",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Queues per broker of a topic made on the fly.",
+)
+@click.option("--version", help="RocketMQ version. Default: 5.3.3.")
+@click.option("--tls", type=click.Choice(["permissive", "enforcing"]), help="Serve TLS.")
+@_json
+def up(
+    home: Path | None,
+    brokers: int,
+    queues: int,
+    version: str | None,
+    tls: str | None,
+    as_json: bool,
+) -> None:
+    """Start the cluster and wait until it stores messages; nothing if it runs already."""
+    from rocket_sink import cluster as clusters
+
+    state = clusters.up(
+        home, brokers, queues=queues, tls=tls, version=version or clusters.DEFAULT_VERSION,
+        progress=Steps(),
+    )  # fmt: skip
+    _print(state, as_json=as_json)
+
+
+@cluster.command(example="    rocket-sink cluster status --json")
+@_home
+@_json
+def status(home: Path | None, as_json: bool) -> int:
+    """Show the cluster; exit code 1 when it does not run, or not wholly."""
+    from rocket_sink import cluster as clusters
+
+    state = clusters.status(home)
+    if state is None:
+        if as_json:
+            print_json({"running": False, "nodes": []})
+        else:
+            note(f"no cluster runs in {home or clusters.default_home()}")
+        return 1
+    _print(state, as_json=as_json)
+    return 0 if state.running else 1
+
+
+@cluster.command(example="    rocket-sink cluster down")
+@_home
+@_json
+def down(home: Path | None, as_json: bool) -> None:
+    """Stop what `up` started, and only that; its data stays."""
+    from rocket_sink import cluster as clusters
+
+    if not as_json and clusters.status(home):
+        note("stopping (brokers take some seconds to end in good order)")
+    ended = clusters.down(home)
+    if as_json:
+        print_json({"ended": ended})
+    else:
+        note("stopped" if ended else f"no cluster runs in {home or clusters.default_home()}")
+
+
+def running_name_server() -> str | None:
+    """host:port of the name server of the cluster in the default folder, if it runs."""
+    from rocket_sink.cluster.detached import default_home, status
+
+    if not (default_home() / "cluster.json").exists():
+        return None
+    try:
+        state = status()
+    except ClusterError:
+        return None
+    return state.name_server if state and state.running else None
+
+
+def _print(state: ClusterState, *, as_json: bool) -> None:
+    facts: dict[str, Any] = state.to_dict()
+    if as_json:
+        print_json(facts)
+        return
+    rows = [
+        (node["name"], node["address"], str(node["pid"]), "running" if node["alive"] else "ended")
+        for node in facts["nodes"]
+    ]
+    show(
+        table(f"RocketMQ {state.version} in {state.home}", ("process", "address", "pid", "state"),
+              rows, numbers="pid"),
+        f"name server: {state.name_server}",
+    )  # fmt: skip

@@ -1,0 +1,118 @@
+"""`rocket-sink demo`: the whole way, with a broker broken in the middle, and a reckoning."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import click
+
+from rocket_sink.commands.base import Command
+from rocket_sink.errors import ConfigurationError
+
+_FLIGHTS = 336_776
+_PARTS = ("flights", "checkpoint", "ledger", "cluster")
+"""What the demo makes in its folder, and all that it removes there."""
+
+
+@click.command(
+    cls=Command,
+    example="""
+    rocket-sink demo
+    rocket-sink demo --rows 50000 --fault kill --ordering none
+    rocket-sink demo --out ./demo --keep""",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(1, _FLIGHTS),
+    default=_FLIGHTS,
+    show_default=True,
+    help="Flights to send.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for input, checkpoint, ledger and brokers; the ledger stays in it. "
+    "Default: a temporary one.",
+)
+@click.option(
+    "--ordering",
+    type=click.Choice(["none", "best_effort", "strict"]),
+    default="strict",
+    show_default=True,
+    help="strict: the broken broker's keys wait for it, all others flow on.",
+)
+@click.option(
+    "--brokers", type=click.IntRange(2, 16), default=2, show_default=True, help="Number of brokers."
+)
+@click.option(
+    "--fault",
+    type=click.Choice(["freeze", "kill", "none"]),
+    default="freeze",
+    show_default=True,
+    help="What happens to one broker in mid-run.",
+)
+@click.option(
+    "--fault-seconds",
+    type=click.FloatRange(0.5, 45),
+    default=6.0,
+    show_default=True,
+    help="How long it stays frozen, or down.",
+)
+@click.option(
+    "--keep", is_flag=True, help="Keep the brokers running after the demo, and all files."
+)
+@click.option("--json", "as_json", is_flag=True, help="The reckoning as JSON.")
+def demo(
+    rows: int,
+    out: Path | None,
+    ordering: str,
+    brokers: int,
+    fault: str,
+    fault_seconds: float,
+    keep: bool,
+    as_json: bool,
+) -> int:
+    """Stream a year of flights into a local cluster, break a broker, count.
+
+    Starts a real RocketMQ, streams the flights that left New York City in 2013 in time order
+    (topic flights, sharding key the tail number), breaks one broker in mid-run, reads every
+    message back from the brokers and compares. Exits 0 only if the accounts add up, nothing is
+    lost, and (strict) every aircraft's flights are stored in order.
+    """
+    from rocket_sink.commands.demo.run import run
+    from rocket_sink.commands.demo.settings import Settings
+
+    folder = _prepare(out)
+    settings = Settings(folder, rows, ordering, brokers, fault, fault_seconds)
+    try:
+        passed = run(settings, keep=keep, as_json=as_json)
+    finally:
+        if not keep:
+            _tidy(folder)
+    return 0 if passed else 1
+
+
+def _prepare(out: Path | None) -> Path:
+    """An empty folder; leavings of an earlier demo are removed, anything else is refused."""
+    if out is None:
+        return Path(tempfile.mkdtemp(prefix="rocket-sink-demo-"))
+    folder = out.expanduser().absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    foreign = [entry.name for entry in folder.iterdir() if entry.name not in _PARTS]
+    if foreign:
+        raise ConfigurationError(
+            f"--out {folder} holds other files ({', '.join(sorted(foreign)[:3])} ...); "
+            "give an empty folder"
+        )
+    for name in _PARTS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return folder
+
+
+def _tidy(folder: Path) -> None:
+    """The ledger stays: it is what the demo is about."""
+    for name in _PARTS:
+        if name != "ledger":
+            shutil.rmtree(folder / name, ignore_errors=True)

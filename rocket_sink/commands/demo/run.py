@@ -1,0 +1,219 @@
+"""The demo's course: flights, cluster, stream with a fault, read back, reckoning."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.commands.demo.fault import Saboteur
+from rocket_sink.commands.demo.flights import Flights, write_flights
+from rocket_sink.commands.demo.reckoning import Reckoning, reckon
+from rocket_sink.commands.demo.settings import FAULT_AT, QUEUES_PER_BROKER, TOPIC, Settings
+from rocket_sink.commands.demo.verify import Judge, Verdict
+from rocket_sink.commands.failures import one_line
+from rocket_sink.commands.output import Bar, Steps, note, print_json, show
+from rocket_sink.commands.spark_input import spark_session
+from rocket_sink.errors import RocketSinkError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from rocket_sink.cluster.local import LocalCluster
+
+_POLL_S: Final = 0.2
+_PULL: Final = 512
+_READ_TRIES: Final = 5
+_START_TIMEOUT_S: Final = 240.0
+
+
+def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
+    """Run it all and print; True when everything is as promised."""
+    note(_headline(settings))
+    started_s = time.monotonic()
+    flights = write_flights(settings.flights, settings.rows)
+    note(
+        f"flights: {flights.rows:,} rows in {flights.files} files, {flights.keys:,} sharding keys "
+        f"({flights.keyless:,} rows have no tail number: carrier and flight stand in for it)"
+    )
+    with _cluster(settings, keep=keep) as cluster, _session(settings) as spark:
+        note(f"cluster: name server {cluster.name_server}, "
+             f"{', '.join(broker.name for broker in cluster.brokers)}")  # fmt: skip
+        saboteur = _saboteur(cluster, settings)
+        streamed_s = time.monotonic()
+        _stream(spark, cluster, flights, settings, saboteur)
+        streamed_s = time.monotonic() - streamed_s
+        saboteur.raise_all()
+        verdict = _read_back(cluster, flights, saboteur)
+        reckoning = reckon(spark, settings, flights, verdict, streamed_s)
+        _print(reckoning, as_json=as_json)
+        note(f"{time.monotonic() - started_s:.0f} s in all")
+    if keep:
+        _leave_running(settings)
+    return reckoning.passed
+
+
+def _headline(settings: Settings) -> str:
+    fault = {
+        "freeze": f"one frozen for {settings.fault_s:g} s in mid-run",
+        "kill": f"one killed in mid-run and started again after {settings.fault_s:g} s",
+        "none": "none broken",
+    }[settings.fault]
+    return (
+        f"rocket-sink demo: {settings.rows:,} flights, {settings.brokers} brokers, {fault}, "
+        f"ordering {settings.ordering}"
+    )
+
+
+@contextlib.contextmanager
+def _cluster(settings: Settings, *, keep: bool) -> Iterator[LocalCluster]:
+    from rocket_sink.cluster.local import LocalCluster
+
+    note("cluster: starting RocketMQ (the first time it is fetched, about 80 MB)")
+    # Without a folder of its own the store is thrown away, and its brokers need not end in order.
+    home = settings.cluster if keep else None
+    cluster = LocalCluster(settings.brokers, home, progress=Steps())
+    try:
+        cluster.start(timeout_s=_START_TIMEOUT_S)
+        cluster.create_topic(TOPIC, QUEUES_PER_BROKER)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@contextlib.contextmanager
+def _session(settings: Settings) -> Iterator[SparkSession]:
+    note("spark: starting (the first time Delta's jars are fetched)")
+    warehouse = f"spark.sql.warehouse.dir={settings.checkpoint / 'warehouse'}"
+    with spark_session("demo", spark_conf=[warehouse]) as spark:
+        yield spark
+
+
+def _saboteur(cluster: LocalCluster, settings: Settings) -> Saboteur:
+    return Saboteur(cluster, fault=settings.fault, seconds=settings.fault_s, say=note)
+
+
+def _stream(
+    spark: SparkSession,
+    cluster: LocalCluster,
+    flights: Flights,
+    settings: Settings,
+    saboteur: Saboteur,
+) -> None:
+    with Bar("stream", flights.rows) as bar:
+        saboteur.say_through(bar.say)
+        query = _start(spark, cluster, settings)
+        while query.isActive:
+            done = _rows_done(query)
+            bar.advance_to(done)
+            saboteur.step(due=done >= FAULT_AT * flights.rows)
+            time.sleep(_POLL_S)
+        bar.advance_to(_rows_done(query))
+        saboteur.say_through(note)
+    failure = query.exception()
+    if failure is not None:
+        raise RocketSinkError(f"the stream failed: {one_line(failure)}") from failure
+
+
+def _start(spark: SparkSession, cluster: LocalCluster, settings: Settings) -> StreamingQuery:
+    from rocket_sink.spark.sink import RocketSink
+
+    sink = RocketSink(
+        nameServer=cluster.name_server,
+        topic=TOPIC,
+        ledger=str(settings.ledger),
+        ordering=settings.ordering,
+    )
+    return (
+        sink.stream(message_rows(spark, settings))
+        .option("checkpointLocation", str(settings.checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def message_rows(spark: SparkSession, settings: Settings) -> DataFrame:
+    """The stream of flights as rows of the contract.
+
+    One file is one micro-batch, and its rows are spread by sharding key: a key's rows go through
+    one task, in the order of the file.
+    """
+    path = str(settings.flights)
+    schema = spark.read.parquet(path).schema
+    columns = [f"`{name}`" for name in schema.names if name not in ("sharding_key", "row", "seq")]
+    return (
+        spark.readStream.schema(schema)
+        .option("maxFilesPerTrigger", 1)
+        .parquet(path)
+        .repartition(spark.sparkContext.defaultParallelism, "sharding_key")
+        .selectExpr(
+            f"to_json(struct({', '.join(columns)})) AS body",
+            "carrier AS tags",
+            "concat(carrier, flight) AS keys",
+            "sharding_key",
+            "map('row', cast(row AS string), 'seq', cast(seq AS string)) AS properties",
+        )
+    )
+
+
+def _rows_done(query: StreamingQuery) -> int:
+    return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+
+def _read_back(cluster: LocalCluster, flights: Flights, saboteur: Saboteur) -> Verdict:
+    """Read all queues; one whose broker dies meanwhile is read again from its beginning."""
+    from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.topic_reader import await_dispatched
+
+    with Admin(nameServer=cluster.name_server) as admin:
+        await_dispatched(admin, TOPIC)
+        ends = {queue: admin.max_offset(queue) for queue in admin.queues(TOPIC)}
+        judge = Judge(flights.directory)
+        with Bar("read back", sum(ends.values())) as bar:
+            done = 0
+            for queue, end in ends.items():
+                for message in _queue_messages(admin, queue, end, saboteur):
+                    judge.feed(queue.broker_name, message)
+                    done += 1
+                    if done % _PULL == 0:
+                        bar.advance_to(done)
+            bar.advance_to(done)
+    return judge.verdict()
+
+
+def _queue_messages(admin: Any, queue: Any, end: int, saboteur: Saboteur) -> Iterator[Any]:
+    offset, tries = 0, 0
+    while offset < end:
+        try:
+            messages, following = admin.pull(queue, offset, max_messages=_PULL)
+        except RocketSinkError:
+            # Somebody may have killed the broker by hand while it was read.
+            tries += 1
+            if tries > _READ_TRIES:
+                raise
+            saboteur.raise_all()
+            time.sleep(_POLL_S)
+            continue
+        yield from (message for message in messages if message.queue_offset < end)
+        offset = following
+
+
+def _print(reckoning: Reckoning, *, as_json: bool) -> None:
+    if as_json:
+        print_json(reckoning.as_dict())
+        return
+    show(*reckoning.tables())
+
+
+def _leave_running(settings: Settings) -> None:
+    from rocket_sink.cluster import up
+
+    note("--keep: starting the brokers again on the same data, to outlive the demo")
+    state = up(settings.cluster, settings.brokers)
+    note(
+        f"name server {state.name_server}; look around with\n"
+        f"  rocket-sink tail -n {state.name_server} -t {TOPIC} --last 3 --no-follow\n"
+        f"end it with\n  rocket-sink cluster down --home {settings.cluster}"
+    )

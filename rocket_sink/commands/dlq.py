@@ -1,0 +1,236 @@
+"""`rocket-sink dlq`: the dead-letter topics of consumer groups (`%DLQ%group`). No Spark needed."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from rocket_sink.commands.base import Group
+from rocket_sink.commands.output import note, print_json, print_json_line, show, table
+from rocket_sink.commands.sink_input import absolute, resolved_options, sink_options
+from rocket_sink.commands.times import time_value
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.dlq import DeadLetter, DlqQuery, ResendReport
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+_SHOWN = ("given up", "topic", "keys", "times", "resends", "message id", "body")
+
+
+def _selecting(function: Decorated) -> Decorated:
+    for decorate in (
+        click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the N oldest."),
+        click.option("--message-id", metavar="ID", help="This client id or offset id only."),
+        click.option("--key", help="Only messages that have this key."),
+        click.option("--until", callback=time_value, metavar="TIME", help="Given up before then."),
+        click.option("--since", callback=time_value, metavar="TIME",
+                     help="Given up at or after this time (UTC), or since 10m ago."),
+        click.option("--topic", "-t", metavar="TOPIC", help="Only messages of this origin topic."),
+    ):  # fmt: skip
+        function = decorate(function)
+    return function
+
+
+_group = click.option("--group", "-g", required=True, help="The consumer group.")
+_json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+
+
+@click.group(cls=Group)
+def dlq() -> None:
+    """Look into the dead letters of consumer groups, export them, send them again.
+
+    A broker puts a message into the topic %DLQ%GROUP when a consumer group has failed with it as
+    often as it may. Reading leaves no trace: no group is used and no offset is stored.
+    """
+
+
+@dlq.command(
+    "list",
+    example="""
+    rocket-sink dlq list -n 127.0.0.1:9876
+    rocket-sink dlq list -n 127.0.0.1:9876 --group billing --since 1d --json""",
+)
+@sink_options("nameServer")
+@click.option("--group", "-g", help="The consumer group; without it, all groups are counted.")
+@_selecting
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per message (or group).")
+def list_letters(
+    group: str | None, topic: str | None, since: dt.datetime | None, until: dt.datetime | None,
+    key: str | None, message_id: str | None, limit: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Show a group's dead letters, the oldest first, or count those of all groups."""
+    from rocket_sink.producer import dlq as letters
+    from rocket_sink.producer.admin import Admin
+    from rocket_sink.spark.dlq_export import row
+
+    with Admin(resolved_options()) as admin:
+        if group is None:
+            _print_groups(letters.groups(admin), as_json=as_json)
+            return
+        query = _query(group, topic, since, until, key, message_id, limit)
+        rows = (row(letter) for letter in letters.read(admin, query))
+        if as_json:
+            for one in rows:
+                print_json_line(one)
+            return
+        shown = [_cells(one) for one in rows]
+    if not shown:
+        note("no dead letter is selected")
+        return
+    show(table(f"dead letters of {group}", _SHOWN, shown, numbers="times resends"))
+
+
+@dlq.command(
+    example="""
+    rocket-sink dlq export -n 127.0.0.1:9876 --group billing --ledger ledger/
+    rocket-sink dlq export -n 127.0.0.1:9876 --group billing --out billing.parquet"""
+)
+@sink_options("nameServer")
+@_group
+@_selecting
+@click.option("--ledger", "-l", metavar="PATH", help="As dead letters into this ledger.")
+@click.option("--out", metavar="FILE", help="Into this file, .parquet or .json (lines).")
+@_json
+def export(
+    group: str, topic: str | None, since: dt.datetime | None, until: dt.datetime | None,
+    key: str | None, message_id: str | None, limit: int | None, ledger: str | None,
+    out: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Copy a group's dead letters into a ledger or a file; they stay where they are.
+
+    In a ledger they are dead letters of their origin topics with the reason "consumer", which
+    rocket-sink backfill sends. Exporting twice makes no second letter.
+    """
+    if bool(ledger) == bool(out):
+        raise click.UsageError("where to? give --ledger PATH or --out FILE")
+    from rocket_sink.producer import dlq as letters
+    from rocket_sink.producer.admin import Admin
+    from rocket_sink.spark.dlq_export import to_file, to_ledger
+
+    query = _query(group, topic, since, until, key, message_id, limit)
+    with Admin(resolved_options()) as admin:
+        found = letters.read(admin, query)
+        count = to_ledger(found, absolute(ledger)) if ledger else to_file(found, Path(str(out)))
+    if as_json:
+        print_json({"exported": count, "to": ledger or out})
+    else:
+        note(f"{count:,} dead letters of {group} exported to {ledger or out}")
+
+
+@dlq.command(
+    example="""
+    rocket-sink dlq resend -n 127.0.0.1:9876 --group billing --dry-run
+    rocket-sink dlq resend -n 127.0.0.1:9876 --group billing --topic orders --rate 50"""
+)
+@sink_options("nameServer", "maxMessagesPerSecond", "maxBytesPerSecond")
+@_group
+@_selecting
+@click.option("--to-topic", metavar="TOPIC", help="Send to this topic instead of the origin.")
+@click.option("--max-resends", type=click.IntRange(1), default=3, show_default=True, metavar="N",
+              help="Leave messages alone that were sent again N times before.")  # fmt: skip
+@click.option("--again", is_flag=True, help="Also these, and those that have been sent already.")
+@click.option("--dry-run", is_flag=True, help="Count by topic, send nothing.")
+@_json
+def resend(
+    group: str, topic: str | None, since: dt.datetime | None, until: dt.datetime | None,
+    key: str | None, message_id: str | None, limit: int | None, to_topic: str | None,
+    max_resends: int, again: bool, dry_run: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Send a group's dead letters to the topics they came from.
+
+    With their bodies, keys, tags, sharding keys, user properties and ids, in the order in which
+    they were given up. The property ROCKET_SINK_RESENDS counts; a message whose copy with a higher
+    count is in the topic's index already is not sent again, so this may be run twice. All groups
+    that consume the topic get the message. Exits 0 when nothing failed.
+    """
+    from rocket_sink.producer import dlq as letters
+    from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.producer import Producer
+
+    query = _query(group, topic, since, until, key, message_id, limit)
+    options = resolved_options()
+    with Admin(options) as admin:
+        found = letters.read(admin, query)
+        if dry_run:
+            _print_plan(found, to_topic, as_json=as_json)
+            return 0
+        with Producer(options) as producer:
+            work = letters.Resender(
+                admin, producer.send, to_topic=to_topic, max_resends=max_resends, again=again
+            )
+            for letter in found:
+                work.resend(letter)
+    _print_report(work.report, as_json=as_json)
+    return 0 if work.report.settled else 1
+
+
+def _query(
+    group: str, topic: str | None, since: dt.datetime | None, until: dt.datetime | None,
+    key: str | None, message_id: str | None, limit: int | None,
+) -> DlqQuery:  # fmt: skip
+    from rocket_sink.producer.dlq import DlqQuery
+
+    return DlqQuery(group, topic, _ms(since), _ms(until), key, message_id, limit)
+
+
+def _ms(when: dt.datetime | None) -> int | None:
+    return int(when.timestamp() * 1000) if when else None
+
+
+def _print_groups(counts: dict[str, int], *, as_json: bool) -> None:
+    if as_json:
+        for name, count in counts.items():
+            print_json_line({"group": name, "letters": count})
+    elif counts:
+        show(table("", ("group", "letters"), counts.items(), numbers="letters"))
+    else:
+        note("no consumer group has a dead-letter topic")
+
+
+def _cells(one: dict[str, Any]) -> list[Any]:
+    when = dt.datetime.fromtimestamp(one["given_up_ms"] / 1000, dt.timezone.utc)
+    body = one["body"]
+    return [
+        when.strftime("%Y-%m-%d %H:%M:%S"), one["topic"], " ".join(one["keys"]),
+        one["reconsume_times"], one["resends"], one["message_id"],
+        body if len(body) <= 40 else body[:37] + "...",
+    ]  # fmt: skip
+
+
+def _print_plan(found: Any, to_topic: str | None, *, as_json: bool) -> None:
+    counts: dict[str, int] = {}
+    letter: DeadLetter
+    for letter in found:
+        name = to_topic or letter.origin_topic or "(unknown)"
+        counts[name] = counts.get(name, 0) + 1
+    if as_json:
+        print_json({"selected": sum(counts.values()), "by_topic": counts})
+        return
+    note(f"{sum(counts.values()):,} dead letters are selected; nothing sent")
+    if counts:
+        show(table("by topic", ("topic", "letters"), counts.items(), numbers="letters"))
+
+
+def _print_report(report: ResendReport, *, as_json: bool) -> None:
+    if as_json:
+        print_json(report.as_dict())
+        return
+    texts = (
+        (report.already, "sent by an earlier resend"),
+        (report.left_alone, "left alone: sent again so often before (--again sends them)"),
+        (report.homeless, "without a word about their topic (--to-topic names one)"),
+        (report.failed, "failed"),
+        (report.held_back, "held back behind a failed one of their key"),
+    )
+    note(f"{report.resent:,} dead letters sent again")
+    for count, text in texts:
+        if count:
+            note(f"  {count:,} {text}")
+    for code, count in report.codes.most_common():
+        note(f"  {code}: {count:,}")
+    if report.first_error:
+        note(f"  first error: {report.first_error}")

@@ -1,0 +1,198 @@
+"""What commands print: results to standard output, everything else to standard error.
+
+Tables and bars are for terminals; into a pipe or a file go plain lines.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import json
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+_PIPE_WIDTH: Final = 140
+_COUNT: Final = re.compile(r"\b(\d+) of (\d+)\b")
+
+
+def stdout_console() -> Console:
+    """For results; wide where there is no terminal, for files have no margin."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+
+
+def stderr_console() -> Console:
+    """For progress and notes."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """A line on standard error."""
+    click.echo(text, err=True)
+
+
+class Steps:
+    """A `note` for callers that count: of `3 of 134 jars` a terminal shows one line that changes,
+    a file every quarter. Other texts are printed as they come.
+    """
+
+    def __init__(self) -> None:
+        self._quarter = 0
+        self._open = False
+
+    def __call__(self, text: str) -> None:
+        found = _COUNT.search(text)
+        if found is None:
+            click.echo(("\n" if self._open else "") + text, err=True)
+            self._open = False
+        elif sys.stderr.isatty():
+            done = found[1] == found[2]
+            click.echo(f"\r{text}", err=True, nl=done)
+            self._open = not done
+        elif (quarter := 4 * int(found[1]) // int(found[2])) > self._quarter:
+            self._quarter = quarter
+            click.echo(text, err=True)
+
+
+def show(*things: RenderableType) -> None:
+    """Tables and texts on standard output."""
+    console = stdout_console()
+    for thing in things:
+        console.print(thing)
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: str = ""
+) -> Table:
+    """A table; `numbers` names the columns to align right, separated by blanks."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(
+        title=title or None, title_justify="left", title_style="bold",
+        box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold",
+    )  # fmt: skip
+    right = set(numbers.split())
+    for name in columns:
+        is_number = name in right or name.replace(" ", "_") in right
+        made.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(cell(value) for value in row))
+    return made
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it; None is a dash."""
+    from rich.markup import escape
+
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return escape(str(value))
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    click.echo(json.dumps(value, default=_plain, ensure_ascii=False, indent=2))
+
+
+def print_json_line(value: Any) -> None:
+    """One JSON document on a line of its own, for streams."""
+    click.echo(json.dumps(value, default=_plain, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, (datetime.datetime, datetime.date)):
+        return value.isoformat()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).decode("utf-8", "replace")
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "_asdict"):
+        return value._asdict()
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return str(value)
+
+
+class Bar:
+    """Progress of one step: a bar in a terminal, a line every few seconds elsewhere.
+
+    A context manager; `advance_to` may be called from one thread at a time.
+    """
+
+    def __init__(self, label: str, total: int, *, every_s: float = 5.0) -> None:
+        self.label = label
+        self.total = total
+        self._every_s = every_s
+        self._done = 0
+        self._started_s = self._shown_s = time.monotonic()
+        self._rich: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Bar:
+        if sys.stderr.isatty():
+            self._start_rich()
+        else:
+            note(f"{self.label} ...")
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+        elif failure[0] is None:
+            seconds = time.monotonic() - self._started_s
+            note(f"{self.label}: {self._done:,} in {seconds:.1f} s")
+
+    def advance_to(self, done: int, remark: str = "") -> None:
+        """`done` of `total` are finished; `remark` is shown beside the bar."""
+        self._done = done
+        if self._rich is not None:
+            self._rich.update(self._task, completed=done, remark=remark)
+            return
+        now_s = time.monotonic()
+        if now_s - self._shown_s >= self._every_s:
+            self._shown_s = now_s
+            note(f"{self.label}: {done:,} of {self.total:,} {remark}".rstrip())
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self._rich is not None:
+            self._rich.console.print(text)
+        else:
+            note(text)
+
+    def _start_rich(self) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        self._rich = Progress(
+            TextColumn("{task.description:<26}"), BarColumn(bar_width=30), MofNCompleteColumn(),
+            TimeElapsedColumn(), TextColumn("{task.fields[remark]}"), console=stderr_console(),
+        )  # fmt: skip
+        self._task = self._rich.add_task(self.label, total=self.total or None, remark="")
+        self._rich.start()

@@ -1,0 +1,75 @@
+"""`rocket-sink routes`: brokers and queues of a topic, as the name servers tell them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rocket_sink.commands.base import Command
+from rocket_sink.commands.output import print_json, show, table
+from rocket_sink.commands.sink_input import resolved_options, sink_options
+
+if TYPE_CHECKING:
+    from rocket_sink.wire.route import TopicRoute
+
+_READ, _WRITE = 4, 2
+
+
+@click.command(
+    cls=Command,
+    example="""
+    rocket-sink routes -n 127.0.0.1:9876 -t flights""",
+)
+@sink_options("nameServer", "topic")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def routes(as_json: bool) -> None:
+    """Show the brokers and queues of a topic."""
+    from rocket_sink.producer.admin import Admin
+
+    options = resolved_options()
+    if not options.topic:
+        raise click.UsageError("which topic? give --topic NAME")
+    with Admin(options) as admin:
+        route = admin.topic_route(options.topic)
+    rows = route_rows(route)
+    if as_json:
+        print_json({"topic": options.topic, "orderTopicConf": route.order_topic_conf,
+                    "brokers": rows})  # fmt: skip
+        return
+    columns = ("broker", "master", "slaves", "write queues", "read queues", "permission")
+    show(
+        table(
+            f"topic {options.topic}", columns,
+            ([row["broker"], row["master"], ", ".join(row["slaves"]) or None, row["writeQueues"],
+              row["readQueues"], row["permission"]] for row in rows),
+            numbers="write_queues read_queues",
+        )
+    )  # fmt: skip
+
+
+def route_rows(route: TopicRoute) -> list[dict[str, Any]]:
+    """One row per broker of the route that has queues of the topic."""
+    brokers = {broker.name: broker for broker in route.brokers}
+    rows = []
+    for queue in sorted(route.queues, key=lambda queue: queue.broker_name):
+        broker = brokers.get(queue.broker_name)
+        addresses = broker.addresses if broker else {}
+        rows.append(
+            {
+                "broker": queue.broker_name,
+                "cluster": broker.cluster if broker else None,
+                "master": addresses.get(0),
+                "slaves": [address for number, address in sorted(addresses.items()) if number],
+                "writeQueues": queue.write,
+                "readQueues": queue.read,
+                "permission": permission_words(queue.perm),
+            }
+        )
+    return rows
+
+
+def permission_words(perm: int) -> str:
+    """`read and write`, `read`, `write` or `none` (PermName)."""
+    words = [word for bit, word in ((_READ, "read"), (_WRITE, "write")) if perm & bit]
+    return " and ".join(words) or "none"

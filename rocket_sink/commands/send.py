@@ -1,0 +1,156 @@
+"""`rocket-sink send`: messages from arguments, from lines, or from JSON lines.
+
+One after the other, each answer awaited, so that the order of the input is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import click
+
+from rocket_sink.commands.base import Command
+from rocket_sink.commands.output import note, print_json_line
+from rocket_sink.commands.sink_input import resolved_options, sink_options
+from rocket_sink.errors import MessageError, RocketSinkError, SendError
+from rocket_sink.message import Message, SendResult
+
+_FIELDS = {
+    "topic", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
+    "delivery_timestamp_ms", "flag", "wait_store", "message_id",
+}  # fmt: skip
+
+
+@click.command(
+    cls=Command,
+    example="""
+    rocket-sink send -n 127.0.0.1:9876 -t flights --tags AA --sharding-key N14228 'take off'
+    rocket-sink send -t flights --file bodies.txt
+    echo '{"body": "landed", "keys": ["UA1545"]}' | rocket-sink send -t flights --json-lines""",
+)
+@click.argument("bodies", nargs=-1, metavar="[BODY]...")
+@sink_options("nameServer", "topic", "producerGroup")
+@click.option("--file", "path", type=click.File("rb"), help="One message per line; - is stdin.")
+@click.option("--json-lines", is_flag=True, help="Lines are objects with the row contract's names.")
+@click.option("--tags", help="The messages' tag.")
+@click.option("--keys", help="Keys, separated by blanks.")
+@click.option("--sharding-key", help="Messages with one sharding key go to one queue, in order.")
+@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
+@click.option("--delay-level", type=click.IntRange(1, 18), help="Deliver later: level 1 to 18.")
+@click.option("--delay-ms", type=click.IntRange(0), help="Deliver so much later (5.x brokers).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
+def send(
+    bodies: tuple[str, ...],
+    path: Any,
+    json_lines: bool,
+    properties: tuple[str, ...],
+    as_json: bool,
+    **fields: Any,
+) -> int:
+    """Send messages from the command line or from standard input.
+
+    Exits 0 only when every message was acknowledged.
+    """
+    if bodies and path:
+        raise click.UsageError("give bodies or --file, not both")
+    common = _common_fields(properties, fields)
+    texts = _texts(bodies, path)
+    made = (_message(text, common, from_json=json_lines) for text in texts)
+    sent, failed = _send_all(made, as_json)
+    if not as_json:
+        note(f"{sent:,} sent" + (f", {failed:,} failed" if failed else ""))
+    return 1 if failed else 0
+
+
+def _texts(bodies: tuple[str, ...], path: Any) -> Iterable[bytes]:
+    if bodies:
+        return [body.encode() for body in bodies]
+    source = path or sys.stdin.buffer
+    if path is None and sys.stdin.isatty():
+        note("one message per line; Ctrl-D ends")
+    return (line.rstrip(b"\r\n") for line in source)
+
+
+def _common_fields(properties: tuple[str, ...], fields: Mapping[str, Any]) -> dict[str, Any]:
+    common = {name: value for name, value in fields.items() if value is not None}
+    if "keys" in common:
+        common["keys"] = tuple(common["keys"].split())
+    pairs = [text.partition("=") for text in properties]
+    if any(not equals for _, equals, _ in pairs):
+        raise click.UsageError("--property wants NAME=VALUE")
+    if pairs:
+        common["properties"] = {name: value for name, _, value in pairs}
+    return common
+
+
+def _message(text: bytes, common: Mapping[str, Any], *, from_json: bool) -> dict[str, Any]:
+    if not from_json:
+        return {**common, "body": text}
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        raise RocketSinkError(f"a line is not JSON: {error}: {text[:60]!r}") from None
+    if not isinstance(row, dict):
+        raise RocketSinkError(f"a line is not a JSON object: {text[:60]!r}")
+    body = row.pop("body", row.pop("value", None))
+    unknown = row.keys() - _FIELDS
+    if unknown:
+        raise RocketSinkError(
+            f"unknown fields {', '.join(sorted(unknown))}; known are body, "
+            + ", ".join(sorted(_FIELDS))
+        )
+    if isinstance(body, (dict, list)):
+        body = json.dumps(body, ensure_ascii=False)
+    return {**common, **row, "body": body.encode() if isinstance(body, str) else body}
+
+
+def _send_all(messages: Iterator[dict[str, Any]], as_json: bool) -> tuple[int, int]:
+    from rocket_sink.producer.producer import Producer
+
+    options = resolved_options()
+    sent = failed = 0
+    with Producer(options) as producer:
+        for number, fields in enumerate(messages):
+            topic = options.topic or fields.get("topic", "")
+            try:
+                message = Message(**{**fields, "topic": topic})
+                _show_result(number, message, producer.send(message), as_json)
+                sent += 1
+            except (MessageError, SendError) as error:
+                failed += 1
+                _show_failure(number, error, as_json)
+                if getattr(error, "fatal", False):
+                    break
+    return sent, failed
+
+
+def _show_result(number: int, message: Message, result: SendResult, as_json: bool) -> None:
+    queue = result.queue
+    if as_json:
+        print_json_line(
+            {
+                "number": number, "outcome": result.outcome, "messageId": result.message_id,
+                "topic": queue.topic, "broker": queue.broker_name, "queueId": queue.queue_id,
+                "queueOffset": result.queue_offset, "attempts": result.attempts,
+                "latencyMs": round(result.latency_ms, 3),
+                "maybeDuplicate": result.maybe_duplicate,
+            }
+        )  # fmt: skip
+        return
+    repeated = f"  {result.attempts} attempts" if result.attempts > 1 else ""
+    click.echo(
+        f"{result.outcome.value}  {queue.broker_name} queue {queue.queue_id} offset "
+        f"{result.queue_offset}  {result.latency_ms:.1f} ms  {result.message_id}{repeated}"
+    )
+
+
+def _show_failure(number: int, error: RocketSinkError, as_json: bool) -> None:
+    outcome = getattr(error, "outcome", None)
+    if as_json:
+        print_json_line({"number": number, "outcome": outcome, "code": error.code,
+                         "error": str(error)})  # fmt: skip
+    else:
+        note(f"message {number}: {error.code}: {error}")

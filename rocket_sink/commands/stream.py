@@ -1,0 +1,137 @@
+"""`rocket-sink stream` and `jobs/stream.py`: from any Spark source into a topic."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from rocket_sink.commands.base import Command
+from rocket_sink.commands.output import note, print_json, show
+from rocket_sink.commands.sink_input import (
+    absolute,
+    given_options,
+    sink_options,
+    with_name_server,
+)
+from rocket_sink.commands.spark_input import pairs, spark_options, spark_session
+
+LANES: Final = ("foreach", "datasource", "foreachBatch")
+
+
+@click.command(
+    cls=Command,
+    example="""
+    rocket-sink stream --format parquet --path in/ --checkpoint ck/ -n 127.0.0.1:9876 -t flights \\
+      --ledger ledger/ --select 'to_json(struct(*)) AS body' --select 'tailnum AS sharding_key'
+    rocket-sink stream --format rate --source-option rowsPerSecond=100 --checkpoint ck/ -t ticks \\
+      --select 'cast(value AS string) AS body' --trigger '5 seconds'
+    rocket-sink stream --batch --format csv --path cities.csv --source-option header=true -t city \\
+      --select 'name AS body'""",
+)
+@click.option(
+    "--format", "form", required=True, help="Spark source: parquet, json, kafka, rate ..."
+)
+@click.option("--path", help="Path or directory that the source reads.")
+@click.option(
+    "--schema",
+    metavar="DDL",
+    help="The source's schema; files without one: that of the files there now.",
+)
+@click.option("--source-option", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
+@click.option("--where", metavar="SQL", help="Keep rows for which this is true.")
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="SQL",
+    help="A column of the row contract as an SQL expression with AS; repeatable.",
+)
+@sink_options("nameServer", "topic", "ledger", "ordering")
+@click.option(
+    "--lane",
+    type=click.Choice(LANES),
+    default="foreach",
+    show_default=True,
+    help="How rows reach the sink.",
+)
+@click.option("--checkpoint", help="Checkpoint directory of the query.")
+@click.option(
+    "--trigger",
+    metavar="TIME|available-now",
+    help="Time between micro-batches as '10 seconds', or available-now: take what is "
+    "there and end. Default: as soon as rows come.",
+)
+@click.option("--batch", is_flag=True, help="Read the source once, as a batch.")
+@click.option("--query-name", help="Name of the query in Spark's UI.")
+@click.option(
+    "--stop-timeout",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="On SIGTERM or Ctrl-C: longest wait for the micro-batch.",
+)
+@spark_options
+@click.option("--json", "as_json", is_flag=True, help="The closing summary as JSON.")
+def stream(
+    form: str,
+    path: str | None,
+    schema: str | None,
+    source_option: tuple[str, ...],
+    where: str | None,
+    select: tuple[str, ...],
+    lane: str,
+    checkpoint: str | None,
+    trigger: str | None,
+    batch: bool,
+    query_name: str | None,
+    stop_timeout: float,
+    master: str | None,
+    spark_conf: tuple[str, ...],
+    packages: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Stream rows of any Spark source into a topic.
+
+    Columns that the sink reads: body (or value), topic, tags, keys, sharding_key, properties,
+    delay_level, delay_ms, delivery_timestamp, message_id and others (README, row contract).
+
+    SIGTERM and Ctrl-C end the query after the micro-batch that is running.
+    """
+    from rocket_sink.commands.stream_run import Source, finish, run_batch, run_stream
+
+    _check(batch, checkpoint, trigger)
+    source = Source(form, path, schema, pairs(source_option, "--source-option"), where, select)
+    sink = with_name_server(given_options())
+    if sink.get("ledger"):
+        sink["ledger"] = absolute(str(sink["ledger"]))
+    with spark_session("stream", master=master, spark_conf=spark_conf, packages=packages) as spark:
+        if batch:
+            report = run_batch(spark, source, sink, lane)
+        else:
+            assert checkpoint is not None
+            report = run_stream(
+                spark, source, sink, lane, checkpoint=absolute(checkpoint), trigger=trigger,
+                query_name=query_name, stop_timeout_s=stop_timeout, say=note,
+            )  # fmt: skip
+        _print(finish(spark, report, sink), as_json=as_json)
+    return 0 if report.error is None else 1
+
+
+def _check(batch: bool, checkpoint: str | None, trigger: str | None) -> None:
+    if batch and (checkpoint or trigger):
+        raise click.UsageError("--checkpoint and --trigger belong to streams, not to --batch")
+    if not batch and not checkpoint:
+        raise click.UsageError(
+            "a stream needs --checkpoint DIR: it remembers there what has been sent "
+            "(--batch reads the source once, without)"
+        )
+
+
+def _print(report: Any, *, as_json: bool) -> None:
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        show(report.as_text())
+    if report.error:
+        note(f"rocket-sink: {report.error}")

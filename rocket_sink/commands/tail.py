@@ -1,0 +1,150 @@
+"""`rocket-sink tail`: print what a topic holds, then what arrives. Reads as a tool, no group."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rocket_sink.commands.base import Command
+from rocket_sink.commands.output import print_json_line
+from rocket_sink.commands.sink_input import resolved_options, sink_options
+from rocket_sink.commands.times import time_value
+from rocket_sink.message import MessageQueue
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.admin import Admin
+    from rocket_sink.wire.stored import StoredMessage
+
+_IDLE_S = 0.5
+
+
+@click.command(
+    cls=Command,
+    example="""
+    rocket-sink tail -n 127.0.0.1:9876 -t flights --last 10 --no-follow
+    rocket-sink tail -t flights --from-start --json | jq .body""",
+)
+@sink_options("nameServer", "topic")
+@click.option("--from-start", is_flag=True, help="Begin with the oldest stored message.")
+@click.option(
+    "--since", callback=time_value, metavar="TIME", help="Begin at a time (UTC), or 10m ago."
+)
+@click.option(
+    "--last", type=click.IntRange(0), metavar="N", help="Begin N messages per queue back."
+)
+@click.option("--follow/--no-follow", default=True, help="Wait for new messages. Default: yes.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
+@click.option("--key", help="Only messages that have this key.")
+@click.option("--tag", help="Only messages with this tag.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
+def tail(
+    from_start: bool,
+    since: datetime.datetime | None,
+    last: int | None,
+    follow: bool,
+    limit: int | None,
+    key: str | None,
+    tag: str | None,
+    as_json: bool,
+) -> None:
+    """Print the messages of a topic, and wait for new ones.
+
+    Ctrl-C ends it. No consumer group is used and no offset is stored: consumers do not notice.
+    """
+    from rocket_sink.producer.admin import Admin
+
+    options = resolved_options()
+    if not options.topic:
+        raise click.UsageError("which topic? give --topic NAME")
+    if sum((from_start, since is not None, last is not None)) > 1:
+        raise click.UsageError("give one of --from-start, --since, --last")
+    since_ms = int(since.timestamp() * 1000) if since else None
+    shown = 0
+    with Admin(options) as admin:
+        offsets = {
+            queue: _first_offset(admin, queue, from_start, since_ms, last)
+            for queue in admin.queues(options.topic)
+        }
+        for queue, message in _messages(admin, offsets, follow=follow):
+            if _wanted(message, key, tag):
+                _print(queue, message, as_json)
+                shown += 1
+            if limit is not None and shown >= limit:
+                return
+
+
+def _first_offset(
+    admin: Admin, queue: MessageQueue, from_start: bool, since_ms: int | None, last: int | None
+) -> int:
+    if since_ms is not None:
+        return admin.offset_by_time(queue, since_ms)
+    if from_start:
+        return admin.min_offset(queue)
+    newest = admin.max_offset(queue)
+    return newest if not last else max(newest - last, admin.min_offset(queue))
+
+
+def _messages(
+    admin: Admin, offsets: dict[MessageQueue, int], *, follow: bool
+) -> Iterator[tuple[MessageQueue, StoredMessage]]:
+    """Rounds over the queues; without `follow` up to what each holds when it starts."""
+    ends = {} if follow else {queue: admin.max_offset(queue) for queue in offsets}
+    while True:
+        moved = False
+        for queue, offset in offsets.items():
+            if not follow and offset >= ends[queue]:
+                continue
+            messages, following = admin.pull(queue, offset)
+            moved = moved or following > offset
+            offsets[queue] = following
+            for message in messages:
+                if follow or message.queue_offset < ends[queue]:
+                    yield queue, message
+        if not moved and not follow:
+            return
+        if not moved:
+            time.sleep(_IDLE_S)
+
+
+def _wanted(message: StoredMessage, key: str | None, tag: str | None) -> bool:
+    properties = message.properties
+    if tag is not None and properties.get("TAGS") != tag:
+        return False
+    return key is None or key in properties.get("KEYS", "").split()
+
+
+def _print(queue: MessageQueue, message: StoredMessage, as_json: bool) -> None:
+    row = message_row(queue, message)
+    if as_json:
+        print_json_line(row)
+        return
+    marks = "  ".join(
+        f"{name}={row[name]}" for name in ("tags", "keys", "shardingKey") if row[name]
+    )
+    when = datetime.datetime.fromtimestamp(row["storedMs"] / 1000).strftime("%H:%M:%S.%f")[:-3]
+    click.echo(
+        f"{when}  {row['broker']}:{row['queueId']} @{row['queueOffset']}  {marks}  {row['body']}"
+    )
+
+
+def message_row(queue: MessageQueue, message: StoredMessage) -> dict[str, Any]:
+    """A stored message as JSON shows it; a body that is not UTF-8 is shown with escapes."""
+    properties = dict(message.properties)
+    return {
+        "topic": message.topic,
+        "broker": queue.broker_name,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "storedMs": message.store_ms,
+        "bornMs": message.born_ms,
+        "messageId": properties.pop("UNIQ_KEY", None),
+        "tags": properties.pop("TAGS", None),
+        "keys": properties.pop("KEYS", None),
+        "shardingKey": properties.pop("__SHARDINGKEY", None),
+        "properties": properties,
+        "body": bytes(message.body).decode("utf-8", "backslashreplace"),
+    }

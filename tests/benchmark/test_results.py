@@ -1,0 +1,160 @@
+"""Results files: written, read, drawn, put into a README."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rocket_sink.benchmark.figures import Case, Figures
+from rocket_sink.benchmark.html import page
+from rocket_sink.benchmark.render import tables
+from rocket_sink.benchmark.results import Results, read_results
+from rocket_sink.cli import main
+from rocket_sink.commands import benchmark as command
+from rocket_sink.commands.figures import END_MARK, START_MARK, with_figures
+from rocket_sink.errors import ConfigurationError
+
+from .test_curves import points
+
+README = Path(__file__).parents[2] / "README.md"
+MACHINE = {"cores": 2, "processor": "P", "memory_gb": 1, "python": "3", "java": 17, "pyspark": "4",
+           "rocketmq": "5", "at": "2026-01-01T00:00:00"}  # fmt: skip
+
+
+def results(speed: float = 50.0) -> Results:
+    cases = [Case("lane-nothing", "Spark lanes"), Case("lane", "Spark lanes", ("lane-nothing",))]
+    runs = [
+        Figures("lane-nothing", 10, 0.1, 100.0, 1.0, 1.0, 0.0, 0.0, 10.0, 20.0),
+        Figures("lane", 10, 0.2, speed, 1.0, 2.0, 0.0, 3.0, 10.0, 30.0),
+    ]
+    fault = {
+        "fault": "frozen 10 s", "kind": "frozen", "ours": True, "sender": "ours sync", "ok": 5,
+        "per_s": 1.0, "pause_ms": 1100.0, "failed": 0, "causes": {}, "longest_ms": 900.0,
+        "announced": 1, "lost": 0, "doubled": 1, "unannounced": 0,
+    }  # fmt: skip
+    return Results(
+        MACHINE,
+        {"repeat": 1},
+        cases,
+        runs,
+        {"Kafka": "no network"},
+        [fault],
+        points("rows", [1, 2]),
+    )
+
+
+def shown(made: Results) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    for thing in tables(made):
+        console.print(thing)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    results().write(path)
+    assert read_results(path) == results()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cases": []}', '{"cases": [{"no": 1}]}'])
+def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match="no results file"):
+        read_results(path)
+
+
+def test_tables_show_what_was_measured_and_what_was_not() -> None:
+    text = shown(results())
+    for words in ("lane-nothing", "0.50", "1.50", "+1.00", "Kafka: absent; no network",
+                  "frozen 10 s", "1.10", "Over rows", "NOT FLAT"):  # fmt: skip
+        assert words in text, words
+
+
+def test_the_page_loads_nothing_and_has_the_curves() -> None:
+    text = page(results())
+    assert text.count("<svg") == 1
+    assert "lane-nothing" in text
+    assert not [word for word in ("src=", "<link", "<script", "@import") if word in text]
+
+
+def test_the_readme_takes_figures_between_its_markers() -> None:
+    before = README.read_text()
+    assert before.count(START_MARK) == before.count(END_MARK) == 1
+    once = with_figures(before, [results()])
+    assert "| lane | 50 | 1.00 | 2.00 | 3.00 | 30 | lane-nothing: 0.50, 1.50 |" in once
+    assert with_figures(once, [results()]) == once
+    assert once.partition(START_MARK)[0] == before.partition(START_MARK)[0]
+    assert once.partition(END_MARK)[2] == before.partition(END_MARK)[2]
+    with pytest.raises(ConfigurationError):
+        with_figures("no markers", [])
+
+
+def test_what_is_absent_is_named_with_the_module_that_is_missing() -> None:
+    from rocket_sink.benchmark.run import reason_of
+
+    text = "Ivy could not fetch a:b:1. Its last lines:\nx\n\t\t:: a#c;1: not found\n::"
+    assert reason_of(ConfigurationError(text)).endswith("Its last lines: (a#c;1: not found)")
+    assert reason_of(ValueError("one line")) == "one line"
+
+
+class TestBaseline:
+    """The command's exit code, with the measuring left out."""
+
+    @pytest.fixture(autouse=True)
+    def baseline(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = tmp_path / "before.json"
+        results().write(self.path)
+        self.now = results()
+        monkeypatch.setattr(command, "_measure", self.measure)
+
+    def measure(self, asked: Any, made: Results) -> None:
+        assert made.is_empty
+        for name in ("cases", "runs", "faults"):
+            setattr(made, name, getattr(self.now, name))
+
+    def run(self, *more: str) -> int:
+        return main(["benchmark", "--baseline", str(self.path), *more])
+
+    def test_no_change_is_well(self) -> None:
+        assert self.run() == 0
+
+    def test_a_slower_ratio_exits_1_unless_tolerated(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.now = results(speed=40.0)
+        assert self.run() == 1
+        assert "REGRESS" in capsys.readouterr().out
+        assert self.run("--tolerance", "0.5") == 0
+
+    def test_nothing_in_common_is_no_success(self) -> None:
+        self.now.cases = self.now.cases[:1]
+        assert self.run() == 1
+
+    def test_json_stays_one_document(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run("--json") == 0
+        printed: Any = json.loads(capsys.readouterr().out)
+        assert len(printed["comparison"]["changes"]) == 2
+
+    def test_a_run_that_fails_keeps_what_it_has(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(asked: Any, made: Results) -> None:
+            self.measure(asked, made)
+            raise ConfigurationError("no more")
+
+        monkeypatch.setattr(command, "_measure", fail)
+        out = tmp_path / "out.json"
+        assert self.run("--out", str(out)) == 1
+        assert read_results(out).runs == self.now.runs
+
+    def test_a_broken_promise_exits_1(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.now.faults[0]["lost"] = 3
+        assert self.run() == 1
+        assert "3 acknowledged messages are lost" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""Configuration files and generated tables: they say what options.py says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.commands.conf_file import (
+    conf_text,
+    default_text,
+    markdown_table,
+    read_conf,
+    with_options,
+)
+from rocket_sink.errors import OptionError
+from rocket_sink.options import OPTIONS, SinkOptions, find_option
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_stored_configuration_is_up_to_date() -> None:
+    stored = (ROOT / "conf" / "rocket-sink.conf").read_text(encoding="utf-8")
+    assert stored == conf_text(), "run: rocket-sink options --conf --out conf/rocket-sink.conf"
+
+
+def test_the_readme_table_is_up_to_date() -> None:
+    stored = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert stored == with_options(stored), "run: python -m rocket_sink.commands.conf_file README.md"
+
+
+def test_the_ci_runs_the_readmes_test_command() -> None:
+    last = (ROOT / ".ci" / "run").read_text(encoding="utf-8").strip().splitlines()[-1]
+    assert f"\n{last}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "pytest" in last
+
+
+def test_every_option_is_in_the_table_and_in_the_file() -> None:
+    table, conf = markdown_table(), conf_text()
+    for known in OPTIONS:
+        assert f"| `{known.name}` |" in table
+        assert re.search(rf"^#{known.name} =", conf, re.MULTILINE)
+
+
+def test_every_default_can_be_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "all.conf"
+    lines = [f"{o.name} = {default_text(o)}" for o in OPTIONS if default_text(o)]
+    path.write_text("\n".join(lines))
+    assert SinkOptions.parse(read_conf(path)) == SinkOptions.parse({})
+
+
+def test_uncommented_lines_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "one.conf"
+    text = conf_text().replace("#nameServer = 127.0.0.1:9876", "nameServer = a:1;b:2")
+    path.write_text(text.replace("#ordering = none", "ordering = strict"))
+    assert read_conf(path) == {"nameServer": "a:1;b:2", "ordering": "strict"}
+
+
+def test_sections_are_optional_and_spelling_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "plain.properties"
+    path.write_text("name_server = a:1\n# comment\nSENDMSGTIMEOUT=5s\ncolumns = body=payload\n")
+    assert read_conf(path) == {
+        "nameServer": "a:1",
+        "sendMsgTimeout": "5s",
+        "columns": "body=payload",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nameServr = a", ["nameServr", "did you mean"]),
+        ("topic = a\n[message]\nTOPIC = b", ["topic", "twice"]),
+        ("just words", ["name = value"]),
+    ],
+)
+def test_a_bad_file_says_what_is_wrong(text: str, words: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "bad.conf"
+    path.write_text(text)
+    with pytest.raises(OptionError) as caught:
+        read_conf(path)
+    for word in [str(path), *words]:
+        assert word in str(caught.value)
+
+
+def test_a_missing_file_is_an_option_error(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cannot read"):
+        read_conf(tmp_path / "nosuch.conf")
+
+
+def test_no_secret_stands_in_the_example_values() -> None:
+    for name in ("accessKey", "secretKey", "securityToken", "tlsKeyPassword"):
+        (line,) = re.findall(rf"^#{name} = (.*)$", conf_text(), re.MULTILINE)
+        assert line.startswith(("env:", "file:")), find_option(name)

@@ -1,0 +1,240 @@
+"""The demo's parts: its rows, its judge, its fault. The whole is in tests/integration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from rocket_sink.commands.demo import _prepare
+from rocket_sink.commands.demo.fault import Saboteur
+from rocket_sink.commands.demo.flights import write_flights
+from rocket_sink.commands.demo.verify import Judge, lost_rows
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.wire.stored import StoredMessage
+
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def flights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("flights")
+    write_flights(folder, ROWS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(flights: Path) -> list[dict[str, Any]]:
+    return list(pyarrow.parquet.read_table(flights).sort_by("row").to_pylist())
+
+
+def stored(rows: list[dict[str, Any]]) -> Iterator[StoredMessage]:
+    for row in rows:
+        body = {name: row[name] for name in ("carrier", "flight", "dest", "distance")}
+        properties = {
+            "row": str(row["row"]), "seq": str(row["seq"]),
+            "__SHARDINGKEY": row["sharding_key"], "UNIQ_KEY": f"id-{row['row']}",
+        }  # fmt: skip
+        yield StoredMessage("flights", json.dumps(body).encode(), properties=properties)
+
+
+class TestFlights:
+    def test_rows_are_numbered_in_time_order(self, rows: list[dict[str, Any]]) -> None:
+        assert [row["row"] for row in rows] == list(range(ROWS))
+        times = [(row["time_hour"], row["sched_dep_time"]) for row in rows]
+        assert times == sorted(times)
+
+    def test_seq_counts_within_the_sharding_key(self, rows: list[dict[str, Any]]) -> None:
+        seen: dict[str, int] = {}
+        for row in rows:
+            assert row["seq"] == seen.get(row["sharding_key"], 0)
+            seen[row["sharding_key"]] = row["seq"] + 1
+
+    def test_a_row_without_tail_number_takes_carrier_and_flight(
+        self, rows: list[dict[str, Any]]
+    ) -> None:
+        without = [row for row in rows if row["tailnum"] is None]
+        assert without
+        assert all(row["sharding_key"] == f"{row['carrier']}-{row['flight']}" for row in without)
+
+    def test_files_are_older_the_earlier_their_rows(self, tmp_path: Path) -> None:
+        found = write_flights(tmp_path, 12_000)
+        files = sorted(tmp_path.glob("*.parquet"))
+        times = [path.stat().st_mtime for path in files]
+        assert found.files == len(files) > 1
+        assert times == sorted(set(times))
+
+
+class TestJudge:
+    def test_everything_there_once_in_order(
+        self, flights: Path, rows: list[dict[str, Any]]
+    ) -> None:
+        verdict = self.judge(flights, stored(rows))
+        assert (verdict.stored, verdict.distinct, verdict.duplicates) == (ROWS, ROWS, 0)
+        assert (verdict.altered, verdict.foreign, verdict.new_ids) == (0, 0, 0)
+        assert (verdict.disordered_keys, verdict.moved_keys) == (0, 0)
+        assert lost_rows(verdict, []) == frozenset()
+
+    def test_a_missing_row_is_lost_unless_it_is_a_dead_letter(
+        self, flights: Path, rows: list[dict[str, Any]]
+    ) -> None:
+        verdict = self.judge(flights, stored(rows[:-2]))
+        assert lost_rows(verdict, []) == {ROWS - 2, ROWS - 1}
+        assert lost_rows(verdict, [ROWS - 1]) == {ROWS - 2}
+
+    def test_a_second_copy_is_a_duplicate_and_no_disorder(
+        self, flights: Path, rows: list[dict[str, Any]]
+    ) -> None:
+        verdict = self.judge(flights, stored([*rows, *rows[:5]]))
+        assert (verdict.duplicates, verdict.new_ids, verdict.disordered_keys) == (5, 0, 0)
+
+    def test_a_second_copy_under_a_new_id_is_told(
+        self, flights: Path, rows: list[dict[str, Any]]
+    ) -> None:
+        (copy,) = stored(rows[:1])
+        copy.properties["UNIQ_KEY"] = "another"
+        assert self.judge(flights, [*stored(rows), copy]).new_ids == 1
+
+    def test_two_rows_of_a_key_swapped_are_disorder(
+        self, flights: Path, rows: list[dict[str, Any]]
+    ) -> None:
+        second = next(row for row in rows if row["seq"] == 1)
+        first = next(
+            r for r in rows if r["sharding_key"] == second["sharding_key"] and r["seq"] == 0
+        )
+        swapped = [{first["row"]: second, second["row"]: first}.get(r["row"], r) for r in rows]
+        assert self.judge(flights, stored(swapped)).disordered_keys == 1
+
+    def test_a_key_in_two_queues_has_moved(self, flights: Path, rows: list[dict[str, Any]]) -> None:
+        judge = Judge(flights)
+        key = next(row["sharding_key"] for row in rows if row["seq"] == 1)
+        for row, message in zip(rows, stored(rows), strict=True):
+            elsewhere = row["sharding_key"] == key and row["seq"] > 0
+            judge.feed("broker-b" if elsewhere else "broker-a", message)
+        assert judge.verdict().moved_keys == 1
+
+    def test_another_rows_body_is_altered(self, flights: Path, rows: list[dict[str, Any]]) -> None:
+        wrong = {**rows[0], "dest": "XXX"}
+        assert self.judge(flights, stored([wrong, *rows[1:]])).altered == 1
+
+    def test_a_message_of_somebody_else_is_foreign(
+        self, flights: Path, rows: list[dict[str, Any]]
+    ) -> None:
+        other = StoredMessage("flights", b"hello", properties={})
+        assert self.judge(flights, [*stored(rows), other]).foreign == 1
+
+    @staticmethod
+    def judge(flights: Path, messages: Any) -> Any:
+        judge = Judge(flights)
+        for message in messages:
+            judge.feed("broker-a", message)
+        return judge.verdict()
+
+
+@dataclass
+class StubBroker:
+    name: str
+    alive: bool = True
+    frozen: bool = False
+
+    def freeze(self) -> None:
+        self.frozen = True
+
+    def thaw(self) -> None:
+        self.frozen = False
+
+    def kill(self) -> None:
+        self.alive = False
+
+    def restart(self, timeout_s: float = 60) -> None:
+        self.alive = True
+
+
+@dataclass
+class StubCluster:
+    brokers: list[StubBroker] = field(
+        default_factory=lambda: [StubBroker("broker-a"), StubBroker("broker-b")]
+    )
+
+
+class TestSaboteur:
+    def make(self, fault: str) -> tuple[Saboteur, StubCluster, list[float], list[str]]:
+        cluster, now, said = StubCluster(), [0.0], []  # type: ignore[var-annotated]
+        made = Saboteur(
+            cluster,
+            fault=fault,
+            seconds=6,
+            say=said.append,
+            clock=lambda: now[0],  # type: ignore[arg-type]
+        )
+        return made, cluster, now, said
+
+    def test_freezes_once_and_thaws_after_its_time(self) -> None:
+        saboteur, cluster, now, said = self.make("freeze")
+        saboteur.step(due=False)
+        assert not cluster.brokers[-1].frozen
+        saboteur.step(due=True)
+        assert cluster.brokers[-1].frozen
+        now[0] = 5.9
+        saboteur.step(due=True)
+        assert cluster.brokers[-1].frozen
+        now[0] = 6.0
+        saboteur.step(due=True)
+        assert not cluster.brokers[-1].frozen
+        now[0] = 20.0
+        saboteur.step(due=True)
+        assert not cluster.brokers[-1].frozen
+        assert len(said) == 2
+
+    def test_kills_and_restarts_after_its_time(self) -> None:
+        saboteur, cluster, now, _ = self.make("kill")
+        saboteur.step(due=True)
+        assert not cluster.brokers[-1].alive
+        now[0] = 5.0
+        saboteur.step(due=True)
+        assert not cluster.brokers[-1].alive
+        now[0] = 6.0
+        saboteur.step(due=True)
+        assert cluster.brokers[-1].alive
+
+    def test_none_breaks_nothing(self) -> None:
+        saboteur, cluster, _, said = self.make("none")
+        saboteur.step(due=True)
+        assert all(b.alive and not b.frozen for b in cluster.brokers)
+        assert not said
+
+    def test_a_broker_killed_by_hand_is_started_again(self) -> None:
+        saboteur, cluster, now, said = self.make("none")
+        cluster.brokers[0].alive = False
+        saboteur.step(due=False)
+        assert not cluster.brokers[0].alive
+        now[0] = 2.5
+        saboteur.step(due=False)
+        assert cluster.brokers[0].alive
+        assert "broker-a has died" in said[0]
+
+    def test_raise_all_leaves_nobody_frozen_or_dead(self) -> None:
+        saboteur, cluster, _, _ = self.make("freeze")
+        saboteur.step(due=True)
+        cluster.brokers[0].alive = False
+        saboteur.raise_all()
+        assert all(b.alive and not b.frozen for b in cluster.brokers)
+
+
+class TestFolder:
+    def test_a_folder_with_other_files_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.tex").write_text("years of work")
+        with pytest.raises(ConfigurationError, match=r"thesis\.tex"):
+            _prepare(tmp_path)
+        assert (tmp_path / "thesis.tex").exists()
+
+    def test_leavings_of_an_earlier_demo_are_removed(self, tmp_path: Path) -> None:
+        (tmp_path / "ledger").mkdir()
+        (tmp_path / "ledger" / "old").write_text("")
+        assert _prepare(tmp_path) == tmp_path
+        assert not (tmp_path / "ledger").exists()

@@ -1,0 +1,119 @@
+"""`rocket-sink dlq` as users type it, on the scripted cluster; no Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from rocket_sink import cli
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.schema import DEAD_LETTER
+from rocket_sink.ledger.spool_files import read_batches, sealed_files
+from rocket_sink.testing import FakeCluster
+from tests.producer.test_dlq import GROUP, TOPIC, give_up
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as fake:
+        fake.create_topic("orders", 4)
+        fake.create_topic(TOPIC, 1)
+        for number in range(3):
+            give_up(fake, number, broker=number % 2)
+        yield fake
+
+
+class Cli:
+    def __init__(self, capsys: pytest.CaptureFixture[str], name_server: str) -> None:
+        self._capsys = capsys
+        self._name_server = name_server
+
+    def __call__(self, *arguments: str, code: int = 0) -> tuple[str, str]:
+        done = cli.main(["dlq", arguments[0], "-n", self._name_server, *arguments[1:]])
+        captured = self._capsys.readouterr()
+        assert done == code, captured.err
+        return captured.out, captured.err
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], cluster: FakeCluster) -> Cli:
+    return Cli(capsys, cluster.name_server)
+
+
+def spooled(ledger: Path) -> list[dict[str, Any]]:
+    place = locate(str(ledger))
+    files = place.filesystem()
+    return [
+        row
+        for info in sealed_files(place, files)
+        for batch in read_batches(info.path, files)
+        for row in batch.to_pylist()
+    ]
+
+
+def test_groups_and_letters_are_listed(run: Cli) -> None:
+    out, _ = run("list", "--json")
+    assert [json.loads(line) for line in out.splitlines()] == [{"group": GROUP, "letters": 3}]
+    out, _ = run("list", "-g", GROUP, "--json", "--key", "k1")
+    (row,) = map(json.loads, out.splitlines())
+    assert (row["topic"], row["message_id"], row["keys"]) == ("orders", "ID1", ["k1", "all"])
+    assert (row["body"], row["reconsume_times"]) == ("body 1", 16)
+    out, _ = run("list", "-g", GROUP)
+    assert "body 0" in out
+    assert "1970-01-01 00:00:01" in out
+
+
+def test_nothing_selected_is_no_error(run: Cli, tmp_path: Path) -> None:
+    assert "no dead letter" in run("list", "-g", GROUP, "--key", "nosuch")[1]
+    assert "0 dead letters" in run("resend", "-g", GROUP, "--key", "nosuch")[1]
+    out = tmp_path / "none.parquet"
+    assert "0 dead letters" in run("export", "-g", GROUP, "--key", "no", "--out", str(out))[1]
+    assert pq.read_table(out).num_rows == 0
+
+
+def test_a_group_without_dead_letters_is_an_error(run: Cli) -> None:
+    assert "%DLQ%nosuch" in run("list", "-g", "nosuch", code=1)[1]
+
+
+def test_export_to_files(run: Cli, tmp_path: Path) -> None:
+    run("export", "-g", GROUP, "--out", str(tmp_path / "x.parquet"))
+    rows = pq.read_table(tmp_path / "x.parquet").to_pylist()
+    assert sorted(row["body"] for row in rows) == [b"body 0", b"body 1", b"body 2"]
+    assert dict(rows[0]["properties"]) == {"color": "red"}
+    assert dict(rows[0]["system_properties"])["RETRY_TOPIC"] == "orders"
+    run("export", "-g", GROUP, "--out", str(tmp_path / "x.json"))
+    lines = (tmp_path / "x.json").read_text().splitlines()
+    assert [json.loads(line)["message_id"] for line in lines] == ["ID0", "ID1", "ID2"]
+    assert "which kind" in run("export", "-g", GROUP, "--out", str(tmp_path / "x.txt"), code=1)[1]
+    run("export", "-g", GROUP, code=2)
+
+
+def test_export_to_a_ledger_gives_the_same_letters_each_time(run: Cli, tmp_path: Path) -> None:
+    for _ in range(2):
+        run("export", "-g", GROUP, "--ledger", str(tmp_path / "ledger"))
+    rows = spooled(tmp_path / "ledger")
+    assert {row["kind"] for row in rows} == {DEAD_LETTER}
+    assert len(rows) == 6
+    assert len({row["letter_id"] for row in rows}) == 3
+    first = next(row for row in rows if row["message_id"] == "ID0")
+    assert (first["topic"], first["reason"], first["body"]) == ("orders", "consumer", b"body 0")
+    assert (first["keys"], first["tags"], first["flag"]) == (["k0", "all"], "t", 7)
+    assert dict(first["properties"]) == {"color": "red"}
+    assert first["partition"] is None
+
+
+def test_resend(run: Cli, cluster: FakeCluster) -> None:
+    assert json.loads(run("resend", "-g", GROUP, "--dry-run", "--json")[0]) == {
+        "selected": 3, "by_topic": {"orders": 3},
+    }  # fmt: skip
+    assert cluster.messages("orders") == []
+    assert json.loads(run("resend", "-g", GROUP, "--limit", "2", "--json")[0])["resent"] == 2
+    done = json.loads(run("resend", "-g", GROUP, "--rate", "100", "--json")[0])
+    assert (done["resent"], done["already"]) == (1, 2)
+    assert sorted(m.body for m in cluster.messages("orders")) == [b"body 0", b"body 1", b"body 2"]
+    assert "3 sent by an earlier resend" in run("resend", "-g", GROUP)[1]

@@ -1,0 +1,74 @@
+"""What is printed where, and how it looks outside a terminal."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from types import MappingProxyType
+
+import pytest
+
+from rocket_sink.commands.output import Bar, Steps, cell, print_json, table
+from rocket_sink.commands.output import show as show_tables
+from rocket_sink.errors import Outcome
+
+
+def test_counted_steps_are_told_by_quarters(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = Steps()
+    steps("fetching")
+    for number in range(1, 135):
+        steps(f"fetching: {number} of 134 jars")
+    steps("done")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "fetching"
+    assert lines[-2:] == ["fetching: 134 of 134 jars", "done"]
+    assert len(lines) == 6
+
+
+def test_a_bar_outside_a_terminal_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar("send", 10, every_s=0) as bar:
+        bar.advance_to(5, "half")
+        bar.say("a thing happened")
+        bar.advance_to(10)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "send: 5 of 10 half" in captured.err
+    assert "a thing happened" in captured.err
+    assert captured.err.splitlines()[-1].startswith("send: 10 in ")
+
+
+def test_a_bar_that_fails_does_not_say_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="x"), Bar("send", 10):
+        raise ValueError("x")
+    assert " in " not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"), (True, "yes"), (False, "no"), (1234567, "1,234,567"), (1.25, "1.2"),
+        ("[red]x[/]", "\\[red]x\\[/]"), (dt.date(2026, 1, 2), "2026-01-02"),
+    ],
+)  # fmt: skip
+def test_cells(value: object, shown: str) -> None:
+    assert cell(value) == shown
+
+
+def test_markup_in_data_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    show_tables(table("t", ("a",), [["[bold]x[/bold]"]]))
+    assert "[bold]x[/bold]" in capsys.readouterr().out
+
+
+def test_json_takes_our_values(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json(
+        {
+            "outcome": Outcome.ACKED, "at": dt.datetime(2026, 1, 2, 3), "body": b"\xff1",
+            "map": MappingProxyType({"a": 1}),
+        }
+    )  # fmt: skip
+    assert json.loads(capsys.readouterr().out) == {
+        "outcome": "acked",
+        "at": "2026-01-02T03:00:00",
+        "body": "\ufffd1",
+        "map": {"a": 1},
+    }

@@ -1,0 +1,84 @@
+"""Where a command's sink options come from, and which source wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from rocket_sink.commands import sink_input
+from rocket_sink.commands.base import Command
+from rocket_sink.commands.sink_input import given_options, resolved_options, sink_options
+
+
+@pytest.fixture(autouse=True)
+def no_local_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    monkeypatch.setattr(sink_input, "_local_name_server", lambda: None)
+
+
+def given(*arguments: str) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+
+    @click.command(cls=Command)
+    @sink_options("nameServer", "topic", "ledger")
+    def command() -> None:
+        seen.update(given_options())
+
+    command.main(list(arguments), standalone_mode=False)
+    return seen
+
+
+def test_flags_and_pairs_are_merged() -> None:
+    assert given("-n", "a:1", "--topic", "t", "-O", "ordering=strict", "-O", "columns=body=b") == {
+        "nameServer": "a:1",
+        "topic": "t",
+        "ordering": "strict",
+        "columns": "body=b",
+    }
+
+
+def test_a_flag_wins_over_a_pair_and_a_pair_over_the_file(tmp_path: Path) -> None:
+    conf = tmp_path / "x.conf"
+    conf.write_text("topic = file\nledger = file\nnameServer = file:1\n")
+    found = given("--conf", str(conf), "-O", "topic=pair", "-O", "ledger=pair", "-t", "flag")
+    assert found == {"nameServer": "file:1", "ledger": "pair", "topic": "flag"}
+
+
+def test_a_pair_given_twice_in_two_spellings_is_refused() -> None:
+    with pytest.raises(click.BadParameter, match="twice"):
+        given("-O", "sendMsgTimeout=1s", "-O", "send_msg_timeout=2s")
+
+
+def test_the_environment_stands_in_for_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", "env:1")
+    assert sink_input.with_name_server({}) == {"nameServer": "env:1"}
+    assert sink_input.with_name_server({"nameServer": "mine:1"}) == {"nameServer": "mine:1"}
+
+
+def test_the_local_cluster_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_input, "_local_name_server", lambda: "local:1")
+    assert sink_input.with_name_server({}) == {"nameServer": "local:1"}
+    monkeypatch.setenv("NAMESRV_ADDR", "env:1")
+    assert sink_input.with_name_server({}) == {"nameServer": "env:1"}
+
+
+def test_no_name_server_anywhere_says_how_to_give_one() -> None:
+    @click.command(cls=Command)
+    @sink_options("nameServer")
+    def command() -> None:
+        resolved_options()
+
+    with pytest.raises(Exception, match="nameServer is missing"):
+        command.main([], standalone_mode=False)
+
+
+@pytest.mark.parametrize("path", ["s3a://bucket/ledger", "hdfs://n/ledger"])
+def test_uris_stay_as_they_are(path: str) -> None:
+    assert sink_input.absolute(path) == path
+
+
+def test_paths_become_absolute() -> None:
+    assert sink_input.absolute("ledger") == str(Path("ledger").absolute())
