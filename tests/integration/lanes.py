@@ -1,0 +1,70 @@
+"""The lanes as one interface, so that one set of cases is run by each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocket_sink import RocketSink, register
+
+
+@dataclass(frozen=True)
+class Lane:
+    """`run(spark, source folder, checkpoint folder, options)` sends all rows of the source."""
+
+    name: str
+    run: Callable[[Any, Path, Path, dict[str, Any]], None]
+    streams: bool = True
+
+
+def read(spark: Any, source: Path) -> Any:
+    return spark.read.parquet(str(source))
+
+
+def read_stream(spark: Any, source: Path) -> Any:
+    return spark.readStream.schema(read(spark, source).schema).parquet(str(source))
+
+
+def _await(writer: Any, checkpoint: Path) -> None:
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+def _foreach(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+    _await(read_stream(spark, source).writeStream.foreach(RocketSink(**options)), checkpoint)
+
+
+def _foreach_batch(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+    sink = RocketSink(**options)
+    _await(read_stream(spark, source).writeStream.foreachBatch(sink.write_batch), checkpoint)
+
+
+def _write(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+    RocketSink(**options).write(read(spark, source))
+
+
+def _texts(options: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in options.items()}
+
+
+def _source_stream(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+    register(spark)
+    writer = read_stream(spark, source).writeStream.format("rocketmq").options(**_texts(options))
+    _await(writer, checkpoint)
+
+
+def _source_batch(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+    register(spark)
+    writer = read(spark, source).write.format("rocketmq").mode("append")
+    writer.options(**_texts(options)).save()
+
+
+LANES = (
+    Lane("foreach", _foreach),
+    Lane("foreach_batch", _foreach_batch),
+    Lane("write", _write, streams=False),
+    Lane("source_stream", _source_stream),
+    Lane("source_batch", _source_batch, streams=False),
+)

@@ -1,0 +1,196 @@
+"""Frozen and killed brokers of a real cluster under the task body, and under a Spark stream."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.producer.topic_reader import read_topic
+from rocket_sink.spark.contract import resolve_columns
+from rocket_sink.spark.worker import TaskRun
+
+from .lanes import LANES
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+
+ROWS = 20_000
+KEYS = 200
+CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+
+
+def table(rows: int = ROWS) -> pa.Table:
+    return pa.table(
+        {
+            "body": [f"{i:07d}" for i in range(rows)],
+            "sharding_key": [f"N{i % KEYS}" for i in range(rows)],
+        }
+    )
+
+
+class Sending:
+    """A task that sends the table batch by batch; `during` is called at a third of it."""
+
+    def __init__(self, cluster: LocalCluster, ledger: Path, **options: Any) -> None:
+        self.topic = f"t-{uuid.uuid4().hex[:8]}"
+        cluster.create_topic(self.topic)
+        self.cluster = cluster
+        self.options = SinkOptions.parse(
+            {"nameServer": cluster.name_server, "topic": self.topic, "ledger": str(ledger),
+             **options}
+        )  # fmt: skip
+
+    def run(self, during: Callable[[], None]) -> Any:
+        pool = ProducerPool()
+        run = TaskRun(self.options, CTX, pool=pool)
+        batches = table().to_batches(max_chunksize=500)
+        plan = resolve_columns(batches[0].schema, self.options)
+        try:
+            for number, batch in enumerate(batches):
+                if number == len(batches) // 3:
+                    during()
+                run.feed(batch, plan)
+            return run.finish()
+        except BaseException:
+            run.abort()
+            raise
+        finally:
+            pool.close()
+
+    def stored(self) -> list[Any]:
+        return list(read_topic(self.cluster.name_server, self.topic))
+
+
+def later(delay_s: float, action: Callable[[], None]) -> None:
+    threading.Timer(delay_s, action).start()
+
+
+def in_order(stored: list[Any]) -> bool:
+    """First appearances per key, in each queue's order."""
+    per_key: dict[str, dict[bytes, None]] = {}
+    for message in stored:
+        per_key.setdefault(message.properties["__SHARDINGKEY"], {})[message.body] = None
+    return all(list(found) == sorted(found) for found in per_key.values())
+
+
+def test_strict_keys_wait_for_a_frozen_broker_and_stay_in_order(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    sending = Sending(cluster, tmp_path, ordering="strict", orderWaitMs=120_000)
+    broker = cluster.brokers[0]
+
+    def freeze() -> None:
+        broker.freeze()
+        later(4.0, broker.thaw)
+
+    summary = sending.run(freeze)
+    stored = sending.stored()
+    assert summary.acked == ROWS and summary.given_up == 0
+    assert {int(m.body) for m in stored} == set(range(ROWS))
+    assert len(stored) - ROWS <= summary.duplicates_possible
+    assert in_order(stored)
+    status = cluster.admin("topicStatus", "-t", sending.topic)
+    offsets = [line.split() for line in status.splitlines() if line.startswith("broker")]
+    assert sum(int(parts[3]) - int(parts[2]) for parts in offsets) == len(stored)
+
+
+@pytest.mark.parametrize("ordering", ["none", "best_effort"])
+def test_nothing_is_lost_when_a_broker_is_killed(
+    cluster: LocalCluster, tmp_path: Path, ordering: str
+) -> None:
+    sending = Sending(cluster, tmp_path, ordering=ordering, sendMsgTimeout=20_000)
+    broker = cluster.brokers[1]
+    summary = sending.run(broker.kill)
+    broker.restart()
+    stored = sending.stored()
+    assert summary.acked == ROWS and summary.given_up == 0
+    assert {int(m.body) for m in stored} == set(range(ROWS))
+    assert len(stored) - ROWS <= summary.duplicates_possible
+
+
+def test_strict_keys_wait_for_a_broker_that_is_killed_and_started_again(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    sending = Sending(cluster, tmp_path, ordering="strict", orderWaitMs=200_000)
+    broker = cluster.brokers[1]
+
+    def kill() -> None:
+        broker.kill()
+        later(3.0, lambda: broker.restart(300))
+
+    summary = sending.run(kill)
+    stored = sending.stored()
+    assert summary.acked == ROWS and summary.given_up == 0
+    assert {int(m.body) for m in stored} == set(range(ROWS))
+    assert in_order(stored)
+
+
+def test_strict_gives_up_a_dead_brokers_keys_after_one_wait_and_loses_none(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    sending = Sending(cluster, tmp_path, ordering="strict", orderWaitMs=3000)
+    broker = cluster.brokers[1]
+    started_s = time.monotonic()
+    summary = sending.run(broker.kill)
+    took_s = time.monotonic() - started_s
+    broker.restart()
+    stored = {int(m.body) for m in sending.stored()}
+    assert summary.acked + summary.dead + summary.unknown == ROWS and summary.held_back
+    letters: set[int] = set()
+    for path in tmp_path.rglob("*.arrow"):
+        rows = pa.ipc.open_stream(path.read_bytes()).read_all().to_pylist()
+        letters |= {int(row["body"]) for row in rows if row["kind"] == "dead_letter"}
+    assert stored | letters == set(range(ROWS))
+    # One wait for all queues of the broker, not one per request; the rest is a busy machine's.
+    assert took_s < 60
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("lane", [LANES[0], LANES[1]], ids=lambda lane: lane.name)
+def test_a_stream_outlives_a_killed_broker(
+    cluster: LocalCluster, spark: Any, tmp_path: Path, lane: Any
+) -> None:
+    from rocket_sink import Ledger
+
+    sending = Sending(cluster, tmp_path / "unused")
+    source = tmp_path / "source"
+    source.mkdir()
+    pq.write_table(table(100_000), source / "rows.parquet")
+    broker = cluster.brokers[1]
+    options = {"nameServer": cluster.name_server, "topic": sending.topic,
+               "ledger": str(tmp_path / "ledger"), "sendMsgTimeout": 30_000}  # fmt: skip
+    killer = threading.Thread(target=_kill_when_stored, args=(sending, broker))
+    killer.start()
+    lane.run(spark, source, tmp_path / "checkpoint", options)
+    killer.join()
+    broker.restart()
+    ledger = Ledger(str(tmp_path / "ledger"))
+    ledger.sync(spark)
+    assert {int(m.body) for m in sending.stored()} == set(range(100_000))
+    epochs = ledger.epochs(spark).collect()
+    assert all(e.adds_up for e in epochs) and sum(e.acked for e in epochs) == 100_000
+
+
+def _kill_when_stored(sending: Sending, broker: Any) -> None:
+    """Kill the broker as soon as the first rows have arrived anywhere."""
+    from rocket_sink.producer.admin import Admin
+
+    with Admin(nameServer=sending.cluster.name_server) as admin:
+        queues = admin.queues(sending.topic)
+        deadline_s = time.monotonic() + 300
+        while time.monotonic() < deadline_s:
+            if any(admin.max_offset(queue) for queue in queues):
+                break
+            time.sleep(0.02)
+    broker.kill()

@@ -1,0 +1,84 @@
+"""Effectively once on a real cluster: brokers frozen and killed under a task, and its replays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.spark.contract import resolve_columns
+from rocket_sink.spark.worker import TaskRun
+
+from .test_lanes_faults import CTX, ROWS, Sending, in_order, later
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+
+AGAIN = dataclasses.replace(CTX, run_id="r2", task_attempt_id=1)
+
+
+@pytest.fixture(params=["none", "strict"])
+def sending(request: Any, cluster: LocalCluster, tmp_path: Path) -> Sending:
+    return Sending(
+        cluster, tmp_path, delivery="effectively_once", ordering=request.param,
+        sendMsgMaxTimeoutPerRequest=300, sendMsgTimeout=60_000, orderWaitMs=2_000,
+        requestMaxMessages=100, storedCheckTimeout=300_000, connectTimeoutMs=500,
+    )  # fmt: skip
+
+
+def check(sending: Sending, summary: Any) -> None:
+    """Every row is stored, and none twice."""
+    stored = sending.stored()
+    counts = Counter(int(message.body) for message in stored)
+    doubled = sum(count > 1 for count in counts.values())
+    assert (ROWS - len(counts), doubled) == (0, 0), summary
+    assert (summary.acked, summary.duplicates_possible) == (ROWS, 0)
+    assert sending.options.ordering == "none" or in_order(stored)
+
+
+def test_a_frozen_broker_doubles_nothing(sending: Sending) -> None:
+    """Its requests run out of time, and it stores them when it wakes up."""
+    broker = sending.cluster.brokers[0]
+
+    def freeze() -> None:
+        broker.freeze()
+        later(5.0, broker.thaw)
+
+    check(sending, sending.run(freeze))
+
+
+def test_a_killed_broker_doubles_nothing(sending: Sending) -> None:
+    broker = sending.cluster.brokers[1]
+
+    def kill() -> None:
+        broker.kill()
+        later(1.0, lambda: broker.restart(300))
+
+    # A killed broker is away for longer than a frozen one.
+    sending.options = sending.options.with_(order_wait_ms=200_000)
+    check(sending, sending.run(kill))
+
+
+def test_delayed_messages_are_found_where_they_wait(cluster: LocalCluster, tmp_path: Path) -> None:
+    sending = Sending(cluster, tmp_path, delivery="effectively_once")
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "body": [str(i) for i in range(40)],
+            "delay_level": [18] * 20 + [None] * 20,
+            "delay_ms": [None] * 20 + [3_600_000] * 20,
+        }
+    )
+    pool, found = ProducerPool(), []
+    for ctx in (CTX, AGAIN):
+        run = TaskRun(sending.options, ctx, pool=pool)
+        run.feed(rows, resolve_columns(rows.schema, sending.options))
+        summary = run.finish()
+        assert summary.acked == 40
+        found.append(summary.found_stored)
+    pool.close()
+    assert found == [0, 40]
