@@ -1,4 +1,4 @@
-"""What every test run needs: Spark JVMs tuned for many small plans.
+"""What every test run needs: Spark JVMs tuned for many small plans, properties without a clock.
 
 The optimising compiler and whole-stage code generation pay off over millions of rows; over the few
 rows of a test they are most of its CPU time (measured on the ledger's views: twice as much).
@@ -10,6 +10,11 @@ import os
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The cores of a build machine are shared: no time limit per example, nor for making one.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 os.environ.setdefault(
     "PYSPARK_SUBMIT_ARGS",

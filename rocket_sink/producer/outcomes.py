@@ -45,7 +45,8 @@ def attempt_of(
         error_code=error.code if error is not None else None,
         remark=getattr(error, "remark", None) or (error.text if error is not None else None),
         message_id=flight.request.message_id,
-        offset_message_id=answer.offset_message_id if answer is not None else "",
+        # the first one only: a record must not keep the ids of a whole batch
+        offset_message_id=answer.offset_message_id.partition(",")[0] if answer is not None else "",
     )
 
 

@@ -106,6 +106,7 @@ class Attempt:
     remark: str | None = None
     message_id: str = ""
     offset_message_id: str = ""
+    """The broker's id of the (first) message."""
 
 
 @dataclass(slots=True)

@@ -31,6 +31,11 @@ _COMMON: Final = re.compile(
 """A header as Java servers write the answer to a send: no remark, no escapes, names sorted. Reading
 it so takes a third of the general way's time, and the two agree (a test compares them)."""
 
+_LONG: Final = 1024
+"""Above this an answer's header is mostly the ids of a batch's messages."""
+_IDS_KEY: Final = b'"msgId":"'
+_IDS_ALPHABET: Final = b"0123456789ABCDEFabcdef,"
+
 
 def language_name(language: int) -> str:
     """The name that Java's enum reads; OTHER for a number without a name."""
@@ -67,12 +72,29 @@ def decode_json_header(header: bytes, limits: Limits) -> Frame:
     Raises:
         RemoteProtocolError: not a JSON header within `limits`.
     """
-    match = _COMMON.fullmatch(header)
+    short, ids = _without_ids(header) if len(header) > _LONG else (header, None)
+    match = _COMMON.fullmatch(short)
     if match is not None:
         frame = _decode_common(match, limits)
         if frame is not None:
+            if ids is not None and frame.ext is not None:
+                frame.ext["msgId"] = ids
             return frame
     return decode_any_json_header(header, limits)
+
+
+def _without_ids(header: bytes) -> tuple[bytes, str | None]:
+    """The header with an empty `msgId`, and what stood there; as it came when that is not ids.
+
+    A batch of 3,000 messages is answered with 100 kB of ids, 33 MB for a million messages: a
+    pattern reads them at a tenth of the speed of looking for their end.
+    """
+    start = header.find(_IDS_KEY) + len(_IDS_KEY)
+    end = header.find(b'"', start)
+    ids = header[start:end]
+    if start < len(_IDS_KEY) or end < 0 or ids.translate(None, _IDS_ALPHABET):
+        return header, None
+    return header[:start] + header[end:], ids.decode("ascii")
 
 
 def _decode_common(match: re.Match[bytes], limits: Limits) -> Frame | None:

@@ -7,7 +7,7 @@ import hashlib
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink.ledger import letters
@@ -74,7 +74,6 @@ def test_order_and_identity():
     assert len(set(ids)) == 5
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.binary(min_size=0, max_size=30), max_size=40),
     st.integers(1, 60),

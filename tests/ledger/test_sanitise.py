@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink.ledger.sanitise import TEXT_MAX_BYTES, sanitise
@@ -11,7 +11,6 @@ from rocket_sink.ledger.sanitise import TEXT_MAX_BYTES, sanitise
 ANY_TEXT = st.text(st.characters(codec=None), max_size=400)
 
 
-@settings(deadline=None)
 @given(ANY_TEXT, st.integers(8, 300))
 def test_whatever_comes_in_printable_short_utf8_comes_out(text, max_bytes):
     clean = sanitise(text, max_bytes=max_bytes)
@@ -19,13 +18,11 @@ def test_whatever_comes_in_printable_short_utf8_comes_out(text, max_bytes):
     assert len(clean.encode()) <= max_bytes
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_bytes_are_read_as_utf8_with_replacement(data):
     assert sanitise(data).isprintable()
 
 
-@settings(deadline=None)
 @given(ANY_TEXT)
 def test_clean_text_stays_as_it_is(text):
     once = sanitise(text)
@@ -76,7 +73,6 @@ def test_given_secrets_are_masked_wherever_they_stand():
     assert sanitise("xxCANARYyy at CANARY", secrets=["CANARY"]) == "xx***yy at ***"
 
 
-@settings(deadline=None)
 @given(st.integers(0, 3 * TEXT_MAX_BYTES))
 def test_a_secret_at_the_cut_leaves_no_half(distance):
     text = "x" * distance + " accessKey=CANARYCANARYCANARY"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_sink.errors import MessageError
@@ -23,8 +23,7 @@ from rocket_sink.wire.properties import properties_of
 from .row_strategies import EVENT_TIME, MADE_ID, Frame, code_of, frames, message_of
 
 TOPIC = SinkOptions.parse(topic="t")
-UNTIMED = settings(deadline=None)
-SLOW = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+THOROUGH = settings(max_examples=200)
 
 
 def check(table: pa.Table | pa.RecordBatch, options: SinkOptions = TOPIC) -> Checked:
@@ -42,7 +41,7 @@ def code(**columns: Any) -> str | None:
     return refused[0].code if refused else None
 
 
-@SLOW
+@THOROUGH
 @given(frames(), st.booleans())
 def test_a_row_is_refused_with_the_code_that_its_message_is_refused_with(
     frame: Frame, strict: bool
@@ -60,7 +59,7 @@ def test_a_row_is_refused_with_the_code_that_its_message_is_refused_with(
     assert len(checked.rows) == len(checked.accepted)
 
 
-@SLOW
+@THOROUGH
 @given(frames())
 def test_accepted_rows_have_the_bytes_of_the_one_message_encoder(frame: Frame) -> None:
     options = SinkOptions.parse(topic="" if "topic" in frame.table.schema.names else "t")
@@ -79,7 +78,7 @@ def test_accepted_rows_have_the_bytes_of_the_one_message_encoder(frame: Frame) -
     assert bytes(encoded.body(0, len(rows))) == b"".join(expected)
 
 
-@SLOW
+@THOROUGH
 @given(frames())
 def test_a_row_as_a_message_is_the_message_that_the_row_stands_for(frame: Frame) -> None:
     options = SinkOptions.parse(topic="" if "topic" in frame.table.schema.names else "t")
@@ -90,7 +89,7 @@ def test_a_row_as_a_message_is_the_message_that_the_row_stands_for(frame: Frame)
     assert checked.rows.is_timed().tolist() == timed
 
 
-@SLOW
+@THOROUGH
 @given(frames())
 def test_dropping_illegal_properties_judges_the_row_without_them(frame: Frame) -> None:
     names = frame.table.schema.names
@@ -251,7 +250,6 @@ def test_the_blanks_are_pythons() -> None:
     assert every == text_columns.BLANKS
 
 
-@UNTIMED
 @given(st.lists(st.none() | st.binary(max_size=6), max_size=80), st.integers(0, 5))
 def test_invalid_utf8_is_found_wherever_it_is(values: list[bytes | None], first: int) -> None:
     array = pa.array(values, pa.binary()).view(pa.string())[first:]

@@ -40,7 +40,7 @@ def ids(rows: list[int], cuts: list[int], ctx: RunContext = CTX) -> list[tuple[i
     return made
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(0, 20), max_size=60).flatmap(
         lambda rows: st.tuples(st.just(rows), st.permutations(rows))

@@ -114,5 +114,5 @@ class Machine(RuleBasedStateMachine):
         assert self.connection.in_flight == len(self.opened) - len(self.left)
 
 
-Machine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
 TestMachine = Machine.TestCase

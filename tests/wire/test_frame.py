@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.codes import LanguageCode, RequestCode, ResponseCode
 from rocket_sink.wire.command import DEFAULT_LIMITS
 from rocket_sink.wire.frame import (
@@ -19,7 +20,7 @@ from rocket_sink.wire.frame import (
     mark_protocol_type,
     response_to,
 )
-from rocket_sink.wire.header_json import decode_json_header
+from rocket_sink.wire.header_json import decode_any_json_header, decode_json_header
 
 from .feeding import FEEDS, Feed, drain, whole
 
@@ -241,3 +242,38 @@ def test_values_that_look_like_the_text_between_values(value):
     ).encode()
     frame = decode_json_header(header, DEFAULT_LIMITS)
     assert frame.ext == {"a": "g", "i": value, value: "k"}
+
+
+_IDS = ",".join(f"{n:032X}" for n in range(200))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        f'"MSG_REGION":"r","msgId":"{_IDS}","queueId":"1"',
+        f'"msgId":"{_IDS}"',
+        f'"msgId":"{_IDS}","msgId":"A"',
+        f'"msgId":"{_IDS} "',
+        f'"msgId":"{_IDS}\\u0041"',
+        f'"msgId":"{_IDS}\x01"',
+        f'"msgId":"{_IDS}é"',
+        f'"a":"\\"msgId\\":\\"{_IDS}"',
+        f'"a":{{"msgId":"{_IDS}"}}',
+        f'"a":"{_IDS}"',
+        f'"msgId":"{_IDS}',
+    ],
+)
+def test_the_ids_of_a_batch_are_read_as_in_any_header(fields: str):
+    header = (
+        f'{{"code":0,"extFields":{{{fields}}},"flag":1,"language":"JAVA","opaque":7,'
+        '"serializeTypeCurrentRPC":"JSON","version":493}'
+    ).encode()
+    results = []
+    for decode in (decode_json_header, decode_any_json_header):
+        try:
+            results.append(decode(header, DEFAULT_LIMITS))
+        except RemoteProtocolError as error:
+            results.append(str(error))
+    assert results[0] == results[1]
+    if fields.startswith(('"MSG', f'"msgId":"{_IDS}"')) and fields.count("msgId") == 1:
+        assert results[0].ext["msgId"] == _IDS

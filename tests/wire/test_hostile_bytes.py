@@ -105,7 +105,7 @@ def test_the_samples_themselves_decode(name: str):
 
 @pytest.mark.parametrize("name", DECODERS)
 @given(data=st.binary(max_size=300))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_bytes(name: str, data: bytes):
     check_value_or_refusal(DECODERS[name][0], data)
 
@@ -145,7 +145,7 @@ def mutate(data: bytes, changes: list[tuple[int, int, str]]) -> bytes:
 
 @pytest.mark.parametrize("name", DECODERS)
 @given(which=st.integers(0, 9), changes=mutations)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_mutated_samples(name: str, which: int, changes: list[tuple[int, int, str]]):
     decode, samples = DECODERS[name]
     check_value_or_refusal(decode, mutate(samples[which % len(samples)], changes))
