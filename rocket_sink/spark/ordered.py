@@ -8,13 +8,18 @@ that many queues do not mean many small requests. When a request is given up,
 - if its queue could not be reached in all the time that strict order waits (`orderWaitMs`), the
   queue is *closed* for the rest of the task: what waits for it is held back without another wait,
   so that one dead broker costs a task one wait and not one per request.
+
+What waits for queues that answer is bounded by letting the input wait; what waits for a queue that
+does not answer must not stop the others, so it piles up (`rocket_sink.spark.overflow`).
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from rocket_sink.errors import SendError
 from rocket_sink.message import MessageQueue
@@ -22,11 +27,27 @@ from rocket_sink.spark.overflow import Overflow
 from rocket_sink.spark.pending import PendingRequest
 
 
+_FLOW_BYTES: Final = 8 << 20
+"""More than this need not wait for queues that answer: a broker takes 1 MB a request, and what
+waits for longer than a batch or two would be copied, or written to a file and read again."""
+_STUCK_S: Final = 1.0
+"""A queue whose request is without an answer for so long does not keep the input waiting."""
+
+
 @dataclass(eq=False)
 class _Lane:
     waiting: deque[PendingRequest] = field(default_factory=deque)
     in_flight: PendingRequest | None = None
+    since_s: float = 0.0
+    """When the request in flight was given out."""
     closed_by: SendError | None = None
+
+    def give_out(self, request: PendingRequest, now_s: float) -> PendingRequest:
+        self.in_flight, self.since_s = request, now_s
+        return request
+
+    def flows(self, now_s: float) -> bool:
+        return self.in_flight is not None and now_s - self.since_s < _STUCK_S
 
 
 class OrderedQueues:
@@ -37,16 +58,28 @@ class OrderedQueues:
         memory_bytes: bytes that wait in memory; what comes on top waits in a temporary file.
     """
 
-    def __init__(self, *, max_messages: int, max_bytes: int, memory_bytes: int) -> None:
+    def __init__(
+        self, *, max_messages: int, max_bytes: int, memory_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._lanes: dict[MessageQueue, _Lane] = {}
         self._overflow = Overflow(memory_bytes)
+        self._flow_bytes = min(_FLOW_BYTES, memory_bytes)
+        self._clock = clock
 
     @property
     def waiting(self) -> int:
         """Requests that are not submitted yet."""
         return sum(len(lane.waiting) for lane in self._lanes.values())
+
+    @property
+    def is_full(self) -> bool:
+        """More input should wait: enough is there for the queues that answer."""
+        now_s = self._clock()
+        flowing = (lane for lane in self._lanes.values() if lane.waiting and lane.flows(now_s))
+        return sum(r.byte_count for lane in flowing for r in lane.waiting) > self._flow_bytes
 
     def next_batch(self) -> None:
         """A new input batch begins: what still waits from old ones must not keep them alive."""
@@ -62,8 +95,7 @@ class OrderedQueues:
         assert request.queue is not None
         lane = self._lanes.setdefault(request.queue, _Lane())
         if lane.in_flight is None and not lane.waiting:
-            lane.in_flight = request
-            return request
+            return lane.give_out(request, self._clock())
         last = lane.waiting[-1] if lane.waiting else None
         if last and last.can_absorb(
             request, max_messages=self._max_messages, max_bytes=self._max_bytes
@@ -86,9 +118,9 @@ class OrderedQueues:
         lane.waiting.extendleft(reversed(list(again)))
         if not lane.waiting:
             return None
-        lane.in_flight = lane.waiting.popleft()
-        self._overflow.bring_back(lane.in_flight)
-        return lane.in_flight
+        following = lane.waiting.popleft()
+        self._overflow.bring_back(following)
+        return lane.give_out(following, self._clock())
 
     def close_queue(self, queue: MessageQueue, error: SendError) -> None:
         """Take no more requests for the queue in this task."""

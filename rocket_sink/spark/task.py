@@ -90,6 +90,7 @@ class TaskBody:
             max_messages=options.request_max_messages,
             max_bytes=options.request_max_bytes,
             memory_bytes=options.max_in_flight_bytes,
+            clock=clock,
         )
         self._giving_up = GivingUp(options, journal, self._accounts, self._ordered)
         self._giving_up.hold(held or {})
@@ -130,12 +131,8 @@ class TaskBody:
             self._send(rows)
         while self._in_flight or self._ordered.waiting or self._letter_topic.in_flight:
             self._poll(_POLL_S)
-        self._journal.isolations(self._engine.isolations())
         self._accounts.check_balance()
-        self._journal.account(
-            self.summary, complete=True, duration_s=self._clock() - self._started_s
-        )
-        self._close()
+        self._close(complete=True)
         return self.summary
 
     def abort(self) -> None:
@@ -144,13 +141,12 @@ class TaskBody:
         for completion in left:
             if not self._letter_topic.took(completion):
                 self._journal.attempts(completion)
-        self._journal.isolations(self._engine.isolations())
-        self._journal.account(
-            self.summary, complete=False, duration_s=self._clock() - self._started_s
-        )
-        self._close()
+        self._close(complete=False)
 
-    def _close(self) -> None:
+    def _close(self, *, complete: bool) -> None:
+        self._journal.isolations(self._engine.isolations())
+        duration_s = self._clock() - self._started_s
+        self._journal.account(self.summary, complete=complete, duration_s=duration_s)
         self._journal.flush()
         self._letter_topic.close()
         self._ordered.close()
@@ -172,6 +168,8 @@ class TaskBody:
         for group in split_rows(rows):
             self._send_group(group)
         self._poll(0.0)
+        while self._ordered.is_full:
+            self._poll(_POLL_S)
         self._journal.isolations(self._engine.isolations())
 
     def _send_group(self, rows: RowBatch) -> None:

@@ -75,10 +75,8 @@ def decode_json_header(header: bytes, limits: Limits) -> Frame:
     short, ids = _without_ids(header) if len(header) > _LONG else (header, None)
     match = _COMMON.fullmatch(short)
     if match is not None:
-        frame = _decode_common(match, limits)
+        frame = _decode_common(match, limits, ids)
         if frame is not None:
-            if ids is not None and frame.ext is not None:
-                frame.ext["msgId"] = ids
             return frame
     return decode_any_json_header(header, limits)
 
@@ -97,7 +95,7 @@ def _without_ids(header: bytes) -> tuple[bytes, str | None]:
     return header[:start] + header[end:], ids.decode("ascii")
 
 
-def _decode_common(match: re.Match[bytes], limits: Limits) -> Frame | None:
+def _decode_common(match: re.Match[bytes], limits: Limits, ids: str | None) -> Frame | None:
     code, text, flag, language, opaque, version = match.groups()
     try:
         pairs = text.decode()[1:-1].split('","')
@@ -109,6 +107,8 @@ def _decode_common(match: re.Match[bytes], limits: Limits) -> Frame | None:
         return None  # a value that is a comma looks like the end of a pair
     if len(ext) != len(pairs) or len(ext) > limits.ext_entries:
         return None
+    if ids is not None:
+        ext["msgId"] = ids
     return Frame(
         int(code),
         ext,

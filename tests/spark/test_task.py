@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,10 @@ def _ledger() -> str:
 class Run:
     """A task over some tables; `letters` are the ledger's dead letters as dicts."""
 
-    def __init__(self, engine: StubEngine, **options: Any) -> None:
+    def __init__(
+        self, engine: StubEngine, clock: Callable[[], float] = time.monotonic, **options: Any
+    ) -> None:
+        self.clock = clock
         given = {"nameServer": "n:1", "topic": "t", "ledger": _ledger(), **options}
         if given["topic"] is None:
             given.pop("topic")
@@ -61,7 +66,9 @@ class Run:
         if self.body is None:
             plan = resolve_columns(batch.schema, self.options)
             journal = Journal(self.options, CTX, self.rows.append)
-            self.body = TaskBody(self.options, plan, engine=self.engine, journal=journal)  # type: ignore[arg-type]
+            self.body = TaskBody(
+                self.options, plan, engine=self.engine, journal=journal, clock=self.clock,  # type: ignore[arg-type]
+            )  # fmt: skip
         self.body.feed(batch)
         return self
 
@@ -384,6 +391,22 @@ class TestOrder:
         assert run.summary.held_back == 4
 
 
+class Stuck(StubEngine):
+    """Answers nothing while it is stuck; whoever waits for it sees time pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stuck = True
+        self.now_s = 0.0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def poll(self, timeout_s: float = 0.0) -> list[Any]:
+        self.now_s += timeout_s
+        return [] if self.stuck else super().poll(timeout_s)
+
+
 class TestStrict:
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Any) -> None:
@@ -404,20 +427,28 @@ class TestStrict:
         assert run.summary.acked == 3 and run.summary.dead == 9 and run.summary.held_back == 7
 
     def test_what_waits_for_a_stuck_queue_stays_within_memory(self) -> None:
-        class Stuck(StubEngine):
-            def poll(self, timeout_s: float = 0.0) -> list[Any]:
-                return super().poll(timeout_s) if timeout_s else []
-
         engine = Stuck()
-        run = Run(engine, ordering="strict", maxInFlightBytes=200_000)
+        run = Run(engine, engine.clock, ordering="strict", maxInFlightBytes=200_000)
         for batch in range(40):
             run.feed(body=[b + b"x" * 1000 for b in bodies(100, batch * 100)],
                      sharding_key=["k1"] * 100)  # fmt: skip
         assert run.body is not None
         overflow = run.body._ordered._overflow
         assert overflow._in_memory <= 200_000 and overflow._file is not None
+        engine.stuck = False
         run.finish()
         assert [b[:5] for b in engine.bodies(home(engine, "k1"))] == bodies(4000)
+
+    def test_input_waits_for_queues_that_answer(self) -> None:
+        engine = StubEngine()
+        run = Run(engine, ordering="strict", maxInFlightBytes=200_000)
+        for batch in range(40):
+            run.feed(body=[b + b"x" * 1000 for b in bodies(100, batch * 100)],
+                     sharding_key=[f"k{row}" for row in range(100)])  # fmt: skip
+            assert run.body is not None
+            assert engine.pending and run.body._ordered._overflow._file is None
+        run.finish()
+        assert sorted(b[:5] for b in engine.bodies()) == bodies(4000)
 
     def test_a_dead_brokers_keys_do_not_move_when_the_route_forgets_it(self) -> None:
         engine = StubEngine()
