@@ -154,6 +154,7 @@ class AttemptEnds(EngineCore):
             deadline_s=flight.deadline_s,
             ordering=flight.ordering,
             fixed_queue=request.queue is not None,
+            patient=request.patient,
             alternatives=others,
             earlier=story.earlier,
             policies=self._policies,

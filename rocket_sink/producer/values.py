@@ -50,6 +50,8 @@ class SendRequest:
             `orderWaitMs` for strict order. It starts when the request first may be written:
             the wait behind others of an ordered queue counts, the wait in `submit` does not.
         attempts: most attempts; None: 1 + `retryTimesWhenSendFailed`.
+        patient: answers of busy brokers do not use up attempts, only time: for bulk senders, who
+            would lose thousands of messages to a busy second.
         proof: client ids of the first and the last message. With them an attempt is not given up
             while its connection lives, and when its outcome is unknown it is not repeated before
             its broker was asked for them (`producer.inquiry`).
@@ -71,6 +73,7 @@ class SendRequest:
     born_ms: int = 0
     timeout_s: float | None = None
     attempts: int | None = None
+    patient: bool = False
     least_version: int = 0
     reply: bool = False
     proof: tuple[str, ...] = ()

@@ -164,6 +164,7 @@ def decide(
     deadline_s: float,
     ordering: Ordering = Ordering.NONE,
     fixed_queue: bool = False,
+    patient: bool = False,
     alternatives: bool = True,
     earlier: Collection[type[Exception]] = (),
     policies: RetryPolicies,
@@ -180,15 +181,17 @@ def decide(
         max_attempts: 1 + retryTimesWhenSendFailed. Strict order waits for its queue as long as
             the deadline allows when the message is certainly not stored.
         ordering, fixed_queue: whether the request may go to another queue.
+        patient: a busy answer does not count as an attempt while there is time.
         alternatives: another broker will do now; without one the wait is jittered, as the same
             broker would be asked again within a millisecond.
         earlier: the classes of this request's earlier errors (GO_AWAY is answered once by a new
             connection; a missing topic or queue by one look at the route).
     """
-    facts = _facts(error)
-    again = _may_retry(
-        error, earlier, ordering, fixed_queue, policies, attempts_left=max_attempts - attempt
-    )
+    facts, left, waits = _facts(error), max_attempts - attempt, attempt
+    if patient and max_attempts > 1 and error_is(error, "backs_off"):
+        facts, left = replace(facts, counts=False), max(left, 1)
+        waits += sum(one is type(error) for one in earlier)
+    again = _may_retry(error, earlier, ordering, fixed_queue, policies, attempts_left=left)
     remaining_s = deadline_s - now_s
     if error_is(error, "fatal"):
         return replace(facts, action=Action.FATAL)
@@ -204,7 +207,7 @@ def decide(
     delay_s = 0.0
     if stays or not alternatives or error_is(error, "backs_off") or isinstance(error, _NO_CHOICE):
         # Half of what is left is kept for the attempt itself.
-        delay_s = min(backoff_s(policies, attempt, rng), remaining_s / 2)
+        delay_s = min(backoff_s(policies, waits, rng), remaining_s / 2)
     if stays:
         return replace(facts, action=Action.RETRY_SAME_QUEUE, delay_s=delay_s, avoid_broker=False)
     action = Action.RETRY_AFTER if delay_s else Action.RETRY_NOW

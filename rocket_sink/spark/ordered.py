@@ -26,7 +26,6 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.spark.overflow import Overflow
 from rocket_sink.spark.pending import PendingRequest
 
-
 _FLOW_BYTES: Final = 8 << 20
 """More than this need not wait for queues that answer: a broker takes 1 MB a request, and what
 waits for longer than a batch or two would be copied, or written to a file and read again."""

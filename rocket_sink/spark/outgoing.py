@@ -48,6 +48,7 @@ class Outgoing:
                 token=request,
                 message_id=request.first_message_id,
             )
+        send.patient = True
         self._place(send, request)
         if self._once:
             ids = request.first_message_id, request.last_message_id
@@ -66,6 +67,8 @@ class Outgoing:
     def _place(self, send: SendRequest, request: PendingRequest) -> None:
         ordering = self._options.ordering
         send.ordered = ordering != "none" and request.queue is not None
+        if not send.ordered:
+            send.timeout_s = self._options.delivery_timeout_ms / 1000
         if request.queue is None:
             return
         if request.fixed or ordering == "strict":

@@ -163,6 +163,13 @@ def test_busy_backs_off(cluster, make_engine):
     assert engine.clock() - started >= 0.14
 
 
+def test_bulk_senders_outlast_a_busy_second(cluster, make_engine):
+    for broker in cluster.brokers:
+        broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=4)
+    completion = send(make_engine(retryBackoffMs=1), patient=True, timeout_s=60.0)
+    assert completion.outcome is Outcome.ACKED and len(completion.attempts) > 3
+
+
 def test_poison_does_not_isolate(cluster, make_engine):
     for broker in cluster.brokers:
         broker.on_send(Answer(13, "illegal"), times=None)

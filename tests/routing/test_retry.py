@@ -146,6 +146,18 @@ def test_f22_f23_busy_brokers_get_a_jittered_wait(code):
     assert all(0.025 <= delay <= 0.05 for delay in delays)
 
 
+def test_busy_answers_cost_the_patient_only_time():
+    busy = errors.BrokerBusyError
+    earlier = [busy] * 6
+    decision = call(busy, 3, patient=True, earlier=earlier)
+    assert decision.retries and not decision.counts
+    assert decision.delay_s > call(busy, 1, patient=True).delay_s, "waits grow"
+    assert not call(busy, 3, earlier=earlier).retries
+    assert not call(busy, 3, patient=True, now_s=13.0).retries, "time is over"
+    assert not call(busy, 1, patient=True, max_attempts=1).retries, "retries are off"
+    assert not call(errors.ConnectError, 3, patient=True).retries
+
+
 def test_backoff_doubles_up_to_its_limit():
     policies = RetryPolicies.of(SinkOptions.parse(retryBackoffMs=50, retryBackoffMaxMs=1000))
 

@@ -391,6 +391,16 @@ class TestOrder:
         assert run.summary.held_back == 4
 
 
+@pytest.mark.parametrize("ordering", ["none", "best_effort"])
+def test_rows_wait_longer_than_a_producers_message(ordering: str) -> None:
+    engine = StubEngine()
+    run = Run(engine, ordering=ordering, sendMsgTimeout=1000, deliveryTimeoutMs=7000)
+    run.feed(body=bodies(2), sharding_key=["k1", None]).finish()
+    waits = {request.ordered: request.timeout_s for request in engine.requests}
+    assert waits == ({False: 7.0} if ordering == "none" else {True: None, False: 7.0})
+    assert all(request.patient for request in engine.requests)
+
+
 class Stuck(StubEngine):
     """Answers nothing while it is stuck; whoever waits for it sees time pass."""
 
