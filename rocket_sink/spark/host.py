@@ -64,7 +64,8 @@ def setting(session: Any, name: str) -> str:
             value = session.sparkContext.getConf().get(name)
             if value is not None:
                 return str(value)
-        return str(session.conf.get(name, "") or "")
+        # None, not "": a Connect server checks the default by the setting's type.
+        return str(session.conf.get(name, None) or "")
     except Exception:
         # Connect servers hide some settings; what cannot be read cannot be judged.
         return ""
