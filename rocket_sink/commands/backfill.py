@@ -220,7 +220,7 @@ def _remarks(plan: Plan) -> Iterator[str]:
     if plan.left_alone:
         yield f"{plan.left_alone:,} are left alone: so many backfills failed (--again sends them)"
     if plan.asked:
-        yield f"{plan.asked:,} may have been sent by a backfill that was killed: brokers are asked"
+        yield f"{plan.asked:,} may be stored (no answer, or a killed backfill): brokers are asked"
     if plan.without_body:
         yield f"{plan.without_body:,} have no body and cannot be sent"
 
@@ -240,7 +240,7 @@ def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
         return
     parts = [f"{done.resent:,} stored"]
     parts += [f"{count:,} {text}" for count, text in (
-        (done.found, "found at a broker, sent by an earlier backfill"),
+        (done.found, "found at a broker, stored by an earlier send"),
         (done.failed, "failed"), (done.held_back, "held back behind a failed one of their key"),
         (done.not_tried, "not tried, for no broker could be reached"),
     ) if count]  # fmt: skip

@@ -19,7 +19,6 @@ from rocket_sink.ledger.table import (
     is_table,
     missing,
     read_table,
-    upgrade_table,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ class Ledger:
 
         Nothing to fold is no error.
         """
-        upgrade_table(spark, self._place)
         return fold(spark, self._place, wait_s=wait_s)
 
     def append(self, spark: SparkSession, *batches: pa.RecordBatch) -> None:

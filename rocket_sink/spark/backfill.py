@@ -49,8 +49,9 @@ _OTHERS_WAIT_S: Final = 20.0
 class Plan:
     """What a backfill would do: numbers of letters (of a table: rows), and a sample of them.
 
-    `left_alone` failed in as many backfills as the selection allows; `asked` may have been sent by
-    a backfill that was killed, so the brokers are asked first.
+    `left_alone` failed in as many backfills as the selection allows; `asked` may be stored:
+    their outcome is unknown, or a backfill that was killed may have sent them, so the brokers are
+    asked first.
     """
 
     pending: int = 0

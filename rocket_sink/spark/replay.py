@@ -8,7 +8,7 @@ their topic. That costs a look-up per row and broker, and only in epochs that we
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,10 @@ from rocket_sink.wire.properties import UNIQ_KEY
 if TYPE_CHECKING:
     from rocket_sink.routing.publish import PublishInfo
 
+_ADVICE: Final = (
+    "An epoch runs again: start the brokers that it was sent to; or, when one is gone for good, "
+    "set replayCheck=never for one run, which may double messages"
+)
 _ANY_TIME: Earlier = Earlier(0, frozenset())
 
 
@@ -89,9 +93,8 @@ class ReplayCheck:
         """
         ids = [message.property(UNIQ_KEY) or "" for message in request.messages()]
         now_ms = time.time_ns() // 1_000_000
-        found = StoredMessages(self._engine, since_ms=now_ms).find(
-            request.topic, ids, timed=request.timed
-        )
+        stored = StoredMessages(self._engine, since_ms=now_ms, advice=_ADVICE)
+        found = stored.find(request.topic, ids, timed=request.timed)
         accounts.found_stored(sum(one in found for one in ids))
         rest = request.select([one not in found for one in ids])
         if rest is None:
@@ -115,6 +118,6 @@ class ReplayCheck:
         if earlier is None or self._mode == "never":
             return
         self._stored = StoredMessages(
-            self._engine, since_ms=earlier.since_ms, brokers=earlier.brokers
+            self._engine, since_ms=earlier.since_ms, brokers=earlier.brokers, advice=_ADVICE
         )
         self._stored.settle(topic)
