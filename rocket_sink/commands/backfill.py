@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocket_sink.commands.base import Command
-from rocket_sink.commands.ledger import check_there
+from rocket_sink.commands.ledger_input import check_there
 from rocket_sink.commands.output import Bar, note, print_json, show, table
 from rocket_sink.commands.sink_input import (
     absolute,

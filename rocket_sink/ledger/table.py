@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.ledger.place import Place, locate
-from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, STATS_COLUMNS
+from rocket_sink.ledger.schema import (
+    COLUMNS,
+    SCHEMA_VERSION,
+    STATS_COLUMNS,
+    VERSION_PROPERTY,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,8 +23,6 @@ if TYPE_CHECKING:
 
 _HISTORY: Final = 100
 """Commits of the table that are looked through for a fold that has just been made."""
-VERSION_PROPERTY: Final = "rocketSink.schemaVersion"
-
 _UPGRADED: Final = tuple(map(str, range(1, SCHEMA_VERSION)))
 """Older versions; each lacks columns, and has no other difference (`ledger.schema`)."""
 _PROPERTIES: Final = {

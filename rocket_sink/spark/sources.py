@@ -138,7 +138,7 @@ class Table:
         )  # fmt: skip
         if not ledger.exists(spark):
             return letters.withColumns({"tries": F.lit(0), "open": F.lit(False)})
-        done = ledger.resolutions(spark).select("letter_id").distinct()
+        done = ledger.settled(spark)
         return with_tries(letters.join(done, "letter_id", "left_anti"), ledger.backfills(spark))
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
