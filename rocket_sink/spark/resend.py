@@ -16,7 +16,7 @@ that the key's order holds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -111,6 +111,7 @@ class Resender:
         engine: leased by the caller.
         spool: takes attempts, isolations, marks and resolutions; the caller seals it.
         ask_all: ask for every letter: an earlier attempt of this very task may have sent it.
+        on_letters: called with the number of letters that have ended, however they did.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Resender:
         spool: SpoolWriter,
         ctx: RunContext,
         ask_all: bool = False,
+        on_letters: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._options = options
         self._engine = engine
@@ -128,6 +130,7 @@ class Resender:
         self._ctx = ctx
         self._stored = StoredLetters(options, engine)
         self._ask_all = ask_all
+        self._on_letters = on_letters
         self._stopped_keys: set[tuple[str, str]] = set()
         self._hopeless = False
         self.total = Resent()
@@ -136,7 +139,9 @@ class Resender:
         """Send letters: the row contract's columns, `letter_id`, a `message_id` in each, `open`."""
         size = _chunk_rows(batch, self._options)
         for start in range(0, batch.num_rows, size):
-            self._send_chunk(batch.slice(start, size))
+            chunk = batch.slice(start, size)
+            self._send_chunk(chunk)
+            self._on_letters(chunk.num_rows)
 
     def _send_chunk(self, chunk: pa.RecordBatch) -> None:
         if not self._hopeless:
@@ -250,8 +255,9 @@ class Resender:
 
 
 def send_partition(
-    options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+    options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch], *,
+    on_letters: Callable[[int], None],
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """The task: all letters of a partition, then one row of RESULT_SCHEMA."""
     from rocket_sink.producer.pool import worker_pool
 
@@ -259,7 +265,9 @@ def send_partition(
     again = bool(ctx.attempt_number or ctx.stage_attempt)
     try:
         with worker_pool().engine(options) as engine:
-            resender = Resender(options, engine=engine, spool=spool, ctx=ctx, ask_all=again)
+            resender = Resender(
+                options, engine=engine, spool=spool, ctx=ctx, ask_all=again, on_letters=on_letters
+            )
             for batch in batches:
                 resender.send(batch)
         spool.seal()
