@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocket_sink.commands.base import Command
-from rocket_sink.commands.ledger import check_there
+from rocket_sink.commands.ledger_input import check_there
 from rocket_sink.commands.output import Bar, note, print_json, show, table
 from rocket_sink.commands.sink_input import (
     absolute,
@@ -73,7 +73,7 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the N oldest.")
 @click.option(
     "--max-tries", type=click.IntRange(1), default=3, show_default=True, metavar="N",
-    help="Leave letters alone that N backfills have failed with.",
+    help="Leave letters alone that N backfills have failed with, and later ones of their keys.",
 )  # fmt: skip
 @click.option("--again", is_flag=True, help="Send also letters that have failed so often.")
 @click.option("--to-topic", metavar="TOPIC", help="Send to this topic instead of the letters' own.")
@@ -188,9 +188,9 @@ def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:
     with Bar(f"backfill of {plan.selected:,}", plan.selected) as bar:
         done = work.run(
             plan.selected,
-            progress=lambda tasks, of: bar.advance_to(plan.selected * tasks // max(1, of)),
+            progress=lambda ended: bar.advance_to(min(ended, plan.selected)),
         )
-        bar.advance_to(done.settled)
+        bar.advance_to(plan.selected, f"{done.settled:,} stored")
     return done
 
 
@@ -219,8 +219,10 @@ def _print_plan(plan: Plan, what: str, *, as_json: bool) -> None:
 def _remarks(plan: Plan) -> Iterator[str]:
     if plan.left_alone:
         yield f"{plan.left_alone:,} are left alone: so many backfills failed (--again sends them)"
+    if plan.behind:
+        yield f"{plan.behind:,} wait behind such a letter of their key (`ledger park` lets them go)"
     if plan.asked:
-        yield f"{plan.asked:,} may have been sent by a backfill that was killed: brokers are asked"
+        yield f"{plan.asked:,} may be stored (no answer, or a killed backfill): brokers are asked"
     if plan.without_body:
         yield f"{plan.without_body:,} have no body and cannot be sent"
 
@@ -233,14 +235,15 @@ def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
     left = plan.pending - done.settled
     if as_json:
         print_json({"pending_before": plan.pending, "selected": plan.selected,
-                    "left_alone": plan.left_alone, **done.as_dict(), "pending": left})  # fmt: skip
+                    "left_alone": plan.left_alone, "behind": plan.behind, **done.as_dict(),
+                    "pending": left})  # fmt: skip
         return
     if not plan.selected:
         note("nothing to send" + _not_selected(plan, what))
         return
     parts = [f"{done.resent:,} stored"]
     parts += [f"{count:,} {text}" for count, text in (
-        (done.found, "found at a broker, sent by an earlier backfill"),
+        (done.found, "found at a broker, stored by an earlier send"),
         (done.failed, "failed"), (done.held_back, "held back behind a failed one of their key"),
         (done.not_tried, "not tried, for no broker could be reached"),
     ) if count]  # fmt: skip

@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 from typing import Final
 
+from rocket_sink.commands.marked import with_marked
 from rocket_sink.errors import OptionError
 from rocket_sink.option_spec import Kind, Option
 from rocket_sink.options import GROUPS, find_option, options_in
@@ -141,13 +142,9 @@ def with_options(text: str) -> str:
     """A Markdown text with the option tables between its markers made anew.
 
     Raises:
-        OptionError: the markers are not there.
+        ConfigurationError: the markers are not there.
     """
-    before, start, rest = text.partition(START_MARK)
-    _, end, after = rest.partition(END_MARK)
-    if not (start and end):
-        raise OptionError(f"the text has no {START_MARK} ... {END_MARK}")
-    return f"{before}{start}\n{markdown_table()}\n{end}{after}"
+    return with_marked(text, START_MARK, END_MARK, markdown_table())
 
 
 def _main(paths: list[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rocket_sink.benchmark.curves import curves_of, lines_of
 from rocket_sink.benchmark.figures import CPU, SPEED, Figures
 from rocket_sink.benchmark.results import Results, read_results
-from rocket_sink.errors import ConfigurationError
+from rocket_sink.commands.marked import with_marked
 
 START_MARK: Final = "<!-- figures: made by `python -m rocket_sink.commands.figures` -->"
 END_MARK: Final = "<!-- /figures -->"
@@ -104,12 +104,8 @@ def with_figures(text: str, results: Iterable[Results]) -> str:
     Raises:
         ConfigurationError: the markers are not there.
     """
-    before, start, rest = text.partition(START_MARK)
-    _, end, after = rest.partition(END_MARK)
-    if not (start and end):
-        raise ConfigurationError(f"the text has no {START_MARK} ... {END_MARK}")
     made = "\n".join(markdown(one) for one in results)
-    return f"{before}{start}\n{made}\n{end}{after}"
+    return with_marked(text, START_MARK, END_MARK, made)
 
 
 def _main(paths: list[str]) -> None:

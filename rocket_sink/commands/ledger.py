@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from rocket_sink.commands.base import Group
+from rocket_sink.commands.ledger_input import check_there, fold_option, quick_ledger
 from rocket_sink.commands.output import note, print_json, print_json_line, show, table
 from rocket_sink.commands.sink_input import absolute
-from rocket_sink.commands.spark_input import spark_options, spark_session
-from rocket_sink.errors import LedgerError
+from rocket_sink.commands.spark_input import Decorated, spark_options, spark_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from rocket_sink.ledger.ledger import Ledger
+    from rocket_sink.spark.parking import Parked
 
 _SHOWN: Final = {
     "epochs": ("at", "query_id", "epoch", "rows_in", "acked", "degraded", "dead", "unknown",
@@ -38,6 +38,22 @@ _ledger = click.option(
     "--ledger", "-l", "path", required=True, metavar="PATH", help="The ledger's folder."
 )
 _json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+
+
+def _which(where_help: str) -> Callable[[Decorated], Decorated]:
+    """Give a command the letters that it is about, and why."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for option in (
+            click.option("--reason", required=True, metavar="TEXT", help="Why; kept with each."),
+            click.option("--where", metavar="SQL", help=where_help),
+            click.option("--letter", "letters", multiple=True, metavar="ID",
+                         help="This one; repeatable."),
+        ):  # fmt: skip
+            function = option(function)
+        return function
+
+    return decorate
 
 
 @click.group(cls=Group)
@@ -120,21 +136,31 @@ def vacuum(
     "--limit", type=click.IntRange(1), default=20, show_default=True, help="Rows, the newest first."
 )
 @click.option("--all-letters", is_flag=True, help="dead-letters: also those that are resolved.")
+@fold_option
 @spark_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per row, all columns.")
 def show_view(
-    view: str, path: str, where: str | None, limit: int, all_letters: bool, master: str | None,
-    spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
+    view: str, path: str, where: str | None, limit: int, all_letters: bool, fold: bool,
+    master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """Show the newest rows of a view."""
-    with _opened("show", path, master, spark_conf, packages) as (spark, found):
-        found.sync(spark)
-        frame = _frame(spark, found, view, all_letters=all_letters)
-        if where:
-            frame = frame.where(where)
-        rows = [
-            row.asDict(recursive=True) for row in frame.orderBy("at", ascending=False).head(limit)
-        ]
+    """Show the newest rows of a view; times are UTC.
+
+    A condition given by --where is Spark's SQL, so Spark reads the ledger then.
+    """
+    from rocket_sink.ledger import views
+    from rocket_sink.spark.selection import filtered
+
+    named = {"dead-letters": "letters" if all_letters else "pending_letters"}.get(view, view)
+    path = absolute(path)
+    check_there(path)
+    if quick := quick_ledger(path, where, fold, master, spark_conf, packages):
+        rows = views.rows_of(quick.query(views.newest(named, limit)))
+    else:
+        with _opened("show", path, master, spark_conf, packages) as (spark, found):
+            found.sync(spark)
+            frame = filtered(views.view(found.rows(spark), named), where, of="the view's columns")
+            newest = frame.orderBy("at", ascending=False).limit(limit)
+            rows = views.rows_of(newest.toArrow())
     if as_json:
         for row in rows:
             print_json_line(row)
@@ -153,9 +179,7 @@ def show_view(
       --reason "empty since the release of May" """
 )
 @_ledger
-@click.option("--letter", "letters", multiple=True, metavar="ID", help="This one; repeatable.")
-@click.option("--where", metavar="SQL", help="Pending dead letters for which this is true.")
-@click.option("--reason", required=True, metavar="TEXT", help="Why; kept with each.")
+@_which("Pending dead letters for which this is true.")
 @click.option("--dropped", is_flag=True, help="Note them as not wanted instead of put aside.")
 @spark_options
 @_json
@@ -170,27 +194,55 @@ def park(
     """
     from rocket_sink.spark.parking import park as park_letters
 
-    if not letters and not where:
-        raise click.UsageError("which letters? give --letter ID or --where SQL")
+    _check_named(letters, where)
     with _opened("park", path, master, spark_conf, packages) as (spark, found):
         done = park_letters(
             spark, found, letters=letters, where=where, note=reason,
             resolution="dropped" if dropped else "parked",
         )  # fmt: skip
+    return _parked(done, "dropped" if dropped else "parked", "pending", as_json=as_json)
+
+
+@ledger.command(
+    example="""
+    rocket-sink ledger unpark --ledger ledger/ --letter 5e1f-3 --reason "the customer agreed"
+    rocket-sink ledger unpark --ledger ledger/ --where "topic = 'orders'" --reason "mended" """
+)
+@_ledger
+@_which("Parked dead letters for which this is true.")
+@spark_options
+@_json
+def unpark(
+    path: str, letters: tuple[str, ...], where: str | None, reason: str, master: str | None,
+    spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
+) -> int:  # fmt: skip
+    """Take dead letters back that were parked or dropped: backfills send them again.
+
+    It writes a resolution per letter and edits nothing. Exits 1 when a letter named by --letter is
+    not parked; the others are taken back all the same. --where is on the dead letters' columns.
+    """
+    from rocket_sink.spark.parking import unpark as unpark_letters
+
+    _check_named(letters, where)
+    with _opened("unpark", path, master, spark_conf, packages) as (spark, found):
+        done = unpark_letters(spark, found, letters=letters, where=where, note=reason)
+    return _parked(done, "unparked", "parked", as_json=as_json)
+
+
+def _check_named(letters: tuple[str, ...], where: str | None) -> None:
+    if not letters and not where:
+        raise click.UsageError("which letters? give --letter ID or --where SQL")
+
+
+def _parked(done: Parked, way: str, needed: str, *, as_json: bool) -> int:
+    """Print what was done; the exit code."""
     if as_json:
-        print_json({"parked": done.count, "not_pending": list(done.not_pending)})
+        print_json({way: done.count, f"not_{needed}": list(done.left_out)})
     else:
-        note(f"{done.count:,} dead letters {'dropped' if dropped else 'parked'}")
-        for letter in done.not_pending:
-            note(f"{letter} is no pending dead letter of this ledger")
-    return 1 if done.not_pending else 0
-
-
-def _frame(spark: SparkSession, found: Ledger, view: str, *, all_letters: bool) -> DataFrame:
-    if view == "dead-letters":
-        return found.dead_letters(spark, pending=not all_letters)
-    frame: DataFrame = getattr(found, view)(spark)
-    return frame
+        note(f"{done.count:,} dead letters {way}")
+        for letter in done.left_out:
+            note(f"{letter} is no {needed} dead letter of this ledger")
+    return 1 if done.left_out else 0
 
 
 def _short(value: Any) -> Any:
@@ -215,15 +267,3 @@ def _opened(
         f"ledger {name}", master=master, spark_conf=spark_conf, packages=packages, small=True
     ) as spark:
         yield spark, found
-
-
-def check_there(path: str) -> None:
-    """Refuse a local path without a ledger before the seconds that Spark takes to start.
-
-    Raises:
-        LedgerError: neither a table nor a spool is there.
-    """
-    if "://" in path:
-        return
-    if not any((Path(path) / part).is_dir() for part in ("_delta_log", "_spool")):
-        raise LedgerError(f"there is no ledger in {path}: check the path", path=path)

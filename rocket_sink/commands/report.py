@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 
 from rocket_sink.commands.base import Command
-from rocket_sink.commands.ledger import check_there
+from rocket_sink.commands.ledger_input import check_there, fold_option, quick_ledger
 from rocket_sink.commands.output import note, print_json, show
 from rocket_sink.commands.sink_input import absolute
 from rocket_sink.commands.spark_input import spark_options, spark_session
 from rocket_sink.commands.times import time_value
+from rocket_sink.ledger.figures import Scope
 
 
 @click.command(
@@ -43,26 +44,35 @@ from rocket_sink.commands.times import time_value
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write the report to this file.",
 )
+@fold_option
 @spark_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def report(
     path: str, query: str | None, since: dt.datetime | None, until: dt.datetime | None,
-    epochs: int, html: Path | None, master: str | None, spark_conf: tuple[str, ...],
+    epochs: int, html: Path | None, fold: bool, master: str | None, spark_conf: tuple[str, ...],
     packages: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Show what a ledger says about sends, failures and brokers."""
-    from rocket_sink.ledger.ledger import Ledger
+    from rocket_sink.ledger.render import to_html
 
-    ledger = Ledger(absolute(path))
-    check_there(ledger.path)
-    with spark_session(
-        "report", master=master, spark_conf=spark_conf, packages=packages, small=True
-    ) as spark:
-        from rocket_sink.ledger.render import to_html
-        from rocket_sink.ledger.report import Scope, build_report
+    path = absolute(path)
+    check_there(path)
+    scope = Scope(query, since, until)
+    if quick := quick_ledger(path, fold, master, spark_conf, packages):
+        from rocket_sink.ledger.report import figures
 
-        ledger.sync(spark)
-        found = build_report(spark, ledger, Scope(query, since, until), epochs=epochs)
+        found = figures(quick.query, quick.path, scope, epochs=epochs,
+                        unfolded_epochs=quick.unfolded_epochs)  # fmt: skip
+    else:
+        with spark_session(
+            "report", master=master, spark_conf=spark_conf, packages=packages, small=True
+        ) as spark:
+            from rocket_sink.ledger.ledger import Ledger
+            from rocket_sink.ledger.report import build_report
+
+            ledger = Ledger(path)
+            ledger.sync(spark)
+            found = build_report(spark, ledger, scope, epochs=epochs)
     if html:
         html.write_text(to_html(found), encoding="utf-8")
         note(f"written to {html}")

@@ -118,6 +118,9 @@ class ErrorFigures:
 class Report:
     """All figures; the lists of epochs and isolations hold the last ones.
 
+    `unfolded_epochs` have rows that are not in the figures yet (read without Spark nothing is
+    folded).
+
     `as_dict` is for JSON; rich consoles and notebooks show the tables of `ledger.render`.
     """
 
@@ -130,6 +133,7 @@ class Report:
     isolation_count: int = 0
     dead_letters: list[DeadLetterFigures] = field(default_factory=list)
     errors: list[ErrorFigures] = field(default_factory=list)
+    unfolded_epochs: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values; times as ISO 8601 text in UTC."""

@@ -34,6 +34,7 @@ from rocket_sink.ledger.table import (
     fold_tokens,
     is_classic,
     last_txn_version,
+    upgrade_table,
     written_rows,
 )
 
@@ -78,6 +79,8 @@ def fold(
 ) -> FoldSummary:
     """Take every finished spool file into the table, which is made when it is not there.
 
+    A table of an older schema version gets the columns that are new, also with nothing to fold.
+
     Args:
         wait_s: longest wait for another fold's end; after it the summary says `busy`.
         on_step: called with a name before each step; tests raise from it.
@@ -94,6 +97,7 @@ def fold(
     place = ledger_path if isinstance(ledger_path, Place) else locate(ledger_path)
     filesystem = place.filesystem()
     if filesystem.get_file_info(place.spool).type == fs.FileType.NotFound:
+        upgrade_table(spark, place)
         return FoldSummary()
     with fold_lock(place, filesystem, wait_s) as locked:
         if not locked:
@@ -121,6 +125,7 @@ class _Folder:
         left = unfinished(self._place, self._fs)
         files = sealed_files(self._place, self._fs)
         if not left and not files:
+            upgrade_table(self._spark, self._place)
             return self._summary
         ledger_id = ensure_table(self._spark, self._place)
         taken: set[str] = set()

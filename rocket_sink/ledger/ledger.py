@@ -19,7 +19,6 @@ from rocket_sink.ledger.table import (
     is_table,
     missing,
     read_table,
-    upgrade_table,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ class Ledger:
 
         Nothing to fold is no error.
         """
-        upgrade_table(spark, self._place)
         return fold(spark, self._place, wait_s=wait_s)
 
     def append(self, spark: SparkSession, *batches: pa.RecordBatch) -> None:
@@ -86,20 +84,24 @@ class Ledger:
 
     def sends(self, spark: SparkSession) -> DataFrame:
         """One row per request attempt; `in_flight` only where no answer was ever recorded."""
-        return views.sends(self.rows(spark))
+        return views.view(self.rows(spark), "sends")
 
     def dead_letters(self, spark: SparkSession, *, pending: bool = True) -> DataFrame:
         """Dead letters, in the columns of the row contract and their own.
 
-        Pending are those without a resolution whose task attempt is the one that counts: a failed
-        attempt's letters are the business of the attempt after it. Sort by `epoch`, `partition`,
-        `ordinal` for the order in which a key's letters were given up.
+        Pending are those that are not `settled` and whose task attempt is the one that counts: a
+        failed attempt's letters are the business of the attempt after it. Sort by `epoch`,
+        `partition`, `ordinal` for the order in which a key's letters were given up.
         """
-        return views.dead_letters(self.rows(spark), pending=pending)
+        return views.view(self.rows(spark), "pending_letters" if pending else "letters")
 
     def resolutions(self, spark: SparkSession) -> DataFrame:
-        """What became of dead letters."""
-        return views.resolutions(self.rows(spark))
+        """What became of dead letters, in the order of `at`: an `unparked` takes back a parking."""
+        return views.view(self.rows(spark), "resolutions")
+
+    def settled(self, spark: SparkSession) -> DataFrame:
+        """`letter_id` of all that is resolved: stored, or put aside and not taken back."""
+        return views.view(self.rows(spark), "settled")
 
     def backfills(self, spark: SparkSession) -> DataFrame:
         """`letter_id`, `tries`, `open` of the letters that backfills were about to send.
@@ -111,7 +113,7 @@ class Ledger:
 
     def isolations(self, spark: SparkSession) -> DataFrame:
         """One row per isolation, with `isolated_ms`."""
-        return views.isolations(self.rows(spark))
+        return views.view(self.rows(spark), "isolations")
 
     def epochs(self, spark: SparkSession) -> DataFrame:
         """One row per query and epoch: the accounts of the task attempts that count.
@@ -121,14 +123,14 @@ class Ledger:
         `num_input_rows` is what it says it read. `superseded_attempts` and `superseded_rows`
         (acked ones) are those of attempts that do not count: their messages may be doubled.
         """
-        return views.epochs(self.rows(spark))
+        return views.view(self.rows(spark), "epochs")
 
     def attempts(self, spark: SparkSession) -> DataFrame:
         """One row per task attempt that left any row, `counts` telling the ones in the accounts.
 
         An attempt that was killed has no accounts (`rows_in` is null), only its sends.
         """
-        return views.attempts(self.rows(spark))
+        return views.view(self.rows(spark), "attempts")
 
     def optimize(self, spark: SparkSession) -> dict[str, int]:
         """Compact small files; {"files_added", "files_removed"}."""

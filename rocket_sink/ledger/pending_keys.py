@@ -136,7 +136,7 @@ def _settled(rows: DataFrame, notes: list[_Note]) -> list[_Note]:
 
 
 def _pending(rows: DataFrame) -> set[tuple[str, str]]:
-    letters = views.dead_letters(rows, pending=True)
+    letters = views.view(rows, "pending_letters")
     keyed = letters.where(letters.sharding_key.isNotNull() & (letters.reason != "data"))
     return {tuple(row) for row in keyed.select("topic", "sharding_key").distinct().collect()}
 

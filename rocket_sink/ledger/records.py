@@ -218,7 +218,7 @@ def resolution_rows(columns: Mapping[str, Any], ctx: RunContext) -> pa.RecordBat
 
     Args:
         columns: arrays, lists or single values of the kind's columns; `letter_id` and
-            `resolution` (resent, parked, dropped) are needed. `note` is made printable.
+            `resolution` (resent, parked, dropped, unparked) are needed. `note` is made printable.
     """
     count = len(columns["letter_id"])
     ways = columns["resolution"]

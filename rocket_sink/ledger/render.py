@@ -30,7 +30,7 @@ _EXAMPLE_SHOWN: Final = 60
 def render_report(report: Report) -> RenderableType:
     """All tables; those without rows say so in one line."""
     return Group(
-        _accounts(report.totals),
+        _accounts(report.totals, report.unfolded_epochs),
         _brokers(report.brokers),
         _isolations(report.isolations, report.isolation_count),
         _dead_letters(report.dead_letters),
@@ -47,7 +47,7 @@ def to_html(report: Report) -> str:
     return console.export_html(inline_styles=True)
 
 
-def _accounts(totals: Totals) -> RenderableType:
+def _accounts(totals: Totals, unfolded_epochs: int) -> RenderableType:
     notes = {
         "rows_in": f"in {totals.epochs:,} epochs",
         "acked": "stored",
@@ -61,6 +61,8 @@ def _accounts(totals: Totals) -> RenderableType:
     rows = [(n.replace("_", " "), getattr(totals, n), note) for n, note in notes.items()]
     table = _table("Accounts", ("", "rows", "note"), rows)
     wrong = []
+    if unfolded_epochs:
+        wrong.append(f"rows of {unfolded_epochs:,} epochs are not folded yet and not counted")
     if totals.not_adding_up:
         wrong.append(f"{totals.not_adding_up:,} epochs do not add up")
     if totals.unconfirmed:

@@ -1,15 +1,18 @@
 """A ledger's figures as plain values; `rocket_sink.ledger.render` shows them.
 
-Each figure is one Spark job over the rows of its kind. Percentiles are Spark's `percentile_approx`
-(relative error of ranks 1/10,000).
+Each figure is one query over the ledger's views. Percentiles are Spark's `percentile_approx`
+(relative error of ranks 1/10,000), and exact where DuckDB reads (`rocket_sink.ledger.quick`).
 """
+# ruff: noqa: S608 (the texts are of our own names; what users give is checked or hexadecimal)
 
 from __future__ import annotations
 
 import datetime as dt
+import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as f
+import pyarrow as pa
 
 from rocket_sink.ledger import views
 from rocket_sink.ledger.figures import (
@@ -25,13 +28,16 @@ from rocket_sink.ledger.figures import (
 from rocket_sink.ledger.schema import IN_FLIGHT
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from rocket_sink.ledger.ledger import Ledger
 
-__all__ = ["Report", "Scope", "build_report"]
+__all__ = ["Report", "Scope", "build_report", "figures"]
 
-_PERCENTILES: Final = (0.5, 0.95, 0.99)
+Query = Callable[[str], pa.Table]
+"""Runs a query over the views of one ledger."""
+
+_SUMS: Final = tuple(n for n in Totals.__dataclass_fields__ if n in EpochFigures.__annotations__)
 
 
 def build_report(
@@ -43,139 +49,149 @@ def build_report(
     isolations: int = 50,
     errors: int = 10,
 ) -> Report:
-    """Read the figures; the numbers are the longest lists wanted.
+    """Read the figures with Spark; the numbers are the longest lists wanted.
 
     Raises:
         LedgerError: no ledger there, or one of another version.
     """
-    scope = scope or Scope()
     rows = ledger.rows(spark)
-    sends = _within(views.sends(rows), scope)
-    accounts = _within(views.epochs(rows), scope).cache()
-    try:
-        totals, last_epochs = _totals(accounts), _epochs(accounts, epochs)
-    finally:
-        accounts.unpersist()
-    count, events = _isolations(_within(views.isolations(rows), scope), isolations)
+
+    def query(select: str) -> pa.Table:
+        return views.queried(rows, select).toArrow()
+
+    return figures(
+        query, ledger.path, scope or Scope(), epochs=epochs, isolations=isolations, errors=errors
+    )
+
+
+def figures(
+    query: Query, path: str, scope: Scope, *, epochs: int = 20, isolations: int = 50,
+    errors: int = 10, unfolded_epochs: int = 0,
+) -> Report:  # fmt: skip
+    """The same of whatever runs the queries."""
+    read = _Scoped(query, scope)
+    totals, last_epochs = _epochs(read, epochs)
+    count, events = _isolations(read, isolations)
     return Report(
-        ledger.path, scope, totals, _brokers(sends), last_epochs, events, count,
-        _dead_letters(rows, scope), _errors(sends, errors),
+        path, scope, totals, _brokers(read), last_epochs, events, count, _dead_letters(read),
+        _errors(read, errors), unfolded_epochs,
     )  # fmt: skip
 
 
-def _within(rows: DataFrame, scope: Scope) -> DataFrame:
-    if scope.query_id is not None:
-        rows = rows.where(f.col("query_id") == scope.query_id)
-    if scope.since is not None:
-        rows = rows.where(f.col("at") >= f.lit(scope.since))
-    if scope.until is not None:
-        rows = rows.where(f.col("at") < f.lit(scope.until))
-    return rows
+class _Scoped:
+    """Queries whose WHERE ends with the scope's conditions."""
+
+    def __init__(self, query: Query, scope: Scope) -> None:
+        self._query = query
+        conditions = ["true"]
+        if scope.query_id is not None:
+            conditions.append(_is("query_id", scope.query_id))
+        if scope.since is not None:
+            conditions.append(f"at >= {_moment(scope.since)}")
+        if scope.until is not None:
+            conditions.append(f"at < {_moment(scope.until)}")
+        self.where = " AND ".join(conditions)
+
+    def __call__(self, select: str) -> list[dict[str, Any]]:
+        return views.rows_of(self._query(select))
 
 
-def _totals(accounts: DataFrame) -> Totals:
-    names = [name for name in Totals.__dataclass_fields__ if name in accounts.columns]
-    row = accounts.agg(
-        f.count("*").alias("epochs"), *(_sum(f.col(name)).alias(name) for name in names),
-        _sum(~f.col("adds_up")).alias("not_adding_up"),
-        _sum(~f.col("confirmed")).alias("unconfirmed"),
-    ).collect()[0]  # fmt: skip
-    return Totals(**row.asDict())
+def _is(column: str, text: str) -> str:
+    """A condition; what is quoted otherwise in Spark and in DuckDB goes as hexadecimal digits."""
+    if re.fullmatch(r"[\w.-]+", text, re.ASCII):
+        return f"{column} = '{text}'"
+    return f"hex({column}) = '{text.encode().hex().upper()}'"
 
 
-def _epochs(accounts: DataFrame, limit: int) -> list[EpochFigures]:
+def _moment(moment: dt.datetime) -> str:
+    micros = (moment - dt.datetime.fromtimestamp(0, dt.timezone.utc)) // dt.timedelta(
+        microseconds=1
+    )
+    return f"timestamp_micros({micros})"
+
+
+def _epochs(read: _Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:
+    """The sums are over all epochs of the scope, the list has the last ones."""
+    sums = {
+        "epochs": "count(*)",
+        **{name: f"sum({name})" for name in _SUMS},
+        "not_adding_up": "count(CASE WHEN NOT adds_up THEN 1 END)",
+        "unconfirmed": "count(CASE WHEN NOT confirmed THEN 1 END)",
+    }
+    totals = ", ".join(f"CAST({text} OVER () AS BIGINT) AS _{n}" for n, text in sums.items())
     names = list(EpochFigures.__dataclass_fields__)
-    last = accounts.orderBy(f.col("at").desc(), f.col("epoch").desc()).limit(limit)
-    rows = [row.asDict() for row in _in_utc(last.select(*names), "at").collect()]
-    return [EpochFigures(**{**row, "at": _utc(row["at"])}) for row in reversed(rows)]
+    rows = read(
+        f"SELECT {', '.join(names)}, {totals} FROM epochs WHERE {read.where} "
+        f"ORDER BY at DESC, epoch DESC LIMIT {limit}"
+    )
+    if not rows:
+        return Totals(), []
+    total = Totals(**{name: rows[0][f"_{name}"] for name in sums})
+    return total, [EpochFigures(**{name: row[name] for name in names}) for row in reversed(rows)]
 
 
-def _brokers(sends: DataFrame) -> list[BrokerFigures]:
-    answered = f.col("response_code").isNotNull()
-    rtt = f.when(answered, f.col("rtt_ms"))
-    outcomes = f.col("outcome")
-    by_outcome = sends.groupBy(f.coalesce("broker_name", f.lit("-")).alias("broker"), "outcome")
-    counts = {(r["broker"], r["outcome"]): int(r["count"]) for r in by_outcome.count().collect()}
+def _brokers(read: _Scoped) -> list[BrokerFigures]:
+    broker = "coalesce(broker_name, '-') AS broker"
+    counted = read(
+        f"SELECT {broker}, outcome, count(*) AS requests FROM sends WHERE {read.where} "
+        "GROUP BY 1, 2"
+    )
+    counts = {(row["broker"], row["outcome"]): row["requests"] for row in counted}
+    rtt = "CASE WHEN response_code IS NOT NULL THEN rtt_ms END"
     # in_flight rows name no broker as a rule and are attempts of which nothing more is known.
-    figures = sends.groupBy(f.coalesce("broker_name", f.lit("-")).alias("broker")).agg(
-        f.count("*").alias("requests"), _sum(f.col("message_count")).alias("messages"),
-        _sum(f.col("body_bytes")).alias("body_bytes"),
-        _sum((f.col("attempt") > 1) & (outcomes != IN_FLIGHT)).alias("retries"),
-        f.percentile_approx(rtt, list(_PERCENTILES)).alias("p"), f.max(rtt).alias("max_ms"),
-        f.percentile_approx("queue_wait_ms", 0.99).alias("wait_p99_ms"),
-    )  # fmt: skip
+    rows = read(
+        f"""SELECT {broker}, count(*) AS requests,
+            CAST(coalesce(sum(message_count), 0) AS BIGINT) AS messages,
+            CAST(coalesce(sum(body_bytes), 0) AS BIGINT) AS body_bytes,
+            count(CASE WHEN attempt > 1 AND outcome <> '{IN_FLIGHT}' THEN 1 END) AS retries,
+            percentile_approx({rtt}, 0.5) AS p50_ms, percentile_approx({rtt}, 0.95) AS p95_ms,
+            percentile_approx({rtt}, 0.99) AS p99_ms, max({rtt}) AS max_ms,
+            percentile_approx(queue_wait_ms, 0.99) AS wait_p99_ms
+        FROM sends WHERE {read.where} GROUP BY 1 ORDER BY 1"""
+    )
     return [
         BrokerFigures(
-            row["broker"], row["requests"], row["messages"], row["body_bytes"], row["retries"],
-            {o: n for (b, o), n in sorted(counts.items()) if b == row["broker"]},
-            p50, p95, p99, row["max_ms"], row["wait_p99_ms"],
+            **row, outcomes={o: n for (b, o), n in sorted(counts.items()) if b == row["broker"]}
         )
-        for row in figures.orderBy("broker").collect()
-        for p50, p95, p99 in [row["p"] or (None, None, None)]
-    ]  # fmt: skip
-
-
-def _isolations(events: DataFrame, limit: int) -> tuple[int, list[IsolationFigures]]:
-    """Workers of an executor share their fault table, so that one event can be noted twice."""
-    grouped = events.groupBy(
-        "broker_name", "topic", "cause", "isolated_from", "isolated_ms", "reachable"
-    ).agg(f.max("latency_ms").alias("latency_ms"), f.count_distinct("worker").alias("workers"))
-    last = grouped.withColumn("_total", f.count("*").over(_everything()))
-    rows = _in_utc(last.orderBy(f.col("isolated_from").desc()).limit(limit), "isolated_from")
-    found = rows.collect()
-    figures = [
-        IsolationFigures(
-            r["broker_name"], r["topic"], r["cause"], r["latency_ms"], _utc(r["isolated_from"]),
-            r["isolated_ms"], r["reachable"], r["workers"],
-        )
-        for r in reversed(found)
-    ]  # fmt: skip
-    return (found[0]["_total"] if found else 0), figures
-
-
-def _dead_letters(rows: DataFrame, scope: Scope) -> list[DeadLetterFigures]:
-    letters = _within(views.dead_letters(rows, pending=False), scope)
-    pending = views.dead_letters(rows, pending=True).select("letter_id", f.lit(1).alias("_pending"))
-    joined = letters.join(pending, "letter_id", "left")
-    code = f.coalesce("last_error_code", "first_error_code", f.lit("-"))
-    grouped = joined.groupBy("reason", code.alias("error_code")).agg(
-        f.count("*").alias("letters"), f.count("_pending").alias("pending"),
-        f.coalesce(f.min("last_error"), f.lit("")).alias("example"),
-    )  # fmt: skip
-    ordered = grouped.orderBy(f.col("letters").desc(), "reason", "error_code").collect()
-    return [DeadLetterFigures(**row.asDict()) for row in ordered]
-
-
-def _errors(sends: DataFrame, limit: int) -> list[ErrorFigures]:
-    failed = sends.where(~f.col("outcome").isin("acked", IN_FLIGHT))
-    code = f.coalesce("error_code", f.upper("outcome"))
-    grouped = failed.groupBy(code.alias("error_code"), "response_code").agg(
-        f.count_distinct("broker_name").alias("brokers"), f.count("*").alias("attempts"),
-        _sum(f.col("message_count")).alias("messages"), f.min("at").alias("first_at"),
-        f.max("at").alias("last_at"), f.coalesce(f.min("remark"), f.lit("")).alias("example"),
-    )  # fmt: skip
-    ordered = grouped.orderBy(f.col("attempts").desc(), "error_code").limit(limit)
-    rows = [row.asDict() for row in _in_utc(ordered, "first_at", "last_at").collect()]
-    return [
-        ErrorFigures(**{**r, "first_at": _utc(r["first_at"]), "last_at": _utc(r["last_at"])})
-        for r in rows
+        for row in rows
     ]
 
 
-def _everything() -> Any:
-    from pyspark.sql.window import Window
+def _isolations(read: _Scoped, limit: int) -> tuple[int, list[IsolationFigures]]:
+    """Workers of an executor share their fault table, so that one event can be noted twice."""
+    rows = read(
+        f"""SELECT *, count(*) OVER () AS _total FROM (
+            SELECT broker_name AS broker, topic, cause, max(latency_ms) AS latency_ms,
+                isolated_from AS start, isolated_ms AS length_ms, reachable,
+                count(DISTINCT worker) AS workers
+            FROM isolations WHERE {read.where}
+            GROUP BY broker_name, topic, cause, isolated_from, isolated_ms, reachable
+        ) e ORDER BY start DESC LIMIT {limit}"""
+    )
+    names = IsolationFigures.__dataclass_fields__
+    events = [IsolationFigures(**{name: row[name] for name in names}) for row in reversed(rows)]
+    return (rows[0]["_total"] if rows else 0), events
 
-    return Window.partitionBy(f.lit(0))
+
+def _dead_letters(read: _Scoped) -> list[DeadLetterFigures]:
+    rows = read(
+        f"""SELECT reason, coalesce(last_error_code, first_error_code, '-') AS error_code,
+            count(*) AS letters, count(p.pending_id) AS pending,
+            coalesce(min(last_error), '') AS example
+        FROM letters l LEFT JOIN (SELECT letter_id AS pending_id FROM pending_letters) p
+        ON l.letter_id = p.pending_id WHERE {read.where}
+        GROUP BY 1, 2 ORDER BY letters DESC, reason, error_code"""
+    )
+    return [DeadLetterFigures(**row) for row in rows]
 
 
-def _sum(value: Column) -> Column:
-    return f.coalesce(f.sum(value.cast("bigint")), f.lit(0))
-
-
-def _in_utc(frame: DataFrame, *names: str) -> DataFrame:
-    """Times as microseconds: collected as they are, they would be in this machine's time zone."""
-    return frame.withColumns({name: f.unix_micros(name) for name in names})
-
-
-def _utc(micros: int) -> dt.datetime:
-    return dt.datetime.fromtimestamp(0, dt.timezone.utc) + dt.timedelta(microseconds=micros)
+def _errors(read: _Scoped, limit: int) -> list[ErrorFigures]:
+    rows = read(
+        f"""SELECT coalesce(error_code, upper(outcome)) AS error_code, response_code,
+            count(DISTINCT broker_name) AS brokers, count(*) AS attempts,
+            CAST(coalesce(sum(message_count), 0) AS BIGINT) AS messages, min(at) AS first_at,
+            max(at) AS last_at, coalesce(min(remark), '') AS example
+        FROM sends WHERE outcome NOT IN ('acked', '{IN_FLIGHT}') AND {read.where}
+        GROUP BY 1, 2 ORDER BY attempts DESC, error_code LIMIT {limit}"""
+    )
+    return [ErrorFigures(**row) for row in rows]

@@ -16,6 +16,8 @@ from typing import Final
 import pyarrow as pa
 
 SCHEMA_VERSION: Final = 2
+VERSION_PROPERTY: Final = "rocketSink.schemaVersion"
+"""Of the Delta table."""
 
 SEND: Final = "send"
 DEAD_LETTER: Final = "dead_letter"
@@ -30,7 +32,11 @@ REASONS: Final = ("data", "transport", "permission", "unknown", "held_back", "co
 topic closed to us; no valid answer, so perhaps stored; an earlier message of its key failed; a
 consumer group gave it up (exported from its dead-letter topic)."""
 
-RESOLUTIONS: Final = ("resent", "parked", "dropped")
+UNPARKED: Final = "unparked"
+"""The resolution that takes back the one before it: the letter is pending again. A rocket-sink that
+does not know it goes on to leave the letter out."""
+
+RESOLUTIONS: Final = ("resent", "parked", "dropped", UNPARKED)
 """Ways to settle a dead letter: stored by a later send; kept aside by hand; not wanted."""
 
 IN_FLIGHT: Final = "in_flight"
@@ -127,7 +133,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("origin_letter_id", "STRING", (DEAD_LETTER,), "the dead letter whose backfill failed and became this one"),
     Column("generation", "INT", (DEAD_LETTER,), "backfills that this message has failed in"),
 
-    Column("resolution", "STRING", (RESOLUTION,), "resent, parked or dropped"),
+    Column("resolution", "STRING", (RESOLUTION,), "resent, parked, dropped or unparked"),
     Column("note", "STRING", (RESOLUTION,), "free text of who resolved it"),
 
     Column("cause", "STRING", (ISOLATION,), "what isolated the broker: latency, or the class of a failure"),

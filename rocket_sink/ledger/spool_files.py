@@ -71,6 +71,11 @@ def open_files(place: Place, filesystem: fs.FileSystem, *, query: str) -> list[f
     ]
 
 
+def waiting_epochs(place: Place, filesystem: fs.FileSystem) -> int:
+    """Epochs with files, sealed or still written; nothing is taken."""
+    return len({info.path.rpartition("/")[0] for info in _files(place, filesystem)})
+
+
 def _files(place: Place, filesystem: fs.FileSystem) -> Iterator[fs.FileInfo]:
     selector = fs.FileSelector(place.spool, recursive=True, allow_not_found=True)
     try:

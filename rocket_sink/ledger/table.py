@@ -6,11 +6,16 @@ table that was made anew never skips rows for what an older one had.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.ledger.place import Place, locate
-from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, STATS_COLUMNS
+from rocket_sink.ledger.schema import (
+    COLUMNS,
+    SCHEMA_VERSION,
+    STATS_COLUMNS,
+    VERSION_PROPERTY,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,8 +23,6 @@ if TYPE_CHECKING:
 
 _HISTORY: Final = 100
 """Commits of the table that are looked through for a fold that has just been made."""
-VERSION_PROPERTY: Final = "rocketSink.schemaVersion"
-
 _UPGRADED: Final = tuple(map(str, range(1, SCHEMA_VERSION)))
 """Older versions; each lacks columns, and has no other difference (`ledger.schema`)."""
 _PROPERTIES: Final = {
@@ -27,6 +30,13 @@ _PROPERTIES: Final = {
     "delta.appendOnly": "true",
     "delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS),
 }
+
+
+class _Identity(NamedTuple):
+    """What tells one table from another: Delta's id, and our version of its schema, if any."""
+
+    ledger_id: str
+    version: str | None
 
 
 def is_table(spark: SparkSession, place: Place) -> bool:
@@ -40,16 +50,15 @@ def ensure_table(spark: SparkSession, place: Place) -> str:
     Raises:
         LedgerError: as `check_table`, or the table cannot be made.
     """
-    if not is_table(spark, place) or _is_half_made(spark, place):
+    if not is_table(spark, place):
         _create(spark, place)
-    _upgrade(spark, place)
-    return check_table(spark, place)
+    return _checked(place, _brought_up(spark, place, _identity(spark, place)))
 
 
 def upgrade_table(spark: SparkSession, place: Place) -> None:
     """Bring a ledger of an older schema version up to this one; any other folder is left alone."""
     if is_table(spark, place):
-        _upgrade(spark, place)
+        _brought_up(spark, place, _identity(spark, place))
 
 
 def check_table(spark: SparkSession, place: Place) -> str:
@@ -58,8 +67,11 @@ def check_table(spark: SparkSession, place: Place) -> str:
     Raises:
         LedgerError: no table, not a ledger, another version; the text says what to do.
     """
-    ledger_id, properties = _identity(spark, place)
-    version = properties.get(VERSION_PROPERTY)
+    return _checked(place, _identity(spark, place))
+
+
+def _checked(place: Place, found: _Identity) -> str:
+    version = found.version
     if version is None:
         raise LedgerError(
             f"the Delta table at {place.uri} is not a ledger of rocket-sink; give another folder "
@@ -80,7 +92,7 @@ def check_table(spark: SparkSession, place: Place) -> str:
             f"{SCHEMA_VERSION}: {advice}",
             path=place.uri, version=version,
         )  # fmt: skip
-    return ledger_id
+    return found.ledger_id
 
 
 def read_table(spark: SparkSession, place: Place) -> DataFrame:
@@ -188,15 +200,21 @@ def _create(spark: SparkSession, place: Place) -> None:
     _set_version(spark, place)
 
 
-def _upgrade(spark: SparkSession, place: Place) -> None:
-    """Add the columns of newer versions; what is there stays as it is."""
-    if _identity(spark, place)[1].get(VERSION_PROPERTY) not in _UPGRADED:
-        return
-    there = set(spark.read.format("delta").load(place.uri).columns)
-    added = [f"`{c.name}` {c.sql_type}" for c in COLUMNS if c.name not in there]
-    if added:
+def _brought_up(spark: SparkSession, place: Place, found: _Identity) -> _Identity:
+    """The table after its columns and version are made ours, where they are an older version's.
+
+    A kill between the two steps of `_create` leaves our columns without a version.
+    """
+    if found.version is not None and found.version not in _UPGRADED:
+        return found
+    columns = spark.read.format("delta").load(place.uri).columns
+    if found.version is None:
+        if columns != [column.name for column in COLUMNS]:
+            return found
+    elif added := [f"`{c.name}` {c.sql_type}" for c in COLUMNS if c.name not in columns]:
         spark.sql(f"ALTER TABLE {_sql_name(place)} ADD COLUMNS ({', '.join(added)})")
     _set_version(spark, place)
+    return _Identity(found.ledger_id, str(SCHEMA_VERSION))
 
 
 def _set_version(spark: SparkSession, place: Place) -> None:
@@ -206,14 +224,6 @@ def _set_version(spark: SparkSession, place: Place) -> None:
 
 def _sql_name(place: Place) -> str:
     return "delta.`" + place.uri.replace("`", "``") + "`"
-
-
-def _is_half_made(spark: SparkSession, place: Place) -> bool:
-    """A kill between the two steps of `_create` left our columns without a version."""
-    if VERSION_PROPERTY in _identity(spark, place)[1]:
-        return False
-    columns = spark.read.format("delta").load(place.uri).columns
-    return columns == [column.name for column in COLUMNS]
 
 
 def _spark_schema() -> StructType:
@@ -228,16 +238,15 @@ def _spark_schema() -> StructType:
     )
 
 
-def _identity(spark: SparkSession, place: Place) -> tuple[str, dict[str, str]]:
-    """The table's id and its properties."""
+def _identity(spark: SparkSession, place: Place) -> _Identity:
     if not is_table(spark, place):
         raise missing(place)
     if is_classic(spark):
-        converters = spark._jvm.scala.jdk.javaapi.CollectionConverters  # type: ignore[union-attr]
         metadata = _snapshot(spark, place).metadata()
-        return str(metadata.id()), dict(converters.asJava(metadata.configuration()))
+        version = metadata.configuration().get(VERSION_PROPERTY)
+        return _Identity(str(metadata.id()), str(version.get()) if version.isDefined() else None)
     row = _delta_table().forPath(spark, place.uri).detail().select("id", "properties").head()
-    return str(row["id"]), dict(row["properties"])
+    return _Identity(str(row["id"]), row["properties"].get(VERSION_PROPERTY))
 
 
 def is_classic(spark: SparkSession) -> bool:

@@ -1,19 +1,22 @@
-"""Which of the ledger's rows count: the views behind `Ledger`, as plans over all its rows.
+"""Which of the ledger's rows count: the views behind `Ledger`, as SQL over all its rows.
 
 A task attempt counts when it is complete and the last of its partition: within a run the one that
 Spark started last, over runs the one that ended last. Once Spark has confirmed an epoch, only
 attempts of the confirming run count, for a run that went before may have cut the rows into other
 partitions; unless that run has none, as when Delta skipped an epoch that was recorded already.
+
+The texts keep to what Spark and DuckDB (`rocket_sink.ledger.quick`) both understand, so that a view
+has one definition whoever reads the table.
 """
+# ruff: noqa: S608 (the texts are of our own names)
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import add, and_
-from typing import TYPE_CHECKING, Final
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as f
-from pyspark.sql.window import Window
+import pyarrow as pa
 
 from rocket_sink.ledger.schema import (
     DEAD_LETTER,
@@ -22,180 +25,177 @@ from rocket_sink.ledger.schema import (
     ISOLATION,
     RESOLUTION,
     SEND,
+    UNPARKED,
     columns_of,
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 _ATTEMPT: Final = ("query_id", "run_id", "epoch", "partition", "task_attempt_id")
 """What names a task attempt."""
-_EPOCH_KEY: Final = ("query_id", "epoch")
 _OUTCOMES: Final = ("acked", "degraded", "dead", "unknown", "filtered")
 _COUNTS: Final = (
     "rows_in", *_OUTCOMES, "invalid", "held_back", "duplicates_possible", "found_stored",
     "requests", "attempts", "body_bytes", "moved_keys",
 )  # fmt: skip
+_TASK: Final = ("stage_id", "stage_attempt", "attempt_number", "worker")
+_ACCOUNTS: Final = (
+    *_ATTEMPT, "at", "lane", *_TASK, *_COUNTS, "complete", "duration_ms", "first_error",
+)  # fmt: skip
 
 
-def of_kind(rows: DataFrame, kind: str) -> DataFrame:
+def _each(form: str, names: Iterable[str]) -> str:
+    return ", ".join(form.format(name) for name in names)
+
+
+def _same(left: str, right: str, names: Iterable[str]) -> str:
+    """A condition of a join; null is equal to null."""
+    return " AND ".join(f"{left}.{name} IS NOT DISTINCT FROM {right}.{name}" for name in names)
+
+
+def _rows(kind: str) -> str:
     """The rows of one kind in the columns that it uses."""
-    return rows.where(f.col("kind") == kind).select(*columns_of(kind))
+    return f"SELECT {', '.join(columns_of(kind))} FROM ledger_rows WHERE kind = '{kind}'"
 
 
-def sends(rows: DataFrame) -> DataFrame:
-    everything = of_kind(rows, SEND)
-    in_flight = f.col("outcome") == IN_FLIGHT
-    answered = everything.where(~in_flight)
-    left = _without(everything.where(in_flight), answered, (*_ATTEMPT, "request"))
-    return answered.unionByName(left)
+VIEWS: Final = {
+    "send_rows": _rows(SEND),
+    "answered": f"SELECT * FROM send_rows WHERE outcome <> '{IN_FLIGHT}'",
+    "sends": f"""
+        SELECT * FROM answered
+        UNION ALL
+        SELECT w.* FROM (SELECT * FROM send_rows WHERE outcome = '{IN_FLIGHT}') w
+        ANTI JOIN answered a ON {_same("w", "a", (*_ATTEMPT, "request"))}""",
+    "resolutions": _rows(RESOLUTION),
+    "settled": f"""
+        SELECT letter_id FROM resolutions GROUP BY letter_id
+        HAVING bool_or(resolution = 'resent') OR max_by(resolution, at) <> '{UNPARKED}'""",
+    "isolations": f"""
+        SELECT *, (unix_micros(isolated_until) - unix_micros(isolated_from)) / 1000 AS isolated_ms
+        FROM ({_rows(ISOLATION)}) i""",
+    "epoch_rows": _rows(EPOCH),
+    "confirmations": """
+        SELECT query_id, epoch, max_by(run_id, at) AS confirmed_run_id,
+            max_by(num_input_rows, at) AS num_input_rows,
+            max_by(duration_ms, at) AS batch_duration_ms, max(at) AS confirmed_at
+        FROM epoch_rows WHERE partition IS NULL GROUP BY query_id, epoch""",
+    "task_sums": f"""
+        SELECT {", ".join(_ATTEMPT)}, max(at) AS at, max(lane) AS lane,
+            {_each("min({0}) AS {0}", _TASK)}, {_each("CAST(sum({0}) AS BIGINT) AS {0}", _COUNTS)},
+            bool_and(complete) AS complete, max(duration_ms) AS duration_ms,
+            min(first_error) AS first_error
+        FROM epoch_rows WHERE partition IS NOT NULL GROUP BY {", ".join(_ATTEMPT)}""",
+    # `_current` is false where another run of the epoch was confirmed.
+    "task_runs": """
+        SELECT *, max(at) OVER (PARTITION BY query_id, epoch, run_id) AS _run_at,
+            _confirmed OR NOT max(_complete AND _confirmed) OVER (PARTITION BY query_id, epoch)
+                AS _current
+        FROM (
+            SELECT t.*, coalesce(t.complete, false) AS _complete,
+                coalesce(t.run_id = c.confirmed_run_id, false) AS _confirmed
+            FROM task_sums t LEFT JOIN confirmations c
+            ON t.query_id = c.query_id AND t.epoch = c.epoch
+        ) r""",
+    "accounts": f"""
+        SELECT {", ".join(_ACCOUNTS)}, _current, _complete AND _current AND row_number() OVER (
+            PARTITION BY query_id, epoch, partition
+            ORDER BY (_complete AND _current) DESC, _run_at DESC,
+                task_attempt_id DESC NULLS LAST, at DESC
+        ) = 1 AS counts FROM task_runs""",
+    "letters": _rows(DEAD_LETTER),
+    # A letter without a partition comes from no task: nothing can supersede it. An export that
+    # runs twice gives the same letters again.
+    "pending_letters": f"""
+        SELECT l.* FROM (
+            SELECT {", ".join(columns_of(DEAD_LETTER))} FROM (
+                SELECT *, row_number() OVER (PARTITION BY letter_id ORDER BY at) AS _nth
+                FROM letters WHERE partition IS NULL
+            ) d WHERE _nth = 1
+            UNION ALL
+            SELECT t.* FROM (SELECT * FROM letters WHERE partition IS NOT NULL) t
+            SEMI JOIN (SELECT * FROM accounts WHERE counts) a ON {_same("t", "a", _ATTEMPT)}
+        ) l ANTI JOIN settled s ON l.letter_id = s.letter_id""",
+    "epoch_sums": f"""
+        SELECT query_id, epoch, max_by(run_id, at) AS run_id, max(lane) AS lane, max(at) AS at,
+            count(DISTINCT CASE WHEN _current THEN partition END) AS partitions,
+            {_each("CAST(sum(CASE WHEN counts THEN {0} ELSE 0 END) AS BIGINT) AS {0}", _COUNTS)},
+            max(CASE WHEN counts THEN duration_ms END) AS duration_ms,
+            min(CASE WHEN counts THEN first_error END) AS first_error,
+            bool_and(CASE WHEN counts THEN coalesce(
+                rows_in = {" + ".join(f"coalesce({n}, 0)" for n in _OUTCOMES)}, false
+            ) END) AS _balanced,
+            count(CASE WHEN counts THEN 1 END) AS _counted,
+            count(CASE WHEN NOT counts THEN 1 END) AS superseded_attempts,
+            CAST(sum(
+                CASE WHEN NOT counts THEN coalesce(acked, 0) + coalesce(degraded, 0) ELSE 0 END
+            ) AS BIGINT) AS superseded_rows
+        FROM accounts GROUP BY query_id, epoch""",
+    # An epoch that only the driver knows had no rows to send: then tasks are silent.
+    "epochs": f"""
+        SELECT coalesce(e.query_id, c.query_id) AS query_id, coalesce(e.epoch, c.epoch) AS epoch,
+            coalesce(c.confirmed_run_id, e.run_id) AS run_id, e.lane AS lane,
+            greatest(e.at, c.confirmed_at) AS at,
+            coalesce(e._balanced AND e._counted = e.partitions, e.partitions IS NULL, false)
+                AS adds_up,
+            c.confirmed_run_id IS NOT NULL AS confirmed, c.num_input_rows AS num_input_rows,
+            {_each("coalesce(e.{0}, 0) AS {0}",
+                   (*_COUNTS, "partitions", "superseded_attempts", "superseded_rows"))},
+            e.duration_ms AS duration_ms, c.batch_duration_ms AS batch_duration_ms,
+            e.first_error AS first_error
+        FROM epoch_sums e FULL OUTER JOIN confirmations c
+        ON e.query_id = c.query_id AND e.epoch = c.epoch""",
+    "task_sends": f"""
+        SELECT {", ".join(_ATTEMPT)}, min(at) AS first_send_at, max(lane) AS lane,
+            max(worker) AS worker, count(*) AS send_attempts,
+            CAST(sum(CASE WHEN outcome = '{IN_FLIGHT}' THEN message_count ELSE 0 END) AS BIGINT)
+                AS in_flight
+        FROM sends WHERE partition IS NOT NULL GROUP BY {", ".join(_ATTEMPT)}""",
+    "attempts": f"""
+        SELECT {_each("coalesce(a.{0}, s.{0}) AS {0}", _ATTEMPT)},
+            coalesce(a.at, s.first_send_at) AS at,
+            {_each("coalesce(a.{0}, s.{0}) AS {0}", ("lane", "worker"))},
+            {_each("a.{0} AS {0}", _TASK[:-1])}, {_each("a.{0} AS {0}", _COUNTS)},
+            a.complete AS complete, a.duration_ms AS duration_ms, a.first_error AS first_error,
+            coalesce(a.counts, false) AS counts, s.first_send_at AS first_send_at,
+            s.send_attempts AS send_attempts, s.in_flight AS in_flight
+        FROM accounts a FULL OUTER JOIN task_sends s ON {_same("a", "s", _ATTEMPT)}""",
+}  # fmt: skip
+"""Name -> query over `ledger_rows` (the whole table) and the views before it."""
 
 
-def dead_letters(rows: DataFrame, *, pending: bool) -> DataFrame:
-    letters = of_kind(rows, DEAD_LETTER)
-    if not pending:
-        return letters
-    counting = attempt_accounts(rows).where("counts")
-    # A letter without a partition comes from no task: nothing can supersede it.
-    of_driver = letters.where(f.col("partition").isNull())
-    # An export that runs twice gives the same letters again.
-    of_driver = of_driver.dropDuplicates(["letter_id"])
-    of_tasks = _joined(letters.where(f.col("partition").isNotNull()), counting, _ATTEMPT, "semi")
-    settled = resolutions(rows).select("letter_id").distinct()
-    return of_driver.unionByName(of_tasks).join(settled, "letter_id", "left_anti")
+def queried(rows: DataFrame, select: str) -> DataFrame:
+    """A query over the views of a ledger's rows, with the definitions of those that it names."""
+    needed: list[str] = []
+    words = set(re.findall(r"\w+", select))
+    for name in reversed(VIEWS):
+        if name in words:
+            needed.insert(0, f"{name} AS ({VIEWS[name]})")
+            words |= set(re.findall(r"\w+", VIEWS[name]))
+    definitions = ", ".join(["ledger_rows AS (SELECT * FROM {rows})", *needed])
+    return rows.sparkSession.sql(f"WITH {definitions} {select}", rows=rows)
 
 
-def resolutions(rows: DataFrame) -> DataFrame:
-    return of_kind(rows, RESOLUTION)
+def view(rows: DataFrame, name: str) -> DataFrame:
+    """One view of a ledger's rows."""
+    return queried(rows, f"SELECT * FROM {name}")
 
 
-def isolations(rows: DataFrame) -> DataFrame:
-    length_us = f.unix_micros("isolated_until") - f.unix_micros("isolated_from")
-    return of_kind(rows, ISOLATION).withColumn("isolated_ms", length_us / 1000)
+def newest(name: str, limit: int) -> str:
+    """The query for a view's newest rows."""
+    return f"SELECT * FROM {name} ORDER BY at DESC LIMIT {limit}"
 
 
-def attempt_accounts(rows: DataFrame) -> DataFrame:
-    """One row per task attempt that wrote its accounts, with `counts` and `confirmed_run_id`.
-
-    `_current` is false where another run of the epoch was confirmed.
-    """
-    tasks = of_kind(rows, EPOCH).where(f.col("partition").isNotNull())
-    sums = [f.sum(name).alias(name) for name in _COUNTS]
-    firsts = [f.min(n).alias(n) for n in ("stage_id", "stage_attempt", "attempt_number", "worker")]
-    grouped = tasks.groupBy(*_ATTEMPT).agg(
-        f.max("at").alias("at"), f.max("lane").alias("lane"), *firsts, *sums,
-        f.bool_and("complete").alias("complete"), f.max("duration_ms").alias("duration_ms"),
-        f.min("first_error").alias("first_error"),
-    )  # fmt: skip
-    confirmed = _confirmations(rows).select(*_EPOCH_KEY, "confirmed_run_id")
-    return _with_counts(grouped.join(confirmed, list(_EPOCH_KEY), "left"))
-
-
-def _with_counts(attempts: DataFrame) -> DataFrame:
-    complete = f.coalesce("complete", f.lit(False))
-    by_epoch = Window.partitionBy(*_EPOCH_KEY)
-    by_run = Window.partitionBy(*_EPOCH_KEY, "run_id")
-    confirmed = f.coalesce(f.col("run_id") == f.col("confirmed_run_id"), f.lit(False))
-    marked = attempts.withColumns(
-        {
-            "_current": confirmed | ~f.max(complete & confirmed).over(by_epoch),
-            "_run_at": f.max("at").over(by_run),
-        }
-    ).withColumn("_eligible", complete & f.col("_current"))
-    best_first = Window.partitionBy(*_EPOCH_KEY, "partition").orderBy(
-        f.col("_eligible").desc(), f.col("_run_at").desc(),
-        f.col("task_attempt_id").desc_nulls_last(), f.col("at").desc(),
-    )  # fmt: skip
-    counts = f.col("_eligible") & (f.row_number().over(best_first) == 1)
-    return marked.withColumn("counts", counts).drop("_run_at", "_eligible")
-
-
-def _confirmations(rows: DataFrame) -> DataFrame:
-    driver = of_kind(rows, EPOCH).where(f.col("partition").isNull())
-    return driver.groupBy(*_EPOCH_KEY).agg(
-        f.max_by("run_id", "at").alias("confirmed_run_id"),
-        f.max_by("num_input_rows", "at").alias("num_input_rows"),
-        f.max_by("duration_ms", "at").alias("batch_duration_ms"),
-        f.max("at").alias("confirmed_at"),
-    )
-
-
-def epochs(rows: DataFrame) -> DataFrame:
-    accounts = attempt_accounts(rows).drop("confirmed_run_id")
-    counts = f.col("counts")
-    balanced = f.col("rows_in") == reduce(add, (_zero(name) for name in _OUTCOMES))
-    counted = [f.sum(f.when(counts, f.col(n)).otherwise(0)).alias(n) for n in _COUNTS]
-    stored = _zero("acked") + _zero("degraded")
-    grouped = accounts.groupBy(*_EPOCH_KEY).agg(
-        f.max_by("run_id", "at").alias("run_id"), f.max("lane").alias("lane"),
-        f.max("at").alias("at"),
-        f.count_distinct(f.when(f.col("_current"), f.col("partition"))).alias("partitions"),
-        *counted,
-        f.max(f.when(counts, f.col("duration_ms"))).alias("duration_ms"),
-        f.min(f.when(counts, f.col("first_error"))).alias("first_error"),
-        f.bool_and(f.when(counts, f.coalesce(balanced, f.lit(False)))).alias("_balanced"),
-        f.sum(counts.cast("int")).alias("_counted"),
-        f.sum((~counts).cast("int")).alias("superseded_attempts"),
-        f.sum(f.when(~counts, stored).otherwise(0)).alias("superseded_rows"),
-    )  # fmt: skip
-    return _with_confirmations(grouped, rows)
-
-
-def _with_confirmations(grouped: DataFrame, rows: DataFrame) -> DataFrame:
-    """An epoch that only the driver knows had no rows to send: then tasks are silent."""
-    whole = f.col("_balanced") & (f.col("_counted") == f.col("partitions"))
-    nothing = f.col("partitions").isNull()
-    joined = grouped.join(_confirmations(rows), list(_EPOCH_KEY), "full_outer")
-    numbers = (*_COUNTS, "partitions", "superseded_attempts", "superseded_rows")
-    shown = joined.withColumns(
-        {
-            "adds_up": f.coalesce(whole, nothing, f.lit(False)),
-            "confirmed": f.col("confirmed_run_id").isNotNull(),
-            "run_id": f.coalesce("confirmed_run_id", "run_id"),
-            "at": f.greatest("at", "confirmed_at"),
-        }
-    )
-    return shown.select(
-        *_EPOCH_KEY, "run_id", "lane", "at", "adds_up", "confirmed", "num_input_rows",
-        *(_zero(name).alias(name) for name in numbers), "duration_ms", "batch_duration_ms",
-        "first_error",
-    )  # fmt: skip
-
-
-def attempts(rows: DataFrame) -> DataFrame:
-    written = sends(rows).where(f.col("partition").isNotNull())
-    outcome = f.col("outcome")
-    by_attempt = written.groupBy(*_ATTEMPT).agg(
-        f.min("at").alias("first_send_at"), f.max("lane").alias("_lane"),
-        f.max("worker").alias("_worker"), f.count("*").alias("send_attempts"),
-        f.sum(f.when(outcome == IN_FLIGHT, f.col("message_count")).otherwise(0)).alias("in_flight"),
-    )  # fmt: skip
-    accounts = attempt_accounts(rows).drop("confirmed_run_id", "_current")
-    joined = _joined(accounts, by_attempt, _ATTEMPT, "outer")
-    return joined.withColumns(
-        {
-            "counts": f.coalesce("counts", f.lit(False)),
-            "at": f.coalesce("at", "first_send_at"),
-            "lane": f.coalesce("lane", "_lane"),
-            "worker": f.coalesce("worker", "_worker"),
-        }
-    ).drop("_lane", "_worker")
-
-
-def _zero(name: str) -> Column:
-    return f.coalesce(name, f.lit(0))
-
-
-def _without(left: DataFrame, right: DataFrame, keys: tuple[str, ...]) -> DataFrame:
-    return _joined(left, right, keys, "anti")
-
-
-def _joined(left: DataFrame, right: DataFrame, keys: tuple[str, ...], how: str) -> DataFrame:
-    """Join on keys that may be null, null being equal to null; keys appear once."""
-    renamed = right.withColumnsRenamed({key: f"_right_{key}" for key in keys})
-    same = reduce(and_, (f.col(key).eqNullSafe(f.col(f"_right_{key}")) for key in keys))
-    if how in ("semi", "anti"):
-        return left.join(renamed, same, f"left_{how}")
-    joined = left.join(renamed, same, "full_outer")
-    merged = {key: f.coalesce(f.col(key), f.col(f"_right_{key}")) for key in keys}
-    return joined.withColumns(merged).drop(*(f"_right_{key}" for key in keys))
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows as plain values: times in UTC, maps as dicts."""
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("us", tz="UTC"))
+        values = column.to_pylist()
+        if pa.types.is_map(column.type):
+            values = [value if value is None else dict(value) for value in values]
+        columns[name] = values
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]

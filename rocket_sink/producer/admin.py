@@ -184,17 +184,6 @@ class Admin:
         topic = with_namespace(self.options.namespace, topic)
         return self._query(topic, message_id, max_messages, unique_key=True)
 
-    def is_stored(self, topic: str, message_id: str) -> bool:
-        """A broker of the topic's route has a message with this client id.
-
-        Brokers find what their index still holds, and those that are away now are not asked. A
-        topic that no name server knows holds nothing.
-        """
-        try:
-            return bool(self.query_by_unique_key(topic, message_id, max_messages=1))
-        except NoRouteError:
-            return False
-
     def query_by_key(self, topic: str, key: str, *, max_messages: int = 32) -> list[StoredMessage]:
         """The stored messages with this index key."""
         topic = with_namespace(self.options.namespace, topic)

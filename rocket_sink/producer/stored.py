@@ -1,7 +1,8 @@
 """Which of many messages are stored: look-ups by id at all brokers of a topic, pipelined.
 
-For epochs that may have been sent before (`delivery=effectively_once`). The caller's thread drives
-the engine; sends that complete meanwhile wait for the engine's `poll`.
+For epochs that may have been sent before (`delivery=effectively_once`), and for dead letters that
+may be stored after all. The caller's thread drives the engine; sends that complete meanwhile wait
+for the engine's `poll`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _WINDOW: Final = 256
 """Look-ups in flight; a broker reads its log for each."""
+_ADVICE: Final = "Start the brokers that the messages were sent to."
 _NOBODY: Final = "-"
 """No message has this id."""
 
@@ -34,16 +36,21 @@ class StoredMessages:
         since_ms: no message looked for is older (ms since 1970).
         brokers: names of brokers that must answer besides those of the topic's route: a message
             may be on one that is not in the route just now.
+        advice: what to do when a broker does not answer, for the error.
 
     Raises from all methods:
         DeliveryError: a broker gave no answer within `storedCheckTimeout`.
         SendError: a fatal one (credentials).
     """
 
-    def __init__(self, engine: SendEngine, *, since_ms: int, brokers: Iterable[str] = ()) -> None:
+    def __init__(
+        self, engine: SendEngine, *, since_ms: int, brokers: Iterable[str] = (),
+        advice: str = _ADVICE,
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._since_ms = since_ms
         self._brokers = frozenset(brokers)
+        self._advice = advice
         self._timeout_s = engine.options.stored_check_timeout_ms / 1000
         self._found: set[str] = set()
         self._again: deque[Question] = deque()
@@ -121,9 +128,8 @@ class StoredMessages:
             return
         silent = sorted({question[0] for question in (*waiting, *self._again)})
         raise DeliveryError(
-            f"an epoch runs again and {', '.join(silent) or 'a broker'} does not say which of its "
-            f"messages are stored already ({error or 'not in the route'}), so nothing of the "
-            f"topic {topic!r} is sent. Start the brokers that the epoch was sent to; or, when one "
-            "is gone for good, set replayCheck=never for one run, which may double messages",
+            f"{', '.join(silent) or 'a broker'} does not say which messages of the topic "
+            f"{topic!r} are stored already ({error or 'not in the route'}), so none of them is "
+            f"sent. {self._advice}",
             first_error=str(error or ""),
         )

@@ -14,11 +14,12 @@ The limits per second (`maxMessagesPerSecond`, `maxBytesPerSecond`) are divided 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,10 +31,11 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.spark.host import check_session
 from rocket_sink.spark.rates import divided
 from rocket_sink.spark.resend import CHUNK, RESULT_DDL, Resent, send_partition
-from rocket_sink.spark.selection import Selection
+from rocket_sink.spark.selection import Selection, marked
 from rocket_sink.spark.sources import SENT_COLUMNS, DeadLetters, Source
 
 if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _SAMPLE: Final = 10
@@ -49,8 +51,9 @@ _OTHERS_WAIT_S: Final = 20.0
 class Plan:
     """What a backfill would do: numbers of letters (of a table: rows), and a sample of them.
 
-    `left_alone` failed in as many backfills as the selection allows; `asked` may have been sent by
-    a backfill that was killed, so the brokers are asked first.
+    `left_alone` failed in as many backfills as the selection allows, `behind` wait behind such a
+    one of their key. `asked` may be stored: their outcome is unknown, or a backfill that was killed
+    may have sent them, so the brokers are asked first.
     """
 
     pending: int = 0
@@ -58,6 +61,7 @@ class Plan:
     selected_bytes: int = 0
     without_body: int = 0
     left_alone: int = 0
+    behind: int = 0
     asked: int = 0
     by_reason: dict[str, int] = field(default_factory=dict)
     by_topic: dict[str, int] = field(default_factory=dict)
@@ -117,12 +121,13 @@ class Backfill:
         plan.sample = self._sampled(letters, sample) if sample and plan.selected else []
         return plan
 
-    def run(self, selected: int, *, progress: Callable[[int, int], None] | None = None) -> Resent:
+    def run(self, selected: int, *, progress: Callable[[int], None] | None = None) -> Resent:
         """Send the selected letters and write their resolutions.
 
         Args:
             selected: their number, from `plan`; it sets the number of tasks.
-            progress: called with (tasks done, tasks) now and then.
+            progress: called now and then with the number of letters whose task has ended, and at
+                the end; when a task was run again, its letters count again.
         """
         letters = self._pending()
         total = Resent()
@@ -133,8 +138,10 @@ class Backfill:
         parallel = self._spark.sparkContext.defaultParallelism
         tasks = max(1, min(8 * parallel, -(-selected // CHUNK)))
         frame = self._ordered(self._chosen(letters), tasks)
-        for row in self._collect(self._sent(frame, tasks), progress):
-            total.add(row)
+        ended = self._spark.sparkContext.accumulator(0)
+        with _reporting(progress, ended):
+            for row in self._sent(frame, tasks, ended).collect():
+                total.add(row)
         self.ledger.sync(self._spark)
         return total
 
@@ -144,42 +151,40 @@ class Backfill:
     def _chosen(self, letters: DataFrame) -> DataFrame:
         """What is selected, tries and limit included."""
         selection = self._selection
-        chosen = letters.where(self._source.wanted(letters, selection))
-        if not selection.again:
-            chosen = chosen.where(chosen["tries"] < selection.max_tries)
+        chosen = self._marked(letters).where("_chosen")
         if selection.limit is not None:
             chosen = chosen.orderBy("_place", "letter_id").limit(selection.limit)
         return chosen
+
+    def _marked(self, letters: DataFrame) -> DataFrame:
+        return marked(letters, self._source.wanted(letters, self._selection), self._selection)
 
     def _counted(self, letters: DataFrame) -> Plan:
         """All counts by one pass over the letters, and one more when there is a limit."""
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         selection = self._selection
-        tired = (F.col("tries") >= selection.max_tries) & F.lit(not selection.again)
-        flags = letters.select(
-            "reason", "topic", "open", F.octet_length("body").alias("size"),
-            self._source.wanted(letters, selection).alias("wanted"), tired.alias("tired"),
-        )  # fmt: skip
-        grouped = flags.groupBy("reason", "topic").agg(
-            F.count("*").alias("pending"), *_sums("wanted AND NOT tired"),
+        sized = letters.withColumn("size", F.octet_length("body"))
+        grouped = self._marked(sized).groupBy("reason", "topic").agg(
+            F.count("*").alias("pending"), *_sums("_chosen"),
             F.expr("count_if(size IS NULL)").alias("bodiless"),
-            F.expr("count_if(wanted AND tired)").alias("tired"),
+            F.expr("count_if(_tired)").alias("tired"), F.expr("count_if(_behind)").alias("behind"),
         )  # fmt: skip
         plan, by_reason, by_topic = Plan(), Counter[str](), Counter[str]()
         for row in grouped.collect():
             plan.pending += row.pending
             plan.without_body += row.bodiless
             plan.left_alone += row.tired
+            plan.behind += row.behind
             plan.count_selected(row)
             if row.reason is not None:
                 by_reason[row.reason] += row.pending
             by_topic[row.topic or ""] += row.pending
         plan.by_reason, plan.by_topic = dict(by_reason), dict(by_topic)
         if selection.limit is not None and plan.selected > selection.limit:
-            sized = self._chosen(letters).select("open", F.octet_length("body").alias("size"))
+            chosen = self._chosen(letters).select("open", F.octet_length("body").alias("size"))
             plan.selected = plan.selected_bytes = plan.asked = 0
-            plan.count_selected(sized.agg(*_sums("true")).head())
+            plan.count_selected(chosen.agg(*_sums("true")).head())
         return plan
 
     def _sampled(self, letters: DataFrame, count: int) -> list[dict[str, Any]]:
@@ -203,7 +208,7 @@ class Backfill:
             .select("letter_id", "open", *columns)
         )
 
-    def _sent(self, frame: DataFrame, tasks: int) -> DataFrame:
+    def _sent(self, frame: DataFrame, tasks: int, ended: Accumulator[int]) -> DataFrame:
         options = divided(self._options, self._spark, tasks=tasks)
         run_id = f"{_QUERY}{uuid.uuid4()}"
 
@@ -211,7 +216,7 @@ class Backfill:
             from rocket_sink.spark.context import run_context
 
             ctx = run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id)
-            return send_partition(options, ctx, batches)
+            return send_partition(options, ctx, batches, on_letters=ended.add)
 
         return frame.mapInArrow(send, RESULT_DDL)
 
@@ -228,24 +233,6 @@ class Backfill:
                     path=self.ledger.path,
                 )
             time.sleep(0.2)
-
-    def _collect(
-        self, frame: DataFrame, progress: Callable[[int, int], None] | None
-    ) -> Sequence[Any]:
-        if progress is None:
-            return frame.collect()
-        group = f"rocket-sink backfill {uuid.uuid4()}"
-        self._spark.sparkContext.setJobGroup(group, "rocket-sink backfill")
-        done = threading.Event()
-        watcher = threading.Thread(
-            target=_report_tasks, args=(self._spark, group, progress, done), daemon=True
-        )
-        watcher.start()
-        try:
-            return frame.collect()
-        finally:
-            done.set()
-            watcher.join()
 
 
 def _sums(condition: str) -> list[Column]:
@@ -273,14 +260,23 @@ def backfill_options(options: SinkOptions) -> SinkOptions:
     return SinkOptions.parse({**kept, **changes})
 
 
-def _report_tasks(
-    spark: SparkSession, group: str, progress: Callable[[int, int], None], done: threading.Event
-) -> None:
-    tracker = spark.sparkContext.statusTracker()
-    while not done.wait(_PROGRESS_S):
-        jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup(group)]
-        numbers = [number for job in jobs if job is not None for number in job.stageIds]
-        # The sending stage is the last; the ones before it shuffle the letters.
-        last = tracker.getStageInfo(max(numbers)) if numbers else None
-        if last is not None:
-            progress(last.numCompletedTasks, last.numTasks)
+@contextlib.contextmanager
+def _reporting(progress: Callable[[int], None] | None, ended: Accumulator[int]) -> Iterator[None]:
+    """Call `progress` with the number of letters that have ended, from a thread of its own."""
+    if progress is None:
+        yield
+        return
+    done = threading.Event()
+
+    def report() -> None:
+        while not done.wait(_PROGRESS_S):
+            progress(ended.value)
+
+    watcher = threading.Thread(target=report, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+        progress(ended.value)

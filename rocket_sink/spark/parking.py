@@ -1,28 +1,32 @@
-"""Parking: dead letters put aside by hand, as resolutions in the ledger."""
+"""Parking: dead letters put aside by hand, and taken back, as resolutions in the ledger."""
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.records import RunContext, resolution_rows
+from rocket_sink.ledger.schema import UNPARKED
 from rocket_sink.spark.selection import filtered
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+_NAMED: Final = ("letter_id", "topic", "message_id")
 
 
 @dataclass(frozen=True)
 class Parked:
-    """How many letters were parked, and which of those named are not pending."""
+    """How many letters were parked, or taken back, and which of those named could not be."""
 
     count: int
-    not_pending: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def park(
@@ -45,18 +49,63 @@ def park(
     """
     ledger.sync(spark)
     pending = ledger.dead_letters(spark, pending=True)
-    columns = ("letter_id", "topic", "message_id")
-    chosen = pending.where(pending["letter_id"].isin(*letters)).select(*columns)
+    return _resolve(spark, ledger, pending, letters, where, note, resolution)
+
+
+def unpark(
+    spark: SparkSession,
+    ledger: Ledger,
+    *,
+    letters: Sequence[str] = (),
+    where: str | None = None,
+    note: str,
+) -> Parked:
+    """Take back the parking, or dropping, of letters named, and of those `where` is true of.
+
+    They are pending again, in their old place. Their keys are not held again (`onPendingKey`): what
+    came after them has passed while they were parked.
+
+    Raises:
+        As `park`.
+    """
+    ledger.sync(spark)
+    every = ledger.dead_letters(spark, pending=False).dropDuplicates(["letter_id"])
+    parked = every.join(_parked(ledger.resolutions(spark)), "letter_id", "left_semi")
+    return _resolve(spark, ledger, parked, letters, where, note, UNPARKED)
+
+
+def _parked(resolutions: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+
+    last = resolutions.groupBy("letter_id").agg(
+        F.max(F.col("resolution") == "resent").alias("resent"),
+        F.max_by("resolution", "at").alias("last"),
+    )
+    return last.where(~F.col("resent") & (F.col("last") != UNPARKED))
+
+
+def _resolve(
+    spark: SparkSession, ledger: Ledger, candidates: DataFrame, letters: Sequence[str],
+    where: str | None, note: str, resolution: str,
+) -> Parked:  # fmt: skip
+    chosen = candidates.where(candidates["letter_id"].isin(*letters)).select(*_NAMED)
     if where:
-        matching = filtered(pending, where, of="the dead letters' columns").select(*columns)
+        matching = filtered(candidates, where, of="the dead letters' columns").select(*_NAMED)
         chosen = chosen.unionByName(matching).dropDuplicates(["letter_id"])
     rows = chosen.collect()
-    found = {row.letter_id for row in rows}
     if rows:
-        run_id = f"park-{uuid.uuid4()}"
-        values = {n: pa.array([row[n] for row in rows], pa.string()) for n in columns}
-        ctx = RunContext(run_id, run_id, 0)
-        ledger.append(
-            spark, resolution_rows({**values, "resolution": resolution, "note": note}, ctx)
-        )
+        run_id = f"{resolution}-{uuid.uuid4()}"
+        values: dict[str, Any] = {n: pa.array([r[n] for r in rows], pa.string()) for n in _NAMED}
+        values |= {"resolution": resolution, "note": note, "at": _after_all(spark, ledger)}
+        ledger.append(spark, resolution_rows(values, RunContext(run_id, run_id, 0)))
+    found = {row.letter_id for row in rows}
     return Parked(len(rows), tuple(letter for letter in letters if letter not in found))
+
+
+def _after_all(spark: SparkSession, ledger: Ledger) -> int:
+    """Now, and later than all resolutions, whatever their writers' clocks: the last one counts."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    last = ledger.resolutions(spark).agg(F.max(F.unix_micros("at"))).head()
+    latest = last[0] if last is not None and last[0] is not None else 0
+    return max(time.time_ns() // 1000, latest + 1)

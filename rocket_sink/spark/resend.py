@@ -6,7 +6,9 @@ Letters come sorted per key and are sent in chunks through the task body of all 
     marks of what was not, durable
 
 A backfill that was killed leaves at most one chunk per task of which nobody knows; the next one
-asks the brokers for these letters by their message ids before it sends them. A letter that is not
+asks the brokers for these letters by their message ids before it sends them, as it does for letters
+whose own outcome is unknown. It asks those of the topic's route; what they do not have within
+`storedCheckDelay` is not stored. A letter that is not
 stored stays pending as it is: it gets no second letter. Later letters of its key are held back, so
 that the key's order holds.
 """
@@ -21,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocket_sink.errors import RocketSinkError, SendError
+from rocket_sink.errors import DeliveryError, RocketSinkError, SendError
 from rocket_sink.ledger.marks import NO_WAY, about_to_send, not_stored
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH
@@ -31,12 +33,13 @@ from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.pace import share
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.journal import Journal
+from rocket_sink.spark.stored_letters import StoredLetters
 from rocket_sink.spark.task import TaskBody
 
 CHUNK: Final = 2000
 """Letters between two durable notes of what was stored; fewer where a rate limit makes them take
 longer than a second."""
-FOUND: Final = "found at a broker: an earlier backfill had sent it"
+FOUND: Final = "found at a broker: an earlier send had stored it"
 
 RESULT_SCHEMA: Final = pa.schema(
     [
@@ -54,15 +57,13 @@ RESULT_DDL: Final = (
     "codes MAP<STRING,BIGINT>, first_error STRING"
 )
 
-IsStored = Callable[[str, str], bool]
-"""(topic, message id): whether a broker has it. Raises SendError when none can be asked."""
-
 
 @dataclass
 class Resent:
     """What a task, or a whole backfill, did; numbers of letters.
 
-    `found` were stored by an earlier backfill that did not live to note it.
+    `found` were stored already: by an earlier backfill that did not live to note it, or by the send
+    that got no answer.
     """
 
     resent: int = 0
@@ -109,8 +110,8 @@ class Resender:
         options: those of the backfill (`backfill_options`).
         engine: leased by the caller.
         spool: takes attempts, isolations, marks and resolutions; the caller seals it.
-        is_stored: asks the brokers.
         ask_all: ask for every letter: an earlier attempt of this very task may have sent it.
+        on_letters: called with the number of letters that have ended, however they did.
     """
 
     def __init__(
@@ -120,15 +121,16 @@ class Resender:
         engine: SendEngine,
         spool: SpoolWriter,
         ctx: RunContext,
-        is_stored: IsStored,
         ask_all: bool = False,
+        on_letters: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._options = options
         self._engine = engine
         self._spool = spool
         self._ctx = ctx
-        self._is_stored = is_stored
+        self._stored = StoredLetters(options, engine)
         self._ask_all = ask_all
+        self._on_letters = on_letters
         self._stopped_keys: set[tuple[str, str]] = set()
         self._hopeless = False
         self.total = Resent()
@@ -137,7 +139,9 @@ class Resender:
         """Send letters: the row contract's columns, `letter_id`, a `message_id` in each, `open`."""
         size = _chunk_rows(batch, self._options)
         for start in range(0, batch.num_rows, size):
-            self._send_chunk(batch.slice(start, size))
+            chunk = batch.slice(start, size)
+            self._send_chunk(chunk)
+            self._on_letters(chunk.num_rows)
 
     def _send_chunk(self, chunk: pa.RecordBatch) -> None:
         if not self._hopeless:
@@ -164,21 +168,16 @@ class Resender:
         self._hopeless = bool(failed) and not stored.num_rows and no_way
 
     def _without_stored(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """Leave out what an earlier backfill, or attempt of this task, sent and did not note."""
+        """Leave out what an earlier send, or attempt of this task, stored without a note of it."""
         doubtful = chunk if self._ask_all else chunk.filter(chunk["open"])
-        found: list[str] = []
+        found: set[str] = set()
         try:
-            for topic, number in zip(
-                doubtful["topic"].to_pylist(), doubtful["message_id"].to_pylist(), strict=True
-            ):
-                if self._is_stored(self._options.topic or topic, number):
-                    found.append(number)
-        except SendError as error:
+            found = self._stored.of(doubtful)
+        except (DeliveryError, SendError) as error:
             self._hopeless = True
             self.total.codes[error.code] += 1
             self.total.first_error = self.total.first_error or (
-                f"cannot ask whether letters that an earlier backfill may have sent are stored: "
-                f"{error}"
+                f"cannot ask whether letters that may have been sent are stored: {error}"
             )
         if not found:
             return chunk
@@ -256,20 +255,19 @@ class Resender:
 
 
 def send_partition(
-    options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+    options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch], *,
+    on_letters: Callable[[int], None],
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """The task: all letters of a partition, then one row of RESULT_SCHEMA."""
-    from rocket_sink.producer.admin import Admin
     from rocket_sink.producer.pool import worker_pool
 
     spool = SpoolWriter(options.ledger, ctx)
     again = bool(ctx.attempt_number or ctx.stage_attempt)
     try:
-        with worker_pool().engine(options) as engine, Admin(options) as admin:
+        with worker_pool().engine(options) as engine:
             resender = Resender(
-                options, engine=engine, spool=spool, ctx=ctx, ask_all=again,
-                is_stored=admin.is_stored,
-            )  # fmt: skip
+                options, engine=engine, spool=spool, ctx=ctx, ask_all=again, on_letters=on_letters
+            )
             for batch in batches:
                 resender.send(batch)
         spool.seal()

@@ -11,7 +11,7 @@ from rocket_sink.ledger.schema import REASONS
 from rocket_sink.ledger.table import first_line
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 MAX_TRIES: Final = 3
 
@@ -67,3 +67,33 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
             option="where",
         ) from None
     return found
+
+
+def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFrame:
+    """The letters with three flags more, of which at most one is true.
+
+    `_tired`: wanted, but left alone, for it has failed so often. `_behind`: wanted, but behind a
+    tired letter of its key, which it would overtake; rows that no broker takes (reason `data`) stop
+    nobody. `_chosen`: to be sent.
+
+    Args:
+        letters: with `letter_id`, `topic`, `sharding_key`, `reason`, `tries` and `_place`.
+        wanted: true of those that are selected, tries left aside.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+
+    often = F.col("tries") >= selection.max_tries
+    tired = F.col("_wanted") & (F.lit(False) if selection.again else often)
+    found = letters.withColumn("_wanted", wanted).withColumn("_tired", tired)
+    behind: Column = F.lit(False)
+    if not selection.again:
+        # A letter without a key follows nobody.
+        alone = F.when(F.col("sharding_key").isNull(), F.col("letter_id"))
+        earlier = Window.partitionBy("topic", "sharding_key", alone).orderBy("_place")
+        earlier = earlier.rowsBetween(Window.unboundedPreceding, -1)
+        stops = F.col("_tired") & ~F.col("reason").eqNullSafe("data")
+        behind = F.coalesce(F.max(stops).over(earlier), F.lit(False))
+    going = F.col("_wanted") & ~F.col("_tired")
+    found = found.withColumn("_behind", going & behind)
+    return found.withColumn("_chosen", going & ~F.col("_behind")).drop("_wanted")

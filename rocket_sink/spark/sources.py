@@ -1,8 +1,8 @@
 """Where a backfill takes its letters from: the dead letters of a ledger, or any table.
 
 Both give one frame of what is pending: the row contract's columns (`SENT_COLUMNS`), `letter_id`,
-`tries` and `open` (what earlier backfills did, see `ledger.marks`), `reason`, `at`, and `_place`,
-which sorts a key's letters.
+`tries` and `open` (what earlier backfills did, see `ledger.marks`; `open` also where the letter's
+own outcome is unknown), `reason`, `at`, and `_place`, which sorts a key's letters.
 
 A row of a table has no letter, so it gets an id that is the same each time: a digest of the table's
 name, the topic option and all its columns, numbered where rows are equal. That names its
@@ -83,7 +83,9 @@ class DeadLetters:
         placed = letters.withColumns(
             {"_place": F.struct(query_at, "epoch", "at", "ordinal"), "message_id": number}
         )
-        return with_tries(placed, ledger.backfills(spark))
+        tried = with_tries(placed, ledger.backfills(spark))
+        # Sent again without asking, a message that was stored after all would be there twice.
+        return tried.withColumn("open", F.col("open") | (F.col("reason") == "unknown"))
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
         from pyspark.sql import functions as F  # noqa: N812
@@ -136,7 +138,7 @@ class Table:
         )  # fmt: skip
         if not ledger.exists(spark):
             return letters.withColumns({"tries": F.lit(0), "open": F.lit(False)})
-        done = ledger.resolutions(spark).select("letter_id").distinct()
+        done = ledger.settled(spark)
         return with_tries(letters.join(done, "letter_id", "left_anti"), ledger.backfills(spark))
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:

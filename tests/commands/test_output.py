@@ -72,3 +72,18 @@ def test_json_takes_our_values(capsys: pytest.CaptureFixture[str]) -> None:
         "body": "\ufffd1",
         "map": {"a": 1},
     }
+
+
+def test_a_backfill_of_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    from rocket_sink.commands.backfill import _print_done
+    from rocket_sink.spark.backfill import Plan
+    from rocket_sink.spark.resend import Resent
+
+    for plan, text in (
+        (Plan(), "nothing to send: no dead letters are pending"),
+        (Plan(pending=3, left_alone=1, behind=2), "--again sends them"),
+        (Plan(pending=3, by_reason={"data": 3}), "--reason data tries"),
+        (Plan(pending=3, by_reason={"transport": 3}), "none of the 3 pending dead letters"),
+    ):
+        _print_done(plan, Resent(), "dead letters", as_json=False)
+        assert text in capsys.readouterr().err

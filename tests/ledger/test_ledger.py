@@ -198,6 +198,23 @@ def test_letters_of_no_task_are_pending(spark, ledger):
     assert pending(ledger, spark, "export") == [b"x"]
 
 
+def test_an_unparked_letter_is_pending_until_it_is_parked_again(spark, ledger):
+    ctx = context(query_id="unparked")
+    one, sent = letter(ctx, b"one"), letter(ctx, b"sent")
+
+    def resolve(which, way, second):
+        columns = {"letter_id": which.column("letter_id"), "resolution": way}
+        return at(resolution_rows(columns, context(query_id="by hand")), second)
+
+    ledger.append(
+        spark, one, sent, accounts(ctx, dead=2), resolve(one, "parked", 1),
+        resolve(one, "unparked", 2), resolve(sent, "resent", 1), resolve(sent, "unparked", 2),
+    )  # fmt: skip
+    assert pending(ledger, spark, "unparked") == [b"one"], "what is stored stays settled"
+    ledger.append(spark, resolve(one, "dropped", 3))
+    assert pending(ledger, spark, "unparked") == []
+
+
 @pytest.mark.parametrize("way", ["resent", "parked", "dropped"])
 def test_resolved_letters_are_not_pending(spark, ledger, way):
     ctx = context(query_id=f"resolved-{way}")
@@ -207,8 +224,9 @@ def test_resolved_letters_are_not_pending(spark, ledger, way):
     settled = {"letter_id": one.column("letter_id"), "resolution": way}
     ledger.append(spark, resolution_rows(settled, context(query_id="backfill")))
     assert pending(ledger, spark, ctx.query_id) == [b"two"]
-    [row] = ledger.resolutions(spark).where(f"resolution = '{way}'").collect()
-    assert row["letter_id"] == one.column("letter_id")[0].as_py()
+    number = one.column("letter_id")[0].as_py()
+    [row] = ledger.resolutions(spark).where(f"letter_id = '{number}'").collect()
+    assert row["resolution"] == way
 
 
 def test_sends_in_flight_show_up_only_without_an_answer(spark, ledger):

@@ -5,19 +5,30 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 
+import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import LedgerError, Outcome
 from rocket_sink.ledger.figures import Report, Scope
 from rocket_sink.ledger.ledger import Ledger
-from rocket_sink.ledger.records import isolation_rows, resolution_rows, send_rows
-from rocket_sink.ledger.report import build_report
+from rocket_sink.ledger.quick import open_quick
+from rocket_sink.ledger.records import (
+    in_flight_rows,
+    isolation_rows,
+    resolution_rows,
+    send_rows,
+)
+from rocket_sink.ledger.report import build_report, figures
+from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.views import newest, queried, rows_of
 from rocket_sink.routing.fault import Isolation
 
 from .values import accounts, attempt, confirmed, context, letter
 
 pytestmark = pytest.mark.spark
 
+PROPERTIES = pa.map_(pa.string(), pa.string())
 START_MS = 1_700_000_000_000
 
 
@@ -26,7 +37,8 @@ def ledger(spark, tmp_path_factory) -> Ledger:
     made = Ledger(tmp_path_factory.mktemp("report"))
     one = context()
     two = dataclasses.replace(one, partition=1, task_attempt_id=11, worker="host:2")
-    other = context(query_id="other", task_attempt_id=12)
+    lost = dataclasses.replace(one, partition=2, task_attempt_id=13)
+    other = context(query_id="o'th\\er {1}", task_attempt_id=12)
     good = [attempt(rtt_ms=float(i), started_ms=START_MS) for i in range(1, 101)]
     bad = attempt(
         broker_name="broker-b", outcome=Outcome.UNKNOWN, response_code=None, rtt_ms=3000.0,
@@ -36,10 +48,12 @@ def ledger(spark, tmp_path_factory) -> Ledger:
     refused = letter(one, reason="data", last_error_code="NULL_BODY", last_error="null")
     isolation = [Isolation("broker-b", "REQUEST_TIMEOUT", 10_000.0, 5.0, 35.0)]
     settled = {"letter_id": refused.column("letter_id"), "resolution": "dropped"}
+    kept = {"keys": pa.array([["a", "b"]]), "properties": pa.array([[("x", "1")]], PROPERTIES)}
     made.append(
         spark,
         send_rows([*good, bad, retried], one),
-        refused, letter(two, last_error_code="CONNECT", last_error="refused"),
+        in_flight_rows([7], lost, topic="t", message_count=[0], body_bytes=[0]),
+        refused, letter(two, last_error_code="CONNECT", last_error="refused", **kept),
         *(isolation_rows(isolation, c, now_s=5.0, now_us=START_MS * 1000) for c in (one, two)),
         accounts(one, acked=700, dead=1), accounts(two, acked=1, dead=1), confirmed(one, 703),
         accounts(other, rows_in=9, acked=8),
@@ -48,9 +62,18 @@ def ledger(spark, tmp_path_factory) -> Ledger:
     return made
 
 
+def both(spark, ledger, scope: Scope = Scope()) -> Report:  # noqa: B008 (frozen)
+    """Spark's report, after delta-rs and DuckDB have given the same."""
+    quick = open_quick(ledger.path)
+    assert quick is not None, "the extra `fast` is part of the extra `test`"
+    found = build_report(spark, ledger, scope)
+    assert figures(quick.query, quick.path, scope) == found
+    return found
+
+
 @pytest.fixture(scope="module")
 def report(spark, ledger) -> Report:
-    return build_report(spark, ledger)
+    return both(spark, ledger)
 
 
 def test_totals(report):
@@ -58,12 +81,13 @@ def test_totals(report):
     assert (totals.epochs, totals.rows_in, totals.acked, totals.dead) == (2, 712, 709, 2)
     assert (totals.not_adding_up, totals.unconfirmed) == (1, 1)
     assert {(e.query_id, e.epoch, e.adds_up) for e in report.epochs} == {
-        ("query", 0, True), ("other", 0, False)
+        ("query", 0, True), ("o'th\\er {1}", 0, False)
     }  # fmt: skip
 
 
 def test_brokers(report):
-    a, b = report.brokers
+    nobody, a, b = report.brokers
+    assert (nobody.broker, nobody.outcomes) == ("-", {"in_flight": 1})
     assert (a.broker, a.requests, a.messages, a.retries) == ("broker-a", 101, 707, 1)
     assert a.outcomes == {"acked": 101}
     assert (a.p50_ms, a.max_ms) == (pytest.approx(50.0, abs=1), 100.0)
@@ -90,11 +114,11 @@ def test_dead_letters_and_errors(report):
 
 
 def test_scopes(spark, ledger):
-    other = build_report(spark, ledger, Scope(query_id="other"))
+    other = both(spark, ledger, Scope(query_id="o'th\\er {1}"))
     assert (other.totals.epochs, other.brokers, other.isolations) == (1, [], [])
     late = dt.datetime.fromtimestamp(START_MS / 1000 + 30, dt.timezone.utc)
-    assert [b.requests for b in build_report(spark, ledger, Scope(since=late)).brokers] == [1]
-    early = build_report(spark, ledger, Scope(until=late))
+    assert [b.requests for b in both(spark, ledger, Scope(since=late)).brokers] == [1, 1]
+    early = both(spark, ledger, Scope(until=late))
     assert [b.requests for b in early.brokers] == [100, 1]
     assert early.totals.epochs == 0
 
@@ -102,3 +126,41 @@ def test_scopes(spark, ledger):
 def test_no_ledger(spark, tmp_path):
     with pytest.raises(LedgerError, match="there is no ledger"):
         build_report(spark, Ledger(tmp_path / "none"))
+
+
+class TestWithoutSpark:
+    """delta-rs and DuckDB read the same table and say the same; the figures, see `both`."""
+
+    @pytest.mark.parametrize(
+        "view",
+        ["sends", "letters", "pending_letters", "resolutions", "isolations", "epochs", "attempts"],
+    )
+    def test_views(self, spark, ledger, view):
+        quick = open_quick(ledger.path)
+        assert quick is not None
+        found, expected = (
+            sorted(map(repr, rows_of(table)))
+            for table in (
+                quick.query(newest(view, 1000)),
+                queried(ledger.rows(spark), newest(view, 1000)).toArrow(),
+            )
+        )
+        assert found == expected
+        assert len(found) > 0
+
+    def test_what_is_not_folded_is_counted(self, ledger):
+        spool = SpoolWriter(ledger.path, context(epoch=5))
+        spool.append(accounts(context(epoch=5), acked=1))
+        spool.seal()
+        quick = open_quick(ledger.path)
+        assert quick is not None and quick.unfolded_epochs == 1
+        found = figures(quick.query, quick.path, Scope(), unfolded_epochs=quick.unfolded_epochs)
+        assert found.as_dict()["unfolded_epochs"] == 1
+
+    def test_only_a_ledger_of_this_version_is_read(self, spark, ledger, tmp_path):
+        assert open_quick(tmp_path) is None
+        assert open_quick("s3://bucket/ledger") is None
+        for version in ("1", "99", str(SCHEMA_VERSION)):
+            properties = f"TBLPROPERTIES ('{VERSION_PROPERTY}' = '{version}')"
+            spark.sql(f"ALTER TABLE delta.`{ledger.path}` SET {properties}")
+            assert (open_quick(ledger.path) is not None) == (version == str(SCHEMA_VERSION))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ from rocket_sink.errors import ColumnError, LedgerError, OptionError
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.letters import dead_letter_rows
 from rocket_sink.ledger.marks import about_to_send, not_stored
-from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import ledger_ddl
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.spark import backfill
 from rocket_sink.spark.backfill import Backfill, Plan
-from rocket_sink.spark.parking import park
+from rocket_sink.spark.parking import park, unpark
 from rocket_sink.spark.resend import Resent
 from rocket_sink.spark.selection import Selection
 from rocket_sink.spark.sources import Table
@@ -44,7 +45,7 @@ def cluster() -> Iterator[FakeCluster]:
 def options(cluster: FakeCluster, tmp_path: Path) -> SinkOptions:
     return SinkOptions.parse(
         nameServer=cluster.name_server, ledger=str(tmp_path / "ledger"), sendMsgTimeout="30s",
-        connectTimeoutMs="20s", retryTimesWhenSendFailed=0,
+        connectTimeoutMs="20s", retryTimesWhenSendFailed=0, storedCheckDelay=20,
     )  # fmt: skip
 
 
@@ -56,9 +57,16 @@ def run(spark: Any, options: SinkOptions) -> Run:
     def go(source: Any = None, opts: SinkOptions = options, **selection: Any) -> Any:
         work = Backfill(spark, opts, Selection(**selection), source)
         plan = work.plan(sample=0)
-        return plan, work.run(plan.selected)
+        seen = [0]
+        sent = work.run(plan.selected, progress=seen.append)
+        assert seen[-1] == plan.selected, "the progress counts letters, down to the last one"
+        return plan, sent
 
     return go
+
+
+def in_an_hour() -> int:
+    return int((time.time() + 3600) * 1e6)
 
 
 def write_letters(spark: Any, options: SinkOptions, count: int, **columns: Any) -> list[str]:
@@ -95,7 +103,9 @@ class TestDeadLetters:
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
     ) -> None:
         """One ledger, for a Delta table costs seconds: what is sent, asked for, left alone."""
-        ids = write_letters(spark, options, 8)
+        stuck = pa.array(["stuck", "k1", "stuck", "k1", "k0", "k1", "k0", "k1"])
+        reasons = pa.array(["transport"] * 5 + ["unknown", "transport", "unknown"])
+        ids = write_letters(spark, options, 8, sharding_key=stuck, reason=reasons)
         numbers = [f"{n:032X}" for n in range(8)]
         poison = ("rejected", "MESSAGE_ILLEGAL")
         done = [
@@ -104,40 +114,58 @@ class TestDeadLetters:
             *marks(ids[2], numbers[2], *[("not_sent", "CONNECT")] * 5),
             *marks(ids[3], numbers[3]),
             *marks(ids[4], numbers[4]),
-            *marks(ids[5], numbers[5], ("unknown", "CUT")),
         ]
         Ledger(options.ledger).append(spark, *done)
         with Producer(options) as producer:
-            # Letter 4 was stored by the backfill that died, letter 5 by the one without an answer.
+            # Letter 4 was stored by the backfill that died, letter 5 by the send without an answer.
             for n in (4, 5):
                 message = f"body {n}".encode()
                 producer.send(_message(message, numbers[n], f"k{n % 2}"))
-        parked = park(spark, Ledger(options.ledger), letters=[ids[6], "nosuch"], note="by hand")
-        assert (parked.count, parked.not_pending) == (1, ("nosuch",))
+        ledger = Ledger(options.ledger)
+        parked = park(spark, ledger, letters=[ids[6], "nosuch"], note="by hand")
+        assert (parked.count, parked.left_out) == (1, ("nosuch",))
+        # A clock that is an hour ahead parked letter 7: taken back, it is pending all the same.
+        ahead = {"letter_id": [ids[7]], "resolution": "parked", "at": in_an_hour()}
+        ledger.append(spark, resolution_rows(ahead, DRIVER))
+        back = unpark(spark, ledger, where="sharding_key = 'k1'", letters=[ids[0]], note="mended")
+        assert (back.count, back.left_out) == (1, (ids[0],)), "letter 0 was never parked"
+        assert unpark(spark, ledger, letters=[ids[7]], note="again").left_out == (ids[7],)
 
         plan, sent = run()
-        assert (plan.pending, plan.selected, plan.left_alone, plan.asked) == (7, 6, 1, 3)
-        assert (sent.resent, sent.found, sent.failed) == (4, 2, 0)
-        assert bodies(cluster) == [f"body {n}" for n in (1, 2, 3, 4, 5, 7)]
+        assert (plan.pending, plan.selected, plan.asked) == (7, 5, 4)
+        assert (plan.left_alone, plan.behind) == (1, 1), "letter 2 waits behind letter 0"
+        assert (sent.resent, sent.found, sent.failed) == (3, 2, 0)
+        assert bodies(cluster) == [f"body {n}" for n in (1, 3, 4, 5, 7)]
         plan, sent = run(again=True)
-        assert (plan.selected, sent.resent) == (1, 1)
+        assert (plan.selected, sent.resent, plan.behind) == (2, 2, 0)
         assert bodies(cluster) == [f"body {n}" for n in (0, 1, 2, 3, 4, 5, 7)]
+        in_order = [
+            m.body for m in cluster.messages(TOPIC) if m.properties.get("__SHARDINGKEY") == "stuck"
+        ]
+        assert in_order == [b"body 0", b"body 2"]
         rows = Ledger(options.ledger).resolutions(spark).collect()
-        assert {(r.letter_id, r.note) for r in rows if r.resolution == "parked"} == {
-            (ids[6], "by hand")
+        assert {(r.letter_id, r.resolution, r.note) for r in rows if r.resolution != "resent"} == {
+            (ids[6], "parked", "by hand"),
+            (ids[7], "parked", None),
+            (ids[7], "unparked", "mended"),
         }
 
     def test_a_letter_that_fails_again_and_again_is_left_alone(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
     ) -> None:
-        write_letters(spark, options, 2, sharding_key=pa.array(["a", "b"]))
+        """Nothing sends a row of reason `data` as it is: later letters of its key do not wait."""
+        write_letters(
+            spark, options, 3, sharding_key=pa.array(["a", "a", "b"]),
+            reason=pa.array(["data", "transport", "transport"]),
+        )  # fmt: skip
         for broker in cluster.brokers:
             broker.on_send(Answer(13, "no"), times=None)
         for _ in range(2):
-            plan, sent = run(max_tries=2)
-            assert (plan.selected, sent.failed, dict(sent.codes)) == (2, 2, {"MESSAGE_ILLEGAL": 2})
-        plan, sent = run(max_tries=2)
-        assert (plan.pending, plan.selected, plan.left_alone) == (2, 0, 2)
+            plan, sent = run(max_tries=2, reasons=("data", "transport"))
+            assert (plan.selected, sent.failed, sent.held_back) == (3, 2, 1)
+            assert dict(sent.codes) == {"MESSAGE_ILLEGAL": 2}
+        plan, sent = run(max_tries=2, reasons=("data", "transport"))
+        assert (plan.pending, plan.selected, plan.left_alone, plan.behind) == (3, 1, 2, 0)
 
     def test_filters_times_and_limit(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run

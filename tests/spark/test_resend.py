@@ -11,17 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rocket_sink.errors import ConnectError, SendError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import BACKFILL, RESOLUTION, SEND
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin import Admin
+from rocket_sink.producer import stored
 from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.look_up import look_up
 from rocket_sink.spark import resend
 from rocket_sink.spark.backfill import backfill_options
 from rocket_sink.spark.resend import RESULT_SCHEMA, Resender, Resent
 from rocket_sink.spark.sources import SENT_COLUMNS
 from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire.codes import RequestCode
 
 TOPIC = "t"
 CTX = RunContext("q", "r", 0, 0, lane="backfill")
@@ -77,6 +78,7 @@ def options(cluster: FakeCluster, tmp_path: Path) -> SinkOptions:
         SinkOptions.parse(
             nameServer=cluster.name_server, ledger=str(tmp_path), sendMsgTimeout="2s",
             retryTimesWhenSendFailed=1, orderWaitMs="2s", connectTimeoutMs="20s",
+            storedCheckDelay=20,
         )
     )  # fmt: skip
 
@@ -108,7 +110,6 @@ def letters(keys: list[str | None], **columns: list[Any]) -> pa.RecordBatch:
 
 def make(options: SinkOptions, engine: SendEngine, **more: Any) -> tuple[Resender, Spool]:
     spool: Any = Spool()
-    more.setdefault("is_stored", lambda topic, number: False)
     return Resender(options, engine=engine, spool=spool, ctx=CTX, **more), spool
 
 
@@ -199,77 +200,127 @@ def test_resolutions_are_durable_chunk_by_chunk(
     assert spool.durable == [{kind: n} for n in chunks for kind in (BACKFILL, RESOLUTION)]
 
 
-class TestWhatAnEarlierBackfillMayHaveSent:
+class TestWhatMayBeStored:
+    """`open` letters: of a backfill that was killed, or of a send without an answer."""
+
+    @staticmethod
+    def questions(cluster: FakeCluster) -> set[str]:
+        """The ids that brokers were asked for, the look-up that only wakes them left out."""
+        asked = {
+            (request.ext or {})["key"]
+            for broker in cluster.brokers
+            for request in broker.requests
+            if request.code == RequestCode.QUERY_MESSAGE
+        }
+        return asked - {"-"}
+
     def test_only_these_are_asked_for_and_what_is_stored_is_not_sent(
         self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
     ) -> None:
-        batch = letters(["k"] * 6, open=[True, False, True, True, False, False])
-        asked = []
-
-        def is_stored(topic: str, number: str) -> bool:
-            asked.append(number)
-            return number in (f"{0:032X}", f"{3:032X}", f"{5:032X}")
-
-        resender, spool = make(options, engine, is_stored=is_stored)
-        resender.send(batch)
-        assert asked == [f"{n:032X}" for n in (0, 2, 3)]
-        assert (resender.total.found, resender.total.resent) == (2, 4)
+        store(options, engine, letters(["k"] * 6), [0, 3, 5])
+        resender, spool = make(options, engine)
+        resender.send(letters(["k"] * 6, open=[True, False, True, True, False, True]))
+        assert self.questions(cluster) == {f"{n:032X}" for n in (0, 2, 3, 5)}
+        assert (resender.total.found, resender.total.resent) == (3, 3)
         assert resender.total.settled == len(spool.resolved()) == 6
-        sent = [message.body for message in cluster.messages(TOPIC)]
-        assert sent == [b"body 1", b"body 2", b"body 4", b"body 5"]
+        sent = Counter(message.body for message in cluster.messages(TOPIC))
+        assert sent == {f"body {n}".encode(): 1 for n in range(6)}
         notes = {row["letter_id"]: row["note"] for row in spool.rows if row["kind"] == RESOLUTION}
         assert notes["letter-0"] == resend.FOUND
         assert notes["letter-1"] is None
 
+    def test_nothing_is_asked_for_the_others(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        make(options, engine)[0].send(letters(["k", None]))
+        assert self.questions(cluster) == set()
+
+    def test_look_ups_are_pipelined(
+        self, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One after the other, a round trip each, 2,000 letters of a chunk would take seconds."""
+        asked, answered, most = [0], [0], [0]
+
+        def counted(pump: Any, address: str, topic: str, one: str, done: Any, **more: Any) -> None:
+            def ended(*result: Any) -> None:
+                answered[0] += 1
+                done(*result)
+
+            asked[0] += 1
+            most[0] = max(most[0], asked[0] - answered[0])
+            look_up(pump, address, topic, one, ended, **more)
+
+        monkeypatch.setattr(stored, "look_up", counted)
+        make(options, engine)[0].send(letters(["k"] * 40, open=[True] * 40))
+        assert most[0] == 2 * 40, "both brokers, all letters"
+
     def test_a_task_that_runs_again_asks_for_all(
         self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
     ) -> None:
-        resender, spool = make(options, engine, is_stored=lambda topic, number: True, ask_all=True)
+        store(options, engine, letters(["k", None, "k"]), [0, 1, 2])
+        resender, spool = make(options, engine, ask_all=True)
         resender.send(letters(["k", None, "k"]))
         assert resender.total.found == 3
-        assert cluster.messages(TOPIC) == []
-        assert len(spool.resolved()) == 3
+        assert len(cluster.messages(TOPIC)) == len(spool.resolved()) == 3
 
     def test_the_topic_that_is_sent_to_is_asked(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        cluster.create_topic("elsewhere", 4)
+        store(options, engine, letters(["k"]), [0])
+        resender, _ = make(options.with_(topic="elsewhere"), engine)
+        resender.send(letters(["k"], open=[True]))
+        assert resender.total.resent == len(cluster.messages("elsewhere")) == 1
+
+    def test_a_timed_letter_is_found_where_it_waits(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        make(options, engine)[0].send(letters(["k"], delay_level=[3], open=[True]))
+        make(options, engine)[0].send(letters([None], delay_level=[3], open=[True]))
+        topics = {
+            (request.ext or {})["topic"]
+            for broker in cluster.brokers
+            for request in broker.requests
+            if request.code == RequestCode.QUERY_MESSAGE and (request.ext or {})["key"] != "-"
+        }
+        assert topics == {TOPIC, "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"}
+
+    def test_a_tables_rows_need_not_have_all_columns(
         self, options: SinkOptions, engine: SendEngine
     ) -> None:
-        asked: list[str] = []
+        names = ["letter_id", "open", "topic", "body", "sharding_key", "message_id"]
+        batch = letters(["k", None], open=[True, False]).select(names)
+        resender, _ = make(options, engine)
+        resender.send(batch)
+        assert resender.total.resent == 2
 
-        def is_stored(topic: str, number: str) -> bool:
-            asked.append(topic)
-            return True
+    def test_a_topic_that_nobody_knows_holds_nothing(self, options: SinkOptions) -> None:
+        with FakeCluster(brokers=1, queues=0) as bare:  # no TBW102, so that no topic is made
+            options = options.with_(nameServer=bare.name_server)
+            engine = SendEngine(options, shared=None)
+            resender, spool = make(options, engine)
+            resender.send(letters(["k"], topic=["nosuch"], open=[True]))
+            engine.close()
+        assert (resender.total.failed, dict(resender.total.codes)) == (1, {"NO_ROUTE": 1})
+        assert spool.marks()["letter-0"][-1] == ("not_sent", "NO_ROUTE")
 
-        resender, _ = make(options.with_(topic="elsewhere"), engine, is_stored=is_stored)
-        resender.send(letters(["k"], open=[True]))
-        assert asked == ["elsewhere"]
-
-    def test_nothing_is_sent_while_nobody_can_be_asked(
+    def test_nothing_is_sent_while_a_broker_cannot_be_asked(
         self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
     ) -> None:
-        def is_stored(topic: str, number: str) -> bool:
-            if number == f"{1:032X}":
-                raise ConnectError("nobody there")
-            return True
-
-        resender, spool = make(options, engine, is_stored=is_stored)
+        cluster.brokers[1].on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
+        resender, spool = make(options.with_(storedCheckTimeout=200), engine)
         resender.send(letters(["k"] * 4, open=[True, True, False, False]))
         assert cluster.messages(TOPIC) == []
-        assert (resender.total.found, resender.total.not_tried) == (1, 3)
-        assert spool.resolved() == {"letter-0"}
-        assert "cannot ask" in resender.total.first_error
+        assert (resender.total.found, resender.total.not_tried) == (0, 4)
+        assert spool.resolved() == set()
+        assert "does not say which messages" in resender.total.first_error
 
-    def test_the_brokers_know_what_they_have(
-        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
-    ) -> None:
-        make(options, engine)[0].send(letters(["k"] * 3))
-        with Admin(options) as admin:
-            assert admin.is_stored(TOPIC, f"{1:032X}")
-            assert not admin.is_stored(TOPIC, f"{7:032X}")
-            assert not admin.is_stored("nosuch", f"{1:032X}")
-            for broker in cluster.brokers:
-                broker.kill()
-            with pytest.raises(SendError):
-                admin.is_stored(TOPIC, f"{1:032X}")
+
+def store(
+    options: SinkOptions, engine: SendEngine, batch: pa.RecordBatch, which: list[int]
+) -> None:
+    """What an earlier send of these letters left at the brokers."""
+    make(options, engine)[0].send(batch.take(which))
 
 
 def test_every_letter_of_a_chunk_is_marked_and_its_end_noted(

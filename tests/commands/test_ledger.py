@@ -1,0 +1,123 @@
+"""`rocket-sink report` and `ledger show` of a local ledger: no Spark, no Java."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from rocket_sink import cli
+from rocket_sink.commands import ledger as ledger_command
+from rocket_sink.commands import report as report_command
+from rocket_sink.ledger.records import resolution_rows
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.spool import SpoolWriter
+from tests.ledger.values import accounts, confirmed, context, letter, sends
+
+
+class SparkWanted(Exception):
+    """The command starts a JVM."""
+
+
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise SparkWanted
+
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    for module in (ledger_command, report_command):
+        monkeypatch.setattr(module, "spark_session", refuse)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    ctx = context()
+    one, two = letter(ctx, last_error_code="CONNECT"), letter(ctx, last_error_code="CONNECT")
+    parked = {"letter_id": two.column("letter_id"), "resolution": "parked", "at": 1_000_000}
+    rows = [
+        sends(ctx, 3), one, two, accounts(ctx, acked=21, dead=2), confirmed(ctx, 23),
+        resolution_rows(parked, context(query_id="by hand")),
+    ]  # fmt: skip
+    folder = tmp_path / "ledger"
+    write_deltalake(folder, pa.Table.from_batches(rows, LEDGER_SCHEMA), partition_by=["kind"])
+    # delta-rs writes no table property that it does not know.
+    log = folder / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"][VERSION_PROPERTY] = str(SCHEMA_VERSION)
+    log.write_text("\n".join(map(json.dumps, actions)))
+    return str(folder)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    assert cli.main([*arguments]) == 0
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_the_report(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = run(capsys, "report", "--ledger", path, "--json")
+    found = json.loads(out)
+    assert (found["totals"]["rows_in"], found["totals"]["acked"]) == (23, 21)
+    assert found["epochs"][0]["adds_up"] and found["epochs"][0]["confirmed"]
+    assert found["brokers"][0]["outcomes"] == {"acked": 3}
+    assert [(d["letters"], d["pending"]) for d in found["dead_letters"]] == [(2, 1)]
+    assert err == "" and found["unfolded_epochs"] == 0
+
+
+def test_what_is_not_folded_yet_is_told(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for epoch in (1, 2):
+        spool = SpoolWriter(path, context(epoch=epoch))
+        spool.append(accounts(context(epoch=epoch), acked=1))
+        spool.seal()
+    out, err = run(capsys, "report", "--ledger", path)
+    assert "rows of 2 epochs are not folded yet" in err
+    assert "rows of 2 epochs are not folded yet" in out
+    assert list(Path(path, "_spool").rglob("*.arrow")), "reading folds nothing"
+
+
+def test_views(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {
+        view: [json.loads(line) for line in out.splitlines()]
+        for view in ("dead-letters", "epochs", "sends", "resolutions", "attempts", "isolations")
+        for out, _ in [run(capsys, "ledger", "show", view, "--ledger", path, "--json")]
+    }
+    assert {view: len(found) for view, found in rows.items()} == {
+        "dead-letters": 1, "epochs": 1, "sends": 3, "resolutions": 1, "attempts": 1,
+        "isolations": 0,
+    }  # fmt: skip
+    assert rows["dead-letters"][0]["body"] == "body"
+    assert rows["resolutions"][0]["at"] == "1970-01-01T00:00:01+00:00"
+    out, _ = run(capsys, "ledger", "show", "dead-letters", "--all-letters", "--ledger", path)
+    assert out.count("CONNECT") == 2
+    out, _ = run(capsys, "ledger", "show", "sends", "--limit", "1", "--json", "--ledger", path)
+    assert len(out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "more", [["--where", "epoch = 0"], ["--fold"], ["--master", "local[1]"]], ids=lambda m: m[0]
+)
+def test_spark_is_started_where_it_is_needed(path: str, more: list[str]) -> None:
+    with pytest.raises(SparkWanted):
+        ledger_command.show_view.main(
+            ["epochs", "--ledger", path, *more], standalone_mode=False
+        )  # fmt: skip
+
+
+def test_without_the_extra_spark_reads(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocket_sink.ledger.quick.find_spec", lambda name: None)
+    with pytest.raises(SparkWanted):
+        report_command.report.main(["--ledger", path], standalone_mode=False)
+
+
+def test_a_path_without_a_ledger_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["report"], ["ledger", "show", "epochs"]):
+        assert cli.main([*command, "--ledger", str(tmp_path)]) == 1
+        assert "there is no ledger" in capsys.readouterr().err
