@@ -162,6 +162,7 @@ class ProducerBase:
             self._id_lock = threading.Lock()
             self._engine.abandon()
             self._start()
+        self._driver.keeper.start()
 
     def _new_id(self) -> str:
         with self._id_lock:

@@ -2,7 +2,8 @@
 
 A caller who waits for an answer drives the engine himself if nobody does (the leader); the others
 sleep until their request is complete or until the leader has his and names them. So a synchronous
-producer has no thread of its own. The first asynchronous send starts one, which then leads.
+producer has no thread of its own but a sleeping one, which leads for a moment when heartbeats are
+due and nobody else does. The first asynchronous send starts one that leads from then on.
 
 The lock guards the engine; it is free while the leader waits for the peers, so that others submit
 meanwhile. Callbacks run outside it, on the leading thread, and may send themselves.
@@ -19,12 +20,15 @@ from rocket_sink.errors import ProducerClosedError, SendError, WindowFullError
 from rocket_sink.net.rpc import Call
 from rocket_sink.producer.chores import Chores
 from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.keeper import Keeper
 from rocket_sink.producer.values import Completion, SendRequest
 from rocket_sink.wire.frame import Frame
 
 _LOG: Final = logging.getLogger(__name__)
 _STEP_S: Final = 0.05
 _IDLE_S: Final = 1.0
+_KEEP_S: Final = 0.5
+"""Longest wait for the answers to heartbeats; others are read the next time."""
 
 
 class Ticket:
@@ -67,6 +71,8 @@ class Driver:
         self._sleepers: dict[Ticket, None] = {}
         self._thread: threading.Thread | None = None
         self._closing = False
+        interval_s = engine.options.heartbeat_broker_interval_ms / 1000
+        self.keeper = Keeper(self._keep_alive, interval_s)
 
     @property
     def lock(self) -> threading.Lock:
@@ -182,6 +188,7 @@ class Driver:
             already, self._closing = self._closing, True
         if already:
             return
+        self.keeper.stop()
         deadline_s = self.engine.clock() + timeout_s
         own = self._thread is threading.current_thread()
         if self._thread is not None and not own:
@@ -195,6 +202,18 @@ class Driver:
             for ticket in self._sleepers:
                 ticket.wake()
         _call_back(done)
+
+    def _keep_alive(self) -> bool:
+        """Heartbeats that are due, when nobody else drives; False: never needed again."""
+        with self._lock:
+            if self._closing or self._thread is not None or self.engine.broken:
+                return False
+            if self._leader is not None or self.engine.pending:
+                return True
+            self.engine.errands.run(self.engine.clock())
+        pump = self.engine.pump
+        self._drive_until(lambda: self.engine.pending > 0 or not pump.in_flight, None, _KEEP_S)
+        return True
 
     def _lead_always(self) -> None:
         while not (self._closing and not self.engine.pending):
