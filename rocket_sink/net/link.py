@@ -20,6 +20,7 @@ from rocket_sink.errors import (
     UnwrittenError,
 )
 from rocket_sink.net.outbox import Outbox
+from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.tls import Security
 from rocket_sink.net.transport import StreamEnded, StreamState, Transport
 from rocket_sink.wire.connection import Answered, Connection, Event, PeerRequest, Violation
@@ -46,10 +47,11 @@ class Link:
         *,
         now_s: float,
         connect_deadline_s: float,
+        resolver: Resolver,
     ) -> None:
         """Raises ConnectError when the address is refused at once."""
         self.address = address
-        self.transport = Transport(address, security)
+        self.transport = Transport(address, security, resolver)
         self.connection = connection
         self.outbox = Outbox()
         self.opened_s = now_s

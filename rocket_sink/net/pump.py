@@ -14,6 +14,7 @@ from typing import Any, Final
 from rocket_sink.errors import ConnectError, SendError, TlsError
 from rocket_sink.net.link import Link
 from rocket_sink.net.readiness import READ, WRITE, Readiness
+from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.rpc_hooks import RpcHooks
 from rocket_sink.net.tls import Security, TlsSettings
 from rocket_sink.net.transport import StreamEnded
@@ -49,6 +50,7 @@ class Pump:
         """Serves a peer's request; False: it is answered with code 3."""
         self.rpc_hooks = RpcHooks()
         self._readiness = Readiness()
+        self._resolver = Resolver(self._readiness.wake, clock=clock)
         self._links: dict[str, Link] = {}
         self._retired: set[Link] = set()
         self._next_scan_s = 0.0
@@ -88,6 +90,7 @@ class Pump:
             self._serve,
             now_s=now_s,
             connect_deadline_s=now_s + self._connect_timeout_s,
+            resolver=self._resolver,
         )
         self._links[address] = link
         self._readiness.watch(link, READ | WRITE)

@@ -15,10 +15,10 @@ from rocket_sink.errors import (
 )
 from rocket_sink.message import Message, MessageQueue, SendResult
 from rocket_sink.producer.compose import Part
-from rocket_sink.producer.driver import Ticket
 from rocket_sink.producer.hooks import SendContext
 from rocket_sink.producer.oneway import send_oneway
 from rocket_sink.producer.request_reply import Requests
+from rocket_sink.producer.ticket import Ticket
 from rocket_sink.producer.transactions import TransactionSends
 from rocket_sink.producer.values import SendRequest
 from rocket_sink.routing.choice import select_by
