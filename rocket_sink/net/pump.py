@@ -59,6 +59,8 @@ class Pump:
         """Connections opened so far."""
         self.waiting = False
         """Another thread is in `wait` now: what is queued must wake it."""
+        self.hurried = False
+        """What is queued then is written at once instead: its sender has nothing else to do."""
 
     def link(self, address: str, now_s: float) -> Link:
         """The link in use for an address, opened when there is none.
@@ -101,7 +103,7 @@ class Pump:
         link.send(owner, buffers, size)
         if not link.is_open:
             return
-        if link.outbox.size >= FLUSH_BYTES:
+        if link.outbox.size >= FLUSH_BYTES or (self.waiting and self.hurried):
             self.flush(link, now_s)
         elif self.waiting and not link.interest & WRITE:
             self._readiness.watch(link, READ | WRITE)

@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rocket_sink.errors import ConnectError, TlsError, UnknownHostError
+from rocket_sink.errors import ConnectError, OptionError, TlsError, UnknownHostError
 from rocket_sink.net import tls
 from rocket_sink.net.resolve import Resolver
 
@@ -221,7 +221,13 @@ class Transport:
             self.state, self.wants_write = StreamState.OPEN, False
             return
         self.state = StreamState.HANDSHAKING
-        self._context = self._security.context
+        try:
+            self._context = self._security.context
+        except OptionError as error:
+            # Read again after a failed handshake, and maybe being written just now.
+            raise TlsError(
+                f"{error.text}; needed by {self.address}", address=self.address
+            ) from error
         self._socket = self._context.wrap_socket(
             self._socket, do_handshake_on_connect=False, server_hostname=self._server_name
         )

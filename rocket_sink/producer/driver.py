@@ -62,6 +62,8 @@ class Driver:
             with self._lock:
                 if self._closing:
                     raise ProducerClosedError("the producer is closed")
+                # With a callback more may follow, and be written together by the leader.
+                self.engine.pump.hurried = ticket.on_done is None
                 if self.engine.try_submit(request):
                     return
             if self.engine.clock() >= deadline_s:

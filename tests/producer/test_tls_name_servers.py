@@ -106,12 +106,26 @@ def test_another_kind_of_failure_may_pass_and_is_tried_again(authority, serve, u
 def test_an_authority_that_was_exchanged_meanwhile_is_read_again(authority, serve, tmp_path):
     """The first handshake fails by the old file, and the new one is there by then."""
     (tmp_path / "bad").mkdir()
-    ca = tmp_path / "ca.pem"
+    ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
     shutil.copy(Authority(tmp_path / "bad", "bad-ca").file, ca)
-    server = serve(IP, before=lambda: shutil.copy(authority.file, ca))
+
+    def exchange():
+        shutil.copy(authority.file, new)
+        new.replace(ca)
+
+    server = serve(IP, before=exchange)
     with pytest.raises(NameServerUnavailableError):  # it speaks no further than the handshake
         send([server], ca, sendMsgTimeout=2000)
     assert server.count > 1
+
+
+def test_a_file_that_is_half_written_meanwhile_ends_nothing(serve, tmp_path):
+    ca = tmp_path / "ca.pem"
+    (tmp_path / "bad").mkdir()
+    shutil.copy(Authority(tmp_path / "bad", "bad-ca").file, ca)
+    server = serve(IP, before=lambda: ca.write_text("-----BEGIN CERT"))
+    with pytest.raises(NameServerUnavailableError, match="option tlsCa"):
+        send([server], ca, sendMsgTimeout=2000)
 
 
 @pytest.fixture
