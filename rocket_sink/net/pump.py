@@ -76,7 +76,7 @@ class Pump:
             elif idle_s > _LOOK_FIRST_S and link.is_open:
                 # The peer may have closed it meanwhile; written first and read later, that would
                 # leave the outcome unknown.
-                self._receive(link, now_s)
+                self._receive(link, now_s, to_the_end=True)
             link = self._links.get(address)
         return link or self._open(address, now_s)
 
@@ -207,9 +207,9 @@ class Pump:
         if mask & WRITE and not link.closed:
             self.flush(link, now_s)
 
-    def _receive(self, link: Link, now_s: float) -> None:
+    def _receive(self, link: Link, now_s: float, *, to_the_end: bool = False) -> None:
         try:
-            link.receive(now_s)
+            link.receive(now_s, to_the_end=to_the_end)
         except (StreamEnded, TlsError) as ended:
             self.fail(link, ended, now_s)
 

@@ -46,8 +46,7 @@ class StreamEnded(Exception):
 
 
 class Transport:
-    """A TCP or TLS stream. `advance` it when its name is `resolved`, then on readiness, until it
-    is open."""
+    """A TCP or TLS stream. `advance` it when `resolved`, then on readiness, until it is open."""
 
     def __init__(self, address: str, security: tls.Security | None, resolver: Resolver) -> None:
         """Begin to connect.
@@ -67,6 +66,8 @@ class Transport:
         self._failure: OSError | None = None
         self._socket: Any = None
         self._context: ssl.SSLContext | None = None
+        self.full_read = READ_BYTES if security is None else 0
+        """Of so many bytes is a `read` that may have left some; TLS gives a record at a time."""
         self._look_up = resolver.look_up(self._host, self._port)
         if self._look_up.done:
             self._resolved()
@@ -153,8 +154,7 @@ class Transport:
 
     def _refused(self, error: OSError) -> TlsError:
         assert self._security is not None
-        renewed = self._security.reload(self._context)
-        final = not renewed and tls.is_final(error)
+        final = not self._security.reload(self._context) and tls.is_final(error)
         return tls.explain(error, self.address, self._server_name, final=final)
 
     @property

@@ -21,7 +21,7 @@ from rocket_sink.errors import (
 from rocket_sink.net.pump import Pump
 from rocket_sink.net.resolve import KEEP_S, Resolver
 from rocket_sink.net.rpc import invoke
-from rocket_sink.net.transport import parse_address
+from rocket_sink.net.transport import Transport, parse_address
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.command import Frame, response_to
 from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
@@ -230,6 +230,21 @@ class Asked:
         while self.end is None:
             self.pump.poll(1.0)
         return self.end
+
+
+def test_an_answer_costs_one_read(serve, pump, monkeypatch):
+    """A second one would be a system call that says that there is nothing."""
+    reads, read = [], Transport.read
+
+    def counted(transport):
+        reads.append(read(transport))
+        return reads[-1]
+
+    monkeypatch.setattr(Transport, "read", counted)
+    address = serve()
+    for _ in range(20):
+        assert Asked(pump, address).wait() == b"hello"
+    assert None not in reads
 
 
 def named(address, host):

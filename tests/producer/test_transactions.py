@@ -111,8 +111,8 @@ def test_a_half_message_that_is_refused_is_not_executed(cluster, make_producer):
 def test_no_thread_without_a_listener(make_producer):
     before = set(threading.enumerate())
     make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: COMMIT)
-    begun = {thread.name for thread in set(threading.enumerate()) - before}
-    assert begun == {"rocket-sink-heartbeat"}
+    names = {thread.name for thread in set(threading.enumerate()) - before}
+    assert names == {"rocket-sink-heartbeat"}
 
 
 @pytest.mark.parametrize("state, delivered", [(COMMIT, 1), (ROLLBACK, 0)])
