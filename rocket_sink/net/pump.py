@@ -1,4 +1,4 @@
-"""A selector loop over many links. One thread drives it at a time; it starts none.
+"""A selector loop over many links. One thread drives it at a time; it starts none but for names.
 
 `poll` is `prepare`, `wait`, `process`; a driver that shares the pump between threads holds its
 lock around the first and the last and lets it go while it waits. Links may be used (under that

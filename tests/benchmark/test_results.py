@@ -16,6 +16,7 @@ from rocket_sink.benchmark.figures import Case, Figures
 from rocket_sink.benchmark.html import page
 from rocket_sink.benchmark.render import tables
 from rocket_sink.benchmark.results import RUNS, Results, read_results
+from rocket_sink.benchmark.run import measure
 from rocket_sink.cli import main
 from rocket_sink.commands import benchmark as command
 from rocket_sink.commands.figures import END_MARK, START_MARK, with_figures
@@ -104,6 +105,25 @@ def test_what_is_absent_is_named_with_the_module_that_is_missing() -> None:
     text = "Ivy could not fetch a:b:1. Its last lines:\nx\n\t\t:: a#c;1: not found\n::"
     assert reason_of(ConfigurationError(text)).endswith("Its last lines: (a#c;1: not found)")
     assert reason_of(ValueError("one line")) == "one line"
+
+
+class Twice:
+    """A subject that is measured without measuring."""
+
+    def __init__(self, name: str) -> None:
+        self.case = Case(name, "Spark lanes")
+
+    def warm_up(self) -> None: ...
+
+    def run(self) -> Figures:
+        return Figures(self.case.name, 10, 0.1, 100.0, 1.0, 1.0, 0.0, 0.0)
+
+
+def test_each_run_is_told_with_how_many_there_will_be() -> None:
+    made, told = Results(MACHINE, {}), list[str]()
+    made.on_added = lambda: told.append(made.progress)
+    measure([Twice("one"), Twice("two")], 2, made, lambda text: None)
+    assert told == [f"{number} of 4 runs" for number in (1, 2, 3, 4)]
 
 
 class TestStopped:

@@ -5,46 +5,35 @@ from __future__ import annotations
 import shutil
 import socket
 import ssl
-import threading
 
 import pytest
 
 from rocket_sink.errors import NameServerUnavailableError, TlsError
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
-from tests.net.test_transport import IP, Authority, authority
+from tests.net.test_transport import IP, Authority, Echo, authority
 
 assert authority  # a fixture
 
 
-class Handshakes:
+class Handshakes(Echo):
     """A TLS server that counts connections; nobody gets as far as a request."""
 
     def __init__(self, files, before=None) -> None:
         self.count = 0
         self._before = before
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(*files)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*files)
+        super().__init__(context)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                return
-            self.count += 1
-            if self._before is not None:
-                self._before()
-            try:
-                self._context.wrap_socket(peer, server_side=True).recv(1)
-            except OSError:
-                peer.close()
-
-    def close(self) -> None:
-        self._listener.close()
+    def _serve(self, peer) -> None:
+        self.count += 1
+        if self._before is not None:
+            self._before()
+        try:
+            self._context.wrap_socket(peer, server_side=True).close()
+        except OSError:
+            peer.close()
 
 
 @pytest.fixture
