@@ -53,6 +53,17 @@ class Results:
         return ", ".join(parts) or "nothing begun"
 
     @property
+    def is_complete(self) -> bool:
+        """All that was planned is there."""
+        return all(len(getattr(self, part)) == number for part, number in self.planned.items())
+
+    @property
+    def measured(self) -> list[Case]:
+        """The cases that have been run; all, unless it was stopped."""
+        names = {one.case for one in self.runs}
+        return [case for case in self.cases if case.name in names]
+
+    @property
     def is_empty(self) -> bool:
         """Nothing has been measured yet."""
         return not (self.runs or self.faults or self.scale)

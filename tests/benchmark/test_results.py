@@ -135,7 +135,8 @@ class TestStopped:
         self.then: Callable[[], None] = lambda: None
         self.in_file: list[int] = []
         self.closed = False
-        monkeypatch.setattr(command, "_measure", self.measure)
+        self.replace = lambda measure: monkeypatch.setattr(command, "_measure", measure)
+        self.replace(self.measure)
 
     def measure(self, asked: Any, made: Results) -> None:
         done = results()
@@ -174,6 +175,23 @@ class TestStopped:
         assert f"stopped by {number.name}; done: 2 of 3 runs" in said.err
         assert "lane-nothing" in said.out
         assert signal.getsignal(number) == before
+
+    def test_what_is_there_is_shown_although_cases_are_missing(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        done = results()
+
+        def measure(asked: Any, made: Results) -> None:
+            made.cases, made.planned[RUNS] = done.cases, 2
+            made.add(RUNS, done.runs[0])
+            signal.raise_signal(signal.SIGTERM)
+
+        self.replace(measure)
+        html = self.path.with_suffix(".html")
+        assert self.run("--html", str(html)) == 143
+        assert "not finished: 1 of 2 runs" in capsys.readouterr().out
+        assert "not finished: 1 of 2 runs" in html.read_text()
+        with_figures(f"{START_MARK}\n{END_MARK}", [read_results(self.path)])
 
     def test_a_second_sigterm_does_not_disturb_the_closing(self) -> None:
         def twice() -> None:
