@@ -178,8 +178,18 @@ class ConnectError(NotSentError):
     refreshes_route = True
 
 
+class UnknownHostError(ConnectError):
+    """A host name could not be looked up, or not in time. Facts: `address`, `host`."""
+
+    code = "UNKNOWN_HOST"
+
+
 class TlsError(ConnectError):
-    """The TLS handshake failed; the text names the check that failed and the option for it."""
+    """The TLS handshake failed; the text names the check that failed and the option for it.
+
+    Facts: `address`; `final` (bool): a certificate or the protocol was refused, and the same
+    settings and files will fail again.
+    """
 
     code = "TLS"
 

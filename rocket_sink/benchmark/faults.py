@@ -7,7 +7,6 @@ afterwards: an acknowledged message that is not there is lost, one that is there
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from rocket_sink.benchmark.java_peer import java_launcher
 from rocket_sink.benchmark.processes import Ended, Launcher, our_launcher
-from rocket_sink.benchmark.results import Results
+from rocket_sink.benchmark.results import FAULTS, Results
 from rocket_sink.benchmark.rows import number_of
 from rocket_sink.benchmark.run import scratch_folder
 from rocket_sink.benchmark.stored import StoredCount
@@ -66,17 +65,22 @@ class Schedule:
         """As tables name it."""
         return f"{self.kind} {self.length_s:g} s"
 
-    def apply(self, broker: Broker) -> None:
-        """Do it to the broker; returns when the broker is well again."""
-        time.sleep(self.at_s)
+    def apply(self, broker: Broker, wait: Callable[[float], bool]) -> None:
+        """Do it to the broker; returns when the broker is well again.
+
+        Args:
+            wait: for so many seconds; True says to stop early, with nobody to need the broker.
+        """
+        if wait(self.at_s):
+            return
         if self.kind == KILL:
             broker.kill()
-            time.sleep(self.length_s)
-            broker.restart()
+            if not wait(self.length_s):
+                broker.restart()
             return
         broker.freeze()
         try:
-            time.sleep(self.length_s)
+            wait(self.length_s)
         finally:
             broker.thaw()
 
@@ -109,14 +113,14 @@ def run_faults(schedules: Iterable[Schedule], results: Results, say: Callable[[s
     """
     with scratch_folder() as folder, LocalCluster(2, broker_config=_MESSAGES_PER_PULL) as cluster:
         launchers = _launchers(cluster, folder, results, say)
-        for schedule in schedules:
-            for sender in _SENDERS:
-                launcher = launchers.get(sender.who)
-                if launcher is not None:
-                    say(f"{sender.who} {sender.title}: {schedule.title} of {schedule.total_s:g} s")
-                    topic = f"fault-{len(results.faults)}"
-                    run = _FaultRun(cluster, topic, folder / f"{topic}.txt")
-                    results.faults.append(run.record(schedule, sender, launcher))
+        senders = [one for one in _SENDERS if one.who in launchers]
+        runs = [(schedule, sender) for schedule in schedules for sender in senders]
+        results.planned[FAULTS] = len(runs)
+        for schedule, sender in runs:
+            say(f"{sender.who} {sender.title}: {schedule.title} of {schedule.total_s:g} s")
+            topic = f"fault-{len(results.faults)}"
+            run = _FaultRun(cluster, topic, folder / f"{topic}.txt")
+            results.add(FAULTS, run.record(schedule, sender, launchers[sender.who]))
 
 
 def _launchers(
@@ -137,6 +141,7 @@ class _FaultRun:
         self._topic = topic
         self._numbers = numbers
         self._trouble: list[BaseException] = []
+        self._stop = threading.Event()
 
     def record(self, schedule: Schedule, sender: _Sender, launcher: Launcher) -> dict[str, Any]:
         self._cluster.create_topic(self._topic, 4)
@@ -161,6 +166,9 @@ class _FaultRun:
         }  # fmt: skip
         try:
             ended = launcher.run(arguments, lambda: 0.0, when_ready=fault.start)
+        except BaseException:
+            self._stop.set()
+            raise
         finally:
             if fault.ident is not None:
                 fault.join()
@@ -170,7 +178,7 @@ class _FaultRun:
 
     def _apply(self, schedule: Schedule) -> None:
         try:
-            schedule.apply(self._cluster.brokers[-1])
+            schedule.apply(self._cluster.brokers[-1], self._stop.wait)
         except BaseException as error:
             self._trouble.append(error)
 

@@ -31,6 +31,9 @@ CLIENT: Final = "rocketmq-python-client==5.1.2"
 _READY_S: Final = 60.0
 _INSTALL_S: Final = 300
 _ROOT: Final = Path(__file__).parents[2]
+_WITHOUT_TLS: Final = ("-Dtls.server.mode=disabled",)
+"""In its default mode, permissive, the proxy makes a test certificate for OpenSSL only
+(MultiProtocolTlsHelper), whose native library (netty-tcnative with a classifier) no pom names."""
 
 
 @contextmanager
@@ -90,7 +93,7 @@ def _proxy(cluster: LocalCluster, folder: Path, say: Callable[[str], None]) -> I
     )
     command = conf.jvm_command(
         "proxy", java=cluster.java, folder=folder, version=version,
-        memory=("-Xms512m", "-Xmx512m"), extra=(),
+        memory=("-Xms512m", "-Xmx512m"), extra=_WITHOUT_TLS,
     )  # fmt: skip
     environ = {
         **os.environ,

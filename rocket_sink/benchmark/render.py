@@ -31,7 +31,9 @@ _RATIO_NOTE: Final = (
 def tables(results: Results) -> Iterator[RenderableType]:
     """All that was measured."""
     yield Text(_machine_line(results.machine), style="dim")
-    if results.cases:
+    if not results.is_complete:
+        yield Text(f"not finished: {results.progress}", style="yellow")
+    if results.measured:
         yield from _case_tables(results)
     for who, why in results.absent.items():
         yield Text(f"{who}: absent; {why}", style="yellow")
@@ -57,8 +59,9 @@ def _machine_line(machine: dict[str, Any]) -> str:
 def _case_tables(results: Results) -> Iterator[RenderableType]:
     middle = {one.case: one for one in results.medians}
     runs = results.settings.get("repeat")
-    for group in dict.fromkeys(case.group for case in results.cases):
-        rows = [_figures_row(middle[case.name]) for case in results.cases if case.group == group]
+    cases = results.measured
+    for group in dict.fromkeys(case.group for case in cases):
+        rows = [_figures_row(middle[case.name]) for case in cases if case.group == group]
         numbers = "messages msg/s JVM client driver brokers MB failed doubled"
         yield table(f"{group}, median of {runs}", _FIGURES, rows, numbers=numbers)
     yield Text(_CPU_NOTE, style="dim")

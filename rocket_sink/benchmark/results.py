@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from pyarrow.fs import LocalFileSystem
 
 from rocket_sink.benchmark.figures import Case, Figures, Ratio, medians, ratios
 from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.small_file import write_bytes
+
+RUNS: Final = "runs"
+FAULTS: Final = "faults"
+SCALE: Final = "scale"
 
 
 @dataclass
@@ -17,7 +24,9 @@ class Results:
     """Everything of one run; parts that were not asked for are empty.
 
     `absent` is {peer: why it was not measured}; `faults` and `scale` hold the records of
-    `rocket_sink.benchmark.faults` and `rocket_sink.benchmark.scale`.
+    `rocket_sink.benchmark.faults` and `rocket_sink.benchmark.scale`. `planned` is {part: how many
+    of it there will be}, of the parts begun; a run that was stopped has fewer. `on_added` is called
+    after each finished run, fault and point.
     """
 
     machine: dict[str, Any]
@@ -27,6 +36,32 @@ class Results:
     absent: dict[str, str] = field(default_factory=dict)
     faults: list[dict[str, Any]] = field(default_factory=list)
     scale: list[dict[str, Any]] = field(default_factory=list)
+    planned: dict[str, int] = field(default_factory=dict)
+    on_added: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+
+    def add(self, part: str, one: Any) -> None:
+        """A finished one of `RUNS` (`Figures`), `FAULTS` or `SCALE` (records)."""
+        getattr(self, part).append(one)
+        self.on_added()
+
+    @property
+    def progress(self) -> str:
+        """How many of how many are done, of each part begun: "3 of 12 faults"."""
+        parts = [
+            f"{len(getattr(self, part))} of {all_} {part}" for part, all_ in self.planned.items()
+        ]
+        return ", ".join(parts) or "nothing begun"
+
+    @property
+    def is_complete(self) -> bool:
+        """All that was planned is there."""
+        return all(len(getattr(self, part)) == number for part, number in self.planned.items())
+
+    @property
+    def measured(self) -> list[Case]:
+        """The cases that have been run; all, unless it was stopped."""
+        names = {one.case for one in self.runs}
+        return [case for case in self.cases if case.name in names]
 
     @property
     def is_empty(self) -> bool:
@@ -50,6 +85,7 @@ class Results:
             "machine": self.machine,
             "settings": self.settings,
             "absent": self.absent,
+            "planned": self.planned,
             "medians": _dicts(self.medians),
             "ratios": _dicts(self.ratios),
             "faults": self.faults,
@@ -59,8 +95,9 @@ class Results:
         }
 
     def write(self, path: Path) -> None:
-        """Write the file."""
-        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
+        """Write the file, whole or not at all: an earlier one stays until then."""
+        text = json.dumps(self.as_dict(), indent=1) + "\n"
+        write_bytes(LocalFileSystem(), str(path.resolve()), text.encode(), is_local=True)
 
 
 def _dicts(things: Sequence[Any]) -> list[dict[str, Any]]:
@@ -79,7 +116,7 @@ def read_results(path: Path) -> Results:
         runs = [Figures.from_dict(one) for one in value["runs"]]
         return Results(
             value["machine"], value["settings"], cases, runs, value["absent"], value["faults"],
-            value["scale"],
+            value["scale"], value.get("planned", {}),
         )  # fmt: skip
     except OSError as error:
         raise ConfigurationError(f"cannot read the results {path}: {error.strerror}") from None

@@ -17,7 +17,7 @@ from rocket_sink.benchmark.lane_runs import LaneRun, SparkBench
 from rocket_sink.benchmark.lanes import NOOPS, LaneCase, lane_cases
 from rocket_sink.benchmark.peers_cases import PeerCase
 from rocket_sink.benchmark.processes import Launcher, ProcessRun, our_launcher
-from rocket_sink.benchmark.results import Results
+from rocket_sink.benchmark.results import RUNS, Results
 from rocket_sink.benchmark.rows import Load, RowFiles
 from rocket_sink.benchmark.stored import StoredCount
 from rocket_sink.cluster.local import LocalCluster
@@ -106,10 +106,11 @@ def measure(subjects: Sequence[Subject], repeat: int, results: Results, say: Say
     for subject in subjects:
         say(f"{subject.case.name}: warming up")
         subject.warm_up()
+    results.planned[RUNS] = repeat * len(subjects)
     for number in range(repeat):
         for subject in subjects:
             figures = subject.run()
-            results.runs.append(figures)
+            results.add(RUNS, figures)
             say(f"{figures.case} ({number + 1}/{repeat}): {figures.per_s:,.0f} msg/s")
 
 

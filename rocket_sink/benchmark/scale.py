@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rocket_sink.benchmark.figures import Figures, medians
 from rocket_sink.benchmark.lane_runs import Brokers, LaneRun, SparkBench
 from rocket_sink.benchmark.lanes import lane_cases
-from rocket_sink.benchmark.results import Results
+from rocket_sink.benchmark.results import SCALE, Results
 from rocket_sink.benchmark.rows import Load, RowFiles
 from rocket_sink.benchmark.run import KEEP_LITTLE, TOPIC, scratch_folder
 from rocket_sink.benchmark.stub_cluster import StubCluster
@@ -63,15 +63,26 @@ class Scaling:
         """1,000 to a million, of a million rows."""
         return tuple(max(1, self.rows // part) for part in _PARTS_OF_ROWS)
 
+    @property
+    def count(self) -> int:
+        """Of points."""
+        kinds = 2  # unordered and strict
+        points = {
+            "rows": len(_TIMES_ROWS), "keys": len(_PARTS_OF_ROWS), "workers": len(_WORKERS),
+            "brokers": kinds * (len(_REAL_BROKERS) + len(_STUB_BROKERS)),
+        }  # fmt: skip
+        return sum(points[dimension] for dimension in self.by)
+
 
 def run_scale(scaling: Scaling, results: Results, say: Say, session: Session) -> None:
     """All curves; the points go to `results.scale`."""
     with scratch_folder() as folder:
         run = _ScaleRun(scaling, folder, say, session, os.cpu_count() or 1)
+        results.planned[SCALE] = scaling.count
         for dimension in scaling.by:
             for point in run.points(dimension):
                 say(f"over {point['curve']}, {point['x']:,}: {point['cpu']:.2f} cpu-s/M")
-                results.scale.append(point)
+                results.add(SCALE, point)
 
 
 class _ScaleRun:

@@ -93,9 +93,14 @@ class LocalCluster:
                 timeout_s=timeout_s,
                 progress=self._progress,
             )
-        except BaseException:
+        except Exception:
             # the home stays, a temporary one too: the error names the logs in it
             self._guard.close()
+            raise
+        except BaseException:
+            # stopped by the user, who wants no logs
+            self._guard.close()
+            self._remove_home(home)
             raise
         return self
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from rocket_sink.commands.base import Command
 from rocket_sink.commands.benchmark_input import LANES, ORDERINGS, Asked, key_counts
 from rocket_sink.commands.output import note, print_json, show
 from rocket_sink.commands.spark_input import spark_session
+from rocket_sink.commands.stopping import until_signal
 from rocket_sink.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -125,7 +128,8 @@ if TYPE_CHECKING:
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write all figures to this file, as JSON.",
+    help="Also write all figures to this file, as JSON; after each case, so that a run that is "
+    "stopped keeps what it has.",
 )
 @click.option(
     "--html",
@@ -159,19 +163,13 @@ def benchmark(
 
     before = read_results(baseline) if baseline else None
     results = Results(machine_facts(), Asked(**asked).as_dict())
-    try:
-        _measure(Asked(**asked), results)
-    finally:
-        # hours may be in it, also when something fails at last
-        if out and not results.is_empty:
-            results.write(out)
-            note(f"written to {out}")
+    stopped_by = _measure_and_keep(Asked(**asked), results, out)
     if html:
         from rocket_sink.benchmark.html import page
 
         html.write_text(page(results), encoding="utf-8")
         note(f"written to {html}")
-    found = _compared(before, results, tolerance) if before else None
+    found = _compared(before, results, tolerance) if before and not stopped_by else None
     if as_json:
         print_json(results.as_dict() | ({"comparison": found} if found else {}))
     else:
@@ -181,7 +179,43 @@ def benchmark(
         if found:
             show(comparison_table(found, tolerance))
     broken = _promises_broken(results)
+    if stopped_by:
+        return 128 + stopped_by
     return 1 if broken or (found and found.regressed) else 0
+
+
+def _measure_and_keep(asked: Asked, results: Results, out: Path | None) -> int | None:
+    """Measure, with the file up to date after each case; the signal that stopped it, or None."""
+
+    def keep() -> None:
+        if out:
+            with contextlib.suppress(OSError):  # a full disk now may have room at the end
+                results.write(out)
+        note(f"done: {results.progress}")
+
+    if out:
+        _check_out(out)
+    results.on_added = keep
+    try:
+        with until_signal() as stop:
+            _measure(asked, results)
+        if stop.number:
+            note(f"stopped by {stop.name}; done: {results.progress}")
+        return stop.number
+    finally:
+        # hours may be in it, also when something fails or stops it at last
+        if out and not results.is_empty:
+            results.write(out)
+            note(f"written to {out}")
+
+
+def _check_out(out: Path) -> None:
+    """Raises ConfigurationError: the first case's figures could not be written there."""
+    if out.exists() and not out.is_file():
+        raise ConfigurationError(f"--out {out} is no plain file; --json prints to standard output")
+    folder = out.resolve().parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--out: cannot write into the folder {folder}")
 
 
 def _measure(asked: Asked, results: Results) -> None:

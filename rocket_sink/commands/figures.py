@@ -42,11 +42,11 @@ def markdown(results: Results) -> str:
 def _groups(results: Results) -> Iterator[str]:
     middle = {one.case: one for one in results.medians}
     values = {(one.case, one.against, one.what): one.value for one in results.ratios}
-    for group in dict.fromkeys(case.group for case in results.cases):
+    for group in dict.fromkeys(case.group for case in results.measured):
         rows = [
             (*_figures(middle[case.name]), _beside(case.name, case.against, values))
-            for case in results.cases
-            if case.group == group and case.name in middle
+            for case in results.measured
+            if case.group == group
         ]
         names = (group, "msg/s", "JVM", "client", "brokers", "peak MB", "beside (msg/s, CPU)")
         yield _table(names, rows)

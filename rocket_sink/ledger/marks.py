@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NO_WAY: Final = frozenset(
     {
         "CONNECT", "CONNECTION_LOST", "HELD_BACK", "NAME_SERVER_UNAVAILABLE", "NO_ROUTE",
-        "REQUEST_TIMEOUT", "TLS", "UNWRITTEN",
+        "REQUEST_TIMEOUT", "TLS", "UNKNOWN_HOST", "UNWRITTEN",
     }
 )  # fmt: skip
 """Error codes that tell of the way to the brokers and nothing of the letter."""

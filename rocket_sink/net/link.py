@@ -20,6 +20,7 @@ from rocket_sink.errors import (
     UnwrittenError,
 )
 from rocket_sink.net.outbox import Outbox
+from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.tls import Security
 from rocket_sink.net.transport import StreamEnded, StreamState, Transport
 from rocket_sink.wire.connection import Answered, Connection, Event, PeerRequest, Violation
@@ -46,10 +47,11 @@ class Link:
         *,
         now_s: float,
         connect_deadline_s: float,
+        resolver: Resolver,
     ) -> None:
         """Raises ConnectError when the address is refused at once."""
         self.address = address
-        self.transport = Transport(address, security)
+        self.transport = Transport(address, security, resolver)
         self.connection = connection
         self.outbox = Outbox()
         self.opened_s = now_s
@@ -100,8 +102,12 @@ class Link:
             if complete:
                 self.connection.mark_written(complete[-1], now_s)
 
-    def receive(self, now_s: float, rounds: int = 16) -> bool:
+    def receive(self, now_s: float, rounds: int = 16, *, to_the_end: bool = False) -> bool:
         """Read and dispatch what has arrived; True when there may be more.
+
+        Args:
+            to_the_end: see whether the stream has ended, too. Else what comes after a short read
+                is left to the selector, as it costs a system call to hear that there is nothing.
 
         Raises:
             StreamEnded: the stream ended or is no RocketMQ stream.
@@ -115,6 +121,8 @@ class Link:
                 self._first_bytes = bytes(data[:16])
             self.heard_s = now_s
             self._dispatch(self.connection.receive_data(data, now_s), now_s)
+            if len(data) < self.transport.full_read and not to_the_end:
+                return False
         return True
 
     def _dispatch(self, events: Sequence[Event], now_s: float) -> None:

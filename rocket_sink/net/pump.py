@@ -1,4 +1,4 @@
-"""A selector loop over many links. One thread drives it at a time; it starts none.
+"""A selector loop over many links. One thread drives it at a time; it starts none but for names.
 
 `poll` is `prepare`, `wait`, `process`; a driver that shares the pump between threads holds its
 lock around the first and the last and lets it go while it waits. Links may be used (under that
@@ -14,6 +14,7 @@ from typing import Any, Final
 from rocket_sink.errors import ConnectError, SendError, TlsError
 from rocket_sink.net.link import Link
 from rocket_sink.net.readiness import READ, WRITE, Readiness
+from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.rpc_hooks import RpcHooks
 from rocket_sink.net.tls import Security, TlsSettings
 from rocket_sink.net.transport import StreamEnded
@@ -49,6 +50,7 @@ class Pump:
         """Serves a peer's request; False: it is answered with code 3."""
         self.rpc_hooks = RpcHooks()
         self._readiness = Readiness()
+        self._resolver = Resolver(self._readiness.wake, clock=clock)
         self._links: dict[str, Link] = {}
         self._retired: set[Link] = set()
         self._next_scan_s = 0.0
@@ -57,6 +59,8 @@ class Pump:
         """Connections opened so far."""
         self.waiting = False
         """Another thread is in `wait` now: what is queued must wake it."""
+        self.hurried = False
+        """What is queued then is written at once instead: its sender has nothing else to do."""
 
     def link(self, address: str, now_s: float) -> Link:
         """The link in use for an address, opened when there is none.
@@ -72,7 +76,7 @@ class Pump:
             elif idle_s > _LOOK_FIRST_S and link.is_open:
                 # The peer may have closed it meanwhile; written first and read later, that would
                 # leave the outcome unknown.
-                self._receive(link, now_s)
+                self._receive(link, now_s, to_the_end=True)
             link = self._links.get(address)
         return link or self._open(address, now_s)
 
@@ -88,6 +92,7 @@ class Pump:
             self._serve,
             now_s=now_s,
             connect_deadline_s=now_s + self._connect_timeout_s,
+            resolver=self._resolver,
         )
         self._links[address] = link
         self._readiness.watch(link, READ | WRITE)
@@ -98,7 +103,7 @@ class Pump:
         link.send(owner, buffers, size)
         if not link.is_open:
             return
-        if link.outbox.size >= FLUSH_BYTES:
+        if link.outbox.size >= FLUSH_BYTES or (self.waiting and self.hurried):
             self.flush(link, now_s)
         elif self.waiting and not link.interest & WRITE:
             self._readiness.watch(link, READ | WRITE)
@@ -202,9 +207,9 @@ class Pump:
         if mask & WRITE and not link.closed:
             self.flush(link, now_s)
 
-    def _receive(self, link: Link, now_s: float) -> None:
+    def _receive(self, link: Link, now_s: float, *, to_the_end: bool = False) -> None:
         try:
-            link.receive(now_s)
+            link.receive(now_s, to_the_end=to_the_end)
         except (StreamEnded, TlsError) as ended:
             self.fail(link, ended, now_s)
 

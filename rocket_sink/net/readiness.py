@@ -1,4 +1,4 @@
-"""Which links can be read or written: a selector, and a way to end its wait from outside."""
+"""Which links can go on: a selector, names looked up, and a way to end the wait from outside."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class Readiness:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
+        self._unresolved: dict[Link, None] = {}
+        """Without a socket yet; whoever looks their names up wakes the wait."""
         self._wake_read, self._wake_write = socket.socketpair()
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
@@ -27,14 +29,17 @@ class Readiness:
         """Begin with a link, or change what is waited for."""
         link.interest = interest
         number = link.transport.fileno()
-        if number in self._selector.get_map():
+        if number < 0:
+            self._unresolved[link] = None
+        elif number in self._selector.get_map():
             self._selector.modify(number, interest, link)
         else:
             self._selector.register(number, interest, link)
 
     def forget(self, link: Link) -> None:
+        self._unresolved.pop(link, None)
         number = link.transport.fileno()
-        if number in self._selector.get_map():
+        if number >= 0 and number in self._selector.get_map():
             self._selector.unregister(number)
 
     def wait(self, timeout_s: float) -> list[tuple[Link, int]]:
@@ -44,6 +49,8 @@ class Readiness:
                 self._wake_read.recv(4096)
             else:
                 ready.append((key.data, mask))
+        if self._unresolved:
+            ready += [(link, WRITE) for link in self._unresolved if link.transport.resolved]
         return ready
 
     def wake(self) -> None:

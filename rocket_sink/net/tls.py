@@ -7,7 +7,9 @@ silently. Java's client trusts everybody unless told otherwise (TlsSystemConfig)
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from rocket_sink.errors import OptionError, TlsError
@@ -39,6 +41,11 @@ class TlsSettings:
             options.tls_key_password,
             options.tls_server_name,
         )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Those that are read, by path."""
+        return tuple(path for path in (self.ca, self.cert, self.key) if path)
 
     def context(self) -> ssl.SSLContext:
         """A new context; the files are read now.
@@ -76,20 +83,46 @@ class Security:
 
     def __init__(self, settings: TlsSettings) -> None:
         self.settings = settings
+        self._stamps = _stamps(settings.files)
         self._context: ssl.SSLContext | None = settings.context()
 
     @property
     def context(self) -> ssl.SSLContext:
         if self._context is None:
+            self._stamps = _stamps(self.settings.files)
             self._context = self.settings.context()
         return self._context
 
-    def reload(self) -> None:
+    def reload(self, failed: ssl.SSLContext | None) -> bool:
+        """Read the files again for the next handshake, after one that failed.
+
+        Args:
+            failed: the context that it was made with.
+
+        Returns:
+            Whether the next handshake has other files: they have changed since, or others of the
+            same time have led to a reload before.
+        """
+        if self._context is not None and self._context is not failed:
+            return True
         self._context = None
+        return _stamps(self.settings.files) != self._stamps
 
     @property
     def server_name(self) -> str:
         return self.settings.server_name
+
+
+def _stamps(paths: Iterable[str]) -> list[tuple[int, int, int] | None]:
+    found: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        try:
+            state = Path(path).stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((state.st_mtime_ns, state.st_size, state.st_ino))
+    return found
 
 
 _NAME_MISMATCH: Final = {62, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, IP_ADDRESS_MISMATCH
@@ -132,10 +165,17 @@ def refuses_us(error: OSError) -> bool:
     return isinstance(error, ssl.SSLError) and error.reason in _REFUSALS
 
 
-def explain(error: OSError, address: str, name: str) -> TlsError:
+def is_final(error: OSError) -> bool:
+    """A certificate or the protocol is refused; a mere end of the stream may be a restart."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return True
+    return isinstance(error, ssl.SSLError) and error.reason in _REASONS
+
+
+def explain(error: OSError, address: str, name: str, *, final: bool) -> TlsError:
     """The TlsError for a failed handshake with `address`, verified as `name`."""
     why = _why(error, name)
-    return TlsError(f"TLS handshake with {address} failed: {why}", address=address)
+    return TlsError(f"TLS handshake with {address} failed: {why}", address=address, final=final)
 
 
 def _why(error: OSError, name: str) -> str:

@@ -1,8 +1,8 @@
 """One non-blocking byte stream to `host:port`: connect, TLS, read, gathered write.
 
-Nothing here blocks except the name look-up (literal addresses need none). Names are looked up at
-each connect, for brokers move (apache/rocketmq#2763). All foreign exceptions become ours here:
-connect failures ConnectError or TlsError, failures of an open stream `StreamEnded`.
+Nothing here blocks; names are looked up beside it (`rocket_sink.net.resolve`). All foreign
+exceptions become ours here: connect failures ConnectError, UnknownHostError or TlsError, failures
+of an open stream `StreamEnded`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import ssl
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rocket_sink.errors import ConnectError
+from rocket_sink.errors import ConnectError, OptionError, TlsError, UnknownHostError
 from rocket_sink.net import tls
+from rocket_sink.net.resolve import Resolver
 
 READ_BYTES: Final = 65_536
 GATHER_BUFFERS: Final = 1000
@@ -33,6 +34,7 @@ _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
 class StreamState(enum.Enum):
+    RESOLVING = "resolving"
     CONNECTING = "connecting"
     HANDSHAKING = "handshaking"
     OPEN = "open"
@@ -44,35 +46,51 @@ class StreamEnded(Exception):
 
 
 class Transport:
-    """A TCP or TLS stream. `advance` it on readiness until it is open."""
+    """A TCP or TLS stream. `advance` it when `resolved`, then on readiness, until it is open."""
 
-    def __init__(self, address: str, security: tls.Security | None) -> None:
+    def __init__(self, address: str, security: tls.Security | None, resolver: Resolver) -> None:
         """Begin to connect.
 
         Raises:
             ConnectError: the address is malformed, unknown or refused at once.
         """
         self.address = address
-        self.state = StreamState.CONNECTING
+        self.state = StreamState.RESOLVING
         self.wants_write = True
         self._host, self._port = parse_address(address)
         self._security = security
-        self._targets = self._resolve()
+        self._resolver = resolver
+        self._targets: list[Any] = []
         self._record = b""
         self._heard = False
         self._failure: OSError | None = None
         self._socket: Any = None
-        self._next_target()
+        self._context: ssl.SSLContext | None = None
+        self.full_read = READ_BYTES if security is None else 0
+        """Of so many bytes is a `read` that may have left some; TLS gives a record at a time."""
+        self._look_up = resolver.look_up(self._host, self._port)
+        if self._look_up.done:
+            self._resolved()
+
+    @property
+    def resolved(self) -> bool:
+        """The name's addresses are known by now, or that it has none."""
+        return self._look_up.done
 
     def fileno(self) -> int:
-        return int(self._socket.fileno())
+        """-1 before there is a socket."""
+        return -1 if self._socket is None else int(self._socket.fileno())
 
     def advance(self) -> bool:
         """Go on connecting after readiness. True when the stream is open now.
 
         Raises:
-            ConnectError, TlsError
+            ConnectError, UnknownHostError, TlsError
         """
+        if self.state is StreamState.RESOLVING:
+            if self._look_up.done:
+                self._resolved()
+            return False
         if self.state is StreamState.CONNECTING:
             code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
@@ -132,7 +150,12 @@ class Transport:
 
     def _check_refusal(self, error: OSError) -> None:
         if not self._heard and tls.refuses_us(error):
-            raise tls.explain(error, self.address, self._server_name) from error
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> TlsError:
+        assert self._security is not None
+        final = not self._security.reload(self._context) and tls.is_final(error)
+        return tls.explain(error, self.address, self._server_name, final=final)
 
     @property
     def readable_now(self) -> bool:
@@ -149,6 +172,9 @@ class Transport:
 
     def timed_out(self) -> ConnectError:
         """The error for a connect that took too long."""
+        if self.state is StreamState.RESOLVING:
+            return self._unknown_host("the name look-up took too long")
+        self._resolver.forget(self._host, self._port)
         step = "TLS handshake" if self.state is StreamState.HANDSHAKING else "connecting"
         return ConnectError(
             f"{step} to {self.address} took too long (option connectTimeoutMs, or the share of "
@@ -156,13 +182,21 @@ class Transport:
             address=self.address,
         )
 
-    def _resolve(self) -> list[Any]:
-        try:
-            return socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[::-1]
-        except OSError as error:
-            raise ConnectError(
-                f"cannot resolve {self._host!r}: {_text(error)}", address=self.address
-            ) from error
+    def _resolved(self) -> None:
+        found = self._look_up
+        if found.error is not None:
+            self.state = StreamState.CLOSED
+            raise self._unknown_host(_text(found.error)) from found.error
+        self._targets = found.targets[::-1]
+        self.state = StreamState.CONNECTING
+        self._next_target()
+
+    def _unknown_host(self, why: str) -> UnknownHostError:
+        return UnknownHostError(
+            f"cannot resolve the host {self._host!r}: {why}; it comes from the option nameServer, "
+            "or from brokerIP1 in a broker's configuration",
+            address=self.address, host=self._host,
+        )  # fmt: skip
 
     def _next_target(self) -> None:
         while self._targets:
@@ -177,6 +211,7 @@ class Transport:
             self._failure = OSError(code, errno.errorcode.get(code, ""))
             self._socket.close()
         self.state = StreamState.CLOSED
+        self._resolver.forget(self._host, self._port)
         raise ConnectError(
             f"cannot connect to {self.address}: {_text(self._failure)}", address=self.address
         ) from self._failure
@@ -186,7 +221,14 @@ class Transport:
             self.state, self.wants_write = StreamState.OPEN, False
             return
         self.state = StreamState.HANDSHAKING
-        self._socket = self._security.context.wrap_socket(
+        try:
+            self._context = self._security.context
+        except OptionError as error:
+            # Read again after a failed handshake, and maybe being written just now.
+            raise TlsError(
+                f"{error.text}; needed by {self.address}", address=self.address
+            ) from error
+        self._socket = self._context.wrap_socket(
             self._socket, do_handshake_on_connect=False, server_hostname=self._server_name
         )
 
@@ -203,9 +245,7 @@ class Transport:
         except ssl.SSLWantWriteError:
             self.wants_write = True
         except OSError as error:
-            assert self._security is not None
-            self._security.reload()
-            raise tls.explain(error, self.address, self._server_name) from error
+            raise self._refused(error) from error
         else:
             self.state, self.wants_write = StreamState.OPEN, False
 

@@ -15,11 +15,12 @@ from rocket_sink.net.rpc_hooks import RpcHook, RpcHooks
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.compose import Composer
 from rocket_sink.producer.credentials import CredentialsProvider
-from rocket_sink.producer.driver import Driver, Ticket
+from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.gathering import Gatherer
 from rocket_sink.producer.hooks import Hooks, SendHook
 from rocket_sink.producer.shared import SharedHealth
+from rocket_sink.producer.ticket import Ticket
 from rocket_sink.producer.tracing import Tracer
 from rocket_sink.producer.values import Completion, SendRequest
 from rocket_sink.routing.publish import PublishInfo
@@ -162,6 +163,7 @@ class ProducerBase:
             self._id_lock = threading.Lock()
             self._engine.abandon()
             self._start()
+        self._driver.keeper.start()
 
     def _new_id(self) -> str:
         with self._id_lock:

@@ -2,7 +2,8 @@
 
 A caller who waits for an answer drives the engine himself if nobody does (the leader); the others
 sleep until their request is complete or until the leader has his and names them. So a synchronous
-producer has no thread of its own. The first asynchronous send starts one, which then leads.
+producer has no thread of its own but a sleeping one, which leads for a moment when heartbeats are
+due and nobody else does. The first asynchronous send starts one that leads from then on.
 
 The lock guards the engine; it is free while the leader waits for the peers, so that others submit
 meanwhile. Callbacks run outside it, on the leading thread, and may send themselves.
@@ -19,41 +20,16 @@ from rocket_sink.errors import ProducerClosedError, SendError, WindowFullError
 from rocket_sink.net.rpc import Call
 from rocket_sink.producer.chores import Chores
 from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.keeper import Keeper
+from rocket_sink.producer.ticket import Ticket
 from rocket_sink.producer.values import Completion, SendRequest
 from rocket_sink.wire.frame import Frame
 
 _LOG: Final = logging.getLogger(__name__)
 _STEP_S: Final = 0.05
 _IDLE_S: Final = 1.0
-
-
-class Ticket:
-    """Somebody's wait for one completion; the engine's token. `finish` is called once."""
-
-    __slots__ = ("_gate", "asleep", "completion", "on_done")
-
-    def __init__(self, on_done: Callable[[Completion], None] | None = None) -> None:
-        self.completion: Completion | None = None
-        self.on_done = on_done
-        self.asleep = False
-        self._gate: threading.Lock | None = None
-
-    def sleep(self, timeout_s: float) -> None:
-        """Until `wake`, or for so long; `asleep` was set under the driver's lock."""
-        assert self._gate is not None
-        self._gate.acquire(timeout=timeout_s)
-
-    def lie_down(self) -> None:
-        """Called under the driver's lock, before `sleep`."""
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self.asleep = True
-
-    def wake(self) -> None:
-        """Called under the driver's lock."""
-        if self.asleep and self._gate is not None:
-            self.asleep = False
-            self._gate.release()
+_KEEP_S: Final = 0.5
+"""Longest wait for the answers to heartbeats; others are read the next time."""
 
 
 class Driver:
@@ -67,6 +43,8 @@ class Driver:
         self._sleepers: dict[Ticket, None] = {}
         self._thread: threading.Thread | None = None
         self._closing = False
+        interval_s = engine.options.heartbeat_broker_interval_ms / 1000
+        self.keeper = Keeper(self._keep_alive, interval_s)
 
     @property
     def lock(self) -> threading.Lock:
@@ -84,6 +62,8 @@ class Driver:
             with self._lock:
                 if self._closing:
                     raise ProducerClosedError("the producer is closed")
+                # With a callback more may follow, and be written together by the leader.
+                self.engine.pump.hurried = ticket.on_done is None
                 if self.engine.try_submit(request):
                     return
             if self.engine.clock() >= deadline_s:
@@ -182,6 +162,7 @@ class Driver:
             already, self._closing = self._closing, True
         if already:
             return
+        self.keeper.stop()
         deadline_s = self.engine.clock() + timeout_s
         own = self._thread is threading.current_thread()
         if self._thread is not None and not own:
@@ -195,6 +176,18 @@ class Driver:
             for ticket in self._sleepers:
                 ticket.wake()
         _call_back(done)
+
+    def _keep_alive(self) -> bool:
+        """Heartbeats that are due, when nobody else drives; False: never needed again."""
+        with self._lock:
+            if self._closing or self._thread is not None or self.engine.broken:
+                return False
+            if self._leader is not None or self.engine.pending:
+                return True
+            self.engine.errands.run(self.engine.clock())
+        pump = self.engine.pump
+        self._drive_until(lambda: self.engine.pending > 0 or not pump.in_flight, None, _KEEP_S)
+        return True
 
     def _lead_always(self) -> None:
         while not (self._closing and not self.engine.pending):

@@ -1,8 +1,9 @@
 """The send engine: many requests in flight over all brokers, one retry loop for every mode.
 
-Single-threaded: the caller's thread drives it (`submit`, `poll`, `drain`); it starts no thread. A
-request is in exactly one place until it is complete: parked (no route yet), behind another in its
-ordered lane, on a connection, or in the heap of delayed attempts; each place knows its deadline.
+Single-threaded: the caller's thread drives it (`submit`, `poll`, `drain`); only names are looked up
+by threads of their own. A request is in exactly one place until it is complete: parked (no route
+yet), behind another in its ordered lane, on a connection, or in the heap of delayed attempts; each
+place knows its deadline.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-from rocket_sink.errors import NameServerUnavailableError, SendError
+from rocket_sink.errors import NameServerUnavailableError, SendError, TlsError
 from rocket_sink.net.pump import Pump
 from rocket_sink.net.rpc import Call
 from rocket_sink.routing.verdict import printable
@@ -22,7 +22,8 @@ TRY_S: Final = 1.0
 ANSWERS: Final = frozenset((ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
 """Codes that settle a question; others ("name server not ready") send it to the next server."""
 
-Done = Callable[[Frame | None, NameServerUnavailableError | None, float], None]
+Unavailable = NameServerUnavailableError | TlsError
+Done = Callable[[Frame | None, Unavailable | None, float], None]
 
 
 class NameServers:
@@ -38,7 +39,8 @@ class NameServers:
         return f"<NameServers {';'.join(self._addresses)}>"
 
     def ask(self, frame: Frame, done: Done, now_s: float) -> None:
-        """`done(answer, None, now)` with code 0 or 17, or `done(None, error, now)`."""
+        """`done(answer, None, now)` with code 0 or 17, or `done(None, error, now)`: a TlsError
+        when every server failed by one that is final, which will be so the next time."""
         _Question(self, frame, done, now_s + self._timeout_s).next(now_s)
 
     def prefer(self, address: str) -> None:
@@ -56,6 +58,7 @@ class _Question:
         self._deadline_s = deadline_s
         self._left = list(servers._addresses)
         self._reasons: dict[str, str] = {}
+        self._errors: list[SendError] = []
 
     def next(self, now_s: float) -> None:
         if not self._left or now_s >= self._deadline_s:
@@ -85,9 +88,15 @@ class _Question:
             self._reasons[address] = f"answered {answer.code}: {printable(answer.remark, 200)}"
         else:
             self._reasons[address] = str(error)
+            if error is not None:
+                self._errors.append(error)
         self.next(now_s)
 
-    def _unavailable(self) -> NameServerUnavailableError:
+    def _unavailable(self) -> Unavailable:
+        errors = [one for one in self._errors if isinstance(one, TlsError)]
+        if len(errors) == len(self._reasons) and all(one.facts.get("final") for one in errors):
+            # each refuses us or is refused by us: to ask again would change nothing
+            return TlsError("; ".join(one.text for one in errors), **errors[-1].facts)
         lines = "; ".join(f"{address}: {reason}" for address, reason in self._reasons.items())
         return NameServerUnavailableError(
             f"no name server answered ({lines}); check the option nameServer",

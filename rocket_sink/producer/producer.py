@@ -15,10 +15,10 @@ from rocket_sink.errors import (
 )
 from rocket_sink.message import Message, MessageQueue, SendResult
 from rocket_sink.producer.compose import Part
-from rocket_sink.producer.driver import Ticket
 from rocket_sink.producer.hooks import SendContext
 from rocket_sink.producer.oneway import send_oneway
 from rocket_sink.producer.request_reply import Requests
+from rocket_sink.producer.ticket import Ticket
 from rocket_sink.producer.transactions import TransactionSends
 from rocket_sink.producer.values import SendRequest
 from rocket_sink.routing.choice import select_by
@@ -33,8 +33,10 @@ Callback = Callable[[SendResult | None, BaseException | None], None]
 class Producer(TransactionSends, Requests):
     """Sends messages; thread-safe; a context manager.
 
-    No thread runs until `send_async` needs one: a synchronous caller drives the connections
-    himself. A forked child connects anew, under another client id and with other message ids.
+    A synchronous caller drives the connections himself; `send_async` starts a thread that does.
+    From the first send on a sleeping daemon thread sends heartbeats while nobody sends
+    (`heartbeatBrokerInterval`), so that brokers go on listing the producer group. A forked child
+    connects anew, under another client id and with other message ids.
 
     A message with a sharding key goes to the queue that owns the key (`shardingHash`). With
     `ordering=strict` the key never moves; with `best_effort` it moves while its broker is

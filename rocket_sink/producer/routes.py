@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Final
 
 from rocket_sink.errors import (
-    NameServerUnavailableError,
     NoRouteError,
     RemoteProtocolError,
     SendError,
+    TlsError,
 )
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.name_servers import NameServers
+from rocket_sink.producer.name_servers import NameServers, Unavailable
 from rocket_sink.producer.shared import SharedHealth
 from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.wire import requests
@@ -105,7 +105,8 @@ class Routes:
         return state is not None and (state.fetching or state.wanted)
 
     def hopeless(self, topic: str) -> bool:
-        """The name servers say that the topic does not exist, and there is no template."""
+        """The name servers say that the topic does not exist, and there is no template; or they
+        and we refuse each other's certificates."""
         state = self._topics.get(topic)
         return state is not None and state.info is None and state.final and not state.fetching
 
@@ -149,12 +150,12 @@ class Routes:
         topic: str,
         state: _Topic,
         frame: Frame | None,
-        error: NameServerUnavailableError | None,
+        error: Unavailable | None,
         now_s: float,
     ) -> None:
         state.fetching = False
         if frame is None:
-            state.error, state.final = error, False
+            state.error, state.final = error, isinstance(error, TlsError)
             if state.info is not None:
                 # The next look-up is due in a second, not with every send.
                 state.fetched_s = max(state.fetched_s, now_s - self._interval_s + REFRESH_S)
@@ -207,12 +208,12 @@ class Routes:
         topic: str,
         state: _Topic,
         frame: Frame | None,
-        error: NameServerUnavailableError | None,
+        error: Unavailable | None,
         now_s: float,
     ) -> None:
         state.fetching = False
         if frame is None:
-            state.error = error
+            state.error, state.final = error, isinstance(error, TlsError)
         elif frame.code == ResponseCode.TOPIC_NOT_EXIST:
             self._give_up(topic, state)
         else:

@@ -39,7 +39,22 @@ class Recorder:
 )
 def test_a_fault_ends_well(kind: str, calls: list[str]) -> None:
     broker: Any = Recorder()
-    Schedule(kind, 0.0, 0.0, 0.0).apply(broker)
+    Schedule(kind, 0.0, 0.0, 0.0).apply(broker, lambda seconds: False)
+    assert broker.calls == calls
+
+
+@pytest.mark.parametrize("kind", [FREEZE, PAUSE, KILL])
+def test_a_fault_that_is_stopped_before_it_begins_does_nothing(kind: str) -> None:
+    broker: Any = Recorder()
+    Schedule(kind, 1.0, 1.0, 1.0).apply(broker, lambda seconds: True)
+    assert broker.calls == []
+
+
+@pytest.mark.parametrize(("kind", "calls"), [(FREEZE, ["freeze", "thaw"]), (KILL, ["kill"])])
+def test_a_fault_that_is_stopped_leaves_no_frozen_broker(kind: str, calls: list[str]) -> None:
+    broker: Any = Recorder()
+    waits = iter([False, True])
+    Schedule(kind, 1.0, 1.0, 1.0).apply(broker, lambda seconds: next(waits))
     assert broker.calls == calls
 
 

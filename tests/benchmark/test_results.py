@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from rich.console import Console
 from rocket_sink.benchmark.figures import Case, Figures
 from rocket_sink.benchmark.html import page
 from rocket_sink.benchmark.render import tables
-from rocket_sink.benchmark.results import Results, read_results
+from rocket_sink.benchmark.results import RUNS, Results, read_results
+from rocket_sink.benchmark.run import measure
 from rocket_sink.cli import main
 from rocket_sink.commands import benchmark as command
 from rocket_sink.commands.figures import END_MARK, START_MARK, with_figures
@@ -102,6 +105,129 @@ def test_what_is_absent_is_named_with_the_module_that_is_missing() -> None:
     text = "Ivy could not fetch a:b:1. Its last lines:\nx\n\t\t:: a#c;1: not found\n::"
     assert reason_of(ConfigurationError(text)).endswith("Its last lines: (a#c;1: not found)")
     assert reason_of(ValueError("one line")) == "one line"
+
+
+class Twice:
+    """A subject that is measured without measuring."""
+
+    def __init__(self, name: str) -> None:
+        self.case = Case(name, "Spark lanes")
+
+    def warm_up(self) -> None: ...
+
+    def run(self) -> Figures:
+        return Figures(self.case.name, 10, 0.1, 100.0, 1.0, 1.0, 0.0, 0.0)
+
+
+def test_each_run_is_told_with_how_many_there_will_be() -> None:
+    made, told = Results(MACHINE, {}), list[str]()
+    made.on_added = lambda: told.append(made.progress)
+    measure([Twice("one"), Twice("two")], 2, made, lambda text: None)
+    assert told == [f"{number} of 4 runs" for number in (1, 2, 3, 4)]
+
+
+class TestStopped:
+    """Figures of finished cases are in the file at once, and a signal keeps them."""
+
+    @pytest.fixture(autouse=True)
+    def out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = tmp_path / "out.json"
+        self.then: Callable[[], None] = lambda: None
+        self.in_file: list[int] = []
+        self.closed = False
+        self.replace = lambda measure: monkeypatch.setattr(command, "_measure", measure)
+        self.replace(self.measure)
+
+    def measure(self, asked: Any, made: Results) -> None:
+        done = results()
+        made.cases = done.cases
+        made.planned[RUNS] = 3
+        try:
+            for figures in done.runs:
+                made.add(RUNS, figures)
+                self.in_file.append(len(read_results(self.path).runs))
+            self.then()
+            made.add(RUNS, done.runs[0])
+        finally:
+            self.closed = True
+
+    def run(self, *more: str) -> int:
+        return main(["benchmark", "--out", str(self.path), *more])
+
+    def test_the_file_is_written_after_each_case(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run() == 0
+        assert self.in_file == [1, 2]
+        assert "done: 2 of 3 runs" in capsys.readouterr().err
+        assert read_results(self.path).planned == {RUNS: 3}
+
+    @pytest.mark.parametrize(
+        ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"]
+    )
+    def test_a_signal_closes_all_and_keeps_the_file(
+        self, number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        before = signal.getsignal(number)
+        self.then = lambda: signal.raise_signal(number)
+        assert self.run() == code
+        assert self.closed
+        assert len(read_results(self.path).runs) == 2
+        said = capsys.readouterr()
+        assert f"stopped by {number.name}; done: 2 of 3 runs" in said.err
+        assert "lane-nothing" in said.out
+        assert signal.getsignal(number) == before
+
+    def test_what_is_there_is_shown_although_cases_are_missing(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        done = results()
+
+        def measure(asked: Any, made: Results) -> None:
+            made.cases, made.planned[RUNS] = done.cases, 2
+            made.add(RUNS, done.runs[0])
+            signal.raise_signal(signal.SIGTERM)
+
+        self.replace(measure)
+        html = self.path.with_suffix(".html")
+        assert self.run("--html", str(html)) == 143
+        assert "not finished: 1 of 2 runs" in capsys.readouterr().out
+        assert "not finished: 1 of 2 runs" in html.read_text()
+        with_figures(f"{START_MARK}\n{END_MARK}", [read_results(self.path)])
+
+    def test_a_second_sigterm_does_not_disturb_the_closing(self) -> None:
+        def twice() -> None:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                self.went_on = True
+
+        self.then = twice
+        assert self.run() == 143
+        assert self.went_on
+
+    def test_what_fails_while_closing_does_not_hide_the_signal(self) -> None:
+        def stop() -> None:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                raise ValueError("the JVM is gone, too")
+
+        self.then = stop
+        assert self.run() == 143
+
+    def test_a_stopped_run_is_compared_with_nothing(self, tmp_path: Path) -> None:
+        before = tmp_path / "before.json"
+        results().write(before)
+        self.then = lambda: signal.raise_signal(signal.SIGTERM)
+        assert self.run("--baseline", str(before)) == 143
+
+    def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.path = tmp_path / "nowhere" / "out.json"
+        assert self.run() == 1
+        assert "nowhere" in capsys.readouterr().err
+        assert not self.closed
 
 
 class TestBaseline:

@@ -206,3 +206,19 @@ def test_the_probe_of_an_empty_port() -> None:
     assert not accepts("127.0.0.1:1")
     with pytest.raises(ProbeFailed, match=r"127\.0\.0\.1:1 does not answer"):
         Probe().check_broker("127.0.0.1:1", "broker-a", "127.0.0.1:2")
+
+
+@pytest.mark.parametrize(("error", "kept"), [(KeyboardInterrupt, 0), (ClusterError, 1)])
+def test_a_start_that_the_user_stops_leaves_no_folder(
+    error: type[BaseException], kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails leaves its own, for the logs in it."""
+
+    def stopped(*_: object) -> None:
+        raise error("now")
+
+    monkeypatch.setattr("rocket_sink.cluster.local.Runtime.make", stopped)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(error):
+        LocalCluster(1).start()
+    assert len(list(tmp_path.iterdir())) == kept

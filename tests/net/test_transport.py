@@ -11,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from rocket_sink.errors import ConnectError, OptionError, RemoteProtocolError, TlsError
+from rocket_sink.errors import (
+    ConnectError,
+    OptionError,
+    RemoteProtocolError,
+    TlsError,
+    UnknownHostError,
+)
 from rocket_sink.net.pump import Pump
+from rocket_sink.net.resolve import KEEP_S, Resolver
 from rocket_sink.net.rpc import invoke
-from rocket_sink.net.transport import parse_address
+from rocket_sink.net.transport import Transport, parse_address
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.command import Frame, response_to
 from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
@@ -166,6 +173,151 @@ def test_plain(serve):
 def test_names_are_resolved(serve):
     port = serve().rpartition(":")[2]
     assert ask(f"localhost:{port}") == b"hello"
+
+
+class Names:
+    """The system's resolver with names of ours; those of `hanging` are told when `go` is set."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.known = {"broker.example": "127.0.0.1", "slow.example": "127.0.0.1"}
+        self.hanging = {"slow.example"}
+        self.asked = []
+        self.go = threading.Event()
+        self._system = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self)
+
+    def __call__(self, host, port, *args, flags=0, **more):
+        if flags & socket.AI_NUMERICHOST or not host.endswith(".example"):
+            return self._system(host, port, *args, flags=flags, **more)
+        self.asked.append(host)
+        if host in self.hanging:
+            self.go.wait(30)
+        if host not in self.known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return self._system(self.known[host], port, *args, **more)
+
+
+@pytest.fixture
+def names(monkeypatch):
+    made = Names(monkeypatch)
+    yield made
+    made.go.set()
+
+
+@pytest.fixture
+def pump(names):
+    made = Pump(SinkOptions.parse(nameServer="unused:1"))
+    yield made
+    made.close()
+
+
+class Asked:
+    """The owner of a request."""
+
+    def __init__(self, pump, address, deadline_s=5.0) -> None:
+        self.pump, self.end = pump, None
+        now_s = pump.clock()
+        frame = Frame(1, None, b"hello")
+        pump.call(address, frame, self, deadline_s=now_s + deadline_s, now_s=now_s)
+
+    def on_answer(self, frame, sent_s, now_s) -> None:
+        self.end = bytes(frame.body)
+
+    def on_failed(self, error, now_s) -> None:
+        self.end = error
+
+    def wait(self):
+        while self.end is None:
+            self.pump.poll(1.0)
+        return self.end
+
+
+def test_an_answer_costs_one_read(serve, pump, monkeypatch):
+    """A second one would be a system call that says that there is nothing."""
+    reads, read = [], Transport.read
+
+    def counted(transport):
+        reads.append(read(transport))
+        return reads[-1]
+
+    monkeypatch.setattr(Transport, "read", counted)
+    address = serve()
+    for _ in range(20):
+        assert Asked(pump, address).wait() == b"hello"
+    assert None not in reads
+
+
+def named(address, host):
+    return f"{host}:{address.rpartition(':')[2]}"
+
+
+def test_a_name_that_is_looked_up_for_long_holds_up_nobody_else(serve, names, pump):
+    address = serve()
+    slow = [Asked(pump, named(address, "slow.example")) for _ in range(3)]
+    assert Asked(pump, address).wait() == b"hello"
+    assert [one.end for one in slow] == [None] * 3
+    names.go.set()
+    assert [one.wait() for one in slow] == [b"hello"] * 3
+    assert names.asked == ["slow.example"]
+
+
+def test_a_name_that_is_not_looked_up_in_time(serve, names, pump):
+    address = named(serve(), "slow.example")
+    for _ in range(3):
+        error = Asked(pump, address, deadline_s=0.05).wait()
+        assert type(error) is UnknownHostError
+        assert error.host == "slow.example"
+        assert "too long" in error.text and "nameServer" in error.text
+    assert names.asked == ["slow.example"]  # no thread more for each who asks
+
+
+def test_the_end_of_a_look_up_ends_the_wait(serve, names, pump):
+    asked = Asked(pump, named(serve(), "slow.example"))
+    pump.prepare(0.0)
+    names.go.set()
+    assert pump.wait(30.0)  # without being woken it would be empty, after 30 s
+    assert asked.wait() == b"hello"
+
+
+def test_an_unknown_name_is_told_with_its_option(names, pump):
+    error = Asked(pump, "nobody.example:9876").wait()
+    assert type(error) is UnknownHostError and isinstance(error, ConnectError)
+    assert error.host == "nobody.example" and error.address == "nobody.example:9876"
+    assert "nameServer" in error.text and "brokerIP1" in error.text
+
+
+def test_a_name_is_looked_up_again_when_it_leads_nowhere(serve, names, pump):
+    address = serve()
+    assert Asked(pump, named(address, "broker.example")).wait() == b"hello"
+    gone = named("x:1", "broker.example")
+    for number in (1, 2):
+        assert isinstance(Asked(pump, gone).wait(), ConnectError)
+        assert names.asked == ["broker.example"] * (1 + number)
+
+
+def test_an_answer_of_the_resolver_serves_for_a_short_time(names):
+    now_s = [0.0]
+    woken = threading.Event()
+    resolver = Resolver(woken.set, clock=lambda: now_s[0])
+    first = resolver.look_up("broker.example", 1)
+    assert woken.wait(10) and first.done
+    now_s[0] = KEEP_S - 0.1
+    assert resolver.look_up("broker.example", 1) is first
+    now_s[0] = KEEP_S
+    assert resolver.look_up("broker.example", 1) is not first
+    hanging = resolver.look_up("slow.example", 1)
+    now_s[0] += 2 * KEEP_S
+    assert resolver.look_up("slow.example", 1) is hanging
+    failed = resolver.look_up("nobody.example", 1)
+    while not failed.done:
+        woken.wait(0.01)
+    assert resolver.look_up("nobody.example", 1) is not failed
+
+
+@pytest.mark.parametrize("literal", ["127.0.0.1", "::1"])
+def test_a_literal_address_needs_no_look_up(names, literal):
+    found = Resolver(lambda: None).look_up(literal, 1)
+    assert found.done and found.targets
 
 
 @pytest.mark.parametrize("size", [1, 16_384, 16_385, 3_000_000])

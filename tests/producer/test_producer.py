@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import pickle
 import threading
@@ -30,25 +31,12 @@ from rocket_sink.wire.codes import RequestCode
 from .waiting import until
 
 
-@pytest.fixture
-def make(cluster):
-    made = []
-
-    def producer(**options):
-        made.append(Producer(nameServer=cluster.name_server, **options))
-        return made[-1]
-
-    yield producer
-    for one in made:
-        one.close(0.3)
-
-
-def test_send_writes_what_the_message_says(cluster, make):
+def test_send_writes_what_the_message_says(cluster, make_producer):
     message = Message(
         "orders", b"body", tags="a", keys=["k1", "k2"], sharding_key="u1",
         properties={"x": "1"}, flag=7,
     )  # fmt: skip
-    ack = make().send(message)
+    ack = make_producer().send(message)
     (stored,) = cluster.messages("orders")
     assert ack.outcome is Outcome.ACKED and ack.attempts == 1
     assert (stored.body, stored.flag) == (b"body", 7)
@@ -59,22 +47,74 @@ def test_send_writes_what_the_message_says(cluster, make):
     assert wanted.items() <= stored.properties.items()
 
 
-def test_no_thread_without_async(cluster, make):
-    before = {t.name for t in threading.enumerate()}
-    producer = make()
+def begun(before):
+    """Names of the threads that were not among those before, and run."""
+    return {thread.name for thread in set(threading.enumerate()) - before}
+
+
+def test_no_thread_leads_without_async(cluster, make_producer):
+    before = set(threading.enumerate())
+    producer = make_producer()
+    assert not begun(before)
     producer.send(Message("orders", b"x"))
     producer.send_batch([Message("orders", b"x")] * 3)
     producer.send_oneway(Message("orders", b"x"))
-    assert {t.name for t in threading.enumerate()} == before
+    assert begun(before) == {"rocket-sink-heartbeat"}
     producer.send_async(Message("orders", b"x")).result(5)
-    assert "rocket-sink-producer" in {t.name for t in threading.enumerate()}
+    assert "rocket-sink-producer" in begun(before)
     producer.close()
-    assert "rocket-sink-producer" not in {t.name for t in threading.enumerate()}
+    assert "rocket-sink-producer" not in begun(before)
+    until(lambda: not begun(before))
 
 
-def test_many_threads_share_it(cluster, make, monkeypatch):
+def heartbeats(cluster):
+    seen = [frame for broker in cluster.brokers for frame in broker.requests]
+    return sum(frame.code == RequestCode.HEART_BEAT for frame in seen)
+
+
+def test_an_idle_producer_goes_on_with_its_heartbeats(cluster, make_producer):
+    producer = make_producer(heartbeatBrokerInterval=100)
+    producer.send(Message("orders", b"x"))
+    until(lambda: heartbeats(cluster) >= 3)
+    assert producer.send(Message("orders", b"y")).message_id
+
+
+def test_an_idle_producer_that_was_dropped_leaves_no_thread(cluster):
+    before = set(threading.enumerate())
+    producer = Producer(nameServer=cluster.name_server, heartbeatBrokerInterval=100)
+    producer.send_oneway(Message("orders", b"x"))
+    until(lambda: heartbeats(cluster) >= 2)  # its thread has had a look, and sleeps again
+    del producer
+    # its thread may hold it for a moment, so that the first collection finds it in use
+    until(lambda: gc.collect() >= 0 and not begun(before))
+
+
+def test_a_sync_send_beside_a_leading_thread_is_written_by_its_sender(make_producer, monkeypatch):
+    """To wake the leader for it would cost two switches between threads per message."""
+    producer = make_producer()
+    producer.send_async(Message("orders", b"x")).result(5)
+    for _ in range(8):  # to all queues' brokers, connected by then
+        producer.send(Message("orders", b"x"))
+    pump, writers = producer._engine.pump, []
+    flush = pump.flush
+
+    def noted(link, now_s):
+        writers.append(threading.current_thread().name)
+        flush(link, now_s)
+
+    monkeypatch.setattr(pump, "flush", noted)
+    until(lambda: pump.waiting and not pump.in_flight)
+    producer.send(Message("orders", b"x"))
+    assert threading.current_thread().name in writers
+    del writers[:]
+    until(lambda: pump.waiting and not pump.in_flight)
+    producer.send_async(Message("orders", b"x")).result(5)
+    assert threading.current_thread().name not in writers
+
+
+def test_many_threads_share_it(cluster, make_producer, monkeypatch):
     monkeypatch.setattr(driver, "_IDLE_S", 1000.0)  # who is not woken sleeps for ever
-    producer = make()
+    producer = make_producer()
     acks = []
 
     def work(worker):
@@ -93,9 +133,9 @@ def test_many_threads_share_it(cluster, make, monkeypatch):
     }
 
 
-def test_threads_do_not_wait_for_one_slow_answer(cluster, make):
+def test_threads_do_not_wait_for_one_slow_answer(cluster, make_producer):
     """The leader's own answer is slow: the others get theirs meanwhile."""
-    producer = make()
+    producer = make_producer()
     producer.send(Message("orders", b"warm"))
     slow, quick = (MessageQueue("orders", b.name, 0) for b in cluster.brokers)
     cluster.brokers[0].on_send(Delay(700), times=1)
@@ -109,8 +149,8 @@ def test_threads_do_not_wait_for_one_slow_answer(cluster, make):
     leader.join(5)
 
 
-def test_async_futures_and_callbacks(cluster, make):
-    producer = make()
+def test_async_futures_and_callbacks(cluster, make_producer):
+    producer = make_producer()
     told = []
     futures = [
         producer.send_async(Message("orders", b"%d" % n), lambda *end: told.append(end))
@@ -121,18 +161,18 @@ def test_async_futures_and_callbacks(cluster, make):
     assert len(told) == 100 and all(error is None for _, error in told)
 
 
-def test_async_failures_reach_the_future(cluster, make):
+def test_async_failures_reach_the_future(cluster, make_producer):
     for broker in cluster.brokers:
         broker.on_send(Answer(13, "illegal"), times=None)
     told = []
-    future = make().send_async(Message("orders", b"x"), lambda *end: told.append(end))
+    future = make_producer().send_async(Message("orders", b"x"), lambda *end: told.append(end))
     with pytest.raises(RejectedError):
         future.result(5)
     assert told[0][0] is None and isinstance(told[0][1], RejectedError)
 
 
-def test_a_callback_may_send(cluster, make):
-    producer = make()
+def test_a_callback_may_send(cluster, make_producer):
+    producer = make_producer()
     second = []
 
     def again(result, error):
@@ -143,8 +183,8 @@ def test_a_callback_may_send(cluster, make):
     assert second and second[0].outcome is Outcome.ACKED
 
 
-def test_a_raising_callback_harms_nobody(cluster, make, caplog):
-    producer = make()
+def test_a_raising_callback_harms_nobody(cluster, make_producer, caplog):
+    producer = make_producer()
 
     def bad(result, error):
         raise ZeroDivisionError
@@ -154,8 +194,8 @@ def test_a_raising_callback_harms_nobody(cluster, make, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_async_blocks_at_the_window_and_then_says_so(cluster, make):
-    producer = make(maxInFlight=3, sendMsgTimeout=400)
+def test_async_blocks_at_the_window_and_then_says_so(cluster, make_producer):
+    producer = make_producer(maxInFlight=3, sendMsgTimeout=400)
     producer.send(Message("orders", b"warm"))
     for broker in cluster.brokers:
         broker.on_send(Drop(), times=None)
@@ -165,8 +205,8 @@ def test_async_blocks_at_the_window_and_then_says_so(cluster, make):
         producer.send_async(Message("orders", b"x"))
 
 
-def test_oneway_over_a_dead_connection_is_an_error(cluster, make):
-    producer = make(sendMsgTimeout=500)
+def test_oneway_over_a_dead_connection_is_an_error(cluster, make_producer):
+    producer = make_producer(sendMsgTimeout=500)
     producer.send_oneway(Message("orders", b"one"))
     for broker in cluster.brokers:
         broker.kill()
@@ -177,8 +217,8 @@ def test_oneway_over_a_dead_connection_is_an_error(cluster, make):
         producer.send_oneway(Message("orders", b"three"))
 
 
-def test_oneway_is_stored(cluster, make):
-    producer = make()
+def test_oneway_is_stored(cluster, make_producer):
+    producer = make_producer()
     for number in range(5):
         producer.send_oneway(Message("orders", b"%d" % number))
     producer.send(Message("orders", b"after"))
@@ -188,8 +228,8 @@ def test_oneway_is_stored(cluster, make):
     assert sum(f.is_oneway for f in frames) == 5
 
 
-def test_a_batch_is_split_by_encoded_size(cluster, make):
-    producer = make(maxMessageSize=2000)
+def test_a_batch_is_split_by_encoded_size(cluster, make_producer):
+    producer = make_producer(maxMessageSize=2000)
     messages = [Message("orders", bytes([n]) * 700, properties={"p": "v" * 50}) for n in range(7)]
     results = producer.send_batch(messages)
     sends = [
@@ -203,16 +243,16 @@ def test_a_batch_is_split_by_encoded_size(cluster, make):
     assert sorted(ids) == sorted(m.properties["UNIQ_KEY"] for m in cluster.messages("orders"))
 
 
-def test_a_refused_batch_is_sent_one_by_one(cluster, make):
+def test_a_refused_batch_is_sent_one_by_one(cluster, make_producer):
     for broker in cluster.brokers:
         broker.on(RequestCode.SEND_BATCH_MESSAGE, Answer(13, "too big"), times=None)
-    results = make().send_batch([Message("orders", b"%d" % n) for n in range(3)])
+    results = make_producer().send_batch([Message("orders", b"%d" % n) for n in range(3)])
     assert len(results) == 3
     assert sorted(m.body for m in cluster.messages("orders")) == [b"0", b"1", b"2"]
 
 
-def test_illegal_batches(cluster, make):
-    producer = make()
+def test_illegal_batches(cluster, make_producer):
+    producer = make_producer()
     for batch in (
         [],
         [Message("orders", b"1"), Message("other", b"2")],
@@ -224,8 +264,8 @@ def test_illegal_batches(cluster, make):
     assert cluster.messages("orders") == []
 
 
-def test_limits_are_local_errors_that_name_the_message(cluster, make):
-    producer = make(maxMessageSize=10)
+def test_limits_are_local_errors_that_name_the_message(cluster, make_producer):
+    producer = make_producer(maxMessageSize=10)
     with pytest.raises(MessageError) as caught:
         producer.send(Message("orders", bytes(11), keys=["k"]))
     error = caught.value
@@ -234,9 +274,9 @@ def test_limits_are_local_errors_that_name_the_message(cluster, make):
 
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
-def test_compression_round_trip(cluster, make, kind):
+def test_compression_round_trip(cluster, make_producer, kind):
     body = b"compress me " * 1000
-    make(compressType=kind).send(Message("orders", body))
+    make_producer(compressType=kind).send(Message("orders", body))
     (stored,) = cluster.messages("orders")
     assert stored.body == body and stored.sys_flag & 1
     sent = next(
@@ -245,16 +285,16 @@ def test_compression_round_trip(cluster, make, kind):
     assert len(sent.body) < 1000
 
 
-def test_compression_starts_at_the_limit(cluster, make):
-    producer = make(compressMsgBodyOverHowmuch=100)
+def test_compression_starts_at_the_limit(cluster, make_producer):
+    producer = make_producer(compressMsgBodyOverHowmuch=100)
     producer.send(Message("orders", bytes(99)))
     producer.send(Message("orders", bytes(100)))
     flags = {len(m.body): m.sys_flag & 1 for m in cluster.messages("orders")}
     assert flags == {99: 0, 100: 1}
 
 
-def test_selector_and_queue(cluster, make):
-    producer = make()
+def test_selector_and_queue(cluster, make_producer):
+    producer = make_producer()
     queues = producer.fetch_publish_message_queues("orders")
     assert len(queues) == 8
     ack = producer.send(Message("orders", b"x"), queue=queues[5])
@@ -264,8 +304,8 @@ def test_selector_and_queue(cluster, make):
 
 
 @pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
-def test_a_sharding_key_owns_a_queue(cluster, make, ordering):
-    producer = make(ordering=ordering)
+def test_a_sharding_key_owns_a_queue(cluster, make_producer, ordering):
+    producer = make_producer(ordering=ordering)
     places = {producer.send(Message("orders", b"x", sharding_key="user-1")).queue for _ in range(6)}
     # Java: "user-1".hashCode() over 8 queues
     value = 0
@@ -277,8 +317,8 @@ def test_a_sharding_key_owns_a_queue(cluster, make, ordering):
 
 
 @pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
-def test_oneway_goes_where_send_goes(cluster, make, ordering):
-    producer = make(ordering=ordering)
+def test_oneway_goes_where_send_goes(cluster, make_producer, ordering):
+    producer = make_producer(ordering=ordering)
     home = producer.send(Message("orders", b"x", sharding_key="user-1")).queue
     for _ in range(4):
         producer.send_oneway(Message("orders", b"x", sharding_key="user-1"))
@@ -291,20 +331,20 @@ def test_oneway_goes_where_send_goes(cluster, make, ordering):
         assert sum(m.queue_id == queue.queue_id for m in stored) == count
 
 
-def test_best_effort_moves_and_strict_stays(cluster, make):
-    producer = make(ordering="best_effort")
+def test_best_effort_moves_and_strict_stays(cluster, make_producer):
+    producer = make_producer(ordering="best_effort")
     home = producer.send(Message("orders", b"x", sharding_key="k")).queue
     cluster.broker(home.broker_name).kill()
     moved = {producer.send(Message("orders", b"x", sharding_key="k")).queue for _ in range(4)}
     assert len(moved) == 1 and next(iter(moved)).broker_name != home.broker_name
-    strict = make(ordering="strict", orderWaitMs=300)
+    strict = make_producer(ordering="strict", orderWaitMs=300)
     with pytest.raises(NotSentError):
         strict.send(Message("orders", b"x", sharding_key="k"))
 
 
-def test_namespace(cluster, make):
+def test_namespace(cluster, make_producer):
     cluster.create_topic("ns%orders", 2)
-    make(namespace="ns").send(Message("orders", b"x"))
+    make_producer(namespace="ns").send(Message("orders", b"x"))
     (stored,) = cluster.messages("ns%orders")
     assert stored.properties["INSTANCE_ID"] == "ns"
 
@@ -315,8 +355,8 @@ def _send_in_child(producer, pipe):
     producer.close()
 
 
-def test_a_forked_child_has_its_own_connections_and_ids(cluster, make):
-    producer = make()
+def test_a_forked_child_has_its_own_connections_and_ids(cluster, make_producer):
+    producer = make_producer()
     mine = [producer.send(Message("orders", b"parent")).message_id]
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe()
@@ -334,8 +374,8 @@ def test_a_forked_child_has_its_own_connections_and_ids(cluster, make):
     assert len(cluster.messages("orders")) == 17
 
 
-def test_closed_is_closed(cluster, make):
-    producer = make()
+def test_closed_is_closed(cluster, make_producer):
+    producer = make_producer()
     producer.send(Message("orders", b"x"))
     producer.close()
     producer.close()
@@ -345,8 +385,8 @@ def test_closed_is_closed(cluster, make):
         producer.send_async(Message("orders", b"x"))
 
 
-def test_close_waits_for_what_is_in_flight(cluster, make):
-    producer = make()
+def test_close_waits_for_what_is_in_flight(cluster, make_producer):
+    producer = make_producer()
     producer.send(Message("orders", b"warm"))
     for broker in cluster.brokers:
         broker.on_send(Delay(200), times=None)
@@ -355,8 +395,8 @@ def test_close_waits_for_what_is_in_flight(cluster, make):
     assert all(f.done() and f.result().outcome is Outcome.ACKED for f in futures)
 
 
-def test_close_has_a_deadline_and_leaves_no_future_open(cluster, make):
-    producer = make(sendMsgTimeout=30_000)
+def test_close_has_a_deadline_and_leaves_no_future_open(cluster, make_producer):
+    producer = make_producer(sendMsgTimeout=30_000)
     producer.send(Message("orders", b"warm"))
     for broker in cluster.brokers:
         broker.on_send(Drop(), times=None)
@@ -367,10 +407,12 @@ def test_close_has_a_deadline_and_leaves_no_future_open(cluster, make):
         assert future.exception().outcome is Outcome.UNKNOWN
 
 
-def test_requests_are_signed_with_references_resolved_late(cluster, make, monkeypatch, tmp_path):
+def test_requests_are_signed_with_references_resolved_late(
+    cluster, make_producer, monkeypatch, tmp_path
+):
     monkeypatch.setenv("RMQ_USER", "alice")
     (tmp_path / "secret").write_text("hunter2-canary\n")
-    producer = make(accessKey="env:RMQ_USER", secretKey=f"file:{tmp_path}/secret")
+    producer = make_producer(accessKey="env:RMQ_USER", secretKey=f"file:{tmp_path}/secret")
     producer.send(Message("orders", b"x"))
     producer.send_batch([Message("orders", b"y")])
     for frame in (f for b in cluster.brokers for f in b.requests):
@@ -378,9 +420,9 @@ def test_requests_are_signed_with_references_resolved_late(cluster, make, monkey
     assert "canary" not in repr(producer) + repr(producer.options) + repr(producer._engine)
 
 
-def test_credentials_are_read_again_once_when_refused(cluster, make, monkeypatch):
+def test_credentials_are_read_again_once_when_refused(cluster, make_producer, monkeypatch):
     monkeypatch.setenv("RMQ_SECRET", "old")
-    producer = make(accessKey="alice", secretKey="env:RMQ_SECRET")
+    producer = make_producer(accessKey="alice", secretKey="env:RMQ_SECRET")
     producer.send(Message("orders", b"x"))
     monkeypatch.setenv("RMQ_SECRET", "new")
     cluster.brokers[0].on_send(Answer(16, "check signature failed."), times=1)
@@ -396,11 +438,11 @@ def test_missing_secret_file_is_an_option_error(cluster):
         Producer(nameServer="h:1", accessKey="a", secretKey="file:/nowhere/x")
 
 
-def test_errors_survive_pickling(cluster, make):
+def test_errors_survive_pickling(cluster, make_producer):
     for broker in cluster.brokers:
         broker.on_send(Answer(13, "illegal"), times=None)
     with pytest.raises(RejectedError) as caught:
-        make().send(Message("orders", b"x"))
+        make_producer().send(Message("orders", b"x"))
     copy = pickle.loads(pickle.dumps(caught.value))
     assert type(copy) is type(caught.value) and copy.response_code == 13
     assert copy.topic == "orders" and copy.attempts == 1

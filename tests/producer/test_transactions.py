@@ -14,25 +14,11 @@ from rocket_sink.errors import (
     RejectedError,
 )
 from rocket_sink.message import Message
-from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK, UNKNOWN
 from rocket_sink.testing import Answer, CloseConnection
 from rocket_sink.wire.codes import RequestCode, SysFlag
 
 from .waiting import until
-
-
-@pytest.fixture
-def make(cluster):
-    made = []
-
-    def producer(**options):
-        made.append(Producer(nameServer=cluster.name_server, **options))
-        return made[-1]
-
-    yield producer
-    for one in made:
-        one.close(0.3)
 
 
 def halves(cluster):
@@ -48,14 +34,14 @@ def ends(cluster):
     ]
 
 
-def test_a_committed_message_is_delivered_after_execute(cluster, make):
+def test_a_committed_message_is_delivered_after_execute(cluster, make_producer):
     seen = []
 
     def execute(message, arg):
         seen.append((message.message_id, arg, len(halves(cluster)), cluster.messages("orders")))
         return COMMIT
 
-    result = make(producerGroup="g").send_in_transaction(
+    result = make_producer(producerGroup="g").send_in_transaction(
         Message("orders", b"x", keys=["k"]), execute, "arg"
     )
     (stored,) = cluster.messages("orders")
@@ -65,35 +51,37 @@ def test_a_committed_message_is_delivered_after_execute(cluster, make):
     assert stored.sys_flag & SysFlag.TRANSACTION_PREPARED
 
 
-def test_a_rolled_back_message_never_appears(cluster, make):
-    result = make().send_in_transaction(Message("orders", b"x"), lambda m, a: ROLLBACK)
+def test_a_rolled_back_message_never_appears(cluster, make_producer):
+    result = make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: ROLLBACK)
     assert result.state is ROLLBACK and result.ended
     assert cluster.messages("orders") == [] and halves(cluster) == []
 
 
 @pytest.mark.parametrize("answer", [UNKNOWN, None, "yes"])
-def test_without_a_clear_answer_the_half_message_waits(cluster, make, answer):
-    result = make().send_in_transaction(Message("orders", b"x"), lambda m, a: answer)
+def test_without_a_clear_answer_the_half_message_waits(cluster, make_producer, answer):
+    result = make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: answer)
     until(lambda: ends(cluster))
     assert result.state is UNKNOWN and not result.ended and len(halves(cluster)) == 1
     assert isinstance(result.local_error, TypeError) == (answer == "yes")
 
 
-def test_what_execute_raises_is_reported(cluster, make):
+def test_what_execute_raises_is_reported(cluster, make_producer):
     def execute(message, arg):
         raise ValueError("no money")
 
-    result = make().send_in_transaction(Message("orders", b"x"), execute)
+    result = make_producer().send_in_transaction(Message("orders", b"x"), execute)
     until(lambda: ends(cluster))
     assert isinstance(result.local_error, ValueError) and result.state is UNKNOWN
     assert "no money" in ends(cluster)[0].remark
 
 
-def test_a_degraded_half_message_is_rolled_back(cluster, make):
+def test_a_degraded_half_message_is_rolled_back(cluster, make_producer):
     for broker in cluster.brokers:
         broker.on_send(Answer(10), times=None)
     called = []
-    result = make().send_in_transaction(Message("orders", b"x"), lambda *a: called.append(a))
+    result = make_producer().send_in_transaction(
+        Message("orders", b"x"), lambda *a: called.append(a)
+    )
     assert result.send_result.outcome is Outcome.ACKED_DEGRADED
     assert result.state is ROLLBACK and not called and halves(cluster) == []
 
@@ -102,39 +90,40 @@ def test_a_degraded_half_message_is_rolled_back(cluster, make):
     "behaviour, error", [(Answer(1, "no half message"), BrokerError),
                          (CloseConnection(), ConnectionLostError)],
 )  # fmt: skip
-def test_an_end_that_fails_is_reported(cluster, make, behaviour, error):
+def test_an_end_that_fails_is_reported(cluster, make_producer, behaviour, error):
     for broker in cluster.brokers:
         broker.on(RequestCode.END_TRANSACTION, behaviour)
-    result = make().send_in_transaction(Message("orders", b"x"), lambda m, a: COMMIT)
+    result = make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: COMMIT)
     assert isinstance(result.end_error, error) and not result.ended
 
 
-def test_a_half_message_that_is_refused_is_not_executed(cluster, make):
+def test_a_half_message_that_is_refused_is_not_executed(cluster, make_producer):
     for broker in cluster.brokers:
         broker.on_send(Answer(13, "illegal"), times=None)
     called = []
     with pytest.raises(RejectedError):
-        make().send_in_transaction(Message("orders", b"x"), lambda *a: called.append(a))
+        make_producer().send_in_transaction(Message("orders", b"x"), lambda *a: called.append(a))
     with pytest.raises(MessageError):
-        make().send_in_transaction(Message("orders", b"x", delay_level=3), called.append)
+        make_producer().send_in_transaction(Message("orders", b"x", delay_level=3), called.append)
     assert not called and not ends(cluster)
 
 
-def test_no_thread_without_a_listener(make):
-    before = threading.active_count()
-    make().send_in_transaction(Message("orders", b"x"), lambda m, a: COMMIT)
-    assert threading.active_count() == before
+def test_no_thread_without_a_listener(make_producer):
+    before = set(threading.enumerate())
+    make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: COMMIT)
+    names = {thread.name for thread in set(threading.enumerate()) - before}
+    assert names == {"rocket-sink-heartbeat"}
 
 
 @pytest.mark.parametrize("state, delivered", [(COMMIT, 1), (ROLLBACK, 0)])
-def test_the_listener_answers_a_check(cluster, make, state, delivered):
+def test_the_listener_answers_a_check(cluster, make_producer, state, delivered):
     asked = []
 
     def listener(message):
         asked.append(message)
         return state
 
-    producer = make(transaction_listener=listener)
+    producer = make_producer(transaction_listener=listener)
     result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
     for broker in cluster.brokers:
         broker.check_transactions()
@@ -145,9 +134,9 @@ def test_the_listener_answers_a_check(cluster, make, state, delivered):
     assert ends(cluster)[-1].ext["fromTransactionCheck"] == "true"
 
 
-def test_another_process_may_listen(cluster, make):
-    make().send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
-    other = make()
+def test_another_process_may_listen(cluster, make_producer):
+    make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
+    other = make_producer()
     other.on_transaction_check = lambda message: COMMIT
     other.listen_for_checks("orders")
     until(lambda: all(_greeted(broker, other) for broker in cluster.brokers))
@@ -156,15 +145,17 @@ def test_another_process_may_listen(cluster, make):
     until(lambda: cluster.messages("orders"))
 
 
-def test_a_listener_that_raises_or_a_foreign_group_leave_it_open(cluster, make):
+def test_a_listener_that_raises_or_a_foreign_group_leave_it_open(cluster, make_producer):
     asked = []
 
     def listener(message):
         asked.append(message.message_id)
         raise ValueError("the database is down")
 
-    make(producerGroup="other", transaction_listener=asked.append).listen_for_checks("orders")
-    producer = make(transaction_listener=listener)
+    make_producer(producerGroup="other", transaction_listener=asked.append).listen_for_checks(
+        "orders"
+    )
+    producer = make_producer(transaction_listener=listener)
     result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
     until(lambda: ends(cluster))
     for broker in cluster.brokers:

@@ -54,6 +54,7 @@ TABLE = [
     # error, unordered action, strict action, isolate, reachable, refresh
     (errors.ConnectError, "retry_now", "retry_same_queue", "broker", False, True),
     (errors.TlsError, "retry_now", "retry_same_queue", "broker", False, True),
+    (errors.UnknownHostError, "retry_now", "retry_same_queue", "broker", False, True),
     (errors.UnwrittenError, "retry_now", "retry_same_queue", "broker", False, False),
     (errors.NameServerUnavailableError, "retry_after", "retry_same_queue", "nothing", True, False),
     (errors.NoRouteError, "retry_after", "retry_same_queue", "nothing", True, True),

@@ -233,8 +233,8 @@ def test_the_proxy_passes_cuts_freezes_and_refuses(cluster: FakeCluster) -> None
             assert client.read(5) is not None or (_ for _ in ()).throw(ConnectionError())
         assert len(cluster.messages("t")) == 2
         proxy.refuse()
-        refused = Client(proxy.address)
         with pytest.raises(OSError):
+            refused = Client(proxy.address)  # the reset may come before this returns
             refused.socket.sendall(b"x")
             if refused.socket.recv(1) == b"":
                 raise ConnectionResetError

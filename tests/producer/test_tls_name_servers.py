@@ -1,0 +1,124 @@
+"""Name servers whose certificates will not do: said at once, each address tried once."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+
+import pytest
+
+from rocket_sink.errors import NameServerUnavailableError, TlsError
+from rocket_sink.message import Message
+from rocket_sink.producer.producer import Producer
+from tests.net.test_transport import IP, Authority, Echo, authority
+
+assert authority  # a fixture
+
+
+class Handshakes(Echo):
+    """A TLS server that counts connections; nobody gets as far as a request."""
+
+    def __init__(self, files, before=None) -> None:
+        self.count = 0
+        self._before = before
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*files)
+        super().__init__(context)
+
+    def _serve(self, peer) -> None:
+        self.count += 1
+        if self._before is not None:
+            self._before()
+        try:
+            self._context.wrap_socket(peer, server_side=True).close()
+        except OSError:
+            peer.close()
+
+
+@pytest.fixture
+def serve(authority):
+    made = []
+
+    def start(*names, before=None):
+        files = authority.server(f"s{len(made)}", *names)
+        made.append(Handshakes(files, before))
+        return made[-1]
+
+    yield start
+    for server in made:
+        server.close()
+
+
+def send(servers, ca, **options):
+    addresses = ";".join(getattr(one, "address", one) for one in servers)
+    # the deadline is far: who waits for it, fails by the test's own time-out
+    with Producer(
+        nameServer=addresses, tlsMode="verify-full", tlsCa=str(ca), **options
+    ) as producer:
+        producer.send(Message("orders", b"x"))
+
+
+@pytest.mark.timeout(60)
+def test_each_name_server_is_tried_once_and_the_reason_told(authority, serve):
+    servers = [serve(), serve()]  # certificates without a name
+    with pytest.raises(TlsError, match="tlsServerName") as caught:
+        send(servers, authority.file, sendMsgTimeout=600_000)
+    assert [server.count for server in servers] == [1, 1]
+    assert all(server.address in str(caught.value) for server in servers)
+
+
+@pytest.mark.timeout(60)
+def test_an_untrusted_issuer_is_told_by_every_way_to_ask(serve, tmp_path):
+    (tmp_path / "bad").mkdir()
+    stranger, server = Authority(tmp_path / "bad", "bad-ca"), serve(IP)
+    options = {"tlsMode": "verify-full", "tlsCa": str(stranger.file), "sendMsgTimeout": 600_000}
+    with Producer(nameServer=server.address, **options) as producer:
+        for ask in (
+            lambda: producer.send(Message("orders", b"x")),
+            lambda: producer.send_oneway(Message("orders", b"x")),
+            lambda: producer.send_async(Message("orders", b"x")).result(),
+            lambda: producer.fetch_publish_message_queues("orders"),
+        ):
+            with pytest.raises(TlsError, match="tlsCa"):
+                ask()
+
+
+def test_another_kind_of_failure_may_pass_and_is_tried_again(authority, serve, unused_address):
+    server = serve()
+    with pytest.raises(NameServerUnavailableError, match="tlsServerName"):
+        send([server, unused_address], authority.file, sendMsgTimeout=2000)
+    assert server.count > 1
+
+
+@pytest.mark.timeout(60)
+def test_an_authority_that_was_exchanged_meanwhile_is_read_again(authority, serve, tmp_path):
+    """The first handshake fails by the old file, and the new one is there by then."""
+    (tmp_path / "bad").mkdir()
+    ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
+    shutil.copy(Authority(tmp_path / "bad", "bad-ca").file, ca)
+
+    def exchange():
+        shutil.copy(authority.file, new)
+        new.replace(ca)
+
+    server = serve(IP, before=exchange)
+    with pytest.raises(NameServerUnavailableError):  # it speaks no further than the handshake
+        send([server], ca, sendMsgTimeout=2000)
+    assert server.count > 1
+
+
+def test_a_file_that_is_half_written_meanwhile_ends_nothing(serve, tmp_path):
+    ca = tmp_path / "ca.pem"
+    (tmp_path / "bad").mkdir()
+    shutil.copy(Authority(tmp_path / "bad", "bad-ca").file, ca)
+    server = serve(IP, before=lambda: ca.write_text("-----BEGIN CERT"))
+    with pytest.raises(NameServerUnavailableError, match="option tlsCa"):
+        send([server], ca, sendMsgTimeout=2000)
+
+
+@pytest.fixture
+def unused_address():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
