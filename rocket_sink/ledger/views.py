@@ -22,6 +22,7 @@ from rocket_sink.ledger.schema import (
     ISOLATION,
     RESOLUTION,
     SEND,
+    TRANSACTION,
     columns_of,
 )
 
@@ -180,6 +181,31 @@ def attempts(rows: DataFrame) -> DataFrame:
             "worker": f.coalesce("worker", "_worker"),
         }
     ).drop("_lane", "_worker")
+
+
+def halves(rows: DataFrame) -> DataFrame:
+    """The half messages that the ledger has decided to commit: all that are in it and stored.
+
+    Only the foreachBatch lane and batch writes have any. Their rows are in the table when, and
+    only when, the epoch's append is; those of failed attempts are in no append.
+    """
+    stored = f.col("outcome").isin("acked", "acked_degraded")
+    return of_kind(rows, SEND).where(f.col("half") & stored)
+
+
+def transactions(rows: DataFrame) -> DataFrame:
+    by_epoch = halves(rows).groupBy(*_EPOCH_KEY).agg(
+        f.max("run_id").alias("run_id"), f.max("lane").alias("lane"), f.max("at").alias("at"),
+        f.count("*").alias("halves"), f.sort_array(f.collect_set("topic")).alias("topics"),
+        f.sort_array(f.collect_set("broker_name")).alias("brokers"),
+    )  # fmt: skip
+    of_epochs = of_kind(rows, TRANSACTION).where(f.col("message_id").isNull())
+    ends = of_epochs.groupBy(*_EPOCH_KEY).agg(
+        f.max("at").alias("ended_at"),
+        *(f.max_by(n, "at").alias(n) for n in ("committed", "refused", "found_stored")),
+    )
+    joined = by_epoch.join(ends, list(_EPOCH_KEY), "left")
+    return joined.withColumn("open", f.col("ended_at").isNull())
 
 
 def _zero(name: str) -> Column:

@@ -34,13 +34,22 @@ class StoredMessages:
         since_ms: no message looked for is older (ms since 1970).
         brokers: names of brokers that must answer besides those of the topic's route: a message
             may be on one that is not in the route just now.
+        by_route: ask the brokers of the topic's route.
 
     Raises from all methods:
         DeliveryError: a broker gave no answer within `storedCheckTimeout`.
         SendError: a fatal one (credentials).
     """
 
-    def __init__(self, engine: SendEngine, *, since_ms: int, brokers: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        engine: SendEngine,
+        *,
+        since_ms: int,
+        brokers: Iterable[str] = (),
+        by_route: bool = True,
+    ) -> None:
+        self._by_route = by_route
         self._engine = engine
         self._since_ms = since_ms
         self._brokers = frozenset(brokers)
@@ -72,7 +81,8 @@ class StoredMessages:
         return self._found
 
     def _names(self, topic: str) -> list[str]:
-        return sorted(self._brokers | set(self._engine.publish_info(topic).masters))
+        masters = set(self._engine.publish_info(topic).masters) if self._by_route else set[str]()
+        return sorted(self._brokers | masters)
 
     def _ask(self, questions: Iterable[Question], topic: str) -> None:
         engine = self._engine
