@@ -183,27 +183,31 @@ def attempts(rows: DataFrame) -> DataFrame:
     ).drop("_lane", "_worker")
 
 
-def halves(rows: DataFrame) -> DataFrame:
+def is_decided_half() -> Column:
     """The half messages that the ledger has decided to commit: all that are in it and stored.
 
     Only the foreachBatch lane and batch writes have any. Their rows are in the table when, and
     only when, the epoch's append is; those of failed attempts are in no append.
     """
     stored = f.col("outcome").isin("acked", "acked_degraded")
-    return of_kind(rows, SEND).where(f.col("half") & stored)
+    return (f.col("kind") == SEND) & f.coalesce("half", f.lit(False)) & stored
+
+
+def is_epoch_end() -> Column:
+    """The row that says that an epoch's half messages are committed."""
+    return (f.col("kind") == TRANSACTION) & f.col("message_id").isNull()
 
 
 def transactions(rows: DataFrame) -> DataFrame:
-    by_epoch = halves(rows).groupBy(*_EPOCH_KEY).agg(
+    by_epoch = rows.where(is_decided_half()).groupBy(*_EPOCH_KEY).agg(
         f.max("run_id").alias("run_id"), f.max("lane").alias("lane"), f.max("at").alias("at"),
         f.count("*").alias("halves"), f.sort_array(f.collect_set("topic")).alias("topics"),
         f.sort_array(f.collect_set("broker_name")).alias("brokers"),
     )  # fmt: skip
-    of_epochs = of_kind(rows, TRANSACTION).where(f.col("message_id").isNull())
-    ends = of_epochs.groupBy(*_EPOCH_KEY).agg(
-        f.max("at").alias("ended_at"),
-        *(f.max_by(n, "at").alias(n) for n in ("committed", "refused", "found_stored")),
-    )
+    counts = ("committed", "refused", "found_stored")
+    ends = rows.where(is_epoch_end()).groupBy(*_EPOCH_KEY).agg(
+        f.max("at").alias("ended_at"), *(f.max_by(n, "at").alias(n) for n in counts),
+    )  # fmt: skip
     joined = by_epoch.join(ends, list(_EPOCH_KEY), "left")
     return joined.withColumn("open", f.col("ended_at").isNull())
 

@@ -22,9 +22,9 @@ from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext, transaction_rows
 from rocket_sink.ledger.sanitise import sanitise
-from rocket_sink.ledger.schema import TRANSACTION
+from rocket_sink.ledger.schema import SEND
 from rocket_sink.ledger.table import check_table, is_classic, last_txn_version, txn_app_id
-from rocket_sink.ledger.views import halves
+from rocket_sink.ledger.views import is_decided_half, is_epoch_end
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.commits import CommitReport, Half, HalfCommits
 from rocket_sink.producer.pool import ProducerPool, worker_pool
@@ -32,11 +32,11 @@ from rocket_sink.spark.halves import check_group
 from rocket_sink.wire.ids import decode_offset_message_id
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _LOG: Final = logging.getLogger(__name__)
 _COLUMNS: Final = (
-    "topic", "broker_name", "queue_id", "queue_offset", "offset_message_id", "message_id",
+    "kind", "topic", "broker_name", "queue_id", "queue_offset", "offset_message_id", "message_id",
     "run_id", "lane", "at",
 )  # fmt: skip
 _ALARM_S: Final = 300
@@ -125,8 +125,9 @@ class Endings:
         with ends_lock(self._place, wait_s) as got:
             if not got:
                 return EndReport(query_id, epoch, busy=True)
-            rows = self._rows(query_id, epoch)
-            if not rows or (self._is_ended(query_id, epoch) and not again):
+            found = self._rows(query_id, epoch)
+            rows = [row for row in found if row.kind == SEND]
+            if not rows or (len(rows) < len(found) and not again):
                 return EndReport(query_id, epoch)
             return self._end(rows, query_id, epoch, again=again, progress=progress)
 
@@ -135,7 +136,8 @@ class Endings:
         last = last_txn_version(self._spark, self._place, txn_app_id(query_id))
         if last is None or last < epoch:
             return None
-        return frozenset(row.message_id for row in self._rows(query_id, epoch))
+        found = self._rows(query_id, epoch)
+        return frozenset(row.message_id for row in found if row.kind == SEND)
 
     def _end(
         self, rows: Sequence[Any], query_id: str, epoch: int, *, again: bool, progress: Progress
@@ -187,17 +189,13 @@ class Endings:
         self._ledger.append(self._spark, *batches)
 
     def _rows(self, query_id: str, epoch: int) -> list[Any]:
-        """The epoch's half messages; a driver has room for some hundred bytes of each."""
-        return self._of(halves(self._ledger.rows(self._spark)), query_id, epoch).collect()
+        """The epoch's half messages, and the rows of its end where it is ended.
 
-    def _is_ended(self, query_id: str, epoch: int) -> bool:
+        A driver has room for some hundred bytes of each.
+        """
         rows = self._ledger.rows(self._spark)
-        ends = rows.where((rows.kind == TRANSACTION) & rows.message_id.isNull())
-        return bool(self._of(ends, query_id, epoch).head(1))
-
-    @staticmethod
-    def _of(rows: DataFrame, query_id: str, epoch: int) -> DataFrame:
-        return rows.where((rows.query_id == query_id) & (rows.epoch == epoch)).select(*_COLUMNS)
+        ours = (rows.query_id == query_id) & (rows.epoch == epoch)
+        return rows.where(ours & (is_decided_half() | is_epoch_end())).select(*_COLUMNS).collect()
 
 
 def check_ended(report: EndReport) -> None:
