@@ -28,6 +28,7 @@ from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.properties import PGROUP, SHARDING_KEY
 from rocket_sink.wire.stored import StoredMessage
+from tests.producer.waiting import until
 
 CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach_batch")
 GROUP = "rocket-sink-ledger"
@@ -40,6 +41,7 @@ class World:
 
     def __init__(self, cluster: FakeCluster, ledger: Path) -> None:
         self.cluster = cluster
+        self.pool = ProducerPool()
         self.given: dict[str, Any] = {
             "nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
             "delivery": "transactional", "storedCheckDelay": 100, "storedCheckTimeout": 5000,
@@ -53,7 +55,7 @@ class World:
         """What a task writes to the ledger."""
         options, written = self.options(**more), list[pa.RecordBatch]()
         table = rows_of(ROWS) if rows is None else rows
-        run = TaskRun(options, ctx, emit=written.append, pool=ProducerPool(), check_group=GROUP)
+        run = TaskRun(options, ctx, emit=written.append, pool=self.pool, check_group=GROUP)
         for batch in table.to_batches(max_chunksize=25):
             run.feed(batch, resolve_columns(batch.schema, options))
         self.summary = run.finish()
@@ -136,9 +138,15 @@ def test_a_half_message_says_who_it_is_and_who_answers_for_it(world: World) -> N
     one = world.open()[0]
     assert one.properties[PGROUP] == GROUP
     assert HalfMark.read(one.properties) == HalfMark("q", "r", 3, 0, 7)
-    beats = [r for b in world.cluster.brokers for r in b.requests
-             if r.code == RequestCode.HEART_BEAT]  # fmt: skip
-    assert beats and not any(GROUP.encode() in bytes(r.body or b"") for r in beats)
+    engine = world.pool.acquire(world.options())
+    until(lambda: engine.drive() or len(_heartbeats(world)) >= 2)
+    assert not any(GROUP.encode() in body for body in _heartbeats(world))
+    engine.close()
+
+
+def _heartbeats(world: World) -> list[bytes]:
+    requests = [request for broker in world.cluster.brokers for request in broker.requests]
+    return [bytes(r.body or b"") for r in requests if r.code == RequestCode.HEART_BEAT]
 
 
 @pytest.mark.parametrize("behaviour", [Drop(), CloseConnection(), Answer(1, "boom", stores=True)])
