@@ -158,6 +158,11 @@ class Answerer:
 
     def _end(self, query_id: str, epoch: int) -> None:
         report = self._endings.end(query_id, epoch, wait_s=0.0, again=True)
+        if report.refused:
+            _LOG.warning(
+                "%d messages of query %s epoch %d are lost: their brokers do not have their half "
+                "messages any more; the ledger names them", report.refused, query_id, epoch,
+            )  # fmt: skip
         if report.committed or report.refused:
             self._ended(report)
 

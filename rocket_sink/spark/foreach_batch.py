@@ -127,13 +127,14 @@ class BatchWriter:
         run = str(uuid.uuid4())
         query = f"{self._options.app_id}/{run}" if self._options.app_id else run
         transactions = None
-        if self._options.ledger:
+        if self._options.delivery == "transactional":
             ensure_table(df.sparkSession, locate(self._options.ledger))
             transactions = self._transactions(df.sparkSession)
         group = transactions.group if transactions is not None else ""
         results = self._results(df, "batch", 0, query, run, group)
         if self._options.ledger:
             session, place = df.sparkSession, locate(self._options.ledger)
+            ensure_table(session, place)
             _append(results, place.uri, txn_app_id(query), 0)
             if transactions is not None:
                 transactions.end(query, 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +176,19 @@ def test_a_busy_broker_and_a_lost_one_fail_the_query(query: Query) -> None:
     assert (row.refused, row.committed, row.open) == (ROWS, 0, False)
     query.epoch(1)
     assert query.seen() == {1: ROWS}
+
+
+def test_a_stream_names_its_query_itself(query: Query, tmp_path: Path) -> None:
+    source = str(tmp_path / "source")
+    query.rows(0).write.parquet(source)
+    stream = query.spark.readStream.schema("body STRING").parquet(source)
+    writer = stream.writeStream.foreachBatch(query.sink(appId="").write_batch)
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    running = writer.trigger(availableNow=True).start()
+    running.awaitTermination()
+    assert query.seen() == {0: ROWS}
+    found = query.ledger.transactions(query.spark).where(f"query_id = '{running.id}'").first()
+    assert (found.epoch, found.committed, found.open) == (0, ROWS, False)
 
 
 def test_batch_writes_have_it_and_foreach_does_not(query: Query) -> None:
