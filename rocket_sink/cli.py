@@ -37,6 +37,10 @@ COMMANDS: Final = {
         "dlq:dlq",
         "Look into the dead letters of consumer groups, export them, send them again.",
     ),
+    "transactions": (
+        "transactions:transactions",
+        "List and settle open transactions of a ledger, and answer for them.",
+    ),
     "report": ("report:report", "Show what a ledger says about sends, failures and brokers."),
     "ledger": ("ledger:ledger", "Fold, show and maintain a ledger."),
     "options": ("options:options", "List every option of the sink, or write a configuration."),

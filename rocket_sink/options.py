@@ -95,10 +95,10 @@ class SinkOptions:
     queue_selector: str = option("queueSelector", Kind.CHOICE, "round_robin", _R, "queue of messages without sharding key", choices=("round_robin", "random", "weighted", "least_latency"))
     sharding_hash: str = option("shardingHash", Kind.CHOICE, "java", _R, "queue of messages with a sharding key: String.hashCode of the Java client, SipHash of the gRPC clients, or rendezvous", choices=("java", "siphash24", "rendezvous"))
 
-    delivery: str = option("delivery", Kind.CHOICE, "at_least_once", _D, "effectively_once: ids that a replay repeats, and the brokers are asked before anything is sent that may be stored already; needs a ledger", choices=("at_least_once", "effectively_once"))
+    delivery: str = option("delivery", Kind.CHOICE, "at_least_once", _D, "effectively_once: ids that a replay repeats, and the brokers are asked before anything is sent that may be stored already; needs a ledger. transactional: half messages, which consumers see once the epoch is in the ledger (foreachBatch and sink.write); needs a ledger", choices=("at_least_once", "effectively_once", "transactional"))
     replay_check: str = option("replayCheck", Kind.CHOICE, "auto", _D, "effectively_once: rows that are looked up before they are sent: those of epochs that were begun before, all, or none", choices=("auto", "always", "never"))
-    stored_check_timeout_ms: int = option("storedCheckTimeout", Kind.MILLISECONDS, 60_000, _D, "effectively_once: longest wait for a request's answer while its connection lives, and then for the brokers' word whether it is stored", low=1)
-    stored_check_delay_ms: int = option("storedCheckDelay", Kind.MILLISECONDS, 3000, _D, "effectively_once: a message is not taken for absent before its broker has answered for so long", low=0)
+    stored_check_timeout_ms: int = option("storedCheckTimeout", Kind.MILLISECONDS, 60_000, _D, "effectively_once: longest wait for a request's answer while its connection lives, and then for the brokers' word whether it is stored. transactional: longest wait for a broker that ends nothing", low=1)
+    stored_check_delay_ms: int = option("storedCheckDelay", Kind.MILLISECONDS, 3000, _D, "effectively_once, transactional: a message is not taken for absent before its broker has answered for so long", low=0)
     ordering: str = option("ordering", Kind.CHOICE, "none", _D, "none; best_effort: a key moves when its broker is isolated; strict: a key never moves", choices=("none", "best_effort", "strict"))
     order_wait_ms: int = option("orderWaitMs", Kind.MILLISECONDS, 60_000, _D, "strict: longest wait for a key's own queue", low=1)
     delivery_timeout_ms: int = option("deliveryTimeoutMs", Kind.MILLISECONDS, 30_000, _D, "Spark lanes, unordered rows: total time for a request with all its attempts, in the place of sendMsgTimeout", low=1)
@@ -211,6 +211,12 @@ class SinkOptions:
             raise OptionError("options tlsCert and tlsKey only work together", option="tlsCert")
         if self.delivery == "effectively_once":
             self._check_once()
+        if self.delivery == "transactional" and not self.ledger:
+            raise OptionError(
+                "delivery=transactional decides by the ledger which messages become visible; give "
+                "the option ledger=PATH",
+                option="ledger",
+            )
         if self.on_pending_key == "hold" and (self.ordering == "none" or not self.ledger):
             raise OptionError(
                 "onPendingKey=hold keeps the order of keys whose letters the ledger holds: it "

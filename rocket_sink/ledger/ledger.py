@@ -111,6 +111,17 @@ class Ledger:
         """
         return marks.tries(self.rows(spark))
 
+    def transactions(self, spark: SparkSession, *, pending: bool = False) -> DataFrame:
+        """One row per epoch with half messages (`delivery=transactional`).
+
+        `open`: in the ledger, so decided, but not known to be ended at all brokers; `pending`
+        leaves out the others. `halves` are to become visible, `committed` are, `refused` ones
+        their brokers do not have any more. Half messages of attempts that failed before the
+        epoch's append are in no ledger: nobody commits them, and brokers drop them.
+        """
+        found = views.view(self.rows(spark), "transactions")
+        return found.where("open") if pending else found
+
     def isolations(self, spark: SparkSession) -> DataFrame:
         """One row per isolation, with `isolated_ms`."""
         return views.view(self.rows(spark), "isolations")

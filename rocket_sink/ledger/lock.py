@@ -31,22 +31,31 @@ _SETTLE_S: Final = 3.0
 
 
 @contextlib.contextmanager
-def fold_lock(place: Place, filesystem: fs.FileSystem, wait_s: float) -> Iterator[bool]:
-    """Hold the ledger's fold lock; gives False when another live fold had it all the time."""
+def fold_lock(
+    place: Place, filesystem: fs.FileSystem, wait_s: float, *, name: str = LOCK_NAME
+) -> Iterator[bool]:
+    """Hold the ledger's fold lock; gives False when another live fold had it all the time.
+
+    Args:
+        name: another lock of the ledger, held in the same way.
+    """
     deadline_s = time.monotonic() + wait_s
-    held = _local(place, deadline_s) if place.is_local else _remote(place, filesystem, deadline_s)
+    if place.is_local:
+        held = _local(place, name, deadline_s)
+    else:
+        held = _remote(place, name, filesystem, deadline_s)
     with held as got:
         yield got
 
 
 @contextlib.contextmanager
-def _local(place: Place, deadline_s: float) -> Iterator[bool]:
+def _local(place: Place, lock_name: str, deadline_s: float) -> Iterator[bool]:
     import fcntl
 
     folder = Path(place.folds)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = os.open(folder / lock_name, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise LedgerError(
             f"cannot write the spool folder {folder}: {error}", path=str(folder)
@@ -76,8 +85,10 @@ def _try_flock(handle: int, operation: int) -> bool:
 
 
 @contextlib.contextmanager
-def _remote(place: Place, filesystem: fs.FileSystem, deadline_s: float) -> Iterator[bool]:
-    path = f"{place.folds}/{LOCK_NAME}"
+def _remote(
+    place: Place, lock_name: str, filesystem: fs.FileSystem, deadline_s: float
+) -> Iterator[bool]:
+    path = f"{place.folds}/{lock_name}"
     name = f"{this_process()} {uuid.uuid4().hex}"
     filesystem.create_dir(place.folds, recursive=True)
     while not _claim(path, name, filesystem):

@@ -25,6 +25,7 @@ from rocket_sink.ledger.schema import (
     RESOLUTIONS,
     RUN_COLUMNS,
     SEND,
+    TRANSACTION,
     columns_of,
 )
 
@@ -93,6 +94,7 @@ def send_rows(
     *,
     requests: Sequence[int] | None = None,
     maybe_duplicate: Sequence[bool] | None = None,
+    half: Sequence[bool] | None = None,
     secrets: Iterable[str] = (),
 ) -> pa.RecordBatch:
     """One row per request attempt.
@@ -101,6 +103,7 @@ def send_rows(
         requests: number of the request in its task attempt, per attempt; it joins a row to the
             `in_flight` row written before.
         maybe_duplicate: per attempt, an earlier attempt of its request has no known outcome.
+        half: per attempt, it sent a half message.
         secrets: texts that no row may hold.
     """
     secrets = tuple(secrets)
@@ -123,6 +126,7 @@ def send_rows(
     values["maybe_duplicate"] = (
         [False] * len(attempts) if maybe_duplicate is None else list(maybe_duplicate)
     )
+    values["half"] = half
     return build_rows(SEND, len(attempts), values, ctx)
 
 
@@ -229,6 +233,11 @@ def resolution_rows(columns: Mapping[str, Any], ctx: RunContext) -> pa.RecordBat
     if isinstance(values.get("note"), str):
         values["note"] = sanitise(values["note"])
     return build_rows(RESOLUTION, count, values, ctx)
+
+
+def transaction_rows(columns: Mapping[str, Any], count: int, ctx: RunContext) -> pa.RecordBatch:
+    """The end of a transactional epoch, or messages of it that their brokers would not commit."""
+    return build_rows(TRANSACTION, count, columns, ctx)
 
 
 def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:

@@ -15,7 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 VERSION_PROPERTY: Final = "rocketSink.schemaVersion"
 """Of the Delta table."""
 
@@ -25,7 +25,8 @@ RESOLUTION: Final = "resolution"
 ISOLATION: Final = "isolation"
 EPOCH: Final = "epoch"
 BACKFILL: Final = "backfill"
-KINDS: Final = (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, EPOCH, BACKFILL)
+TRANSACTION: Final = "transaction"
+KINDS: Final = (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, EPOCH, BACKFILL, TRANSACTION)
 
 REASONS: Final = ("data", "transport", "permission", "unknown", "held_back", "consumer")
 """Classes of dead letters: the row itself; the way to the broker, or a busy or broken broker; a
@@ -74,7 +75,7 @@ class Column:
 
 # fmt: off
 COLUMNS: Final[tuple[Column, ...]] = (
-    Column("kind", "STRING", _ALL, "send, dead_letter, resolution, isolation, epoch or backfill; the partition column"),
+    Column("kind", "STRING", _ALL, "send, dead_letter, resolution, isolation, epoch, backfill or transaction; the partition column"),
     Column("at", "TIMESTAMP", _ALL, "when it happened (send: start of the attempt), UTC"),
     Column("query_id", "STRING", _ALL, "streaming query id, kept by its checkpoint; of a batch, its run id"),
     Column("run_id", "STRING", _ALL, "streaming run id: new at each start"),
@@ -87,13 +88,13 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("worker", "STRING", _ALL, "host:pid that wrote the row"),
     Column("lane", "STRING", _ALL, "foreach, datasource, foreach_batch, batch, backfill or export"),
 
-    Column("topic", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, BACKFILL), "topic; isolation: set when only this topic is avoided on the broker"),
-    Column("broker_name", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION), "broker; dead_letter: the one that the row itself asked for"),
+    Column("topic", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, BACKFILL, TRANSACTION), "topic; isolation: set when only this topic is avoided on the broker"),
+    Column("broker_name", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, TRANSACTION), "broker; dead_letter: the one that the row itself asked for"),
     Column("queue_id", "BIGINT", (SEND, DEAD_LETTER, RESOLUTION), "queue; dead_letter: the one that the row itself asked for"),
-    Column("message_id", "STRING", (SEND, DEAD_LETTER, RESOLUTION, BACKFILL), "client message id (UNIQ_KEY); send: of the request's first message"),
+    Column("message_id", "STRING", (SEND, DEAD_LETTER, RESOLUTION, BACKFILL, TRANSACTION), "client message id (UNIQ_KEY); send: of the request's first message; transaction: of a message that its broker would not commit, null in the row of the epoch"),
     Column("outcome", "STRING", (SEND, DEAD_LETTER, BACKFILL), "acked, acked_degraded, rejected, not_sent, unknown; in_flight: written before the answer, or before a backfill sends the letter"),
     Column("broker_address", "STRING", (SEND, RESOLUTION), "host:port that was asked"),
-    Column("queue_offset", "BIGINT", (SEND, RESOLUTION), "offset of the (first) message in its queue"),
+    Column("queue_offset", "BIGINT", (SEND, RESOLUTION), "offset of the (first) message in its queue; half: in its broker's half queue"),
     Column("offset_message_id", "STRING", (SEND, RESOLUTION), "the broker's id of the (first) message"),
     Column("body_bytes", "BIGINT", (SEND, DEAD_LETTER, EPOCH), "bytes of the bodies; send: of the request's body"),
 
@@ -106,8 +107,9 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("wire_bytes", "BIGINT", (SEND,), "bytes of the whole frame"),
     Column("response_code", "INT", (SEND,), "the broker's response code"),
     Column("error_code", "STRING", (SEND, BACKFILL), "class of the failure"),
-    Column("remark", "STRING", (SEND,), "the broker's remark, made printable and cut"),
+    Column("remark", "STRING", (SEND, TRANSACTION), "the broker's remark, made printable and cut"),
     Column("maybe_duplicate", "BOOLEAN", (SEND, DEAD_LETTER), "an earlier attempt has no known outcome: messages may be stored twice, under one id (dead_letter: may be stored)"),
+    Column("half", "BOOLEAN", (SEND,), "a half message (delivery=transactional): delivered once its epoch is ended"),
 
     Column("letter_id", "STRING", (DEAD_LETTER, RESOLUTION, BACKFILL), "names one dead letter, or one row of a table that a backfill sends"),
     Column("ordinal", "BIGINT", (DEAD_LETTER,), "order of the letters of one task attempt, and so of a key"),
@@ -151,12 +153,15 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("invalid", "BIGINT", (EPOCH,), "of dead: refused before anything was sent"),
     Column("held_back", "BIGINT", (EPOCH,), "of dead: held back behind an earlier failure of their key"),
     Column("duplicates_possible", "BIGINT", (EPOCH,), "rows stored that an earlier attempt may have stored too"),
-    Column("found_stored", "BIGINT", (EPOCH,), "of acked: found stored by their ids, after a lost answer or in a replay (delivery=effectively_once)"),
+    Column("found_stored", "BIGINT", (EPOCH, TRANSACTION), "transaction: of committed, found visible at their brokers; epoch: of acked, found stored by their ids, after a lost answer or in a replay (delivery=effectively_once)"),
     Column("requests", "BIGINT", (EPOCH,), "requests made"),
     Column("moved_keys", "BIGINT", (EPOCH,), "keys moved off their queue (ordering=best_effort)"),
     Column("complete", "BOOLEAN", (EPOCH,), "the task attempt reached the end of its input with all rows accounted for"),
-    Column("duration_ms", "DOUBLE", (EPOCH,), "time of the task attempt; driver: of the micro-batch"),
+    Column("duration_ms", "DOUBLE", (EPOCH, TRANSACTION), "time of the task attempt; driver: of the micro-batch; transaction: of ending it"),
     Column("num_input_rows", "BIGINT", (EPOCH,), "driver's row: rows that Spark read in the micro-batch"),
+
+    Column("committed", "BIGINT", (TRANSACTION,), "half messages of the epoch that were made visible"),
+    Column("refused", "BIGINT", (TRANSACTION,), "half messages of the epoch that their brokers would not commit; each has a row"),
 )
 # fmt: on
 

@@ -25,6 +25,7 @@ from rocket_sink.ledger.schema import (
     ISOLATION,
     RESOLUTION,
     SEND,
+    TRANSACTION,
     UNPARKED,
     columns_of,
 )
@@ -40,6 +41,7 @@ _COUNTS: Final = (
     "requests", "attempts", "body_bytes", "moved_keys",
 )  # fmt: skip
 _TASK: Final = ("stage_id", "stage_attempt", "attempt_number", "worker")
+_ENDED: Final = ("committed", "refused", "found_stored")
 _ACCOUNTS: Final = (
     *_ATTEMPT, "at", "lane", *_TASK, *_COUNTS, "complete", "duration_ms", "first_error",
 )  # fmt: skip
@@ -160,6 +162,25 @@ VIEWS: Final = {
             coalesce(a.counts, false) AS counts, s.first_send_at AS first_send_at,
             s.send_attempts AS send_attempts, s.in_flight AS in_flight
         FROM accounts a FULL OUTER JOIN task_sends s ON {_same("a", "s", _ATTEMPT)}""",
+    # All half messages that are in the ledger and stored are decided, to be committed: only the
+    # foreachBatch lane and batch writes have any, and their rows are in the table when, and only
+    # when, the epoch's append is. Those of failed attempts are in no append.
+    "decided_halves": f"""
+        SELECT * FROM ledger_rows
+        WHERE kind = '{SEND}' AND half AND outcome IN ('acked', 'acked_degraded')""",
+    "epoch_ends": f"SELECT * FROM ledger_rows WHERE kind = '{TRANSACTION}' AND message_id IS NULL",
+    "transactions": f"""
+        SELECT h.*, e.ended_at, {_each("e.{0}", _ENDED)}, e.ended_at IS NULL AS open
+        FROM (
+            SELECT query_id, epoch, max(run_id) AS run_id, max(lane) AS lane, max(at) AS at,
+                count(*) AS halves, sort_array(collect_set(topic)) AS topics,
+                sort_array(collect_set(broker_name)) AS brokers
+            FROM decided_halves GROUP BY query_id, epoch
+        ) h
+        LEFT JOIN (
+            SELECT query_id, epoch, max(at) AS ended_at, {_each("max_by({0}, at) AS {0}", _ENDED)}
+            FROM epoch_ends GROUP BY query_id, epoch
+        ) e ON h.query_id = e.query_id AND h.epoch = e.epoch""",
 }  # fmt: skip
 """Name -> query over `ledger_rows` (the whole table) and the views before it."""
 

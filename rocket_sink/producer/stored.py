@@ -37,6 +37,7 @@ class StoredMessages:
         brokers: names of brokers that must answer besides those of the topic's route: a message
             may be on one that is not in the route just now.
         advice: what to do when a broker does not answer, for the error.
+        by_route: ask the brokers of the topic's route.
 
     Raises from all methods:
         DeliveryError: a broker gave no answer within `storedCheckTimeout`.
@@ -45,8 +46,9 @@ class StoredMessages:
 
     def __init__(
         self, engine: SendEngine, *, since_ms: int, brokers: Iterable[str] = (),
-        advice: str = _ADVICE,
+        advice: str = _ADVICE, by_route: bool = True,
     ) -> None:  # fmt: skip
+        self._by_route = by_route
         self._engine = engine
         self._since_ms = since_ms
         self._brokers = frozenset(brokers)
@@ -79,7 +81,8 @@ class StoredMessages:
         return self._found
 
     def _names(self, topic: str) -> list[str]:
-        return sorted(self._brokers | set(self._engine.publish_info(topic).masters))
+        masters = set(self._engine.publish_info(topic).masters) if self._by_route else set[str]()
+        return sorted(self._brokers | masters)
 
     def _ask(self, questions: Iterable[Question], topic: str) -> None:
         engine = self._engine

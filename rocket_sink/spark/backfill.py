@@ -253,6 +253,9 @@ def backfill_options(options: SinkOptions) -> SinkOptions:
         "maxFailures": -1, "maxFailureRatio": 1.0, "columns": None, "orderBy": None,
         "bodyFormat": "column", "strictColumns": False, "dlqIncludeBody": False,
     }  # fmt: skip
+    if options.delivery == "transactional":
+        # Letters are sent one by one with marks of their own, not by epochs that could decide.
+        changes["delivery"] = "at_least_once"
     if options.order_wait_ms == SinkOptions().order_wait_ms:
         # A broker that is still away costs one wait per chunk of letters.
         changes["orderWaitMs"] = _ORDER_WAIT_MS

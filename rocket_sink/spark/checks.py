@@ -25,6 +25,7 @@ from rocket_sink.spark.checks_properties import (
     suspect_entries,
 )
 from rocket_sink.spark.contract_rows import RowBatch, text_at
+from rocket_sink.spark.halves import HALF_BYTES
 from rocket_sink.spark.text_columns import all_blank, empty, invalid_utf8, with_blank, with_control
 from rocket_sink.wire.columns_buffers import (
     Int64s,
@@ -78,7 +79,7 @@ def validate(batch: RowBatch, options: SinkOptions) -> Checked:
     suspects = np.zeros(len(batch), np.bool_)
     for found in _screens(batch, options):
         suspects |= found
-    too_large = property_bytes_over(batch, ENCODED_LIMIT)
+    too_large = property_bytes_over(batch, _property_limit(options))
     refused = [
         Refused(row, error.code, error.text)
         for row in np.flatnonzero(suspects | (too_large > 0)).tolist()
@@ -88,6 +89,14 @@ def validate(batch: RowBatch, options: SinkOptions) -> Checked:
         return Checked(batch, everything, ())
     accepted = np.delete(everything, [item.row for item in refused])
     return Checked(batch.take(accepted), accepted, refused)
+
+
+def _half(options: SinkOptions) -> bool:
+    return options.delivery == "transactional"
+
+
+def _property_limit(options: SinkOptions) -> int:
+    return ENCODED_LIMIT - HALF_BYTES if _half(options) else ENCODED_LIMIT
 
 
 def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
@@ -109,7 +118,7 @@ def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
     for text in (batch.sharding_key, batch.message_id):
         if text is not None:
             yield _suspect_texts(text)
-    yield _suspect_delays(batch)
+    yield batch.is_timed() if _half(options) else _suspect_delays(batch)
     if batch.flag is not None:
         flags = ints_of(batch.flag, 0)
         yield (flags < -_INT32) | (flags >= _INT32)
@@ -187,9 +196,16 @@ def _error_of(
         if property_bytes:
             raise MessageError(
                 f"the properties take {property_bytes} bytes on the wire; the limit is "
-                f"{ENCODED_LIMIT} (32767 less what brokers add)",
-                code="PROPERTIES_TOO_LARGE", size=property_bytes, limit=ENCODED_LIMIT,
+                f"{_property_limit(options)} (32767 less what brokers"
+                f"{' and delivery=transactional' if _half(options) else ''} add)",
+                code="PROPERTIES_TOO_LARGE", size=property_bytes, limit=_property_limit(options),
             )  # fmt: skip
+        if _half(options) and batch.is_timed()[row]:
+            raise MessageError(
+                "a half message cannot be delayed or timed: brokers drop the delay "
+                "(delivery=transactional)",
+                code="INVALID_DELAY",
+            )
         _check_queue(batch, row, options)
     except MessageError as error:
         return error

@@ -36,6 +36,7 @@ from rocket_sink.spark.budget import check_budget
 from rocket_sink.spark.context import run_context
 from rocket_sink.spark.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.gather import Gatherer
+from rocket_sink.spark.halves import needs_append
 from rocket_sink.spark.host import check_session
 from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.rates import divided, task_slots
@@ -104,7 +105,9 @@ class RocketMQDataSource(DataSource):
         return kind(options, _plan(schema, options))
 
     def _sink_options(self) -> SinkOptions:
-        return divided(read_options(self.options), slots=self.task_slots)
+        options = read_options(self.options)
+        needs_append(options, 'format("rocketmq")')
+        return divided(options, slots=self.task_slots)
 
 
 def read_options(given: Mapping[str, str]) -> SinkOptions:

@@ -42,7 +42,8 @@ def encode_requests(
     timed = bool(rows.is_timed()[0])
     groups = group_by_queue(placed.groups, placed.group_count)
     encoded = _encode(rows, ids).take(groups)
-    most = 1 if timed else options.request_max_messages
+    half = options.delivery == "transactional"
+    most = 1 if timed or half else options.request_max_messages
     slices = cut_requests(encoded.offsets, groups.bounds, options.request_max_bytes, most)
     data, offsets, waits = encoded.data, encoded.offsets, waits_for_store(rows)
     return [
@@ -53,6 +54,7 @@ def encode_requests(
             fixed=placed.is_fixed(group),
             sharded=placed.is_sharded(group),
             timed=timed,
+            alone=half,
             waits_for_store=waits,
         )
         for group, first, last in slices

@@ -26,6 +26,7 @@ from rocket_sink.spark.frames import narrowed, plan_of
 from rocket_sink.spark.host import check_session, is_classic
 from rocket_sink.spark.rates import divided
 from rocket_sink.spark.summary import COUNTS, WriteSummary
+from rocket_sink.spark.transactions import Transactions
 from rocket_sink.spark.worker import TaskRun
 
 if TYPE_CHECKING:
@@ -42,21 +43,24 @@ class Send:
     """`mapInArrow`'s function: record batches of rows in, record batches of the ledger out."""
 
     def __init__(
-        self, options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str
-    ) -> None:
+        self, options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str,
+        check_group: str = "",
+    ) -> None:  # fmt: skip
         self._options = options
         self._plan = plan
         self._lane = lane
         self._epoch = epoch
         self._query = query
         self._run = run
+        self._check_group = check_group
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ctx = run_context(
             self._options, self._lane, epoch=self._epoch, query_id=self._query, run_id=self._run
         )
         rows: list[pa.RecordBatch] = []
-        run = TaskRun(self._options, ctx, emit=rows.append)
+        group = self._check_group
+        run = TaskRun(self._options, ctx, emit=rows.append, check_group=group)
         try:
             for batch in batches:
                 run.feed(batch, self._plan)
@@ -82,20 +86,28 @@ class BatchWriter:
         Raises:
             CheckpointError: the ledger is ahead of the query's checkpoint.
             ConfigurationError: no query id.
-            DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow.
+            DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow; or half
+                messages of a decided epoch could not be committed (a restart does it).
         """
         session = df.sparkSession
         query, run = self._query_of(session)
         if self._options.ledger:
             place = locate(self._options.ledger)
-            if query not in self._started:
+            first = query not in self._started
+            if first:
                 ensure_table(session, place)
                 check_not_ahead(session, place, query, epoch)
-                self._started.add(query)
+            transactions = self._transactions(session)
+            if transactions is not None and first:
+                transactions.end_earlier(query)
+            self._started.add(query)
             if self._options.on_pending_key == "hold":
                 release(session, place)
-            results = self._results(df, "foreach_batch", epoch, query, run)
+            group = transactions.group if transactions is not None else ""
+            results = self._results(df, "foreach_batch", epoch, query, run, group)
             _append(results, place.uri, txn_app_id(query), epoch)
+            if transactions is not None:
+                transactions.end(query, epoch)
             if has_budget(self._options):
                 table = session.read.format("delta").load(place.uri)
                 ours = (table.query_id == query) & (table.run_id == run) & (table.epoch == epoch)
@@ -114,11 +126,18 @@ class BatchWriter:
         started_s = time.monotonic()
         run = str(uuid.uuid4())
         query = f"{self._options.app_id}/{run}" if self._options.app_id else run
-        results = self._results(df, "batch", 0, query, run)
+        transactions = None
+        if self._options.delivery == "transactional":
+            ensure_table(df.sparkSession, locate(self._options.ledger))
+            transactions = self._transactions(df.sparkSession)
+        group = transactions.group if transactions is not None else ""
+        results = self._results(df, "batch", 0, query, run, group)
         if self._options.ledger:
             session, place = df.sparkSession, locate(self._options.ledger)
             ensure_table(session, place)
             _append(results, place.uri, txn_app_id(query), 0)
+            if transactions is not None:
+                transactions.end(query, 0)
             # Not the frame of results again: a second action on it would send again.
             table = session.read.format("delta").load(place.uri)
             results = table.where((table.kind == "epoch") & (table.run_id == run))
@@ -129,13 +148,23 @@ class BatchWriter:
             duration_s=time.monotonic() - started_s,
         )  # fmt: skip
 
-    def _results(self, df: DataFrame, lane: str, epoch: int, query: str, run: str) -> DataFrame:
+    def _results(
+        self, df: DataFrame, lane: str, epoch: int, query: str, run: str, group: str = ""
+    ) -> DataFrame:
         session = df.sparkSession
         check_session(self._options, session)
         needed, plan = narrowed(df, plan_of(df, self._options))
-        send = Send(divided(self._options, session), plan, lane, epoch, query, run)
+        send = Send(divided(self._options, session), plan, lane, epoch, query, run, group)
         results: DataFrame = needed.mapInArrow(send.__call__, ledger_ddl())
         return results
+
+    def _transactions(self, session: SparkSession) -> Transactions | None:
+        """What ends epochs; None: nothing needs it."""
+        if self._options.delivery != "transactional":
+            return None
+        transactions = Transactions(session, self._options)
+        transactions.listen()
+        return transactions
 
     def _query_of(self, session: SparkSession) -> tuple[str, str]:
         if not is_classic(session):

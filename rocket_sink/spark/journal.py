@@ -52,6 +52,7 @@ class Journal:
         intents: bool = False,
     ) -> None:
         self._ctx = ctx
+        self._halves = options.delivery == "transactional"
         self._emit = emit
         self._include_body = options.include_body
         self._secrets = _secrets_of(options)
@@ -90,7 +91,8 @@ class Journal:
         doubtful = False
         for attempt in completion.attempts:
             self._attempts.append((attempt, request.number, doubtful or request.maybe_duplicate))
-            doubtful = doubtful or attempt.outcome.value == "unknown"
+            # A second half of a message is no second message: nobody commits it.
+            doubtful = doubtful or (attempt.outcome.value == "unknown" and not self._halves)
         if len(self._attempts) >= _GATHERED:
             self._flush_attempts()
 
@@ -173,6 +175,7 @@ class Journal:
                     self._ctx,
                     requests=numbers,
                     maybe_duplicate=doubtful,
+                    half=[number > 0 for number in numbers] if self._halves else None,
                     secrets=self._secrets,
                 )
             )

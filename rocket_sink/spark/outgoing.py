@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from rocket_sink.errors import DeliveryError, Outcome, ProtocolError
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.values import SendRequest
+from rocket_sink.producer.values import Completion, SendRequest
 from rocket_sink.routing.keyed import place
 from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.spark.accounts import TaskSummary
 from rocket_sink.spark.pending import DecodedMessage, PendingRequest, decode_message
-from rocket_sink.wire.codes import V5_0_0
+from rocket_sink.wire.codes import V5_0_0, SysFlag
 from rocket_sink.wire.compress import CompressionType, compress
+from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.properties import (
     TIMER_DELAY_MS,
     TIMER_DELIVER_MS,
@@ -26,10 +28,15 @@ _NO_WAIT: Final = encode_properties({WAIT: "false"})
 
 
 class Outgoing:
-    """Makes `SendRequest`s for one task."""
+    """Makes `SendRequest`s for one task.
 
-    def __init__(self, options: SinkOptions) -> None:
+    Args:
+        half_properties: the wire text that makes its messages half ones; empty: they are whole.
+    """
+
+    def __init__(self, options: SinkOptions, half_properties: str = "") -> None:
         self._options = options
+        self._half_properties = half_properties
         self._once = options.delivery == "effectively_once"
         self._moved: set[tuple[str, str | None]] = set()
 
@@ -64,6 +71,29 @@ class Outgoing:
                 self._moved.add((request.topic, message.property("__SHARDINGKEY")))
             summary.moved_keys = len(self._moved)
 
+    def note_answer(self, completion: Completion) -> None:
+        """What an answer says where messages are half ones.
+
+        One whose answer was lost is not in the ledger, so it is certainly never committed; one
+        without its place in the commit log could not be.
+
+        Raises:
+            DeliveryError: a broker stored a half message and does not say where.
+        """
+        if not self._half_properties:
+            return
+        completion.maybe_duplicate = False
+        if completion.outcome is Outcome.UNKNOWN:
+            completion.outcome = Outcome.NOT_SENT
+        if completion.result is None:
+            return
+        try:
+            decode_offset_message_id(completion.result.offset_message_id)
+        except ProtocolError as unreadable:
+            raise DeliveryError(
+                f"a broker stored a half message and does not say where: {unreadable}"
+            ) from unreadable
+
     def _place(self, send: SendRequest, request: PendingRequest) -> None:
         ordering = self._options.ordering
         send.ordered = ordering != "none" and request.queue is not None
@@ -79,11 +109,16 @@ class Outgoing:
     def _single(self, request: PendingRequest) -> SendRequest:
         message = decode_message(request.pieces[0])
         body, sys_flag = compressed(message.body, self._options)
+        properties, half = message.properties, self._half_properties
+        if half:
+            sys_flag |= SysFlag.TRANSACTION_PREPARED
+            separator = "" if not properties or properties.endswith("\x02") else "\x02"
+            properties = f"{properties}{separator}{half}"
         return SendRequest(
             request.topic,
             body,
-            properties=message.properties,
-            timed=request.timed,
+            properties=properties,
+            timed=request.timed or bool(half),
             least_version=V5_0_0 if _is_timer(message) else 0,
             sys_flag=sys_flag,
             flag=message.flag,

@@ -24,6 +24,7 @@ from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.foreach import ForeachTask
 from rocket_sink.spark.foreach_batch import BatchWriter
 from rocket_sink.spark.frames import narrowed, plan_of, quoted
+from rocket_sink.spark.halves import needs_append
 from rocket_sink.spark.host import check_session
 from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.rates import divided
@@ -72,6 +73,7 @@ class RocketSink:
         Only the columns that the contract needs are handed to Python.
         """
         refuse_budget(self._options)
+        needs_append(self._options, "foreach")
         plan = self.check(df)
         install_fold(self._options, df.sparkSession)
         bound = RocketSink(self._options)
@@ -126,6 +128,7 @@ class RocketSink:
     def __getstate__(self) -> dict[str, Any]:
         # foreach() pickles on the driver: the last look before tasks run, and the session may be
         # younger than the sink.
+        needs_append(self._options, "foreach, or a sink of Spark Connect,")
         check_session(self._options)
         install_fold(self._options)
         return {"options": divided(self._options), "plan": self._plan}

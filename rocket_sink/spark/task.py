@@ -57,6 +57,7 @@ class TaskBody:
         ids: makes the ids of rows without one.
         replay: gives all rows ids, and leaves out what an earlier attempt has stored.
         held: {topic: sharding keys} that must wait for the backfill of earlier letters.
+        half_properties: what makes the messages half ones (`delivery=transactional`).
 
     Raises, from `feed` and `finish`:
         DeliveryError: the options want the task to fail (`onFailure`, `maxFailures`, no ledger
@@ -74,6 +75,7 @@ class TaskBody:
         ids: MessageIds | None = None,
         replay: ReplayCheck | None = None,
         held: Mapping[str, set[str]] | None = None,
+        half_properties: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options = by_the_second(options)
@@ -85,7 +87,7 @@ class TaskBody:
         self._clock = clock
         self._started_s = clock()
         self._accounts = Accounts(options)
-        self._outgoing = Outgoing(options)
+        self._outgoing = Outgoing(options, half_properties)
         self._ordered = OrderedQueues(
             max_messages=options.request_max_messages,
             max_bytes=options.request_max_bytes,
@@ -119,8 +121,7 @@ class TaskBody:
     def drive(self) -> None:
         """Read what has been answered; called now and then while the caller gathers rows.
 
-        An answer counts as arrived when it is read: left alone, it would make its broker look
-        slow.
+        An answer counts as arrived when it is read: unread, it makes its broker look slow.
         """
         if self._in_flight:
             self._poll(0.0)
@@ -250,6 +251,7 @@ class TaskBody:
         self._journal.attempts(completion)
         self.summary.attempts += len(completion.attempts)
         request.attempts += len(completion.attempts)
+        self._outgoing.note_answer(completion)
         request.maybe_duplicate |= completion.maybe_duplicate
         again: list[PendingRequest] = []
         if completion.outcome.delivered:

@@ -21,6 +21,7 @@ from rocket_sink.producer.pool import ProducerPool, worker_pool
 from rocket_sink.spark.accounts import TaskSummary
 from rocket_sink.spark.content_ids import ContentIds
 from rocket_sink.spark.contract import ColumnPlan
+from rocket_sink.spark.halves import half_properties, needs_append
 from rocket_sink.spark.journal import Journal
 from rocket_sink.spark.replay import ReplayCheck
 from rocket_sink.spark.task import TaskBody
@@ -32,6 +33,10 @@ class TaskRun:
     Args:
         emit: takes the ledger rows (lane 3); None: they are spooled under the ledger's path, or
             dropped where no ledger is configured.
+        check_group: the producer group of half messages; only `delivery=transactional` needs it.
+
+    Raises:
+        ConfigurationError: `delivery=transactional` in a lane that cannot decide on half messages.
     """
 
     def __init__(
@@ -41,7 +46,11 @@ class TaskRun:
         *,
         emit: Callable[[pa.RecordBatch], None] | None = None,
         pool: ProducerPool | None = None,
+        check_group: str = "",
     ) -> None:
+        if not check_group:
+            needs_append(options, f"the lane {ctx.lane!r}")
+        self._check_group = check_group
         self._options = options
         self._ctx = ctx
         self._emit = emit
@@ -101,10 +110,12 @@ class TaskRun:
         if self._options.delivery == "effectively_once":
             ids = ContentIds(self._ctx)
             replay = ReplayCheck(self._options, self._ctx, self._engine, ids)
+        group = self._check_group
         held = self._pending_keys.held_for(self._ctx) if self._pending_keys is not None else None
         return TaskBody(
-            self._options, plan, engine=self._engine, journal=journal, replay=replay, held=held
-        )
+            self._options, plan, engine=self._engine, journal=journal, replay=replay, held=held,
+            half_properties=half_properties(self._ctx, group) if group else "",
+        )  # fmt: skip
 
     def _spooling(self) -> Callable[[pa.RecordBatch], None]:
         if not self._options.ledger:

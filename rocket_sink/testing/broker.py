@@ -31,6 +31,7 @@ class TopicConfig:
 SEND_CODES = frozenset(
     {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
 )
+_WRITES = SEND_CODES | {RequestCode.END_TRANSACTION}
 _DEGRADED = (10, 11, 12)
 
 
@@ -122,6 +123,10 @@ class FakeBroker:
         """Transactional messages that are neither committed nor rolled back."""
         return self._halves.messages()
 
+    def lose_half_messages(self) -> None:
+        """Forget them, as when their part of the log is deleted."""
+        self._loop.call(self._halves.lose)
+
     def check_transactions(self) -> None:
         """Ask every connected client about every half message, as a broker does each 30 s."""
         for half in self._halves.messages():
@@ -136,7 +141,7 @@ class FakeBroker:
     def _handle(self, peer: Peer, request: Frame) -> None:
         self.requests.append(request)
         behaviour = self._script.decide(request)
-        if request.code in SEND_CODES and behaviour is not None and not _stores(behaviour):
+        if request.code in _WRITES and behaviour is not None and not _stores(behaviour):
             answer: Frame | None = response_to(request, ResponseCode.SYSTEM_ERROR)
         else:
             answer = self._answer(request)

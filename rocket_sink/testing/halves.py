@@ -1,7 +1,12 @@
-"""Half messages of a scripted broker: hidden until END_TRANSACTION, checked when a test says so."""
+"""Half messages of a scripted broker: hidden until END_TRANSACTION, checked when a test says so.
+
+As a real broker, it remembers no end: it commits as often as it is told to, and each check writes
+the half message anew, so that there are two places of it that can be committed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rocket_sink.testing.store import MemoryStore, encode_message
@@ -19,6 +24,7 @@ class Halves:
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
+        self._open: dict[int, StoredMessage] = {}
 
     @staticmethod
     def is_half(request: Frame) -> bool:
@@ -31,7 +37,9 @@ class Halves:
         ext = dict(request.ext or {})
         real = f"{_REAL_TOPIC}\x01{ext['b']}\x02{_REAL_QID}\x01{queue_id}\x02"
         hidden = replace(request, ext={**ext, "b": HALF_TOPIC, "i": ext.get("i", "") + real})
-        return self._store.put(hidden, 0, now_ms)
+        stored = self._store.put(hidden, 0, now_ms)
+        self._open |= {half.commit_log_offset: half for half in stored}
+        return stored
 
     def end(self, request: Frame) -> Frame | None:
         """END_TRANSACTION; a broker does not answer the state "unknown"."""
@@ -40,27 +48,29 @@ class Halves:
         if state == SysFlag.TRANSACTION_NOT:
             return None
         half = self._store.at(int(ext["commitLogOffset"]))
-        if (
-            half is None
-            or half.topic != HALF_TOPIC
-            or half.properties.get(PGROUP) != ext["producerGroup"]
-            or half.queue_offset != int(ext["tranStateTableOffset"])
-        ):
-            return response_to(
-                request, ResponseCode.SYSTEM_ERROR,
-                remark="Find prepared transaction message failed",
-            )  # fmt: skip
+        wrong = _wrong(half, ext)
+        if half is None or wrong:
+            return response_to(request, ResponseCode.SYSTEM_ERROR, remark=wrong)
         if state == SysFlag.TRANSACTION_COMMIT:
             self._store.append(_real(half))
-        self._store.remove(half.commit_log_offset)
+        self._open.pop(half.commit_log_offset, None)
         return response_to(request, ResponseCode.SUCCESS)
 
     def messages(self) -> list[StoredMessage]:
         """Those that wait for their end."""
-        return self._store.messages(HALF_TOPIC)
+        return list(self._open.values())
+
+    def lose(self) -> None:
+        """Forget all of them, as when their part of the log is deleted."""
+        for half in self._store.messages(HALF_TOPIC):
+            self._store.remove(half.commit_log_offset)
+        self._open.clear()
 
     def check(self, half: StoredMessage) -> Frame:
-        """The broker's question about a half message."""
+        """The broker's question about a half message, of which it writes a copy first."""
+        del self._open[half.commit_log_offset]
+        half = self._store.append(half)
+        self._open[half.commit_log_offset] = half
         shown = replace(
             half,
             topic=half.properties[_REAL_TOPIC],
@@ -77,6 +87,17 @@ class Halves:
         frame = Frame(RequestCode.CHECK_TRANSACTION_STATE, ext, encode_message(shown))
         frame.flag |= 2  # oneway
         return frame
+
+
+def _wrong(half: StoredMessage | None, ext: Mapping[str, str]) -> str:
+    """EndTransactionProcessor.checkPrepareMessage."""
+    if half is None or half.topic != HALF_TOPIC:
+        return "Find prepared transaction message failed"
+    if half.properties.get(PGROUP) != ext["producerGroup"]:
+        return "The producer group wrong"
+    if half.queue_offset != int(ext["tranStateTableOffset"]):
+        return "The transaction state table offset wrong"
+    return ""
 
 
 def _real(half: StoredMessage) -> StoredMessage:

@@ -106,6 +106,8 @@ def test_the_short_help_is_the_commands_own_first_line(name: str) -> None:
         (["stream", "--format", "rate", "--batch", "--checkpoint", "c"], "--batch"),
         (["options", "--out", "x"], "--conf"),
         (["backfill"], "--ledger"),
+        (["transactions", "list"], "--ledger"),
+        (["transactions", "settle", "-n", "a:1"], "--ledger"),
         (["tail", "-n", "a:1"], "--topic"),
     ],
 )

@@ -1,0 +1,285 @@
+"""`rocket-sink transactions`: epochs whose messages are decided and not visible yet."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rocket_sink.commands.base import Group
+from rocket_sink.commands.ledger_input import check_there
+from rocket_sink.commands.output import Bar, note, print_json, print_json_line, show, table
+from rocket_sink.commands.sink_input import absolute, resolved_options, sink_options
+from rocket_sink.commands.spark_input import spark_options, spark_session
+from rocket_sink.errors import OptionError, RocketSinkError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rocket_sink.options import SinkOptions
+    from rocket_sink.spark.endings import Endings, EndReport
+
+_SHOWN: Final = ("at", "query_id", "epoch", "halves", "committed", "refused", "open", "topics")
+_WAIT_S: Final = 60.0
+_LOOK_S: Final = 10.0
+_UNSEEN: Final = (
+    "half messages of attempts that failed are in no ledger: nobody commits them, and their "
+    "brokers drop them after transactionCheckMax questions, or when an answerer says so"
+)
+
+_json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+
+
+@click.group(cls=Group)
+def transactions() -> None:
+    """List and settle open transactions of a ledger, and answer for them.
+
+    With delivery=transactional, a transaction is an epoch of a query. Its append to the ledger
+    decides that its half messages are to be seen; after that they are committed. It is open in
+    between: while the query does it, or when its driver was killed before it could. The next start
+    of the query settles it as well.
+    """
+
+
+@transactions.command(
+    "list",
+    example="""
+    rocket-sink transactions list --ledger ledger/
+    rocket-sink transactions list --ledger ledger/ --all --json""",
+)
+@click.option("--ledger", "-l", "path", required=True, metavar="PATH", help="The ledger's folder.")
+@click.option("--all", "everything", is_flag=True, help="Also those that are ended.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True,
+              help="Rows, the newest first.")  # fmt: skip
+@spark_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per transaction.")
+def list_transactions(
+    path: str, everything: bool, limit: int, master: str | None, spark_conf: tuple[str, ...],
+    packages: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """Show the transactions that are open."""
+    from rocket_sink.ledger.ledger import Ledger
+
+    found = Ledger(absolute(path))
+    check_there(found.path)
+    with spark_session(
+        "transactions list", master=master, spark_conf=spark_conf, packages=packages, small=True
+    ) as spark:
+        found.sync(spark)
+        frame = found.transactions(spark, pending=not everything)
+        rows = [row.asDict() for row in frame.orderBy("at", ascending=False).head(limit)]
+    if as_json:
+        for row in rows:
+            print_json_line(row)
+        return
+    if rows:
+        names = [name.replace("_", " ") for name in _SHOWN]
+        show(table("transactions", names, (_cells(row) for row in rows),
+                   numbers="epoch halves committed refused"))  # fmt: skip
+    else:
+        note("no transaction is open" if not everything else "there are no transactions")
+    note(_UNSEEN)
+
+
+@transactions.command(
+    example="""
+    rocket-sink transactions settle --ledger ledger/ -n 127.0.0.1:9876 --dry-run
+    rocket-sink transactions settle --ledger ledger/ -n 127.0.0.1:9876 --query 5b2f...""",
+)
+@sink_options("nameServer", "ledger")
+@click.option("--query", metavar="ID", help="Only transactions of this query.")
+@click.option("--epoch", type=click.IntRange(0), metavar="N", help="Only this epoch.")
+@click.option("--dry-run", is_flag=True, help="Say what is open, commit nothing.")
+@spark_options
+@_json
+def settle(
+    query: str | None, epoch: int | None, dry_run: bool, master: str | None,
+    spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
+) -> int:  # fmt: skip
+    """Commit the half messages of open transactions, in order.
+
+    It asks the brokers first which of them are visible already, so it may be run twice, and beside
+    the query. Give it the namespace and the credentials of the query. Exits 0 when no transaction
+    that was chosen is open any more and none has lost a message.
+    """
+    with _opened("settle", master, spark_conf, packages) as (spark, options):
+        from rocket_sink.spark.endings import Endings
+
+        endings = Endings(spark, options, ordered=True)
+        rows = [row for row in endings.open_epochs(query) if epoch in (None, row.epoch)]
+        if dry_run:
+            _print_plan(rows, as_json=as_json)
+            return 0
+        with Bar(f"settle {len(rows):,} transactions", sum(row.halves for row in rows)) as bar:
+            done = settled(endings, rows, bar)
+    if as_json:
+        print_json([one.as_dict() for one in done])
+    return 0 if all(one.is_good for one in done) else 1
+
+
+@transactions.command(
+    example="""
+    rocket-sink transactions serve --ledger ledger/ -n 127.0.0.1:9876 --topic flights
+    rocket-sink transactions serve --ledger ledger/ -n 127.0.0.1:9876 --json""",
+)
+@sink_options("nameServer", "ledger")
+@click.option("--topic", "-t", "topics", multiple=True, metavar="TOPIC",
+              help="Its brokers may ask, too, besides the ledger's; repeatable.")  # fmt: skip
+@click.option("--for", "seconds", type=click.FloatRange(0), metavar="SECONDS",
+              help="End after so long instead of running until it is stopped.")  # fmt: skip
+@spark_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per answer.")
+def serve(
+    topics: tuple[str, ...], seconds: float | None, master: str | None,
+    spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """Answer what brokers ask about half messages, as the drivers of running queries do.
+
+    For ledgers whose queries are down: their half messages are rolled back, or their transactions
+    settled, without waiting for a restart. Any number may run, beside the queries.
+    """
+    with _opened("serve", master, spark_conf, packages) as (spark, options):
+        _serve(spark, options, topics, seconds, as_json=as_json)
+
+
+def _serve(
+    spark: SparkSession, options: SinkOptions, topics: Sequence[str], seconds: float | None,
+    *, as_json: bool,
+) -> None:  # fmt: skip
+    from rocket_sink.ledger.ledger import Ledger
+    from rocket_sink.spark.check_backs import Answerer
+
+    def told(mark: Any, message_id: str, state: Any) -> None:
+        said = {
+            "query_id": mark.query_id, "epoch": mark.epoch, "message_id": message_id,
+            "answer": state.name,
+        }  # fmt: skip
+        if as_json:
+            print_json_line(said)
+        else:
+            note(" ".join(f"{name}={value}" for name, value in said.items()))
+
+    def ended(report: EndReport) -> None:
+        note(_text(Settled.of(report)))
+
+    answerer = Answerer(spark, options, told=told, ended=ended, ordered=True)
+    until_s = None if seconds is None else time.monotonic() + seconds
+    try:
+        note(f"answering for {options.ledger}; Ctrl-C ends it")
+        while until_s is None or time.monotonic() < until_s:
+            known = Ledger(options.ledger).transactions(spark).select("topics").distinct().collect()
+            answerer.watch(*topics, *(topic for row in known for topic in row.topics))
+            left_s = _LOOK_S if until_s is None else until_s - time.monotonic()
+            time.sleep(max(0.0, min(left_s, _LOOK_S)))
+    finally:
+        answerer.close()
+
+
+class Settled:
+    """What became of one transaction."""
+
+    def __init__(self, query_id: str, epoch: int, report: EndReport | None, error: str) -> None:
+        self.query_id = query_id
+        self.epoch = epoch
+        self.report = report
+        self.error = error
+
+    @classmethod
+    def of(cls, report: EndReport) -> Settled:
+        busy = "another process is ending transactions of the ledger" if report.busy else ""
+        return cls(report.query_id, report.epoch, report, busy)
+
+    @property
+    def is_good(self) -> bool:
+        return not self.error and self.report is not None and not self.report.refused
+
+    def as_dict(self) -> dict[str, Any]:
+        report = self.report
+        return {
+            "query_id": self.query_id, "epoch": self.epoch,
+            "committed": report.committed if report else 0,
+            "found_visible": report.found_stored if report else 0,
+            "refused": report.refused if report else 0, "error": self.error or None,
+        }  # fmt: skip
+
+
+def settled(endings: Endings, rows: Sequence[Any], bar: Bar) -> list[Settled]:
+    """End the transactions one by one; one that fails does not keep another query's from it."""
+    done: list[Settled] = []
+    before = 0
+    failed: set[str] = set()
+    for row in rows:
+        if row.query_id in failed:
+            one = Settled(row.query_id, row.epoch, None, "an earlier epoch of its query is open")
+        else:
+            one = _settle(endings, row, bar, before)
+        if one.error:
+            failed.add(row.query_id)
+        before += row.halves
+        bar.advance_to(before)
+        bar.say(_text(one))
+        done.append(one)
+    return done
+
+
+def _settle(endings: Endings, row: Any, bar: Bar, before: int) -> Settled:
+    try:
+        report = endings.end(
+            row.query_id, row.epoch, wait_s=_WAIT_S,
+            progress=lambda done, total: bar.advance_to(before + done),
+        )  # fmt: skip
+    except RocketSinkError as error:
+        return Settled(row.query_id, row.epoch, None, error.text)
+    return Settled.of(report)
+
+
+def _text(one: Settled) -> str:
+    name = f"query {one.query_id} epoch {one.epoch}"
+    if one.error or one.report is None:
+        return f"{name} stays open: {one.error}"
+    text = f"{name}: {one.report.committed:,} messages are visible"
+    if one.report.found_stored:
+        text += f", {one.report.found_stored:,} were before"
+    if one.report.refused:
+        text += f"; {one.report.refused:,} are lost: their brokers do not have them any more"
+    return text
+
+
+def _print_plan(rows: Sequence[Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json([row.asDict() for row in rows])
+        return
+    messages = sum(row.halves for row in rows)
+    note(f"{len(rows):,} transactions of {messages:,} messages are open; nothing committed")
+    if rows:
+        names = ("at", "query_id", "epoch", "halves", "topics")
+        cells = ([_cell(row[name]) for name in names] for row in rows)
+        show(table("open", [name.replace("_", " ") for name in names], cells, numbers="halves"))
+
+
+def _cells(row: dict[str, Any]) -> list[Any]:
+    return [_cell(row[name]) for name in _SHOWN]
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return value.strftime("%m-%d %H:%M:%S") if hasattr(value, "strftime") else value
+
+
+@contextlib.contextmanager
+def _opened(
+    name: str, master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...]
+) -> Iterator[tuple[SparkSession, SinkOptions]]:
+    options = resolved_options()
+    if not options.ledger:
+        raise OptionError("which ledger? give --ledger PATH", option="ledger")
+    options = options.with_(ledger=absolute(options.ledger))
+    check_there(options.ledger)
+    with spark_session(
+        f"transactions {name}", master=master, spark_conf=spark_conf, packages=packages, small=True
+    ) as spark:
+        yield spark, options

@@ -1,0 +1,234 @@
+"""Ends what the ledger has decided: the driver's side of `delivery=transactional`.
+
+An epoch's append to the ledger is the decision. Then its half messages are committed, and the
+ledger gets a row that says so. Killed in between, the next start of the query does it, or an
+answerer, or `rocket-sink transactions settle`: all by `Endings.end`, one of them at a time.
+
+Only this commits. What brokers ask about a half message is never answered by a commit
+(`rocket_sink.spark.check_backs`), so nothing is made visible twice, nor out of its order.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.errors import DeliveryError, LedgerError, ProtocolError
+from rocket_sink.ledger.ends import EndMark, ends_lock
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.records import RunContext, transaction_rows
+from rocket_sink.ledger.sanitise import sanitise
+from rocket_sink.ledger.schema import SEND
+from rocket_sink.ledger.table import check_table, is_classic, last_txn_version, txn_app_id
+from rocket_sink.ledger.views import queried
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.commits import CommitReport, Half, HalfCommits
+from rocket_sink.producer.pool import ProducerPool, worker_pool
+from rocket_sink.spark.halves import check_group
+from rocket_sink.wire.ids import decode_offset_message_id
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOG: Final = logging.getLogger(__name__)
+_COLUMNS: Final = (
+    "kind", "topic", "broker_name", "queue_id", "queue_offset", "offset_message_id", "message_id",
+    "query_id", "run_id", "lane", "at",
+)  # fmt: skip
+_ALARM_S: Final = 300
+"""Brokers check for 450 s at their defaults (transactionCheckMax 15, transactionCheckInterval
+30 s), then they move a half message away, where its check-back is not asked any more."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class EndReport:
+    """An epoch's end; `found_stored` of `committed` had been visible before.
+
+    Attributes:
+        refused: messages that their brokers do not have any more, and that are not visible.
+        busy: another process is ending epochs of the ledger; nothing was done.
+    """
+
+    query_id: str
+    epoch: int
+    committed: int = 0
+    found_stored: int = 0
+    refused: int = 0
+    busy: bool = False
+    topics: tuple[str, ...] = ()
+
+
+class Endings:
+    """Ends epochs of one ledger.
+
+    Args:
+        options: how to reach the brokers, and the ledger.
+        ordered: keep the order per queue; None: as the options' `ordering` wants it.
+
+    Raises:
+        LedgerError: no ledger there, or a Spark Connect session, which cannot ask Delta what it
+            has committed.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: SinkOptions,
+        *,
+        ordered: bool | None = None,
+        pool: ProducerPool | None = None,
+    ) -> None:
+        if not is_classic(spark):
+            raise LedgerError(
+                "delivery=transactional asks Delta for its transactions, which a Spark Connect "
+                "session cannot: use a classic session"
+            )
+        self._spark = spark
+        self._options = options
+        self._ordered = options.ordering != "none" if ordered is None else ordered
+        self._pool = pool or worker_pool()
+        self._place = locate(options.ledger)
+        self._ledger = Ledger(options.ledger)
+        self.group = check_group(check_table(spark, self._place), options)
+
+    def open_epochs(self, query_id: str | None = None) -> list[Any]:
+        """Rows of `Ledger.transactions`: decided and not ended, oldest first."""
+        found = self._ledger.transactions(self._spark, pending=True)
+        if query_id is not None:
+            found = found.where(found.query_id == query_id)
+        return sorted(found.collect(), key=lambda row: (row.at, row.query_id, row.epoch))
+
+    def end(
+        self,
+        query_id: str,
+        epoch: int,
+        *,
+        wait_s: float,
+        again: bool = False,
+        progress: Progress = lambda done, total: None,
+    ) -> EndReport:
+        """Make the epoch's messages visible, each once; nothing to do is no error.
+
+        Args:
+            wait_s: longest wait for another process that ends epochs of this ledger.
+            again: also if the ledger has its end; what is not visible is committed again.
+
+        Raises:
+            DeliveryError: a broker could not be made to; it can be tried again.
+            SendError: a fatal one (credentials).
+        """
+        with ends_lock(self._place, wait_s) as got:
+            if not got:
+                return EndReport(query_id, epoch, busy=True)
+            found = self._rows(query_id, epoch)
+            rows = [row for row in found if row.kind == SEND]
+            if not rows or (len(rows) < len(found) and not again):
+                return EndReport(query_id, epoch)
+            return self._end(rows, query_id, epoch, again=again, progress=progress)
+
+    def members(self, query_id: str, epoch: int) -> frozenset[str] | None:
+        """Ids of the half messages that the epoch commits; None: it is not decided yet."""
+        last = last_txn_version(self._spark, self._place, txn_app_id(query_id))
+        if last is None or last < epoch:
+            return None
+        found = self._rows(query_id, epoch)
+        return frozenset(row.message_id for row in found if row.kind == SEND)
+
+    def _end(
+        self, rows: Sequence[Any], query_id: str, epoch: int, *, again: bool, progress: Progress
+    ) -> EndReport:
+        started_s, since_ms = time.monotonic(), min(int(r.at.timestamp() * 1000) for r in rows)
+        mark = EndMark(self._place, query_id, epoch)
+        begun_before = not mark.begin()
+        found = [_half(row) for row in rows]
+        with self._pool.engine(self._options) as engine:
+            commits = HalfCommits(
+                engine, group=self.group, ordered=self._ordered,
+                since_ms=since_ms, progress=lambda done: progress(done, len(rows)),
+            )  # fmt: skip
+            report = commits.commit(found, doubtful=begun_before or again)
+        age_s = time.time() - since_ms / 1000
+        if age_s > _ALARM_S:
+            _LOG.warning(
+                "half messages of epoch %d were up to %d s old when they were committed; brokers "
+                "stop asking about them after transactionCheckMax * transactionCheckInterval "
+                "(450 s by default): shorter epochs, please", epoch, age_s,
+            )  # fmt: skip
+        ctx = RunContext(query_id, rows[0].run_id, epoch, lane=rows[0].lane)
+        self._note(report, ctx, time.monotonic() - started_s)
+        mark.remove()
+        return EndReport(
+            query_id, epoch, report.committed, report.found_stored, len(report.refused),
+            topics=tuple(sorted({row.topic for row in rows})),
+        )  # fmt: skip
+
+    def _note(self, report: CommitReport, ctx: RunContext, duration_s: float) -> None:
+        batches = [
+            transaction_rows(
+                {
+                    "committed": [report.committed], "found_stored": [report.found_stored],
+                    "refused": [len(report.refused)], "duration_ms": [duration_s * 1000],
+                },
+                1, ctx,
+            )
+        ]  # fmt: skip
+        if report.refused:
+            gone = [half for half, _ in report.refused]
+            columns = {
+                "topic": [half.topic for half in gone],
+                "broker_name": [half.broker_name for half in gone],
+                "message_id": [half.message_id for half in gone],
+                "remark": [sanitise(remark) for _, remark in report.refused],
+            }
+            batches.append(transaction_rows(columns, len(gone), ctx))
+        self._ledger.append(self._spark, *batches)
+
+    def _rows(self, query_id: str, epoch: int) -> list[Any]:
+        """The epoch's half messages, and the rows of its end where it is ended.
+
+        A driver has room for some hundred bytes of each.
+        """
+        columns = ", ".join(_COLUMNS)
+        rows = queried(
+            self._ledger.rows(self._spark),
+            f"SELECT {columns}, epoch FROM decided_halves "  # noqa: S608 (names of ours)
+            f"UNION ALL SELECT {columns}, epoch FROM epoch_ends",
+        )
+        ours = (rows.query_id == query_id) & (rows.epoch == epoch)
+        return rows.where(ours).select(*_COLUMNS).collect()
+
+
+def check_ended(report: EndReport) -> None:
+    """Say that the epoch is not ended, or that messages of it are lost.
+
+    Raises:
+        DeliveryError
+    """
+    if report.busy:
+        raise DeliveryError(
+            f"epoch {report.epoch} is in the ledger, and its half messages are not committed: "
+            "another process is at it for long (rocket-sink transactions?). Start the query again"
+        )
+    if report.refused:
+        raise DeliveryError(
+            f"{report.refused} messages of epoch {report.epoch} are in the ledger, and their "
+            "brokers do not have their half messages any more (a lost master, or a "
+            "fileReservedTime that is over): the ledger's transaction rows name them. The query "
+            "goes on behind the epoch when it is started again",
+            counts={"acked": report.committed},
+        )
+
+
+def _half(row: Any) -> Half:
+    try:
+        offset = decode_offset_message_id(row.offset_message_id).offset
+    except ProtocolError as unreadable:
+        raise DeliveryError(
+            f"the ledger's half message {row.message_id} has no place in a commit log: {unreadable}"
+        ) from unreadable
+    return Half(row.topic, row.broker_name, row.queue_id, row.queue_offset, offset, row.message_id)

@@ -1,0 +1,138 @@
+"""`delivery=transactional` on real brokers that check every second.
+
+That is below their transactionOpBatchInterval (3 s), so that they ask about half messages that were
+committed long ago, too: with an answer of COMMIT they would be there twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocket_sink import Ledger, RocketSink
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.commands.output import Bar
+from rocket_sink.commands.transactions import settled
+from rocket_sink.errors import DeliveryError
+from rocket_sink.producer.admin import Admin
+from rocket_sink.spark import check_backs, foreach_batch
+from rocket_sink.spark.endings import Endings
+from tests.producer.waiting import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark]
+ROWS = 300
+TOPIC = "decided"
+
+
+class Killed(BaseException):
+    """The driver ends, whatever its code wants."""
+
+
+@pytest.fixture(scope="module")
+def checking() -> Iterator[LocalCluster]:
+    often = {"transactionCheckInterval": "1000", "transactionTimeOut": "1000"}
+    running = LocalCluster(brokers=2, broker_config=often).start(timeout_s=600)
+    try:
+        yield running
+    finally:
+        for answerer in check_backs._answerers.values():
+            answerer.close()
+        check_backs._answerers.clear()
+        running.stop()
+
+
+@pytest.fixture
+def answers(monkeypatch: Any) -> list[tuple[int, str, str]]:
+    """(epoch, message id, answer) of all that the brokers asked."""
+    told: list[tuple[int, str, str]] = []
+
+    class Telling(check_backs.CheckBacks):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            more["told"] = lambda mark, one, state: told.append((mark.epoch, one, state.name))
+            super().__init__(*given, **more)
+
+    monkeypatch.setattr(check_backs, "CheckBacks", Telling)
+    return told
+
+
+def test_epochs_are_seen_once_decided_and_once(
+    spark: Any, checking: LocalCluster, tmp_path: Path, monkeypatch: Any, answers: Any
+) -> None:
+    sink = RocketSink(
+        nameServer=checking.name_server, topic=TOPIC, ledger=str(tmp_path / "ledger"), appId="q",
+        delivery="transactional", ordering="strict", columns="sharding_key=key",
+    )  # fmt: skip
+    with Admin(sink.options) as admin:
+        admin.create_topic(TOPIC, queues=4)
+
+        def seen() -> Counter[tuple[int, int]]:
+            bodies = [m.body.decode().split("/") for m in admin.read_topic(TOPIC)]
+            return Counter((int(epoch), int(row)) for epoch, row in bodies)
+
+        # An attempt whose driver dies before the append.
+        _killed(sink, spark, 0, monkeypatch, foreach_batch, "_append", _run_without_append)
+        assert not seen()
+        sink.write_batch(_rows(spark, 0), 0)
+        assert seen() == _all(0)
+        # One whose driver dies after it: nobody but the ledger knows.
+        _killed(sink, spark, 1, monkeypatch, Endings, "_end", _die)
+        endings = Endings(spark, sink.options)
+        rows = endings.open_epochs()
+        with Bar("settle", 2 * ROWS) as bar:
+            done = settled(endings, rows, bar)
+        assert all(one.is_good for one in done) and seen() == _all(0) + _all(1)
+        # Brokers go on asking until all that was not committed is rolled back, copies as well.
+        until(lambda: _rolled_back(answers) >= ROWS, timeout_s=120)
+        assert {answer for _, _, answer in answers} <= {"ROLLBACK", "UNKNOWN"}
+        assert seen() == _all(0) + _all(1)
+        _check_order(admin)
+    row = Ledger(sink.options.ledger).transactions(spark).where("epoch = 1").first()
+    assert (row.halves, row.committed, row.refused, row.open) == (ROWS, ROWS, 0, False)
+
+
+def _rolled_back(answers: list[tuple[int, str, str]]) -> int:
+    return len({one for epoch, one, answer in answers if epoch == 0 and answer == "ROLLBACK"})
+
+
+def _check_order(admin: Admin) -> None:
+    for queue in admin.queues(TOPIC):
+        rows: dict[str, list[tuple[int, int]]] = {}
+        for message in admin.read_queue(queue):
+            epoch, row = message.body.decode().split("/")
+            key = message.properties["__SHARDINGKEY"]
+            rows.setdefault(key, []).append((int(epoch), int(row)))
+        assert all(one == sorted(one) for one in rows.values())
+
+
+def _rows(spark: Any, epoch: int) -> Any:
+    columns = (f"concat('{epoch}/', id) AS body", "concat('k', id % 10) AS key")
+    return spark.range(0, ROWS, 1, 1).selectExpr(*columns)
+
+
+def _all(epoch: int) -> Counter[tuple[int, int]]:
+    return Counter((epoch, row) for row in range(ROWS))
+
+
+def _killed(
+    sink: RocketSink, spark: Any, epoch: int, monkeypatch: Any, owner: Any, name: str, kill: Any
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, kill)
+        with pytest.raises(Killed):
+            sink.write_batch(_rows(spark, epoch), epoch)
+
+
+def _run_without_append(results: Any, uri: str, app_id: str, version: int) -> None:
+    results.collect()
+    raise Killed
+
+
+def _die(*given: Any, **more: Any) -> Any:
+    if threading.current_thread() is threading.main_thread():
+        raise Killed
+    raise DeliveryError("the driver is dead")  # to the answerer, which a broker may have asked

@@ -1,0 +1,329 @@
+"""`delivery=transactional` on a scripted cluster: half messages, their commits, lost answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink import RocketSink
+from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.commits import CommitReport, Half, HalfCommits
+from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.producer.transaction_values import ROLLBACK, UNKNOWN
+from rocket_sink.spark.check_backs import CheckBacks
+from rocket_sink.spark.contract import resolve_columns
+from rocket_sink.spark.halves import HalfMark
+from rocket_sink.spark.worker import TaskRun
+from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
+from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.ids import decode_offset_message_id
+from rocket_sink.wire.properties import PGROUP, SHARDING_KEY
+from rocket_sink.wire.stored import StoredMessage
+from tests.producer.waiting import until
+
+CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach_batch")
+GROUP = "rocket-sink-ledger"
+ROWS = 60
+END = RequestCode.END_TRANSACTION
+
+
+class World:
+    """A cluster, and tasks and commits whose processes may die."""
+
+    def __init__(self, cluster: FakeCluster, ledger: Path) -> None:
+        self.cluster = cluster
+        self.pool = ProducerPool()
+        self.given: dict[str, Any] = {
+            "nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
+            "delivery": "transactional", "storedCheckDelay": 100, "storedCheckTimeout": 5000,
+            "sendMsgTimeout": 2000, "sendMsgMaxTimeoutPerRequest": 300,
+        }  # fmt: skip
+
+    def options(self, **more: Any) -> SinkOptions:
+        return SinkOptions.parse({**self.given, **more})
+
+    def send(self, ctx: RunContext = CTX, rows: Any = None, **more: Any) -> pa.Table:
+        """What a task writes to the ledger."""
+        options, written = self.options(**more), list[pa.RecordBatch]()
+        table = rows_of(ROWS) if rows is None else rows
+        run = TaskRun(options, ctx, emit=written.append, pool=self.pool, check_group=GROUP)
+        for batch in table.to_batches(max_chunksize=25):
+            run.feed(batch, resolve_columns(batch.schema, options))
+        self.summary = run.finish()
+        return pa.Table.from_batches(written)
+
+    def commit(
+        self, halves: list[Half], *, doubtful: bool = False, ordered: bool = True, **more: Any
+    ) -> CommitReport:
+        engine = SendEngine(self.options(**more))
+        try:
+            commits = HalfCommits(engine, group=GROUP, ordered=ordered, since_ms=0)
+            return commits.commit(halves, doubtful=doubtful)
+        finally:
+            engine.close()
+
+    def seen(self) -> Counter[bytes]:
+        return Counter(m.body for m in self.cluster.messages("t"))
+
+    def open(self) -> list[StoredMessage]:
+        return [half for broker in self.cluster.brokers for half in broker.half_messages()]
+
+    def ends(self) -> list[Any]:
+        return [r for b in self.cluster.brokers for r in b.requests if r.code == END]
+
+    def questions(self) -> int:
+        codes = [r.code for b in self.cluster.brokers for r in b.requests]
+        return codes.count(RequestCode.QUERY_MESSAGE)
+
+
+def rows_of(count: int) -> pa.Table:
+    keys = [f"k{number % 5}" for number in range(count)]
+    return pa.table({"body": [b"%04d" % n for n in range(count)], "sharding_key": keys})
+
+
+def halves_of(written: pa.Table) -> list[Half]:
+    """As `Endings` reads them out of the ledger."""
+    rows = written.filter(pa.compute.field("kind") == "send").to_pylist()
+    return [
+        Half(
+            row["topic"], row["broker_name"], row["queue_id"], row["queue_offset"],
+            decode_offset_message_id(row["offset_message_id"]).offset, row["message_id"],
+        )
+        for row in rows
+        if row["half"] and row["outcome"] == "acked"
+    ]  # fmt: skip
+
+
+ALL = Counter(rows_of(ROWS).column("body").to_pylist())
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with FakeCluster(brokers=2) as cluster:
+        yield World(cluster, tmp_path / "ledger")
+
+
+@pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
+def test_rows_are_hidden_until_the_commit_and_then_there_once_in_order(
+    world: World, ordering: str
+) -> None:
+    written = world.send(ordering=ordering)
+    halves = halves_of(written)
+    assert not world.seen() and len(world.open()) == len(halves) == ROWS
+    assert world.summary.acked == ROWS and world.summary.duplicates_possible == 0
+    assert world.commit(halves) == CommitReport(committed=ROWS)
+    assert world.seen() == ALL and not world.open() and world.questions() == 0
+    if ordering == "strict":
+        check_order(world)
+
+
+def check_order(world: World) -> None:
+    for key in {f"k{n}" for n in range(5)}:
+        messages = [m for m in world.cluster.messages("t") if m.properties[SHARDING_KEY] == key]
+        bodies = [m.body for m in sorted(messages, key=lambda m: m.queue_offset)]
+        assert bodies == sorted(bodies) and bodies
+
+
+def test_a_half_message_says_who_it_is_and_who_answers_for_it(world: World) -> None:
+    world.send()
+    one = world.open()[0]
+    assert one.properties[PGROUP] == GROUP
+    assert HalfMark.read(one.properties) == HalfMark("q", "r", 3, 0, 7)
+    engine = world.pool.acquire(world.options())
+    until(lambda: engine.drive() or len(_heartbeats(world)) >= 2)
+    assert not any(GROUP.encode() in body for body in _heartbeats(world))
+    engine.close()
+
+
+def _heartbeats(world: World) -> list[bytes]:
+    requests = [request for broker in world.cluster.brokers for request in broker.requests]
+    return [bytes(r.body or b"") for r in requests if r.code == RequestCode.HEART_BEAT]
+
+
+@pytest.mark.parametrize("behaviour", [Drop(), CloseConnection(), Answer(1, "boom", stores=True)])
+def test_a_lost_answer_leaves_a_half_that_nobody_commits(world: World, behaviour: Any) -> None:
+    for broker in world.cluster.brokers:
+        broker.on_send(behaviour, times=2)
+    halves = halves_of(world.send(retryTimesWhenSendFailed=20))
+    orphans = len(world.open()) - ROWS
+    assert orphans > 0 and len(halves) == ROWS and world.summary.duplicates_possible == 0
+    world.commit(halves)
+    assert world.seen() == ALL and len(world.open()) == orphans
+    # Their twins are visible: whatever a broker asks about them, they are rolled back.
+    decide = check_backs(world, frozenset(half.message_id for half in halves))
+    assert {decide(asked(half)) for half in world.open()} == {ROLLBACK}
+
+
+def test_a_row_given_up_without_an_answer_is_no_unknown_one(world: World) -> None:
+    for broker in world.cluster.brokers:
+        broker.on_send(Drop(), times=None)
+    written = world.send(rows=rows_of(1), sendMsgTimeout=300, retryTimesWhenSendFailed=0)
+    letters = written.filter(pa.compute.field("kind") == "dead_letter").to_pylist()
+    assert [(one["outcome"], one["maybe_duplicate"]) for one in letters] == [("not_sent", False)]
+    assert (world.summary.dead, world.summary.unknown) == (1, 0) and not halves_of(written)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(
+    "behaviour",
+    [Drop(), CloseConnection(), Answer(1, "boom", stores=True), Answer(1, "boom"), Answer(2, "")],
+    ids=["drop", "close", "boom stored", "boom", "busy"],
+)
+def test_a_commit_without_an_answer_doubles_nothing(
+    world: World, behaviour: Any, *, ordered: bool
+) -> None:
+    halves = halves_of(world.send(ordering="strict"))
+    for broker in world.cluster.brokers:
+        broker.on(END, behaviour, times=3)
+    report = world.commit(halves, ordered=ordered, sendMsgTimeout=300)
+    assert report.committed == ROWS and world.seen() == ALL
+    if ordered:
+        check_order(world)
+
+
+@pytest.mark.parametrize("killed_after", [0, 1, 17, ROWS])
+def test_an_ender_that_was_killed_is_mended_by_the_next(world: World, killed_after: int) -> None:
+    halves = halves_of(world.send())
+    world.commit(halves[:killed_after])
+    report = world.commit(halves, doubtful=True)
+    assert report == CommitReport(committed=ROWS, found_stored=killed_after)
+    assert world.seen() == ALL
+
+
+def test_the_scripted_broker_commits_as_often_as_it_is_told(world: World) -> None:
+    """Else the tests here could not see what they are for."""
+    halves = halves_of(world.send())
+    world.commit(halves)
+    world.commit(halves)
+    assert set(world.seen().values()) == {2}
+
+
+def test_a_broker_that_is_away_is_told_and_its_messages_are_committed_later(world: World) -> None:
+    halves = halves_of(world.send())
+    away = world.cluster.brokers[0]
+    away.kill()
+    with pytest.raises(DeliveryError, match=r"broker-a are decided.*transactions settle"):
+        world.commit(halves, storedCheckTimeout=300)
+    mine = {half.message_id for half in halves if half.broker_name == away.name}
+    assert 0 < len(mine) == ROWS - sum(world.seen().values())
+    away.restart()
+    assert world.commit(halves, doubtful=True).committed == ROWS
+    assert world.seen() == ALL
+
+
+def test_what_a_broker_has_lost_is_named(world: World) -> None:
+    halves = halves_of(world.send())
+    lost = world.cluster.brokers[0]
+    lost.lose_half_messages()
+    report = world.commit(halves)
+    there = [half for half in halves if half.broker_name != lost.name]
+    assert report.committed == len(there) == sum(world.seen().values())
+    assert {half for half, _ in report.refused} == set(halves) - set(there)
+    assert {remark for _, remark in report.refused} == {"Find prepared transaction message failed"}
+
+
+def test_another_group_is_no_loss(world: World) -> None:
+    """As when settle is not given the query's namespace: it must not write messages off."""
+    halves = halves_of(world.send())
+    engine = SendEngine(world.options(storedCheckTimeout=300))
+    with pytest.raises(DeliveryError, match="producer group wrong"):
+        HalfCommits(engine, group="x", ordered=True, since_ms=0).commit(halves, doubtful=False)
+    engine.close()
+
+
+def test_delayed_rows_are_refused_each(world: World) -> None:
+    rows = rows_of(4).append_column("delay_level", pa.array([None, 3, 0, 1], pa.int64()))
+    written = world.send(rows=rows)
+    letters = written.filter(pa.compute.field("kind") == "dead_letter").to_pylist()
+    assert [one["last_error_code"] for one in letters] == ["INVALID_DELAY"] * 2
+    assert len(halves_of(written)) == 2
+
+
+def test_the_mark_has_room_in_the_properties(world: World) -> None:
+    texts = pa.array([[("p", "x" * size)] for size in (31_000, 31_900)],
+                     pa.map_(pa.string(), pa.string()))  # fmt: skip
+    written = world.send(rows=rows_of(2).append_column("properties", texts))
+    letters = written.filter(pa.compute.field("kind") == "dead_letter").to_pylist()
+    assert [one["last_error_code"] for one in letters] == ["PROPERTIES_TOO_LARGE"]
+    with pytest.raises(ConfigurationError, match="appId"):
+        world.send(dataclasses.replace(CTX, query_id="q" * 2000))
+
+
+def test_lanes_without_a_decision_are_refused(world: World) -> None:
+    with pytest.raises(OptionError, match="ledger"):
+        SinkOptions.parse({"nameServer": "a:1", "delivery": "transactional"})
+    with pytest.raises(ConfigurationError, match="foreachBatch"):
+        TaskRun(world.options(), dataclasses.replace(CTX, lane="foreach"))
+    with pytest.raises(ConfigurationError, match="foreachBatch"):
+        RocketSink(world.options()).__getstate__()
+
+
+# --- check-backs -----------------------------------------------------------------------------
+
+
+def check_backs(world: World, members: frozenset[str] | None, **more: Any) -> CheckBacks:
+    def visible(topic: str, message_id: str) -> bool:
+        return any(m.message_id == message_id for m in world.cluster.messages(topic))
+
+    return CheckBacks(lambda query, epoch: members, visible, more.pop("end", never), **more)
+
+
+def never(query_id: str, epoch: int) -> None:
+    raise AssertionError("nothing is to be ended")
+
+
+def asked(half: StoredMessage) -> StoredMessage:
+    """The half message as the broker's question shows it."""
+    return dataclasses.replace(half, topic=half.properties["REAL_TOPIC"])
+
+
+def test_an_undecided_epoch_is_unknown_and_a_failed_attempts_rows_are_rolled_back(
+    world: World,
+) -> None:
+    world.send()
+    one = asked(world.open()[0])
+    assert check_backs(world, None)(one) is UNKNOWN
+    assert check_backs(world, frozenset({"another"}))(one) is ROLLBACK
+    foreign = dataclasses.replace(one, properties={"UNIQ_KEY": "x"})
+    assert check_backs(world, frozenset())(foreign) is UNKNOWN
+
+
+def test_a_question_about_a_decided_message_ends_its_epoch_and_commits_nothing(
+    world: World,
+) -> None:
+    halves = halves_of(world.send())
+    members, ended = frozenset(half.message_id for half in halves), list[tuple[str, int]]()
+
+    def end(query_id: str, epoch: int) -> None:
+        ended.append((query_id, epoch))
+        world.commit(halves)
+
+    decide = check_backs(world, members, end=end)
+    first, *others = [asked(half) for half in world.open()]
+    assert decide(first) is UNKNOWN and ended == [("q", 3)] and world.seen() == ALL
+    assert {decide(half) for half in (first, *others)} == {ROLLBACK} and len(ended) == 1
+
+
+def test_what_cannot_be_ended_now_is_tried_again_later(world: World) -> None:
+    halves = halves_of(world.send())
+    now_s, tries = [0.0], list[float]()
+
+    def end(query_id: str, epoch: int) -> None:
+        tries.append(now_s[0])
+        raise LedgerError("away")
+
+    members = frozenset(half.message_id for half in halves)
+    decide = check_backs(world, members, end=end, clock=lambda: now_s[0])
+    for second in (0.0, 1.0, 29.0, 31.0):
+        now_s[0] = second
+        assert decide(asked(world.open()[0])) is UNKNOWN
+    assert tries == [0.0, 31.0]

@@ -1,0 +1,198 @@
+"""`delivery=transactional` as whole epochs: Delta is real, the brokers are scripted.
+
+One ledger for all tests, for making one is most of a short test's time; each has its own query.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocket_sink import Ledger, RocketSink
+from rocket_sink.errors import ConfigurationError, DeliveryError
+from rocket_sink.ledger.ends import ends_lock
+from rocket_sink.ledger.place import locate
+from rocket_sink.producer.commits import HalfCommits
+from rocket_sink.spark import check_backs, foreach_batch
+from rocket_sink.spark.endings import Endings
+from rocket_sink.spark.halves import HalfMark
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire.codes import RequestCode
+from tests.producer.waiting import until
+
+pytestmark = pytest.mark.spark
+ROWS = 40
+
+
+class Killed(BaseException):
+    """The driver ends, whatever its code wants."""
+
+
+class Query:
+    """One query of the shared ledger; its bodies are `query/epoch/row`."""
+
+    def __init__(self, spark: Any, cluster: FakeCluster, ledger: str, name: str) -> None:
+        self.spark = spark
+        self.cluster = cluster
+        self.name = name
+        self.ledger = Ledger(ledger)
+        self.given: dict[str, Any] = {
+            "nameServer": cluster.name_server, "topic": "t", "ledger": ledger, "appId": name,
+            "delivery": "transactional", "storedCheckDelay": 100, "storedCheckTimeout": 2000,
+        }  # fmt: skip
+
+    def sink(self, **more: Any) -> RocketSink:
+        """A new one, as in a new process."""
+        return RocketSink(**{**self.given, **more})
+
+    def rows(self, epoch: int) -> Any:
+        body = f"concat('{self.name}/{epoch}/', id) AS body"
+        return self.spark.range(0, ROWS, 1, 2).selectExpr(body)
+
+    def epoch(self, number: int, **more: Any) -> None:
+        self.sink(**more).write_batch(self.rows(number), number)
+
+    def killed(self, monkeypatch: Any, owner: Any, name: str, kill: Any, **more: Any) -> None:
+        """Epoch 0, whose driver dies in a function."""
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, kill)
+            with pytest.raises(Killed):
+                self.epoch(0, **more)
+
+    def seen(self) -> dict[int, int]:
+        """{epoch: messages that consumers see}; each body once, or it fails."""
+        bodies = [m.body.decode() for m in self.cluster.messages("t")]
+        mine = [body for body in bodies if body.startswith(f"{self.name}/")]
+        assert len(set(mine)) == len(mine)
+        return dict(Counter(int(body.split("/")[1]) for body in mine))
+
+    def open(self) -> int:
+        halves = [half for broker in self.cluster.brokers for half in broker.half_messages()]
+        marks = [HalfMark.read(half.properties) for half in halves]
+        return sum(mark is not None and mark.query_id == self.name for mark in marks)
+
+    def epochs(self) -> dict[int, Any]:
+        found = self.ledger.transactions(self.spark).where(f"query_id = '{self.name}'")
+        return {row.epoch: row for row in found.collect()}
+
+    def brokers_ask(self) -> None:
+        for broker in self.cluster.brokers:
+            broker.check_transactions()
+
+
+@pytest.fixture(scope="module")
+def shared(spark: Any, tmp_path_factory: Any) -> Iterator[tuple[Any, FakeCluster, str]]:
+    with FakeCluster(brokers=2) as cluster:
+        yield spark, cluster, str(tmp_path_factory.mktemp("transactional") / "ledger")
+        for answerer in check_backs._answerers.values():
+            answerer.close()
+        check_backs._answerers.clear()
+
+
+@pytest.fixture
+def query(shared: Any, request: pytest.FixtureRequest) -> Query:
+    return Query(*shared, request.node.name)
+
+
+def die(*given: Any, **more: Any) -> Any:
+    raise Killed
+
+
+def run_without_append(results: Any, uri: str, app_id: str, version: int) -> None:
+    """All tasks run, and the driver dies before Delta commits."""
+    results.collect()
+    raise Killed
+
+
+def die_at_the_seventh(self: HalfCommits, count: int) -> None:
+    self._report.committed += count
+    if self._report.committed >= 7:
+        raise Killed
+
+
+def test_an_epoch_is_hidden_until_its_append(query: Query, monkeypatch: Any) -> None:
+    query.killed(monkeypatch, foreach_batch, "_append", run_without_append)
+    assert not query.seen() and query.open() == ROWS
+    query.epoch(0)
+    # The rows of the attempt that was killed stay hidden; the epoch's own are there once.
+    assert query.seen() == {0: ROWS} and query.open() == ROWS
+    row = query.epochs()[0]
+    assert (row.halves, row.committed, row.refused, row.open) == (ROWS, ROWS, 0, False)
+    # Brokers ask about those of the dead attempt: the driver answers from the ledger.
+    query.brokers_ask()
+    until(lambda: not query.open(), timeout_s=60)
+    # Delta skips an epoch that it has; a second run sends and commits nothing.
+    query.epoch(0)
+    assert query.seen() == {0: ROWS} and not query.open()
+
+
+def test_killed_drivers_are_mended_by_the_next_start(query: Query, monkeypatch: Any) -> None:
+    query.killed(monkeypatch, Endings, "_end", die)
+    assert not query.seen() and query.epochs()[0].open
+    # One at a time per queue, so that not all are on their way when it dies.
+    query.killed(monkeypatch, HalfCommits, "_done", die_at_the_seventh, ordering="best_effort")
+    assert 7 <= query.seen()[0] < ROWS and query.epochs()[0].open
+    query.epoch(1)
+    assert query.seen() == {0: ROWS, 1: ROWS}
+    assert not any(row.open for row in query.epochs().values())
+
+
+def test_an_end_that_the_ledger_does_not_know_of(query: Query, monkeypatch: Any) -> None:
+    query.killed(monkeypatch, Endings, "_note", die)
+    assert query.seen() == {0: ROWS} and query.epochs()[0].open
+    endings = Endings(query.spark, query.sink().options)
+    with ends_lock(locate(query.ledger.path), wait_s=0):
+        assert endings.end(query.name, 0, wait_s=0).busy
+    report = endings.end(query.name, 0, wait_s=0)
+    assert (report.committed, report.found_stored) == (ROWS, ROWS)
+    assert query.seen() == {0: ROWS} and not endings.open_epochs(query.name)
+
+
+def test_a_broker_asks_before_anybody_has_ended_it(query: Query, monkeypatch: Any) -> None:
+    query.killed(monkeypatch, Endings, "_end", die)
+    query.brokers_ask()
+    until(lambda: query.seen() == {0: ROWS}, timeout_s=60)
+    query.brokers_ask()
+    until(lambda: not query.open(), timeout_s=60)
+    assert query.seen() == {0: ROWS}
+
+
+def test_a_busy_broker_and_a_lost_one_fail_the_query(query: Query) -> None:
+    for broker in query.cluster.brokers:
+        broker.on(RequestCode.END_TRANSACTION, Answer(2, "busy"), times=None)
+    with pytest.raises(DeliveryError, match="transactions settle"):
+        query.epoch(0, storedCheckTimeout=300)
+    assert not query.seen()
+    for broker in query.cluster.brokers:
+        broker.behave()
+        broker.lose_half_messages()
+    with pytest.raises(DeliveryError, match=f"{ROWS} messages of epoch 0"):
+        query.epoch(0)
+    row = query.epochs()[0]
+    assert (row.refused, row.committed, row.open) == (ROWS, 0, False)
+    query.epoch(1)
+    assert query.seen() == {1: ROWS}
+
+
+def test_a_stream_names_its_query_itself(query: Query, tmp_path: Path) -> None:
+    source = str(tmp_path / "source")
+    query.rows(0).write.parquet(source)
+    stream = query.spark.readStream.schema("body STRING").parquet(source)
+    writer = stream.writeStream.foreachBatch(query.sink(appId="").write_batch)
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    running = writer.trigger(availableNow=True).start()
+    running.awaitTermination()
+    assert query.seen() == {0: ROWS}
+    found = query.ledger.transactions(query.spark).where(f"query_id = '{running.id}'").first()
+    assert (found.epoch, found.committed, found.open) == (0, ROWS, False)
+
+
+def test_batch_writes_have_it_and_foreach_does_not(query: Query) -> None:
+    summary = query.sink().write(query.rows(0))
+    assert summary.acked == ROWS and query.seen() == {0: ROWS} and not query.open()
+    with pytest.raises(ConfigurationError, match="foreachBatch"):
+        query.sink().stream(query.rows(0))
