@@ -7,6 +7,11 @@ epoch may have left messages on the brokers when the file of another run is ther
 another attempt of the partition (a task's retry) or of another attempt of the stage, or when the
 query has begun a later epoch (its checkpoint was cut back). Otherwise nothing of it was sent. Delta
 looks into no folder whose name starts with `_`.
+
+    <ledger>/_started/q-<query>.json
+
+is the driver's note of the epoch that it began last, in the foreachBatch lane: what died there
+before Delta's commit has left no rows in the ledger, so who runs the epoch again doubts for it.
 """
 
 from __future__ import annotations
@@ -107,6 +112,32 @@ class EpochStarts:
             # Another task may be at it; what is left is found by the next one.
             with contextlib.suppress(OSError):
                 filesystem.delete_dir(f"{self._folder}/{epoch}")
+
+
+def begin_epoch(place: Place, query_id: str, epoch: int) -> bool:
+    """Note that the driver begins an epoch; True when it had begun it, or a later one, before.
+
+    False where the folder cannot be read or written: nothing depends on it but what is counted.
+    """
+    path = f"{place.root}/_started/q-{path_part(query_id)}.json"
+    try:
+        filesystem = place.filesystem()
+        last = _last_begun(filesystem, path)
+        if last is None or last < epoch:
+            filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+            note = json.dumps({"epoch": epoch}).encode()
+            write_bytes(filesystem, path, note, is_local=place.is_local)
+    except (OSError, LedgerError):
+        return False
+    return last is not None and last >= epoch
+
+
+def _last_begun(filesystem: fs.FileSystem, path: str) -> int | None:
+    try:
+        with filesystem.open_input_stream(path) as file:
+            return int(json.loads(file.read())["epoch"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _earlier(filesystem: fs.FileSystem, paths: Iterable[str]) -> Earlier | None:

@@ -17,6 +17,7 @@ from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.schema import ledger_ddl
+from rocket_sink.ledger.starts import begin_epoch
 from rocket_sink.ledger.table import check_not_ahead, ensure_table, txn_app_id
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import check_budget, has_budget
@@ -39,24 +40,31 @@ _NO_QUERY: Final = (
 
 
 class Send:
-    """`mapInArrow`'s function: record batches of rows in, record batches of the ledger out."""
+    """`mapInArrow`'s function: record batches of rows in, record batches of the ledger out.
+
+    Args:
+        again: the epoch was begun before, and what it sent then is not in the ledger.
+    """
 
     def __init__(
-        self, options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str
-    ) -> None:
+        self, options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str,
+        *, again: bool = False,
+    ) -> None:  # fmt: skip
         self._options = options
         self._plan = plan
         self._lane = lane
         self._epoch = epoch
         self._query = query
         self._run = run
+        self._again = again
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ctx = run_context(
             self._options, self._lane, epoch=self._epoch, query_id=self._query, run_id=self._run
         )
         rows: list[pa.RecordBatch] = []
-        run = TaskRun(self._options, ctx, emit=rows.append)
+        again = self._again or bool(ctx.attempt_number or ctx.stage_attempt)
+        run = TaskRun(self._options, ctx, emit=rows.append, again=again)
         try:
             for batch in batches:
                 run.feed(batch, self._plan)
@@ -94,7 +102,8 @@ class BatchWriter:
                 self._started.add(query)
             if self._options.on_pending_key == "hold":
                 release(session, place)
-            results = self._results(df, "foreach_batch", epoch, query, run)
+            again = begin_epoch(place, query, epoch)
+            results = self._results(df, "foreach_batch", epoch, query, run, again=again)
             _append(results, place.uri, txn_app_id(query), epoch)
             if has_budget(self._options):
                 table = session.read.format("delta").load(place.uri)
@@ -129,11 +138,13 @@ class BatchWriter:
             duration_s=time.monotonic() - started_s,
         )  # fmt: skip
 
-    def _results(self, df: DataFrame, lane: str, epoch: int, query: str, run: str) -> DataFrame:
+    def _results(
+        self, df: DataFrame, lane: str, epoch: int, query: str, run: str, *, again: bool = False
+    ) -> DataFrame:
         session = df.sparkSession
         check_session(self._options, session)
         needed, plan = narrowed(df, plan_of(df, self._options))
-        send = Send(divided(self._options, session), plan, lane, epoch, query, run)
+        send = Send(divided(self._options, session), plan, lane, epoch, query, run, again=again)
         results: DataFrame = needed.mapInArrow(send.__call__, ledger_ddl())
         return results
 

@@ -32,6 +32,7 @@ class TaskRun:
     Args:
         emit: takes the ledger rows (lane 3); None: they are spooled under the ledger's path, or
             dropped where no ledger is configured.
+        again: the rows may have been sent before, and the ledger has no trace of it.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class TaskRun:
         *,
         emit: Callable[[pa.RecordBatch], None] | None = None,
         pool: ProducerPool | None = None,
+        again: bool = False,
     ) -> None:
         self._options = options
+        self._again = again
         self._ctx = ctx
         self._emit = emit
         self._pool = pool
@@ -96,7 +99,10 @@ class TaskRun:
         pool = self._pool = self._pool or worker_pool()
         self._engine = pool.acquire(self._options)
         emit = self._emit or self._spooling()
-        journal = Journal(self._options, self._ctx, emit, intents=self._spool is not None)
+        journal = Journal(
+            self._options, self._ctx, emit, intents=self._spool is not None,
+            again=self._again and self._options.delivery == "at_least_once",
+        )  # fmt: skip
         replay = None
         if self._options.delivery == "effectively_once":
             ids = ContentIds(self._ctx)
