@@ -40,7 +40,11 @@ def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any
     given = SinkOptions.parse(options)
     table = Table(lanes.read(spark, source), str(source), given.with_(order_by="number"))
     work = Backfill(spark, given, source=table)
-    work.run(work.plan(sample=0).selected)
+    selected = work.plan(sample=0).selected
+    resent = work.run(selected)
+    if resent.settled < selected:
+        # Brokers that are out of reach fail no backfill: it says what is left.
+        raise RuntimeError(f"{resent.settled} of {selected} rows are sent: {resent}")
 
 
 def _run(spark: Any, cell: dict[str, Any], folder: Path) -> None:
@@ -57,7 +61,8 @@ def _until_done(spark: Any, cell: dict[str, Any], role: str) -> None:
         await_file(folder / "stage.2")
         ended = _tried(spark, cell, role, errors, waits=True)
     ledger = Ledger(cell["options"]["ledger"])
-    ledger.sync(spark)
+    while ledger.sync(spark).busy:
+        pass
     rows = ledger.epochs(spark).collect() if ledger.exists() else []
     epochs = [
         {"query": r.query_id, "epoch": r.epoch, "adds_up": r.adds_up,
