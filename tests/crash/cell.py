@@ -135,6 +135,9 @@ class Cell:
             for one in stored
         ]  # fmt: skip
 
+    def keep_copies(self) -> None:
+        self.kept = self.copies()
+
     def verdict(self) -> Verdict:
         """Reads topic and ledger; every process of the round has ended."""
         epochs = [

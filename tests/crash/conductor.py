@@ -2,121 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from rocket_sink.cluster import LocalCluster
+from rocket_sink.errors import RocketSinkError
 
 from .cell import Cell
 from .files import write_whole
+from .processes import LOCAL_CLUSTER, Driver, await_gone, kill
 from .schedule import EVENTS, Schedule
 
-HERE = Path(__file__).parent
 _POLL_S = 0.05
 _FREEZE_S = 3.0
 _DEADLINE_S = 1500.0
-_LOCAL_CLUSTER = {
-    "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.locality.wait": "0",
-    "spark.task.maxFailures": "8",
-    "spark.deploy.maxExecutorRetries": "-1",
-    # Only what stands still for so long is taken for slow.
-    "spark.speculation": "true",
-    "spark.speculation.minTaskRuntime": "8s",
-    "spark.speculation.interval": "200ms",
-    "spark.speculation.quantile": "0.1",
-    "spark.speculation.multiplier": "1.1",
-}
-
-
-@dataclass
-class Driver:
-    """One driver process and its cells."""
-
-    role: str
-    master: str
-    cells: Sequence[Cell]
-    folder: Path
-    conf: dict[str, str] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        report = self.folder / f"driver.{self.role}.json"
-        plan = {
-            "role": self.role, "master": self.master, "conf": self.conf, "report": str(report),
-            "cells": [cell.plan() for cell in self.cells],
-        }  # fmt: skip
-        path = self.folder / f"plan.{self.role}.json"
-        path.write_text(json.dumps(plan))
-        tests, root = HERE.parent, HERE.parent.parent
-        parts = [HERE / "hooks", tests, root, os.environ.get("PYTHONPATH", "")]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, parts)))}
-        environ["ROCKET_SINK_CRASH"] = "1"
-        # The first compiler alone has room for less than many queries at once need.
-        environ["JDK_JAVA_OPTIONS"] = "-XX:ReservedCodeCacheSize=160m"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "driver.py"), str(path)],
-                cwd=self.folder, env=environ, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
-
-    @property
-    def _log(self) -> Path:
-        return self.folder / f"log.{self.role}.txt"
-
-    @property
-    def report(self) -> dict[str, Any]:
-        return dict(json.loads((self.folder / f"driver.{self.role}.json").read_text()))
-
-    def check(self) -> None:
-        """Raises when the process died although nobody killed it."""
-        if self.process is not None and self.process.poll() not in (None, 0):
-            raise AssertionError(f"the driver {self.role} ended: {self._log.read_text()[-6000:]}")
-
-    def kill(self) -> None:
-        """SIGKILL of both halves: Python and the JVM."""
-        assert self.process is not None
-        self.process.kill()
-        _kill(self.report["jvm"])
-        self.process.wait()
-        self.process = None
-
-    def end(self) -> None:
-        """At a round's end, however it came."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-    def is_done(self, cell: Cell) -> bool:
-        return (cell.folder / f"done.{self.role}.json").exists()
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _await_gone(pids: Iterable[int]) -> None:
-    """Workers outlive a killed driver for a moment."""
-    for pid in pids:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).wait(60)
 
 
 class Round:
@@ -137,7 +41,7 @@ class Round:
         again = [*groups["killed"], *rivals]
         self._again = Driver("again", f"local[{slots},4]", again, folder)
         master = "local-cluster[2,4,1024]"
-        self._executors = Driver("executors", master, groups["executors"], folder, _LOCAL_CLUSTER)
+        self._executors = Driver("executors", master, groups["executors"], folder, LOCAL_CLUSTER)
         self._jobs = [self._steps(cell) for cell in groups["local"] + groups["executors"]]
         self._jobs += [self._brokers(), self._kill_and_start_again()]
 
@@ -194,11 +98,11 @@ class Round:
         yield from _EVENTS.get(cell.schedule.event, _nothing)(self, cell)
 
     def _kill_worker(self, cell: Cell) -> Any:
-        _kill(_who(cell)["worker"])
+        kill(_who(cell)["worker"])
         yield
 
     def _kill_executor(self, cell: Cell) -> Any:
-        _kill(_who(cell)["executor"])
+        kill(_who(cell)["executor"])
         yield
 
     def _fail_task(self, cell: Cell) -> Any:
@@ -212,7 +116,7 @@ class Round:
         write_whole(cell.folder / "go", "on")
 
     def _change_queues(self, cell: Cell) -> Any:
-        cell.create_topic(queues=8)
+        yield from _persist(lambda: cell.create_topic(queues=8))
         write_whole(cell.folder / "go", "on")
         yield from self._after_failure(cell, 1, cell.create_topic)
 
@@ -222,14 +126,14 @@ class Round:
             if self._ended(cell):
                 return
             yield
-        mend()
+        yield from _persist(mend)
         write_whole(cell.folder / f"again.{role}.{number}", "again")
         yield from self._after_failure(cell, number + 1, lambda: None)
 
     def _delete_topic(self, cell: Cell) -> Any:
         yield from self._first_stage(cell)
-        cell.kept = cell.copies()
-        self._cluster.delete_topic(cell.topic)
+        yield from _persist(cell.keep_copies)
+        yield from _persist(lambda: self._cluster.delete_topic(cell.topic))
         cell.take_late_files()
         write_whole(cell.folder / "stage.2", "")
         yield from self._after_failure(cell, 1, cell.create_topic)
@@ -278,7 +182,7 @@ class Round:
             waiting = [_who(cell) for cell in cells if _reached(cell)]
             # A driver that waits itself has this process for its parent.
             pids = {pid for who in waiting for pid in (who["worker"], who["daemon"])}
-            _await_gone(pids - {os.getpid()})
+            await_gone(pids - {os.getpid()})
         for cell in cells:
             (cell.folder / "armed.json").unlink(missing_ok=True)
         rivals = [cell for cell in self._again.cells if cell not in cells]
@@ -301,6 +205,15 @@ _EVENTS: dict[str, Callable[[Round, Cell], Any]] = {
 
 def _nothing(round_: Round, cell: Cell) -> Any:
     yield
+
+
+def _persist(action: Callable[[], None]) -> Any:
+    """Whatever is asked of the brokers: another cell may have killed or frozen one just now."""
+    while True:
+        try:
+            return action()
+        except RocketSinkError:
+            yield
 
 
 def _reached(cell: Cell) -> bool:
