@@ -21,7 +21,7 @@ from rocket_sink.ledger.starts import begin_epoch
 from rocket_sink.ledger.table import check_not_ahead, ensure_table, txn_app_id
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import check_budget, has_budget
-from rocket_sink.spark.context import QUERY_ID, RUN_ID, run_context
+from rocket_sink.spark.context import QUERY_ID, run_context, streaming_run
 from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.frames import narrowed, plan_of
 from rocket_sink.spark.host import check_session, is_classic
@@ -157,7 +157,7 @@ class BatchWriter:
         query = self._options.app_id or context.getLocalProperty(QUERY_ID)
         if not query:
             raise ConfigurationError(_NO_QUERY)
-        return query, context.getLocalProperty(RUN_ID) or query
+        return query, streaming_run(context.getLocalProperty) or query
 
 
 def _append(results: DataFrame, uri: str, app_id: str, version: int) -> None:
