@@ -94,7 +94,6 @@ EVENTS: Final = {
     "two_drivers": Event("local", STREAMS, (REQUEST,)),
     "driver_killed": Event("killed", (*_ALL, BACKFILL), (*_TASK, COMMITTED, *FOLDS, LETTERS)),
     "executor_killed": Event("executors", ("foreach", "foreach_batch", "write"), _TASK),
-    "speculation": Event("executors", ("foreach", "foreach_batch", "write"), (REQUEST,)),
 }
 _SPOOLING: Final = ("foreach", "source_stream", "source_batch")
 _LANES_OF: Final = {
@@ -154,5 +153,5 @@ CI: Final = (
     Schedule("foreach", "none", "at_least_once", "driver_killed", "fold:appended"),
     Schedule("backfill", "strict", "at_least_once", "driver_killed", LETTERS, 1, "own"),
     Schedule("foreach_batch", "strict", "effectively_once", "executor_killed", REQUEST, 9),
-    Schedule("foreach", "none", "at_least_once", "speculation", REQUEST, 5, "own"),
+    Schedule("foreach", "none", "at_least_once", "executor_killed", ANSWERED, 1, "own"),
 )
