@@ -15,8 +15,8 @@ QUERY_ID: Final = "sql.streaming.queryId"
 RUN_ID: Final = "sql.streaming.runId"
 BATCH_ID: Final = "streaming.sql.batchId"
 JOB_GROUP: Final = "spark.jobGroup.id"
-"""A streaming run's job group has the run's id (StreamExecution.runStream, `setJobGroup`); tasks see
-it where they do not see `RUN_ID`."""
+"""A streaming run's job group has the run's id (StreamExecution.runStream, `setJobGroup`); tasks
+see it where they do not see `RUN_ID`."""
 
 
 def run_context(
