@@ -24,6 +24,12 @@ os.environ.setdefault(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("crash harness (tests/crash, -m slow)")
+    group.addoption("--crash-seed", type=int, default=1, help="seed of the first schedule")
+    group.addoption("--crash-schedules", type=int, default=200, help="schedules to play")
+
+
 @pytest.fixture(scope="session")
 def spark() -> Any:
     """The one session of a run, whichever test comes first: a JVM keeps its first one's jars."""

@@ -165,11 +165,12 @@ def check_not_ahead(
     Raises:
         CheckpointError: says what is ahead of what and how to go on.
     """
-    last = last_txn_version(spark, ledger_path, txn_app_id(query_id))
+    place = ledger_path if isinstance(ledger_path, Place) else locate(ledger_path)
+    last = last_txn_version(spark, place, txn_app_id(query_id))
     if last is None or last <= first_epoch:
         return
     raise CheckpointError(
-        f"the ledger {ledger_path} holds epochs up to {last} of the query {query_id}, but its "
+        f"the ledger {place.uri} holds epochs up to {last} of the query {query_id}, but its "
         f"checkpoint starts at epoch {first_epoch}: the checkpoint was restored or cut back. "
         f"Delta would skip the epochs {first_epoch} to {last}, and no row of them would be sent. "
         "Use the checkpoint that belongs to the ledger, or a new checkpoint folder (a new query "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from rocket_sink.ledger.records import RunContext
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 QUERY_ID: Final = "sql.streaming.queryId"
 RUN_ID: Final = "sql.streaming.runId"
 BATCH_ID: Final = "streaming.sql.batchId"
+JOB_GROUP: Final = "spark.jobGroup.id"
+"""A streaming run's job group has the run's id (StreamExecution.runStream, `setJobGroup`); tasks
+see it where they do not see `RUN_ID`."""
 
 
 def run_context(
@@ -34,7 +38,7 @@ def run_context(
 
     task = TaskContext.get()
     query_id = query_id or options.app_id or _local(task, QUERY_ID) or run_id
-    run = run_id or _local(task, RUN_ID) or query_id
+    run = run_id or streaming_run(lambda name: _local(task, name)) or query_id
     number = _local(task, BATCH_ID)
     if epoch is None:
         epoch = int(number) if number else 0
@@ -51,6 +55,13 @@ def run_context(
         task.attemptNumber(),
         lane=lane,
     )
+
+
+def streaming_run(local: Callable[[str], str | None]) -> str:
+    """The id of the run of a streaming query, by local properties; empty outside of one."""
+    if not local(QUERY_ID):
+        return ""
+    return local(RUN_ID) or local(JOB_GROUP) or ""
 
 
 def _local(task: TaskContext | None, name: str) -> str:

@@ -17,10 +17,11 @@ from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.schema import ledger_ddl
+from rocket_sink.ledger.starts import begin_epoch
 from rocket_sink.ledger.table import check_not_ahead, ensure_table, txn_app_id
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import check_budget, has_budget
-from rocket_sink.spark.context import QUERY_ID, RUN_ID, run_context
+from rocket_sink.spark.context import QUERY_ID, run_context, streaming_run
 from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.frames import narrowed, plan_of
 from rocket_sink.spark.host import check_session, is_classic
@@ -40,11 +41,15 @@ _NO_QUERY: Final = (
 
 
 class Send:
-    """`mapInArrow`'s function: record batches of rows in, record batches of the ledger out."""
+    """`mapInArrow`'s function: record batches of rows in, record batches of the ledger out.
+
+    Args:
+        again: the epoch was begun before, and what it sent then is not in the ledger.
+    """
 
     def __init__(
         self, options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str,
-        check_group: str = "",
+        check_group: str = "", *, again: bool = False,
     ) -> None:  # fmt: skip
         self._options = options
         self._plan = plan
@@ -53,6 +58,7 @@ class Send:
         self._query = query
         self._run = run
         self._check_group = check_group
+        self._again = again
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ctx = run_context(
@@ -60,7 +66,8 @@ class Send:
         )
         rows: list[pa.RecordBatch] = []
         group = self._check_group
-        run = TaskRun(self._options, ctx, emit=rows.append, check_group=group)
+        again = self._again or bool(ctx.attempt_number or ctx.stage_attempt)
+        run = TaskRun(self._options, ctx, emit=rows.append, check_group=group, again=again)
         try:
             for batch in batches:
                 run.feed(batch, self._plan)
@@ -104,7 +111,8 @@ class BatchWriter:
             if self._options.on_pending_key == "hold":
                 release(session, place)
             group = transactions.group if transactions is not None else ""
-            results = self._results(df, "foreach_batch", epoch, query, run, group)
+            again = begin_epoch(place, query, epoch)
+            results = self._results(df, "foreach_batch", epoch, query, run, group, again=again)
             _append(results, place.uri, txn_app_id(query), epoch)
             if transactions is not None:
                 transactions.end(query, epoch)
@@ -149,12 +157,22 @@ class BatchWriter:
         )  # fmt: skip
 
     def _results(
-        self, df: DataFrame, lane: str, epoch: int, query: str, run: str, group: str = ""
+        self,
+        df: DataFrame,
+        lane: str,
+        epoch: int,
+        query: str,
+        run: str,
+        group: str = "",
+        *,
+        again: bool = False,
     ) -> DataFrame:
         session = df.sparkSession
         check_session(self._options, session)
         needed, plan = narrowed(df, plan_of(df, self._options))
-        send = Send(divided(self._options, session), plan, lane, epoch, query, run, group)
+        send = Send(
+            divided(self._options, session), plan, lane, epoch, query, run, group, again=again
+        )
         results: DataFrame = needed.mapInArrow(send.__call__, ledger_ddl())
         return results
 
@@ -175,7 +193,7 @@ class BatchWriter:
         query = self._options.app_id or context.getLocalProperty(QUERY_ID)
         if not query:
             raise ConfigurationError(_NO_QUERY)
-        return query, context.getLocalProperty(RUN_ID) or query
+        return query, streaming_run(context.getLocalProperty) or query
 
 
 def _append(results: DataFrame, uri: str, app_id: str, version: int) -> None:

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 def active_session() -> Any:
     """The classic or Connect session of this process, or None; never starts one.
 
-    None in a worker too, and where pyspark was never imported.
+    The thread's own, else the process's: Spark knows no active session in a thread that has not
+    run anything yet. None in a worker, and where pyspark was never imported.
     """
     if "pyspark.sql" not in sys.modules:
         return None
     from pyspark.sql import SparkSession
 
     try:
-        return SparkSession.getActiveSession()
+        return SparkSession.active()
     except Exception:
         # A worker, or a process whose JVM is gone: there is no session to ask.
         return None

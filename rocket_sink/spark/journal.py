@@ -41,6 +41,8 @@ class Journal:
         emit: called with record batches of `LEDGER_SCHEMA`, in order.
         intents: also write a row for each request before its answer is awaited, so that the sends
             of a killed worker show up. Useless where rows only count when the task succeeds.
+        again: the rows may have been sent before and the ledger has no trace of it: each that is
+            stored is counted as possibly stored twice.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class Journal:
         emit: Callable[[pa.RecordBatch], None],
         *,
         intents: bool = False,
+        again: bool = False,
     ) -> None:
+        self._again = again
         self._ctx = ctx
         self._halves = options.delivery == "transactional"
         self._emit = emit
@@ -135,6 +139,8 @@ class Journal:
         """The accounts of the task attempt: its last row."""
         self.flush()
         counts = {name: value for name, value in summary.as_dict().items() if name != "codes"}
+        if self._again:
+            counts["duplicates_possible"] = summary.acked + summary.degraded
         self._emit(
             epoch_row(
                 counts,

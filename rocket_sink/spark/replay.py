@@ -98,6 +98,15 @@ class ReplayCheck:
         kept = pc.invert(pc.is_in(ids, value_set=pa.array(sorted(found), ids.type)))
         return rows.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
 
+    def check(self) -> None:
+        """Called before each request.
+
+        Raises:
+            CheckpointError: a later run of the query has begun: this one sends nothing more.
+        """
+        if self._starts is not None:
+            self._starts.check()
+
     def rest_of(self, request: PendingRequest, accounts: Accounts) -> list[PendingRequest]:
         """What is missing of a batch that a killed broker stored in part; the rest is counted.
 

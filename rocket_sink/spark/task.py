@@ -227,6 +227,8 @@ class TaskBody:
     def _submit(self, request: PendingRequest | None) -> None:
         if request is None:
             return
+        if self._replay is not None:
+            self._replay.check()
         request.submissions += 1
         self.summary.requests += 1
         request.number = self.summary.requests

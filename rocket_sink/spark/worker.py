@@ -34,6 +34,7 @@ class TaskRun:
         emit: takes the ledger rows (lane 3); None: they are spooled under the ledger's path, or
             dropped where no ledger is configured.
         check_group: the producer group of half messages; only `delivery=transactional` needs it.
+        again: the rows may have been sent before, and the ledger has no trace of it.
 
     Raises:
         ConfigurationError: `delivery=transactional` in a lane that cannot decide on half messages.
@@ -47,11 +48,13 @@ class TaskRun:
         emit: Callable[[pa.RecordBatch], None] | None = None,
         pool: ProducerPool | None = None,
         check_group: str = "",
+        again: bool = False,
     ) -> None:
         if not check_group:
             needs_append(options, f"the lane {ctx.lane!r}")
         self._check_group = check_group
         self._options = options
+        self._again = again
         self._ctx = ctx
         self._emit = emit
         self._pool = pool
@@ -105,7 +108,10 @@ class TaskRun:
         pool = self._pool = self._pool or worker_pool()
         self._engine = pool.acquire(self._options)
         emit = self._emit or self._spooling()
-        journal = Journal(self._options, self._ctx, emit, intents=self._spool is not None)
+        journal = Journal(
+            self._options, self._ctx, emit, intents=self._spool is not None,
+            again=self._again and self._options.delivery == "at_least_once",
+        )  # fmt: skip
         replay = None
         if self._options.delivery == "effectively_once":
             ids = ContentIds(self._ctx)

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rocket_sink.errors import ConfigurationError, DeliveryError
+from rocket_sink.errors import CheckpointError, ConfigurationError, DeliveryError
+from rocket_sink.ledger import starts
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.pool import ProducerPool
@@ -190,6 +191,23 @@ def test_crash_upon_crash(world: World) -> None:
             crash_after=crash_after,
         )  # fmt: skip
     world.run(RETRY)
+    world.check()
+
+
+def test_a_task_that_outlived_its_driver_sends_nothing_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starts, "_CHECK_S", 0.0)
+    options = SinkOptions.parse(world.given)
+    batches = rows_of(ROWS).to_batches(max_chunksize=100)
+    pool = ProducerPool()
+    zombie = TaskRun(options, CTX, pool=pool)
+    zombie.feed(batches[0], resolve_columns(batches[0].schema, options))
+    world.run(RESTART)
+    with pytest.raises(CheckpointError, match="r2"):
+        zombie.feed(batches[1], resolve_columns(batches[1].schema, options))
+    zombie.abort()
+    pool.close()
     world.check()
 
 

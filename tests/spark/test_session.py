@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
 from typing import Any
 
 import pytest
 
 from rocket_sink.spark import session
+from rocket_sink.spark.host import active_session
 
 
 @pytest.fixture
@@ -51,3 +53,12 @@ def test_the_pandas_warning_reaches_nobody_and_others_do(environ: Any) -> None:
         warnings.warn("another", FutureWarning, stacklevel=2)
     assert [str(w.message) for w in caught] == ["another"]
     assert environ["PYTHONWARNINGS"].count("pandas") == 1
+
+
+@pytest.mark.spark
+def test_a_thread_that_has_run_nothing_yet_knows_the_session(spark: Any) -> None:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(active_session()))
+    thread.start()
+    thread.join()
+    assert found == [spark]

@@ -27,7 +27,9 @@ def spooled(ledger: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def send(cluster: FakeCluster, path: Path, pool: ProducerPool, **options: Any) -> Any:
+def send(
+    cluster: FakeCluster, path: Path, pool: ProducerPool, *, again: bool = False, **options: Any
+) -> Any:
     count = options.pop("count", 2000)
     given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(path), **options}
     parsed = SinkOptions.parse(given)
@@ -39,7 +41,7 @@ def send(cluster: FakeCluster, path: Path, pool: ProducerPool, **options: Any) -
         }
     )
     plan = resolve_columns(batch.schema, parsed)
-    run = TaskRun(parsed, CTX, pool=pool)
+    run = TaskRun(parsed, CTX, pool=pool, again=again)
     try:
         for start in range(0, count, 500):
             run.feed(batch.slice(start, 500), plan)
@@ -136,3 +138,17 @@ def send_to(address: str, ledger: Path, pool: ProducerPool) -> Any:
         name_server = address
 
     return send(Gone(), ledger, pool, count=10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("again", "delivery", "possible"),
+    [(False, "at_least_once", 0), (True, "at_least_once", 20), (True, "effectively_once", 0)],
+)
+def test_rows_that_may_be_stored_already_are_counted(
+    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path,
+    again: bool, delivery: str, possible: int,
+) -> None:  # fmt: skip
+    cluster.create_topic("t")
+    send(cluster, tmp_path, pool, again=again, delivery=delivery, count=20)
+    (account,) = [row for row in spooled(tmp_path) if row["kind"] == "epoch"]
+    assert (account["acked"], account["duplicates_possible"]) == (20, possible)

@@ -1,0 +1,229 @@
+"""Plays schedules: driver processes side by side, and whatever is to happen to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.errors import RocketSinkError
+
+from .cell import Cell
+from .files import write_whole
+from .processes import LOCAL_CLUSTER, Driver, await_gone, kill
+from .schedule import EVENTS, Schedule
+
+_POLL_S = 0.05
+_FREEZE_S = 3.0
+_DEADLINE_S = 1500.0
+
+
+class Round:
+    """Schedules that are played at once, on one cluster; `play`, then `cells`."""
+
+    def __init__(self, schedules: Sequence[Schedule], cluster: LocalCluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self.cells = [
+            Cell(one, folder / f"{number:03d}", cluster, number)
+            for number, one in enumerate(schedules)
+        ]
+        groups = {name: self._of(name) for name in ("local", "killed", "executors")}
+        rivals = [cell for cell in self.cells if cell.schedule.event == "two_drivers"]
+        slots = 2 * len(self.cells) + 2
+        self._local = Driver("local", f"local[{slots},4]", groups["local"], folder)
+        self._killed = Driver("killed", f"local[{slots},4]", groups["killed"], folder)
+        again = [*groups["killed"], *rivals]
+        self._again = Driver("again", f"local[{slots},4]", again, folder)
+        master = "local-cluster[2,4,1024]"
+        self._executors = Driver("executors", master, groups["executors"], folder, LOCAL_CLUSTER)
+        self._jobs = [self._steps(cell) for cell in groups["local"] + groups["executors"]]
+        self._jobs += [self._brokers(), self._kill_and_start_again()]
+
+    def _of(self, group: str) -> list[Cell]:
+        return [cell for cell in self.cells if EVENTS[cell.schedule.event].group == group]
+
+    @property
+    def refusal(self) -> str:
+        """What a sink without `allowSpeculation` said where speculation is on."""
+        return str(self._executors.report["refused"]) if self._executors.cells else ""
+
+    def play(self) -> None:
+        """Raises AssertionError when a driver dies by itself or the round does not end."""
+        for cell in self.cells:
+            cell.prepare()
+        drivers = [self._local, self._killed, self._again, self._executors]
+        until_s = time.monotonic() + _DEADLINE_S
+        try:
+            for driver in drivers:
+                if driver.cells and driver is not self._again:
+                    driver.start()
+            while not all(self._ended(cell) for cell in self.cells):
+                self._jobs = [job for job in self._jobs if next(job, self) is not self]
+                for driver in drivers:
+                    driver.check()
+                waiting = [cell.folder.name for cell in self.cells if not self._ended(cell)]
+                assert time.monotonic() < until_s, f"no end of {waiting}: {self._folder}"
+                time.sleep(_POLL_S)
+        finally:
+            for driver in drivers:
+                driver.end()
+            for broker in self._cluster.brokers:
+                broker.thaw()
+        for cell in self.cells:
+            # Of two drivers the one that ended last has seen all.
+            done = max(cell.folder.glob("done.*.json"), key=lambda path: path.stat().st_mtime_ns)
+            cell.result = json.loads(done.read_text())
+
+    def _driver_of(self, cell: Cell) -> Driver:
+        group = EVENTS[cell.schedule.event].group
+        return {"local": self._local, "killed": self._again, "executors": self._executors}[group]
+
+    def _ended(self, cell: Cell) -> bool:
+        return self._driver_of(cell).is_done(cell)
+
+    # Each of these is a job: a generator that is resumed until it ends.
+
+    def _steps(self, cell: Cell) -> Any:
+        if cell.schedule.moment:
+            while not _reached(cell):
+                if self._ended(cell):
+                    return
+                yield
+        yield from _EVENTS.get(cell.schedule.event, _nothing)(self, cell)
+
+    def _kill_worker(self, cell: Cell) -> Any:
+        kill(_who(cell)["worker"])
+        yield
+
+    def _kill_executor(self, cell: Cell) -> Any:
+        kill(_who(cell)["executor"])
+        yield
+
+    def _fail_task(self, cell: Cell) -> Any:
+        write_whole(cell.folder / "go", "fail")
+        yield
+
+    def _rival(self, cell: Cell) -> Any:
+        """The second driver ends the query while the first one waits in the middle of it."""
+        while not self._again.is_done(cell):
+            yield
+        write_whole(cell.folder / "go", "on")
+
+    def _change_queues(self, cell: Cell) -> Any:
+        yield from _persist(lambda: cell.create_topic(queues=8))
+        write_whole(cell.folder / "go", "on")
+        yield from self._after_failure(cell, 1, cell.create_topic)
+
+    def _after_failure(self, cell: Cell, number: int, mend: Callable[[], None]) -> Any:
+        role = self._driver_of(cell).role
+        while not (cell.folder / f"failed.{role}.{number}").exists():
+            if self._ended(cell):
+                return
+            yield
+        yield from _persist(mend)
+        write_whole(cell.folder / f"again.{role}.{number}", "again")
+        yield from self._after_failure(cell, number + 1, lambda: None)
+
+    def _delete_topic(self, cell: Cell) -> Any:
+        yield from self._first_stage(cell)
+        yield from _persist(cell.keep_copies)
+        yield from _persist(lambda: self._cluster.delete_topic(cell.topic))
+        cell.take_late_files()
+        write_whole(cell.folder / "stage.2", "")
+        yield from self._after_failure(cell, 1, cell.create_topic)
+
+    def _delete_checkpoint(self, cell: Cell) -> Any:
+        yield from self._first_stage(cell)
+        shutil.rmtree(cell.folder / "checkpoint")
+        write_whole(cell.folder / "stage.2", "")
+        yield from self._after_failure(cell, 1, lambda: None)
+
+    def _first_stage(self, cell: Cell) -> Any:
+        while not (cell.folder / "stage.1").exists():
+            if self._ended(cell):
+                return
+            yield
+
+    def _brokers(self) -> Any:
+        """One event for all cells that wait for it: what breaks is there for everybody."""
+        first, second = self._cluster.brokers[:2]
+        cells = [cell for cell in self.cells if cell.schedule.event == "broker_killed"]
+        if cells:
+            yield from self._all_reached(cells)
+            first.kill()
+            _go(cells)
+            first.restart(300)
+        cells = [cell for cell in self.cells if cell.schedule.event == "broker_frozen"]
+        if cells:
+            yield from self._all_reached(cells)
+            second.freeze()
+            _go(cells)
+            until_s = time.monotonic() + _FREEZE_S
+            while time.monotonic() < until_s:
+                yield
+            second.thaw()
+
+    def _all_reached(self, cells: Sequence[Cell]) -> Any:
+        while not all(_reached(cell) or self._ended(cell) for cell in cells):
+            yield
+
+    def _kill_and_start_again(self) -> Any:
+        cells = self._killed.cells
+        if cells:
+            while not all(_reached(cell) or self._killed.is_done(cell) for cell in cells):
+                yield
+            self._killed.kill()
+            waiting = [_who(cell) for cell in cells if _reached(cell)]
+            # A driver that waits itself has this process for its parent.
+            pids = {pid for who in waiting for pid in (who["worker"], who["daemon"])}
+            await_gone(pids - {os.getpid()})
+        for cell in cells:
+            (cell.folder / "armed.json").unlink(missing_ok=True)
+        rivals = [cell for cell in self._again.cells if cell not in cells]
+        while not all(_reached(cell) or self._ended(cell) for cell in rivals):
+            yield
+        if self._again.cells:
+            self._again.start()
+
+
+_EVENTS: dict[str, Callable[[Round, Cell], Any]] = {
+    "worker_killed": Round._kill_worker,
+    "executor_killed": Round._kill_executor,
+    "task_failed": Round._fail_task,
+    "two_drivers": Round._rival,
+    "queues_changed": Round._change_queues,
+    "topic_deleted": Round._delete_topic,
+    "checkpoint_deleted": Round._delete_checkpoint,
+}
+
+
+def _nothing(round_: Round, cell: Cell) -> Any:
+    yield
+
+
+def _persist(action: Callable[[], None]) -> Any:
+    """Whatever is asked of the brokers: another cell may have killed or frozen one just now."""
+    while True:
+        try:
+            return action()
+        except RocketSinkError:
+            yield
+
+
+def _reached(cell: Cell) -> bool:
+    return (cell.folder / "reached.json").exists()
+
+
+def _who(cell: Cell) -> dict[str, int]:
+    return dict(json.loads((cell.folder / "reached.json").read_text()))
+
+
+def _go(cells: Sequence[Cell]) -> None:
+    for cell in cells:
+        write_whole(cell.folder / "go", "on")

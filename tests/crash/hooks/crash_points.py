@@ -1,0 +1,117 @@
+"""Moments of the product at which a process of the crash harness stops, from the test's side.
+
+The functions of rocket_sink that stand at a moment are wrapped, in drivers and workers. A cell (a
+folder with the ledger of its query in it) arms one point by a file; the process that passes the
+point for the n-th time takes the file, says in `reached.json` who it is, and waits for `go`: to go
+on, or to fail. Whoever is to be killed is killed by the test while it waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+WAIT_S: Final = 900.0
+_POLL_S: Final = 0.02
+_passed: Counter[tuple[int, str, str]] = Counter()
+
+
+class Planted(Exception):
+    """What `go` made fail."""
+
+
+def passing(ledger: str, point: str) -> None:
+    """The process is at this point of the query that writes to this ledger."""
+    if not ledger:
+        return
+    cell = Path(unquote(urlsplit(ledger).path)).parent
+    armed = cell / "armed.json"
+    try:
+        wanted = json.loads(armed.read_text())
+    except (OSError, ValueError):
+        return
+    if wanted["point"] != point:
+        return
+    _passed[os.getpid(), cell.name, point] += 1
+    if _passed[os.getpid(), cell.name, point] < wanted["count"]:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        # A rename: of two processes at the point, one has it.
+        armed.rename(cell / f"taken.{os.getpid()}")
+        _wait(cell)
+
+
+def _wait(cell: Path) -> None:
+    import psutil
+
+    daemon = psutil.Process(os.getppid())
+    who = {"worker": os.getpid(), "daemon": daemon.pid, "executor": daemon.ppid()}
+    partial = cell / "reached.part"
+    partial.write_text(json.dumps(who))
+    partial.rename(cell / "reached.json")
+    until_s = time.monotonic() + WAIT_S
+    while not (cell / "go").exists():
+        if time.monotonic() > until_s:
+            os._exit(3)
+        time.sleep(_POLL_S)
+    if (cell / "go").read_text() == "fail":
+        raise Planted("the crash harness made this task fail")
+
+
+def _around(
+    owner: Any, name: str, point: str, ledger: Callable[..., str], *, after: bool = False
+) -> None:
+    inner = getattr(owner, name)
+
+    @functools.wraps(inner)
+    def outer(*args: Any, **named: Any) -> Any:
+        if after:
+            result = inner(*args, **named)
+            passing(ledger(*args), point)
+            return result
+        passing(ledger(*args), point)
+        return inner(*args, **named)
+
+    setattr(owner, name, outer)
+
+
+def install() -> None:
+    """Wrap; each line is a moment of `schedule`."""
+    from rocket_sink.ledger import fold, spool
+    from rocket_sink.spark import accounts, datasource, foreach_batch, resend, task
+
+    def of_request(body: Any, request: Any) -> str:
+        return body._options.ledger if request is not None else ""
+
+    def of_seal(writer: Any) -> str:
+        ctx = writer._ctx
+        task_of_lane = ctx.partition is not None and ctx.lane in ("foreach", "datasource", "batch")
+        return writer._place.uri if task_of_lane else ""
+
+    _around(task.TaskBody, "_submit", "request", of_request)
+    _around(accounts.Accounts, "check_balance", "answered", lambda own: own._options.ledger)
+    _around(spool.SpoolWriter, "seal", "spooled", of_seal, after=True)
+    _around(foreach_batch, "_append", "committed", lambda _, uri, *more: uri, after=True)
+    confirm = datasource._Writer
+    _around(confirm, "_confirm", "committed", lambda own, *more: own._options.ledger, after=True)
+    _around(resend.Resender, "_deliver", "letters", lambda own, *more: own._options.ledger)
+    _wrap_fold(fold._Folder)
+
+
+def _wrap_fold(folder: Any) -> None:
+    begin = folder.__init__
+
+    @functools.wraps(begin)
+    def outer(self: Any, *args: Any) -> None:
+        begin(self, *args)
+        self._step = lambda step: passing(self._place.uri, f"fold:{step}")
+
+    folder.__init__ = outer

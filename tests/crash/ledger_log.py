@@ -1,0 +1,63 @@
+"""The ledger as files say it: Delta's log and Parquet, without Spark and without the product."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+
+from .judge import Row, Sent
+
+_ATTEMPT = ("query_id", "run_id", "epoch", "partition", "task_attempt_id", "worker", "request")
+_SENT = (*_ATTEMPT, "outcome", "broker_address", "queue_id", "queue_offset", "message_count")
+
+
+def rows_of(ledger: Path, kind: str, columns: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Rows of the files that are in the log: what a killed writer left beside them is not."""
+    found: list[dict[str, Any]] = []
+    for name in _files(ledger):
+        if name.startswith(f"kind={kind}/"):
+            found += pq.ParquetFile(ledger / name).read(columns=list(columns)).to_pylist()
+    return found
+
+
+def _files(ledger: Path) -> set[str]:
+    files: set[str] = set()
+    for commit in sorted((ledger / "_delta_log").glob("*.json")):
+        for action in map(json.loads, commit.read_text().splitlines()):
+            if "add" in action:
+                files.add(unquote(action["add"]["path"]))
+            if "remove" in action:
+                files.discard(unquote(action["remove"]["path"]))
+    return files
+
+
+def sent(ledger: Path) -> list[Sent]:
+    """Requests; of one that was answered the row from before the answer does not count."""
+    rows = rows_of(ledger, "send", _SENT)
+    answered = {_request(row) for row in rows if row["outcome"] != "in_flight"}
+    rows = [row for row in rows if row["outcome"] != "in_flight" or _request(row) not in answered]
+    return [_sent(row) for row in rows]
+
+
+def _request(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in _ATTEMPT)
+
+
+def _sent(row: dict[str, Any]) -> Sent:
+    stored = row["outcome"] in ("acked", "acked_degraded") and row["queue_offset"] is not None
+    queue = (row["broker_address"], row["queue_id"]) if stored else None
+    return Sent(row["outcome"], row["message_count"], queue, row["queue_offset"] if stored else -1)
+
+
+def letters(ledger: Path) -> set[Row]:
+    """Rows that are dead letters."""
+    return {row_of(row["body"]) for row in rows_of(ledger, "dead_letter", ("body",))}
+
+
+def row_of(body: bytes) -> Row:
+    key, _, number = body.decode().partition(":")
+    return key, int(number)

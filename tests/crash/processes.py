@@ -1,0 +1,107 @@
+"""Driver processes of the crash harness: started, looked after, killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .cell import Cell
+
+HERE = Path(__file__).parent
+LOCAL_CLUSTER = {
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.locality.wait": "0",
+    "spark.task.maxFailures": "8",
+    "spark.deploy.maxExecutorRetries": "-1",
+    # To see it refused. Spark starts no second copy on a host that has the first one, and here all
+    # executors have one host: nothing is run twice.
+    "spark.speculation": "true",
+}
+
+
+@dataclass
+class Driver:
+    """One driver process and its cells."""
+
+    role: str
+    master: str
+    cells: Sequence[Cell]
+    folder: Path
+    conf: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        report = self.folder / f"driver.{self.role}.json"
+        plan = {
+            "role": self.role, "master": self.master, "conf": self.conf, "report": str(report),
+            "cells": [cell.plan() for cell in self.cells],
+        }  # fmt: skip
+        path = self.folder / f"plan.{self.role}.json"
+        path.write_text(json.dumps(plan))
+        tests, root = HERE.parent, HERE.parent.parent
+        parts = [HERE / "hooks", tests, root, os.environ.get("PYTHONPATH", "")]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, parts)))}
+        environ["ROCKET_SINK_CRASH"] = "1"
+        # The first compiler alone has room for less than many queries at once need.
+        environ["JDK_JAVA_OPTIONS"] = "-XX:ReservedCodeCacheSize=160m"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "driver.py"), str(path)],
+                cwd=self.folder, env=environ, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / f"log.{self.role}.txt"
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / f"driver.{self.role}.json").read_text()))
+
+    def check(self) -> None:
+        """Raises when the process died although nobody killed it."""
+        if self.process is not None and self.process.poll() not in (None, 0):
+            raise AssertionError(f"the driver {self.role} ended: {self._log.read_text()[-6000:]}")
+
+    def kill(self) -> None:
+        """SIGKILL of both halves: Python and the JVM."""
+        assert self.process is not None
+        self.process.kill()
+        kill(self.report["jvm"])
+        self.process.wait()
+        self.process = None
+
+    def end(self) -> None:
+        """At a round's end, however it came."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def is_done(self, cell: Cell) -> bool:
+        return (cell.folder / f"done.{self.role}.json").exists()
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def await_gone(pids: Iterable[int]) -> None:
+    """Workers outlive a killed driver for a moment."""
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(60)

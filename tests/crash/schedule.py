@@ -1,0 +1,157 @@
+"""Schedules of the crash harness: what is sent how, and what breaks when.
+
+A schedule is a value. The ones of `CI` are chosen: together they have every event and moment, every
+lane and both delivery modes. `draw` makes the others, each from a seed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Final
+
+STREAMS: Final = ("foreach", "source_stream", "foreach_batch")
+BATCHES: Final = ("write", "source_batch")
+BACKFILL: Final = "backfill"
+DELIVERIES: Final = ("at_least_once", "effectively_once")
+"""`transactional` belongs here once the sink has it."""
+ORDERINGS: Final = ("none", "best_effort", "strict")
+
+EPOCHS: Final = 2
+FILES: Final = 2
+"""Files, and so tasks, of an epoch; a key's rows are in one of them."""
+KEYS: Final = 8
+ROWS: Final = 160
+"""Rows of a file."""
+REQUEST_ROWS: Final = 10
+
+REQUEST: Final = "request"
+"""A worker is about to hand its n-th request to the engine; the first: nothing is sent yet."""
+ANSWERED: Final = "answered"
+"""A task has all its answers; its accounts are not in the spool."""
+SPOOLED: Final = "spooled"
+"""A task has sealed its spool file; Spark does not know that it is done, nothing is folded."""
+COMMITTED: Final = "committed"
+"""The epoch is in Delta (of `source_stream`: its commit message is sealed), not in Spark's log."""
+FOLDS: Final = tuple(
+    f"fold:{step}" for step in ("listed", "manifest", "append", "appended", "delete", "deleted")
+)
+"""A fold stands before its manifest (between spool and fold), its append, its deletes, its end."""
+LETTERS: Final = "letters"
+"""A backfill has marked its n-th chunk as about to be sent."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One row of the matrix.
+
+    Attributes:
+        event: what happens, `EVENTS`.
+        moment, count: when: a point of `hooks/crash_points.py` and how often it was passed.
+        ids: "own": the rows bring a `message_id`; "made": the sink makes them.
+        seed: of the draw that made it; 0 of a chosen one.
+    """
+
+    lane: str
+    ordering: str
+    delivery: str
+    event: str
+    moment: str = ""
+    count: int = 1
+    ids: str = "made"
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        parts = [self.lane, self.ordering, self.delivery, self.event, self.moment, self.count]
+        parts += [self.ids, self.seed] if self.seed else [self.ids]
+        return "-".join(str(part).replace(":", "_") for part in parts if part != "")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Where an event is played, and what it fits.
+
+    Attributes:
+        group: the driver process: "local", "killed" (and started again), or "executors".
+    """
+
+    group: str
+    lanes: tuple[str, ...]
+    moments: tuple[str, ...]
+
+
+_TASK: Final = (REQUEST, ANSWERED, SPOOLED)
+_ALL: Final = (*STREAMS, *BATCHES)
+EVENTS: Final = {
+    "worker_killed": Event("local", (*_ALL, BACKFILL), (*_TASK, LETTERS)),
+    "task_failed": Event("local", _ALL, (REQUEST, ANSWERED, SPOOLED)),
+    "broker_killed": Event("local", _ALL, (REQUEST,)),
+    "broker_frozen": Event("local", _ALL, (REQUEST,)),
+    "queues_changed": Event("local", STREAMS, (REQUEST,)),
+    "topic_deleted": Event("local", STREAMS, ("",)),
+    "checkpoint_deleted": Event("local", STREAMS, ("",)),
+    "two_drivers": Event("local", STREAMS, (REQUEST,)),
+    "driver_killed": Event("killed", (*_ALL, BACKFILL), (*_TASK, COMMITTED, *FOLDS, LETTERS)),
+    "executor_killed": Event("executors", ("foreach", "foreach_batch", "write"), _TASK),
+}
+_SPOOLING: Final = ("foreach", "source_stream", "source_batch")
+_LANES_OF: Final = {
+    SPOOLED: _SPOOLING,
+    COMMITTED: ("foreach_batch", "write", "source_stream", "source_batch"),
+    LETTERS: (BACKFILL,),
+    **dict.fromkeys(FOLDS, _SPOOLING),
+}
+
+
+def lanes_of(event: str, moment: str) -> tuple[str, ...]:
+    """The lanes in which an event can come at that moment."""
+    lanes = _LANES_OF.get(moment, _ALL)
+    return tuple(lane for lane in EVENTS[event].lanes if lane in lanes)
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    rng = random.Random(seed)
+    event = rng.choice(sorted(EVENTS))
+    moment = rng.choice([m for m in EVENTS[event].moments if lanes_of(event, m)])
+    lane = rng.choice(lanes_of(event, moment))
+    tasks = EPOCHS * FILES if lane in STREAMS else FILES
+    most = {REQUEST: 3 * tasks, ANSWERED: tasks // 2, SPOOLED: tasks // 2, COMMITTED: 2}
+    if lane in BATCHES:
+        most[COMMITTED] = 1
+    drawn = Schedule(
+        lane, rng.choice(ORDERINGS), rng.choice(DELIVERIES), event, moment,
+        rng.randint(1, most.get(moment, 1)), seed=seed,
+    )  # fmt: skip
+    if lane == BACKFILL:
+        return replace(drawn, ordering="strict", delivery="at_least_once", ids="own")
+    made_again = lane in BATCHES and event == "driver_killed"
+    if drawn.delivery == "at_least_once" or made_again:
+        # The sink's own ids are another attempt's, or another write's, too (`KNOWN` in test_crash).
+        return replace(drawn, ids="own")
+    return replace(drawn, ids=rng.choice(("own", "made")))
+
+
+CI: Final = (
+    Schedule("foreach", "strict", "at_least_once", "worker_killed", REQUEST, 1),
+    Schedule("source_stream", "none", "effectively_once", "worker_killed", ANSWERED),
+    Schedule("foreach_batch", "none", "at_least_once", "worker_killed", REQUEST, 9, "own"),
+    Schedule("write", "none", "effectively_once", "task_failed", REQUEST, 9),
+    Schedule("source_batch", "strict", "at_least_once", "task_failed", REQUEST, 12),
+    Schedule("foreach_batch", "strict", "effectively_once", "broker_killed", REQUEST, 11),
+    Schedule("foreach", "best_effort", "at_least_once", "broker_frozen", REQUEST, 11),
+    Schedule("foreach", "strict", "effectively_once", "queues_changed", REQUEST, 5),
+    Schedule("source_stream", "none", "at_least_once", "topic_deleted"),
+    Schedule("foreach_batch", "none", "effectively_once", "checkpoint_deleted"),
+    Schedule("foreach", "none", "effectively_once", "two_drivers", REQUEST, 7),
+    Schedule("foreach", "none", "effectively_once", "driver_killed", REQUEST, 1),
+    Schedule("source_stream", "strict", "at_least_once", "driver_killed", ANSWERED, 1, "own"),
+    Schedule("foreach", "strict", "effectively_once", "driver_killed", SPOOLED, 1),
+    Schedule("foreach_batch", "strict", "effectively_once", "driver_killed", COMMITTED, 2),
+    Schedule("source_stream", "none", "effectively_once", "driver_killed", "fold:listed"),
+    Schedule("foreach", "none", "at_least_once", "driver_killed", "fold:appended"),
+    Schedule("backfill", "strict", "at_least_once", "driver_killed", LETTERS, 1, "own"),
+    Schedule("foreach_batch", "strict", "effectively_once", "executor_killed", REQUEST, 9),
+    Schedule("foreach", "none", "at_least_once", "executor_killed", ANSWERED, 1, "own"),
+)

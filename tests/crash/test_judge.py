@@ -1,0 +1,151 @@
+"""Each invariant of the judge catches a planted defect, and passes what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from .judge import Accounts, Copy, Epoch, Row, Sent, judge
+from .schedule import BACKFILL, CI, DELIVERIES, EVENTS, FOLDS, draw, lanes_of
+
+ROWS: list[Row] = [(key, number) for key in ("a", "b") for number in range(4)]
+HOME = {"a": ("10.0.0.1:1", 0), "b": ("10.0.0.1:1", 1)}
+
+
+@dataclass
+class World:
+    """Eight rows, all stored in order by two requests that the ledger knows."""
+
+    copies: list[Copy] = field(
+        default_factory=lambda: [Copy(row, f"{row}", HOME[row[0]], row[1]) for row in ROWS]
+    )
+    sent: list[Sent] = field(
+        default_factory=lambda: [Sent("acked", 4, queue, 0) for queue in HOME.values()]
+    )
+    letters: set[Row] = field(default_factory=set)
+    epochs: list[Epoch] = field(default_factory=lambda: [Epoch("q", True, 8, 8)])
+
+    def faults(self, ordering: str = "strict", delivery: str = "effectively_once") -> set[str]:
+        verdict = judge(ROWS, self.copies, Accounts(self.sent, self.letters, self.epochs))
+        return set(verdict.faults(ordering=ordering, delivery=delivery))
+
+    def again(self, *numbers: int) -> None:
+        """Rows of `a` are stored once more."""
+        for place, number in enumerate(numbers):
+            self.copies.append(replace(self.copies[number], offset=4 + place))
+
+
+def lose(world: World) -> None:
+    del world.copies[3]
+
+
+def invent(world: World) -> None:
+    world.copies.append(Copy(("c", 0), "x", HOME["b"], 4))
+
+
+def swap(world: World) -> None:
+    first, second = world.copies[1:3]
+    world.copies[1:3] = [replace(first, offset=2), replace(second, offset=1)]
+
+
+def move(world: World) -> None:
+    world.copies[3] = replace(world.copies[3], queue=("10.0.0.2:1", 0), offset=0)
+
+
+def double(world: World) -> None:
+    world.again(1)
+    world.sent.append(Sent("acked", 1, HOME["a"], 4))
+
+
+def double_with_another_id(world: World) -> None:
+    double(world)
+    world.copies[-1] = replace(world.copies[-1], message_id="another")
+
+
+def double_unseen(world: World) -> None:
+    world.again(1)
+
+
+def double_more_than_doubted(world: World) -> None:
+    world.again(1, 2, 3)
+    world.sent.append(Sent("unknown", 2))
+
+
+def unbalance(world: World) -> None:
+    world.epochs.append(Epoch("q", True, 3, 2))
+
+
+def leave_open(world: World) -> None:
+    world.epochs.append(Epoch("q", False, 0, 0))
+
+
+def forget_rows(world: World) -> None:
+    world.epochs[:] = [Epoch("q", True, 7, 7), Epoch("other", True, 1, 1)]
+
+
+PLANTED: list[tuple[Callable[[World], None], set[str], set[str]]] = [
+    (lose, {"lost"}, {"lost"}),
+    (invent, {"unknown"}, {"unknown"}),
+    (swap, {"disordered"}, set()),
+    (move, {"disordered"}, set()),
+    (double, {"duplicates"}, set()),
+    (double_with_another_id, {"duplicates", "unlike_ids"}, {"unlike_ids"}),
+    (double_unseen, {"duplicates", "unaccounted"}, {"unaccounted"}),
+    (double_more_than_doubted, {"duplicates", "unaccounted"}, {"unaccounted"}),
+    (unbalance, {"wrong_epochs"}, {"wrong_epochs"}),
+    (leave_open, {"wrong_epochs"}, {"wrong_epochs"}),
+    (forget_rows, {"missing_rows"}, {"missing_rows"}),
+]
+
+
+@pytest.mark.parametrize(("plant", "strict_once", "unordered"), PLANTED, ids=lambda x: str(x)[:30])
+def test_the_judge_catches(
+    plant: Callable[[World], None], strict_once: set[str], unordered: set[str]
+) -> None:
+    world = World()
+    assert world.faults() == set(), "the judge finds fault with what is right"
+    plant(world)
+    assert world.faults() == strict_once
+    assert world.faults("none", "at_least_once") == unordered
+
+
+def test_a_dead_letter_is_not_lost() -> None:
+    world = World()
+    lose(world)
+    world.letters.add(("a", 3))
+    assert world.faults() == set()
+
+
+def test_what_the_ledger_doubts_is_accounted_for() -> None:
+    for doubt in (Sent("unknown", 2), Sent("in_flight", 2), Epoch("q", True, 0, 0, 2)):
+        world = World()
+        world.again(1, 2)
+        (world.epochs if isinstance(doubt, Epoch) else world.sent).append(doubt)
+        assert world.faults("strict", "at_least_once") == set()
+
+
+def test_a_replayed_prefix_is_in_order() -> None:
+    world = World()
+    world.again(0, 1)
+    world.sent.append(Sent("acked", 2, HOME["a"], 4))
+    assert world.faults("strict", "at_least_once") == set()
+
+
+def test_the_chosen_schedules_have_everything() -> None:
+    assert {one.event for one in CI} == set(EVENTS)
+    lanes = {"foreach", "source_stream", "foreach_batch", "write", "source_batch", BACKFILL}
+    assert {one.lane for one in CI} == lanes
+    assert {one.delivery for one in CI} == set(DELIVERIES)
+    killed = {one.moment for one in CI if one.event == "driver_killed"}
+    assert {"request", "answered", "spooled", "committed", "letters"} <= killed
+    assert killed & set(FOLDS[:2]) and killed & set(FOLDS[2:])
+    assert len({one.name for one in CI}) == len(CI) == 20
+
+
+def test_a_drawn_schedule_is_possible_and_its_seeds_own() -> None:
+    drawn = [draw(seed) for seed in range(2000)]
+    assert drawn == [draw(seed) for seed in range(2000)]
+    assert {one.event for one in drawn} == set(EVENTS)
+    assert all(one.lane in lanes_of(one.event, one.moment) for one in drawn)
