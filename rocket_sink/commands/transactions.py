@@ -113,8 +113,12 @@ def settle(
         if dry_run:
             _print_plan(rows, as_json=as_json)
             return 0
-        with Bar(f"settle {len(rows):,} transactions", sum(row.halves for row in rows)) as bar:
-            done = settled(endings, rows, bar)
+        if not rows:
+            note("no transaction is open")
+            done = []
+        else:
+            with Bar(f"settle {len(rows):,} transactions", sum(row.halves for row in rows)) as bar:
+                done = settled(endings, rows, bar)
     if as_json:
         print_json([one.as_dict() for one in done])
     return 0 if all(one.is_good for one in done) else 1

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _COLUMNS: Final = (
     "kind", "topic", "broker_name", "queue_id", "queue_offset", "offset_message_id", "message_id",
-    "query_id", "run_id", "lane", "at",
+    "query_id", "run_id", "lane", "unix_millis(at) AS at_ms",
 )  # fmt: skip
 _ALARM_S: Final = 300
 """Brokers check for 450 s at their defaults (transactionCheckMax 15, transactionCheckInterval
@@ -142,7 +142,7 @@ class Endings:
     def _end(
         self, rows: Sequence[Any], query_id: str, epoch: int, *, again: bool, progress: Progress
     ) -> EndReport:
-        started_s, since_ms = time.monotonic(), min(int(r.at.timestamp() * 1000) for r in rows)
+        started_s, since_ms = time.monotonic(), min(row.at_ms for row in rows)
         mark = EndMark(self._place, query_id, epoch)
         begun_before = not mark.begin()
         found = [_half(row) for row in rows]
@@ -200,7 +200,7 @@ class Endings:
             f"UNION ALL SELECT {columns}, epoch FROM epoch_ends",
         )
         ours = (rows.query_id == query_id) & (rows.epoch == epoch)
-        return rows.where(ours).select(*_COLUMNS).collect()
+        return rows.where(ours).collect()
 
 
 def check_ended(report: EndReport) -> None:
