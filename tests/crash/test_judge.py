@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -100,7 +101,11 @@ PLANTED: list[tuple[Callable[[World], None], set[str], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("plant", "strict_once", "unordered"), PLANTED, ids=lambda x: str(x)[:30])
+def _name(value: Any) -> str:
+    return str(getattr(value, "__name__", "")) or "+".join(sorted(value)) or "nothing"
+
+
+@pytest.mark.parametrize(("plant", "strict_once", "unordered"), PLANTED, ids=_name)
 def test_the_judge_catches(
     plant: Callable[[World], None], strict_once: set[str], unordered: set[str]
 ) -> None:
