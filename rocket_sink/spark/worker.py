@@ -25,6 +25,7 @@ from rocket_sink.spark.halves import half_properties, needs_append
 from rocket_sink.spark.journal import Journal
 from rocket_sink.spark.replay import ReplayCheck
 from rocket_sink.spark.task import TaskBody
+from rocket_sink.spark.task_ids import task_ids
 
 
 class TaskRun:
@@ -112,14 +113,16 @@ class TaskRun:
             self._options, self._ctx, emit, intents=self._spool is not None,
             again=self._again and self._options.delivery == "at_least_once",
         )  # fmt: skip
-        replay = None
+        replay = ids = None
         if self._options.delivery == "effectively_once":
-            ids = ContentIds(self._ctx)
-            replay = ReplayCheck(self._options, self._ctx, self._engine, ids)
+            replay = ReplayCheck(self._options, self._ctx, self._engine, ContentIds(self._ctx))
+        elif self._options.delivery == "at_least_once":
+            ids = task_ids(self._ctx)
         group = self._check_group
         held = self._pending_keys.held_for(self._ctx) if self._pending_keys is not None else None
         return TaskBody(
-            self._options, plan, engine=self._engine, journal=journal, replay=replay, held=held,
+            self._options, plan, engine=self._engine, journal=journal, ids=ids,
+            replay=replay, held=held,
             half_properties=half_properties(self._ctx, group) if group else "",
         )  # fmt: skip
 

@@ -28,22 +28,6 @@ TOGETHER = 16
 """Schedules of a nightly round."""
 
 
-KNOWN = {
-    "source_batch-strict-at_least_once-task_failed-request-12-made": (
-        "at_least_once makes new message ids in each task attempt: a row that two attempts sent is "
-        "stored under two ids, unless the rows bring a message_id"
-    ),
-}
-"""Schedules that show a defect that is not mended, by their names."""
-
-
-def _case(one: Schedule) -> object:
-    marks = []
-    if one.name in KNOWN:
-        marks = [pytest.mark.xfail(reason=KNOWN[one.name], raises=AssertionError, strict=True)]
-    return pytest.param(CI.index(one), id=one.name, marks=marks)
-
-
 @pytest.fixture(scope="module")
 def played(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Round:
     round_ = Round(CI, cluster, tmp_path_factory.mktemp("ci"))
@@ -74,7 +58,7 @@ def refused(cell: Cell) -> bool:
     )
 
 
-@pytest.mark.parametrize("number", [_case(one) for one in CI])
+@pytest.mark.parametrize("number", range(len(CI)), ids=[one.name for one in CI])
 def test_nothing_is_lost_disordered_or_doubled_unseen(played: Round, number: int) -> None:
     cell = played.cells[number]
     assert faults(cell) == {}, (cell.verdict(), cell.result)

@@ -1,0 +1,104 @@
+"""Ids that another attempt of a task gives to the same rows again (`delivery=at_least_once`).
+
+What is stored twice then shares one id, so that readers can tell, and the accounts can be checked.
+An id is a digest of query (of a batch, the write), epoch and partition, and of all rows that the
+task has sent up to the end of the row's batch, with the row's place in the batch: an attempt that
+gets other rows, or the same in other batches, makes other ids, and no two rows ever share one.
+(`content_ids` finds a row whatever its place, at five times the cost; here no brokers are asked, so
+nothing depends on finding it.)
+
+The shape is that of Java's ids (MessageClientIDSetter) with the digest in the place of address,
+process and class loader, and 0 for the milliseconds since the month began: by those, tools look for
+the message from the start of the month on (getNearlyTimeFromID).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.spark.context import NOBODY
+from rocket_sink.spark.contract_rows import RowBatch
+from rocket_sink.wire.columns import message_id_column
+from rocket_sink.wire.columns_buffers import bytes_of, is_text, lengths_of, nulls_of
+
+_DIGEST_BYTES: Final = 16
+_CHUNK: Final = 1 << 16
+_WEIGHTS: Final = np.random.Generator(np.random.PCG64(20_240_611)).integers(
+    0, 1 << 64, _CHUNK, np.uint64
+) | np.uint64(1)
+"""Fixed, as attempts on different machines must agree (numpy keeps PCG64's stream)."""
+
+
+def task_ids(ctx: RunContext) -> TaskIds | None:
+    """None where nothing names the write: the ids of two of them could meet."""
+    # An appId names all writes of a job: two of them may have equal rows, and are no replays.
+    write = ctx.run_id if ctx.lane == "batch" else ctx.query_id
+    return None if write in NOBODY else TaskIds(write, ctx.epoch, ctx.partition)
+
+
+class TaskIds:
+    """Makes the ids of one task of a write; `rocket_sink.spark.ids.MessageIds`."""
+
+    def __init__(self, write: str, epoch: int, partition: int | None) -> None:
+        text = json.dumps([write, epoch, partition])
+        self._state = _digest(text.encode()).digest()
+
+    def ids(self, rows: RowBatch) -> pa.Array:
+        state = _digest(self._state)
+        state.update(str(rows.topic).encode())
+        for name, column in rows.columns().items():
+            state.update(f"\0{name}\0{len(column)}\0".encode())
+            for part in _fingerprints(column):
+                state.update(part)
+        self._state = made = state.digest()
+        return message_id_column(
+            ip=made[:4],
+            pid=int.from_bytes(made[4:6], "big"),
+            class_hash=int.from_bytes(made[6:10], "big"),
+            start_ms=0,
+            now_ms=0,
+            counter=0,
+            count=len(rows),
+        )
+
+
+def _digest(text: bytes) -> Any:
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES)
+
+
+def _fingerprints(column: pa.Array) -> Iterator[bytes]:
+    """What tells the column's values from others, at a fraction of a digest's time."""
+    if is_text(column.type):
+        yield fingerprint(lengths_of(column).view(np.uint8))
+        if column.null_count:
+            yield np.packbits(nulls_of(column)).tobytes()
+        yield fingerprint(bytes_of(column))
+        return
+    # Numbers, lists and maps are short beside the bodies.
+    batch = pa.RecordBatch.from_arrays([column], ["c"])
+    yield _digest(batch.serialize().to_pybytes()).digest()
+
+
+def fingerprint(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
+    """A CRC and a multilinear hash modulo 2**64, both at memory speed.
+
+    The CRC tells what differs in a few places, where the other is weak in its low bits; the other
+    tells the rest. Nobody gains by making two meet: they only ever name messages of one task.
+    """
+    whole = len(data) & ~7
+    words = data[:whole].view(np.uint64)
+    sums = [
+        int(np.dot(words[at : at + _CHUNK], _WEIGHTS[: len(words) - at]))
+        for at in range(0, len(words), _CHUNK)
+    ]
+    packed = struct.pack(f"<{len(sums)}Q", *sums)
+    return packed + struct.pack("<QI", len(data), zlib.crc32(data.data)) + data[whole:].tobytes()
