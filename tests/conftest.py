@@ -18,7 +18,9 @@ settings.load_profile("patient")
 
 os.environ.setdefault(
     "PYSPARK_SUBMIT_ARGS",
-    "--driver-java-options -XX:TieredStopAtLevel=1 "
+    # With one compiler the JVM makes its code cache small, and says on standard output when it is
+    # full, in the midst of what a command prints as JSON.
+    "--driver-java-options '-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m' "
     "--conf spark.sql.codegen.wholeStage=false "
     "--conf spark.sql.codegen.factoryMode=NO_CODEGEN pyspark-shell",
 )

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _STDERR: Final = 2
 _SMALL_PLANS: Final = {
     # Compiling pays off over millions of rows; over a ledger's it is half of a command's CPU time.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    # One compiler alone gets a small code cache; full, the JVM says so on standard output.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }

@@ -41,6 +41,9 @@ def test_every_mode_arrives_once(real, topic):
     assert "sync" in shown or ack.message_id in shown
 
 
+FAULT_S = 6.0
+
+
 def _flow(engine, topic, seconds, first):
     done, number, longest = [], first, 0.0
     started = last = engine.clock()
@@ -57,15 +60,15 @@ def _flow(engine, topic, seconds, first):
 
 @pytest.mark.parametrize("fault", ["freeze", "kill"])
 def test_a_broker_fails_and_nothing_is_lost(real, topic, fault, capsys):
-    # A crowded test machine starves the healthy broker, too: three times the usual time.
-    options = SinkOptions.parse(nameServer=real.name_server, sendMsgTimeout=9000)
+    # An attempt may take longer than the fault lasts: only suspicion keeps the traffic going.
+    options = SinkOptions.parse(nameServer=real.name_server, sendMsgTimeout=60_000)
     engine = SendEngine(options, record_attempts=False)
     before, number, usual_s = _flow(engine, topic, 2.0, 0)
     broker = real.brokers[0]
     strike = threading.Timer(0.5, getattr(broker, fault))
     strike.start()
     try:
-        during, number, pause_s = _flow(engine, topic, 6.0, number)
+        during, number, pause_s = _flow(engine, topic, 0.5 + FAULT_S, number)
     finally:
         strike.join()
         if fault == "freeze":
@@ -79,7 +82,8 @@ def test_a_broker_fails_and_nothing_is_lost(real, topic, fault, capsys):
         print(f"\n{fault}: pause {pause_s:.2f} s (usual {usual_s:.2f}), {doubled} maybe doubled")
     assert len(done) == number
     assert all(c.outcome.delivered for c in done), Counter(c.outcome for c in done)
-    assert pause_s < max(0.5, 5 * usual_s)
+    # On a crowded machine, whose answers come in fits, suspicion takes 3 s (`_SUSPECT_MAX_S`).
+    assert pause_s < FAULT_S - 1.5
     time.sleep(1)
     stored = Counter(int(m.body) for m in read_topic(real.name_server, topic))
     assert set(stored) == set(range(number))
