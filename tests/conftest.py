@@ -6,11 +6,18 @@ rows of a test they are most of its CPU time (measured on the ledger's views: tw
 
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from rocket_sink.cluster.jars import only_one
 
 # The cores of a build machine are shared: no time limit per example, nor for making one.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,6 +37,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("crash harness (tests/crash, -m slow)")
     group.addoption("--crash-seed", type=int, default=1, help="seed of the first schedule")
     group.addoption("--crash-schedules", type=int, default=200, help="schedules to play")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker("spark"):
+        _fetch_packages()
+
+
+@functools.cache
+def _fetch_packages() -> None:
+    """Let one JVM fetch Delta: on a new machine several would write into Ivy's cache at once."""
+    done = Path(tempfile.gettempdir(), f"rocket-sink-{os.environ['PYTEST_XDIST_TESTRUNUID']}")
+    with only_one(done.with_suffix(".lock"), print):
+        if not done.exists():
+            session = "from rocket_sink.spark.session import build_session as b; b().stop()"
+            subprocess.run([sys.executable, "-c", session], check=True, timeout=1200)
+            done.touch()
 
 
 @pytest.fixture(scope="session")
