@@ -14,33 +14,29 @@ from rocket_sink.wire.requests import heartbeat
 from tests.producer.conftest import request, send
 
 
-def _stream(engine, seconds, first):
-    """Keep 200 requests in flight; (completions, next number, longest pause)."""
-    done, number, longest = [], first, 0.0
-    started = last = engine.clock()
-    while engine.clock() - started < seconds:
+def _stream(engine, seconds, first, enough=float("inf")):
+    """Keep 200 requests in flight, until so many are complete; (completions, next number)."""
+    done, number = [], first
+    started = engine.clock()
+    while engine.clock() - started < seconds and len(done) < enough:
         while engine.pending < 200:
             engine.submit(request(number))
             number += 1
-        fresh = engine.poll(0.05)
-        if fresh:
-            longest, last = max(longest, engine.clock() - last), engine.clock()
-        done += fresh
-    return done, number, max(longest, engine.clock() - last)
+        done += engine.poll(0.05)
+    return done, number
 
 
 def test_a_frozen_broker_does_not_stop_unordered_traffic(cluster, make_engine):
-    engine = make_engine()
-    before, number, usual_s = _stream(engine, 0.7, 0)
+    """Long before an attempt is given up (after 20 s here): by suspicion."""
+    engine = make_engine(sendMsgTimeout=60_000)
+    before, number = _stream(engine, 0.7, 0)
     cluster.brokers[0].freeze()
-    during, number, longest_s = _stream(engine, 2.0, number)
+    during, number = _stream(engine, 15.0, number, enough=2000)
     cluster.brokers[0].thaw()
-    after = engine.drain()
-    assert longest_s < max(0.5, 4 * usual_s)
-    done = before + during + after
+    done = before + during + engine.drain()
     assert len(done) == number
     assert all(c.outcome is Outcome.ACKED for c in done)
-    assert len(during) > 200
+    assert len(during) >= 2000
 
 
 def test_a_frozen_broker_cannot_collect_the_window(cluster, make_engine):
@@ -79,7 +75,7 @@ def test_suspicion_comes_and_goes(cluster, make_engine):
     cluster.brokers[0].freeze()
     name = cluster.brokers[0].name
     engine.submit(request(1, queue=MessageQueue("orders", name, 0)))
-    until = engine.clock() + 2
+    until = engine.clock() + 20
     while engine.available(name) and engine.clock() < until:
         engine.poll(0.02)
     assert not engine.available(name)
@@ -98,7 +94,7 @@ def test_suspicion_comes_and_goes(cluster, make_engine):
 
 
 def test_a_killed_broker_fails_nothing(cluster, make_engine):
-    engine = make_engine()
+    engine = make_engine(sendMsgTimeout=60_000)
     send(engine)
     for number in range(50):
         engine.submit(request(number))
@@ -113,7 +109,7 @@ def test_a_killed_broker_fails_nothing(cluster, make_engine):
     done += engine.drain()
     assert len(done) == 150
     assert all(c.outcome is Outcome.ACKED for c in done)
-    assert longest < 0.3
+    assert longest < 10, "waited for an attempt's deadline"
     bodies = {m.body for m in cluster.messages("orders")}
     assert {f"body-{n}".encode() for n in range(150)} <= bodies
 

@@ -127,9 +127,9 @@ def test_attempts_share_one_deadline(cluster, make_engine):
     assert isinstance(completion.error, RequestTimeoutError)
     assert len(completion.attempts) == 3
     assert len({a.broker_name for a in completion.attempts}) == 2
-    assert 1.3 < took < 3.0
+    assert 1.3 < took < 4.0
     shares = [a.rtt_ms for a in completion.attempts]
-    assert max(shares) < 1000, shares
+    assert max(shares) < 1400, shares
 
 
 def test_retry_goes_elsewhere_with_that_brokers_header(cluster, make_engine):
