@@ -10,11 +10,10 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rocket_sink.errors import Outcome
 from rocket_sink.ledger.sanitise import sanitise
 from rocket_sink.ledger.schema import (
     EPOCH,
@@ -28,6 +27,10 @@ from rocket_sink.ledger.schema import (
     TRANSACTION,
     columns_of,
 )
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.values import Attempt
+    from rocket_sink.routing.fault import Isolation
 
 
 def worker_name() -> str:
@@ -54,42 +57,8 @@ class RunContext:
     lane: str = ""
 
 
-class AttemptLike(Protocol):
-    """What a `send` row takes from one send attempt (`rocket_sink.producer.values.Attempt`)."""
-
-    attempt: int
-    topic: str
-    broker_name: str
-    broker_address: str
-    queue_id: int
-    queue_offset: int
-    started_ms: int
-    queue_wait_ms: float
-    connect_ms: float
-    rtt_ms: float
-    message_count: int
-    body_bytes: int
-    wire_bytes: int
-    outcome: Outcome
-    response_code: int | None
-    error_code: str | None
-    remark: str | None
-    message_id: str
-    offset_message_id: str
-
-
-class IsolationLike(Protocol):
-    """What an `isolation` row takes (`rocket_sink.routing.fault.Isolation`); monotonic seconds."""
-
-    broker_name: str
-    cause: str
-    latency_ms: float
-    from_s: float
-    until_s: float
-
-
 def send_rows(
-    attempts: Sequence[AttemptLike],
+    attempts: Sequence[Attempt],
     ctx: RunContext,
     *,
     requests: Sequence[int] | None = None,
@@ -155,7 +124,7 @@ def in_flight_rows(
 
 
 def isolation_rows(
-    isolations: Sequence[IsolationLike],
+    isolations: Sequence[Isolation],
     ctx: RunContext,
     *,
     now_s: float | None = None,
@@ -174,12 +143,12 @@ def isolation_rows(
     values: dict[str, Any] = {
         "at": starts,
         "broker_name": [i.broker_name for i in isolations],
-        "topic": [getattr(i, "topic", None) or None for i in isolations],
+        "topic": [i.topic or None for i in isolations],
         "cause": [sanitise(i.cause) for i in isolations],
         "latency_ms": [float(i.latency_ms) for i in isolations],
         "isolated_from": starts,
         "isolated_until": [int(offset_us + i.until_s * 1e6) for i in isolations],
-        "reachable": [getattr(i, "reachable", None) for i in isolations],
+        "reachable": [i.reachable for i in isolations],
     }
     return build_rows(ISOLATION, len(isolations), values, ctx)
 

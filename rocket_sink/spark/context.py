@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -76,3 +77,9 @@ def _stage_attempt(task: TaskContext) -> int | None:
     # pyspark < 4.2 has no stageAttemptNumber on the Python side.
     method = getattr(task, "stageAttemptNumber", None)
     return method() if callable(method) else None
+
+
+def scratch_folder() -> str | None:
+    """Spark's own local directory of this executor, which has room; None: the system's will do."""
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return local if local and os.access(local, os.W_OK) else None

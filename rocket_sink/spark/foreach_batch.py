@@ -142,7 +142,8 @@ class BatchWriter:
         results = self._results(df, "batch", 0, query, run, group)
         if self._options.ledger:
             session, place = df.sparkSession, locate(self._options.ledger)
-            ensure_table(session, place)
+            if transactions is None:
+                ensure_table(session, place)
             _append(results, place.uri, txn_app_id(query), 0)
             if transactions is not None:
                 transactions.end(query, 0)

@@ -6,17 +6,19 @@ epoch (`delivery=effectively_once`) is another class with the same method.
 
 from __future__ import annotations
 
-import calendar
 import os
 import socket
 import time
+from datetime import timezone
 from typing import Protocol
 
 import pyarrow as pa
 
+from rocket_sink.producer.identity import local_ip
 from rocket_sink.routing.hashing import java_hash
 from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.wire.columns import message_id_column
+from rocket_sink.wire.ids import month_start_ms
 
 
 class MessageIds(Protocol):
@@ -35,9 +37,9 @@ class FreshIds:
     """
 
     def __init__(self, salt: str) -> None:
-        self._address = _local_address()
+        self._address = socket.inet_aton(local_ip())
         self._salt = java_hash(salt)
-        self._month_ms = _start_of_month_ms()
+        self._month_ms = month_start_ms(time.time_ns() // 1_000_000, timezone.utc)
         self._counter = 0
 
     def ids(self, rows: RowBatch) -> pa.Array:
@@ -53,18 +55,3 @@ class FreshIds:
         )
         self._counter += count
         return made
-
-
-def _start_of_month_ms() -> int:
-    now = time.gmtime()
-    return calendar.timegm((now.tm_year, now.tm_mon, 1, 0, 0, 0)) * 1000
-
-
-def _local_address() -> bytes:
-    """The address that packets to elsewhere would leave from; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("10.255.255.255", 1))
-            return socket.inet_aton(probe.getsockname()[0])
-        except OSError:
-            return socket.inet_aton("127.0.0.1")

@@ -132,8 +132,7 @@ class Journal:
     def isolations(self, isolations: Sequence[Isolation]) -> None:
         """Brokers that were isolated while the task ran."""
         if isolations:
-            events: Sequence[Any] = isolations
-            self._emit(isolation_rows(events, self._ctx))
+            self._emit(isolation_rows(isolations, self._ctx))
 
     def account(self, summary: TaskSummary, *, complete: bool, duration_s: float) -> None:
         """The accounts of the task attempt: its last row."""

@@ -14,6 +14,7 @@ from typing import IO, Final
 
 import pyarrow as pa
 
+from rocket_sink.spark.context import scratch_folder
 from rocket_sink.spark.pending import Parked, PendingRequest, Piece
 
 _BATCHES_KEPT: Final = 2
@@ -72,12 +73,9 @@ class Overflow:
 
     def _written(self, piece: Piece) -> Piece:
         if self._file is None:
-            # Spark's own scratch directory has room for what does not fit into memory; the file
-            # has no name, so a killed worker leaves nothing behind.
-            local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-            directory = local if local and os.access(local, os.W_OK) else None
+            # The file has no name, so a killed worker leaves nothing behind.
             self._file = tempfile.TemporaryFile(  # noqa: SIM115 (closed by close())
-                prefix="rocket-sink-", dir=directory
+                prefix="rocket-sink-", dir=scratch_folder()
             )
         position = self._file.seek(0, os.SEEK_END)
         self._file.write(piece.body)

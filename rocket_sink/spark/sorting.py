@@ -6,7 +6,6 @@ sorted by itself, at the end of the input. Parts beyond a memory limit wait in t
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import fields
@@ -17,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocket_sink.routing.hashing import siphash_array
+from rocket_sink.spark.context import scratch_folder
 from rocket_sink.spark.contract_rows import RowBatch
 
 _PARTS: Final = 64
@@ -65,9 +65,9 @@ class RowSorter:
         if not self._batches:
             return
         if self._directory is None:
-            local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-            base = local if local and os.access(local, os.W_OK) else None
-            self._directory = tempfile.TemporaryDirectory(prefix="rocket-sink-", dir=base)
+            self._directory = tempfile.TemporaryDirectory(
+                prefix="rocket-sink-", dir=scratch_folder()
+            )
             self._runs = 0
         self._like = self._batches[0]
         table = _table(self._batches)
