@@ -1,17 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from rocket_sink.cluster import LocalCluster
+from tests.clusters import two_brokers
 
-
-@pytest.fixture(scope="package")
-def cluster() -> Iterator[LocalCluster]:
-    """Two real brokers for all rounds, which freeze and kill them."""
-    running = LocalCluster(brokers=2).start(timeout_s=600)
-    try:
-        yield running
-    finally:
-        running.stop()
+cluster = pytest.fixture(two_brokers, scope="package")
+"""Two real brokers for all rounds."""

@@ -12,12 +12,10 @@ import pytest
 from rocket_sink.errors import OptionError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.spark.contract import resolve_columns
-from rocket_sink.spark.worker import TaskRun
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.testing.script import Behaviour
 
+from .one_task import run_task
 from .test_worker import spooled
 
 CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
@@ -40,15 +38,7 @@ def refuse(cluster: FakeCluster, topic: str, behaviour: Behaviour | None = None)
 def send(cluster: FakeCluster, ledger: Path, columns: dict[str, Any], **options: Any) -> Any:
     given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
              "deadLetterTopic": "dead", "sendMsgTimeout": 500, **options}  # fmt: skip
-    parsed = SinkOptions.parse(given)
-    batch = pa.RecordBatch.from_pydict(columns)
-    pool = ProducerPool()
-    run = TaskRun(parsed, CTX, pool=pool)
-    try:
-        run.feed(batch, resolve_columns(batch.schema, parsed))
-        return run.finish()
-    finally:
-        pool.close()
+    return run_task(SinkOptions.parse(given), CTX, columns)
 
 
 def test_a_letter_is_a_message_that_tells_its_story(cluster: FakeCluster, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import OptionError
@@ -14,11 +13,9 @@ from rocket_sink.ledger.pending_keys import PendingKeys
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.spark.contract import resolve_columns
-from rocket_sink.spark.worker import TaskRun
 from rocket_sink.testing import Answer, FakeCluster
 
+from .one_task import run_task
 from .test_worker import spooled
 
 CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
@@ -28,17 +25,8 @@ NEXT = dataclasses.replace(CTX, epoch=4, task_attempt_id=8)
 def send(cluster: FakeCluster, ledger: Path, ctx: RunContext, keys: str, **options: Any) -> Any:
     given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
              "ordering": "strict", "onPendingKey": "hold", "requestMaxMessages": 1}  # fmt: skip
-    parsed = SinkOptions.parse({**given, **options})
-    batch = pa.RecordBatch.from_pydict(
-        {"body": [f"{ctx.epoch}{key}".encode() for key in keys], "sharding_key": list(keys)}
-    )
-    pool = ProducerPool()
-    run = TaskRun(parsed, ctx, pool=pool)
-    try:
-        run.feed(batch, resolve_columns(batch.schema, parsed))
-        return run.finish()
-    finally:
-        pool.close()
+    columns = {"body": [f"{ctx.epoch}{key}".encode() for key in keys], "sharding_key": list(keys)}
+    return run_task(SinkOptions.parse({**given, **options}), ctx, columns)
 
 
 def refuse(cluster: FakeCluster, times: int) -> None:
