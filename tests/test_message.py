@@ -9,7 +9,8 @@ import pytest
 
 from rocket_sink import errors
 from rocket_sink.errors import MessageError, RocketSinkError
-from rocket_sink.message import RESERVED_PROPERTIES, Message
+from rocket_sink.message import Message
+from rocket_sink.message_rules import RESERVED_PROPERTIES
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from rocket_sink.commands.base import Command
 from rocket_sink.commands.output import print_json, show, table
 from rocket_sink.commands.sink_input import absolute, resolved_options, sink_options
 from rocket_sink.errors import RocketSinkError
-from rocket_sink.message import MessageQueue, check_topic
+from rocket_sink.message import MessageQueue
+from rocket_sink.message_rules import check_topic
 from rocket_sink.options import SinkOptions
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rocket_sink.errors import MessageError, SendError
-from rocket_sink.message import RESERVED_PROPERTIES, Message, MessageQueue, SendResult
+from rocket_sink.message import Message, MessageQueue, SendResult
+from rocket_sink.message_rules import RESERVED_PROPERTIES
 from rocket_sink.producer.admin import Admin
 from rocket_sink.wire.properties import KEYS, SHARDING_KEY, TAGS
 from rocket_sink.wire.stored import StoredMessage

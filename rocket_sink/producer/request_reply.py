@@ -16,7 +16,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final
 
 from rocket_sink.errors import NoRouteError, ReplyTimeoutError
-from rocket_sink.message import Message, MessageQueue, SendResult, check_topic
+from rocket_sink.message import Message, MessageQueue, SendResult
+from rocket_sink.message_rules import check_topic
 from rocket_sink.net.link import Link
 from rocket_sink.producer.base import ProducerBase
 from rocket_sink.routing.verdict import error_for_answer

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink.errors import MessageError
-from rocket_sink.message import DELAY_LEVEL_MAX, FORBIDDEN_TOPICS, is_control_free
+from rocket_sink.message_rules import DELAY_LEVEL_MAX, FORBIDDEN_TOPICS, is_control_free
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.checks_properties import (
     drop_illegal,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink.errors import MessageError
-from rocket_sink.message import RESERVED_PROPERTIES, check_property
+from rocket_sink.message_rules import RESERVED_PROPERTIES, check_property
 from rocket_sink.spark.contract_rows import RowBatch, text_at
 from rocket_sink.spark.text_columns import all_blank, invalid_utf8, with_control
 from rocket_sink.wire.columns_buffers import Int64s, Mask, is_text, lengths_of, nulls_of

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from rocket_sink.errors import ColumnError, MessageError, OptionError
-from rocket_sink.message import check_topic
+from rocket_sink.message_rules import check_topic
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.contract_cast import normalise
 from rocket_sink.spark.contract_plan import ColumnPlan

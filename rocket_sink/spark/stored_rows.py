@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from rocket_sink.message import RESERVED_PROPERTIES
+from rocket_sink.message_rules import RESERVED_PROPERTIES
 from rocket_sink.wire.columns_properties import EVENT_TIME_PROPERTY
 from rocket_sink.wire.properties import KEY_SEPARATOR, KEYS, SHARDING_KEY, TAGS, UNIQ_KEY
 from rocket_sink.wire.stored import StoredMessage

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rocket_sink.errors import MessageError, RemoteProtocolError
-from rocket_sink.message import PROPERTIES_MAX_BYTES, Message
+from rocket_sink.message import Message
+from rocket_sink.message_rules import PROPERTIES_MAX_BYTES
 from rocket_sink.wire.properties import decode_properties
 
 INNER_OVERHEAD_BYTES: Final = 22

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocket_sink.errors import LocalProtocolError
-from rocket_sink.message import PROPERTIES_MAX_BYTES
+from rocket_sink.message_rules import PROPERTIES_MAX_BYTES
 from rocket_sink.wire.columns_buffers import Int64s, ints_of, lengths_of, offsets_of
 from rocket_sink.wire.columns_cut import QueueGroups, RequestSlice, cut_requests, group_by_queue
 from rocket_sink.wire.columns_ids import message_id_column

@@ -34,21 +34,21 @@ class MessageIds:
         self._prefix = id_prefix(ip, pid, class_hash)
         self._start_ms = start_ms
         self._now_ms = 0
+        self._of_now = ""
+        """The digits that the ids of this millisecond share."""
         self._counter = 0
         self._left = 0
 
     def next(self, now_ms: int) -> str:
         """A new id; `now_ms` is milliseconds since 1970."""
-        if now_ms > self._now_ms:
-            self._now_ms = now_ms
+        if now_ms > self._now_ms or self._left == 0:
+            self._now_ms = max(now_ms, self._now_ms + 1)
             self._left = 0x10000
-        elif self._left == 0:
-            self._now_ms += 1
-            self._left = 0x10000
+            self._of_now = f"{self._prefix}{(self._now_ms - self._start_ms) & 0xFFFFFFFF:08X}"
         self._left -= 1
         counter = self._counter
         self._counter = (counter + 1) & 0xFFFF
-        return f"{self._prefix}{(self._now_ms - self._start_ms) & 0xFFFFFFFF:08X}{counter:04X}"
+        return f"{self._of_now}{counter:04X}"
 
 
 def id_prefix(ip: bytes, pid: int, class_hash: int) -> str:

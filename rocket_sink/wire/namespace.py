@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from rocket_sink.message import SYSTEM_TOPICS
+from rocket_sink.message_rules import SYSTEM_TOPICS
 
 NAMESPACE_SEPARATOR: Final = "%"
 RETRY_PREFIX: Final = "%RETRY%"

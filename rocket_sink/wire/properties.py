@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from rocket_sink.errors import LocalProtocolError, MessageError
-from rocket_sink.message import PROPERTIES_HEADROOM_BYTES, PROPERTIES_MAX_BYTES, Message
+from rocket_sink.message import Message
+from rocket_sink.message_rules import PROPERTIES_HEADROOM_BYTES, PROPERTIES_MAX_BYTES
 
 NAME_VALUE_SEPARATOR: Final = "\x01"
 PROPERTY_SEPARATOR: Final = "\x02"
@@ -97,6 +98,8 @@ def properties_of(
     Raises:
         MessageError: PROPERTIES_TOO_LARGE.
     """
+    if not (message.properties or extra or message.is_timed or message.sharding_key):
+        return _usual_properties(message, message_id)
     fields: dict[str, str | None] = {
         KEYS: KEY_SEPARATOR.join(message.keys) or None,
         TAGS: message.tags,
@@ -112,7 +115,24 @@ def properties_of(
     fields.update(message.properties)
     if extra:
         fields.update(extra)
-    text = encode_properties(fields)
+    return _within_limit(encode_properties(fields), message)
+
+
+def _usual_properties(message: Message, message_id: str) -> str:
+    """Of a message that has only what most have; `Message` has checked these texts."""
+    keys, tags = message.keys, message.tags
+    text = (
+        f"UNIQ_KEY\x01{message.message_id or message_id}\x02"
+        f"WAIT\x01{'true' if message.wait_store else 'false'}\x02"
+    )
+    if tags is not None:
+        text = f"TAGS\x01{tags}\x02{text}"
+    if keys:
+        text = f"KEYS\x01{keys[0] if len(keys) == 1 else KEY_SEPARATOR.join(keys)}\x02{text}"
+    return _within_limit(text, message)
+
+
+def _within_limit(text: str, message: Message) -> str:
     # A character takes at most 4 bytes, so most texts need no encoding to be known short.
     if len(text) * 4 > ENCODED_LIMIT and (size := len(text.encode())) > ENCODED_LIMIT:
         raise MessageError(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_sink.errors import MessageError
-from rocket_sink.message import FORBIDDEN_TOPICS, check_property
+from rocket_sink.message_rules import FORBIDDEN_TOPICS, check_property
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import text_columns
 from rocket_sink.spark.checks import Checked, validate

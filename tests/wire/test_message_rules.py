@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rocket_sink.errors import MessageError
-from rocket_sink.message import FORBIDDEN_TOPICS, Message, check_topic
+from rocket_sink.message import Message
+from rocket_sink.message_rules import FORBIDDEN_TOPICS, check_topic
 from rocket_sink.wire.namespace import is_system_resource
 
 

@@ -1,0 +1,203 @@
+"""What a message may hold: the names, texts and sizes that brokers take, and the checks of them.
+
+Java checks in `Validators.checkMessage` and `Message.putUserProperty`, and not at all for control
+characters, which can inject properties (apache/rocketmq#4241).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from rocket_sink.errors import MessageError
+
+TOPIC_MAX_LENGTH: Final = 127
+"""Characters (Validators.TOPIC_MAX_LENGTH)."""
+GROUP_MAX_LENGTH: Final = 120
+"""Characters; the documented limit (Validators 5.3 lets 255 pass, brokers differ)."""
+PROPERTIES_MAX_BYTES: Final = 32_767
+"""Encoded properties, UTF-8 bytes (MessageExtEncoder: Short.MAX_VALUE)."""
+PROPERTIES_HEADROOM_BYTES: Final = 256
+"""Left free for what a broker adds itself (CLUSTER, REAL_TOPIC, REAL_QID, ...)."""
+DELAY_LEVEL_MAX: Final = 18
+"""The broker clamps higher levels to its last one, silently; we refuse them."""
+
+NAME_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+FORBIDDEN_TOPICS: Final = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+"""Topics no client may send to (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET)."""
+SYSTEM_TOPICS: Final = FORBIDDEN_TOPICS | {
+    "TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC", "CHECKPOINT_TOPIC"
+}  # fmt: skip
+"""TopicValidator.SYSTEM_TOPIC_SET; the prefix rmq_sys_ is a system topic too."""
+
+RESERVED_PROPERTIES: Final = frozenset(
+    """
+    TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP
+    MIN_OFFSET MAX_OFFSET BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG
+    RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES CONSUME_START_TIME POP_CK POP_CK_OFFSET
+    1ST_POP_TIME TRAN_PREPARED_QUEUE_OFFSET DUP_INFO EXTEND_UNIQ_INFO INSTANCE_ID CORRELATION_ID
+    REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE INNER_MULTI_QUEUE_OFFSET
+    TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS
+    TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP
+    DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID __CRC32#
+    __SHARDINGKEY __transactionId__ INNER_NUM INNER_BASE CHECK_IMMUNITY_TIME_IN_SECONDS
+    TRANSACTION_CHECK_TIMES PROPERTY_FORWARD_QUEUE_ID REDIRECT INNER_MULTI_DISPATCH TRACE_CONTEXT
+    """.split()  # noqa: SIM905 (sixty quoted names read worse)
+)
+"""Names a user property may not have: MessageConst.STRING_HASH_SET (51 names), and the names
+that this package's own columns and fields write, so that one message cannot say two things."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
+_TOPICS_MAX: Final = 1000
+_good_topics: Final[set[str]] = set()
+"""Names that `check_topic` has passed; a process sends to few topics, and to each often."""
+
+
+def is_control_free(text: str) -> bool:
+    """True when `text` has no C0 control character or DEL.
+
+    0x01 and 0x02 separate properties on the wire and cannot be escaped (MessageDecoder).
+    """
+    return _CONTROL.search(text) is None
+
+
+def check_topic(topic: str) -> None:
+    """Raise MessageError(INVALID_TOPIC) unless `topic` may be sent to (Validators.checkTopic)."""
+    if not isinstance(topic, str) or not topic.strip():
+        raise MessageError("the topic is blank", code="INVALID_TOPIC", topic=topic)
+    if len(topic) > TOPIC_MAX_LENGTH:
+        raise MessageError(
+            f"the topic {topic[:40]!r}... has {len(topic)} characters; the limit is "
+            f"{TOPIC_MAX_LENGTH}",
+            code="INVALID_TOPIC", topic=topic, size=len(topic), limit=TOPIC_MAX_LENGTH,
+        )  # fmt: skip
+    if NAME_PATTERN.fullmatch(topic) is None:
+        raise MessageError(
+            f"the topic {topic!r} has illegal characters; allowed are letters, digits and % | _ -",
+            code="INVALID_TOPIC", topic=topic,
+        )  # fmt: skip
+    if topic in FORBIDDEN_TOPICS:
+        raise MessageError(
+            f"sending to the system topic {topic!r} is forbidden",
+            code="INVALID_TOPIC", topic=topic,
+        )  # fmt: skip
+
+
+def check_topic_once(topic: str) -> None:
+    """As `check_topic`; of a name that has passed it lately only that is looked up."""
+    if type(topic) is str and topic in _good_topics:
+        return
+    check_topic(topic)
+    if len(_good_topics) >= _TOPICS_MAX:
+        _good_topics.clear()
+    _good_topics.add(topic)
+
+
+def check_property(name: str, value: str) -> None:
+    """Raise MessageError unless `name` and `value` may be a user property.
+
+    Codes: RESERVED_PROPERTY, INVALID_PROPERTY (blank, not a string, a control character,
+    a lone surrogate).
+    """
+    for part, text in (("name", name), ("value", value)):
+        if not isinstance(text, str) or not text.strip():
+            raise MessageError(f"a property's {part} is blank: {name!r}", code="INVALID_PROPERTY")
+        if not is_control_free(text):
+            raise MessageError(
+                f"the {part} of the property {name!r} has a control character; 0x01 and 0x02 "
+                "separate properties on the wire and cannot be escaped",
+                code="INVALID_PROPERTY",
+            )
+        _check_utf8(text, f"the {part} of the property {name!r}")
+    if name in RESERVED_PROPERTIES:
+        raise MessageError(
+            f"the property name {name!r} is reserved by RocketMQ; use the field or column made "
+            "for it",
+            code="RESERVED_PROPERTY",
+        )
+
+
+def _check_utf8(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise MessageError(
+            f"{what} is not valid Unicode text: {error}", code="INVALID_TEXT"
+        ) from None
+
+
+def checked_body(body: Any, topic: str) -> bytes:
+    """The body; MessageError: NULL_BODY, INVALID_BODY, EMPTY_BODY."""
+    if body is None:
+        raise MessageError("the message body is null", code="NULL_BODY", topic=topic)
+    if isinstance(body, (bytearray, memoryview)):
+        body = bytes(body)
+    if not isinstance(body, bytes):
+        raise MessageError(
+            f"the message body is {type(body).__name__}, not bytes; encode text as UTF-8",
+            code="INVALID_BODY", topic=topic,
+        )  # fmt: skip
+    if not body:
+        raise MessageError("the message body length is zero", code="EMPTY_BODY", topic=topic)
+    return body
+
+
+def _is_word(text: str) -> bool:
+    """Visible ASCII without a blank: what most keys and tags are, and what every check passes."""
+    return text.isascii() and text.isprintable() and " " not in text and text != ""
+
+
+def checked_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
+    """The user properties, read-only; MessageError as `check_property`."""
+    for name, value in properties.items():
+        check_property(name, value)
+    return MappingProxyType(dict(properties))
+
+
+def checked_keys(keys: Iterable[str] | str) -> tuple[str, ...]:
+    """The index keys; MessageError: INVALID_KEYS."""
+    keys = (keys,) if isinstance(keys, str) else tuple(keys)
+    for key in keys:
+        if type(key) is str and _is_word(key):
+            continue
+        if not key or any(character.isspace() for character in key):
+            raise MessageError(
+                f"the key {key!r} is empty or holds a blank; blanks separate keys on the wire",
+                code="INVALID_KEYS",
+            )
+        check_field("a key", key, code="INVALID_KEYS")
+    return keys
+
+
+def checked_tags(tags: str) -> str:
+    """The tag without blanks around it; MessageError: INVALID_TAGS."""
+    if type(tags) is str and _is_word(tags) and "|" not in tags:
+        return tags
+    tags = tags.strip()
+    if not tags or "||" in tags:
+        raise MessageError(
+            f"tags {tags!r}: one tag without '||' (a message has one tag; '||' is the "
+            "consumer's filter syntax)",
+            code="INVALID_TAGS",
+        )
+    check_field("tags", tags, code="INVALID_TAGS")
+    return tags
+
+
+def check_field(what: str, text: str, code: str = "INVALID_TEXT") -> None:
+    """Raise MessageError(`code`) for a text that is empty or that the wire cannot carry."""
+    if not isinstance(text, str) or not text or not is_control_free(text):
+        raise MessageError(f"{what} {text!r} is empty or has a control character", code=code)
+    _check_utf8(text, what)
