@@ -9,6 +9,7 @@ codes that mean stored.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -50,6 +51,13 @@ class SendAnswer(NamedTuple):
     trace_on: bool
 
 
+@dataclass(slots=True)
+class SendAnswerFrame(Frame):
+    """A frame of which is known already what `decode_send_answer` says of it."""
+
+    answer: SendAnswer | None = None
+
+
 def decode_send_answer(frame: Frame) -> SendAnswer:
     """The answer to SEND_MESSAGE_V2, SEND_BATCH_MESSAGE or their kin.
 
@@ -57,6 +65,8 @@ def decode_send_answer(frame: Frame) -> SendAnswer:
         InvalidAnswerError: the answer says stored but lacks the ids and offsets that prove it.
         LocalProtocolError: the code is not in SEND_STATUS.
     """
+    if type(frame) is SendAnswerFrame and frame.answer is not None:
+        return frame.answer
     status = SEND_STATUS.get(frame.code)
     if status is None:
         raise LocalProtocolError(f"the answer {frame.code} is no stored send")

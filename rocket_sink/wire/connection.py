@@ -111,7 +111,8 @@ class Connection:
         Raises:
             LocalProtocolError: the connection is not open.
         """
-        self._check_open()
+        if self.state is not ConnectionState.OPEN:
+            self._check_open()
         opaque = self._opaques.take(self._pending)
         pending = Pending(opaque, token, deadline_s)
         self._pending[opaque] = pending
@@ -209,7 +210,12 @@ class Connection:
         try:
             while (frame := reader.next_frame()) is not NEED_DATA:
                 if frame.flag & 1:
-                    events.append(self._answer(frame))
+                    pending = self._pending.pop(frame.opaque, None)
+                    if pending is None:
+                        events.append(self._unexpected(frame))
+                    else:
+                        pending.settled = True
+                        events.append(Answered(pending.token, frame, pending.sent_s))
                 else:
                     events.append(PeerRequest(frame))
         except RemoteProtocolError as error:
@@ -218,11 +224,7 @@ class Connection:
             events.append(Violation(error))
         return events
 
-    def _answer(self, frame: Frame) -> Event:
-        pending = self._pending.pop(frame.opaque, None)
-        if pending is not None:
-            pending.settled = True
-            return Answered(pending.token, frame, pending.sent_s)
+    def _unexpected(self, frame: Frame) -> Event:
         if self._opaques.was_given(frame.opaque):
             self.late_answers += 1
             return LateAnswer(frame)

@@ -12,6 +12,7 @@ import struct
 from typing import Final, Literal
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
+from rocket_sink.wire.answer_shape import AnswerShape
 from rocket_sink.wire.command import (
     DEFAULT_LIMITS,
     Body,
@@ -43,6 +44,10 @@ _PREFIX: Final = struct.Struct(">II")
 _JSON: Final = 0
 _ROCKETMQ: Final = 1
 _HEADER_LENGTH_MASK: Final = 0xFFFFFF
+_SHAPED_BYTES: Final = 1024
+"""Longer headers are mostly the ids of a batch's messages."""
+_SHAPES: Final = 8
+"""A stream that changes its ways more often than this is not worth another pattern."""
 
 
 class NeedData(enum.Enum):
@@ -107,13 +112,17 @@ class FrameReader:
     (`limits.frame_bytes`) and what the last `receive_data` brought is kept.
     """
 
-    __slots__ = ("_at", "_data", "_error", "_limits")
+    __slots__ = ("_at", "_data", "_error", "_limits", "_shape", "_shapes_left", "_small")
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._data: bytes | bytearray = b""
         self._at = 0
         self._error: RemoteProtocolError | None = None
+        self._shape: AnswerShape | None = None
+        self._shapes_left = _SHAPES
+        self._small = min(limits.frame_bytes, limits.header_bytes) - 8
+        """The length of a frame that is within both limits whatever is in it."""
 
     @property
     def buffered(self) -> int:
@@ -144,39 +153,46 @@ class FrameReader:
         """
         if self._error is not None:
             raise self._error
-        try:
-            return self._next_frame()
-        except RemoteProtocolError as error:
-            self._error = error
-            self._data = b""
-            self._at = 0
-            raise
-
-    def _next_frame(self) -> Frame | Literal[NeedData.NEED_DATA]:
-        data = self._data
-        at = self._at
+        data, at = self._data, self._at
         available = len(data) - at
         if available < 8:
             return NEED_DATA
         length, mark = _PREFIX.unpack_from(data, at)
         header_length = mark & _HEADER_LENGTH_MASK
-        self._check_lengths(length, header_length)
-        if available < 4 + length:
-            return NEED_DATA
-        body_at = at + 8 + header_length
-        end = at + 4 + length
-        self._at = end
-        header = bytes(data[at + 8 : body_at])
-        kind = mark >> 24
-        if kind == _JSON:
-            frame = decode_json_header(header, self._limits)
-        elif kind == _ROCKETMQ:
-            frame = decode_binary_header(header, self._limits)
-        else:
-            raise RemoteProtocolError(f"a header of the unknown serialisation {kind}")
+        try:
+            if length > self._small or header_length + 4 > length:
+                self._check_lengths(length, header_length)
+            if available < 4 + length:
+                return NEED_DATA
+            body_at = at + 8 + header_length
+            self._at = end = at + 4 + length
+            frame = self._read(mark >> 24, bytes(data[at + 8 : body_at]))
+        except RemoteProtocolError as error:
+            self._error, self._data, self._at = error, b"", 0
+            raise
         if end > body_at:
             frame.body = bytes(memoryview(data)[body_at:end])
         return frame
+
+    def _read(self, kind: int, header: bytes) -> Frame:
+        if kind == _JSON:
+            if self._shape is not None:
+                seen = self._shape.read(header)
+                if seen is not None:
+                    return seen
+            frame = decode_json_header(header, self._limits)
+            if self._shapes_left and len(header) < _SHAPED_BYTES:
+                self._learn(frame, header)
+            return frame
+        if kind == _ROCKETMQ:
+            return decode_binary_header(header, self._limits)
+        raise RemoteProtocolError(f"a header of the unknown serialisation {kind}")
+
+    def _learn(self, frame: Frame, header: bytes) -> None:
+        shape = AnswerShape.of(frame, header)
+        if shape is not None:
+            self._shape = shape
+            self._shapes_left -= 1
 
     def _check_lengths(self, length: int, header_length: int) -> None:
         limits = self._limits

@@ -27,6 +27,11 @@ class OpaqueIds:
 
     def take(self, in_flight: Container[int]) -> int:
         """The next id that is not in flight."""
+        opaque = self._next
+        if opaque < OPAQUES - 1 and self._issued < OPAQUES and opaque not in in_flight:
+            self._next = opaque + 1
+            self._issued += 1
+            return opaque
         opaque = self.peek(in_flight)
         steps = (opaque - self._next) % OPAQUES + 1
         self._issued = min(self._issued + steps, OPAQUES)

@@ -1,0 +1,89 @@
+"""Answers read by the shape of the one before must mean what the general way says."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.errors import InvalidAnswerError
+from rocket_sink.wire.answer_shape import AnswerShape
+from rocket_sink.wire.answers import SendAnswerFrame, decode_send_answer
+from rocket_sink.wire.command import Frame
+from rocket_sink.wire.frame import DEFAULT_LIMITS, NEED_DATA, FrameReader
+from rocket_sink.wire.header_json import decode_any_json_header, encode_json_header
+
+HEX = st.text("0123456789ABCDEF", min_size=1, max_size=40)
+NUMBERS = st.one_of(st.integers(-3, 2**63 + 9).map(str), st.sampled_from(["", "007", "x", "٣"]))
+EXTRAS = st.dictionaries(
+    st.sampled_from(["TRACE_ON", "MSG_REGION", "batchUniqId", "recallHandle", "new"]),
+    st.sampled_from(["true", "false", "DefaultRegion", 'a"b', "a,b", "é", ".*", "x\\"]),
+)
+
+
+@st.composite
+def answers(draw: st.DrawFn, extras: dict[str, str] | None = None) -> Frame:
+    fields = {"msgId": draw(HEX), "queueId": draw(NUMBERS), "queueOffset": draw(NUMBERS)}
+    if draw(st.booleans()):
+        fields["transactionId"] = draw(HEX)
+    fields |= draw(EXTRAS) if extras is None else extras
+    names = draw(st.permutations(sorted(fields))) if draw(st.booleans()) else sorted(fields)
+    return Frame(
+        draw(st.sampled_from([0, 0, 0, 10, 11])),
+        {name: fields[name] for name in names},
+        opaque=draw(st.integers(0, 2**31 - 1)),
+        flag=draw(st.sampled_from([1, 1, 3])),
+        remark=draw(st.sampled_from([None, None, "note"])),
+        version=draw(st.sampled_from([485, 493])),
+    )
+
+
+def read_all(headers: list[bytes]) -> list[Frame]:
+    reader, frames = FrameReader(), []
+    for header in headers:
+        reader.receive_data(struct.pack(">II", len(header) + 4, len(header)) + header)
+        frame = reader.next_frame()
+        assert frame is not NEED_DATA
+        frames.append(frame)
+    return frames
+
+
+def meaning(frame: Frame) -> object:
+    plain = Frame(*(getattr(frame, name) for name in Frame.__slots__))
+    if frame.code not in (0, 10, 11):
+        return plain
+    try:
+        return plain, decode_send_answer(frame), list((frame.ext or {}).items())
+    except InvalidAnswerError as error:
+        return plain, str(error)
+
+
+@given(st.lists(answers(), max_size=6), st.lists(answers(extras={"TRACE_ON": "true"}), max_size=6))
+def test_both_ways_agree(first: list[Frame], second: list[Frame]) -> None:
+    headers = [encode_json_header(frame) for frame in (*first, *second)]
+    general = [decode_any_json_header(header, DEFAULT_LIMITS) for header in headers]
+    assert [meaning(frame) for frame in read_all(headers)] == [meaning(f) for f in general]
+
+
+def answer(number: int, **changes: str) -> bytes:
+    ext = {"msgId": f"7F{number:030X}", "queueId": "3", "queueOffset": str(number)}
+    ext |= {"TRACE_ON": "true", **changes}
+    return encode_json_header(Frame(0, ext, opaque=number, flag=1, version=485))
+
+
+def test_the_second_answer_is_read_by_the_shape_of_the_first() -> None:
+    first, second, other = read_all([answer(1), answer(2), answer(3, TRACE_ON="false")])
+    assert [type(frame) for frame in (first, second, other)] == [Frame, SendAnswerFrame, Frame]
+
+
+def test_a_stream_that_changes_its_ways_is_not_learned_for_ever() -> None:
+    frames = read_all([answer(n, TRACE_ON=f"t{n}") for n in range(50)] + [answer(1)] * 2)
+    assert not any(type(frame) is SendAnswerFrame for frame in frames)
+
+
+@pytest.mark.parametrize("changes", [{"queueOffset": "-1"}, {"msgId": ""}])
+def test_an_invalid_answer_gives_no_shape(changes: dict[str, str]) -> None:
+    header = answer(1, **changes)
+    assert AnswerShape.of(decode_any_json_header(header, DEFAULT_LIMITS), header) is None
