@@ -82,10 +82,6 @@ class Link:
     def wants_write(self) -> bool:
         return bool(self.outbox) if self.is_open else self.transport.wants_write
 
-    def send(self, owner: Any, buffers: Sequence[Any], size: int) -> None:
-        """Queue a frame; `owner` None for a oneway. Written by the next `flush`."""
-        self.outbox.put(owner, buffers, size)
-
     def flush(self, now_s: float) -> None:
         """Write what the kernel takes.
 

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from rocket_sink.net.transport import GATHER_BUFFERS, GATHER_BYTES
 
-
-class Entry:
-    """One queued frame: its owner, its buffers (head first), its size in bytes."""
-
-    __slots__ = ("buffers", "owner", "size")
-
-    def __init__(self, owner: Any, buffers: Sequence[Any], size: int) -> None:
-        self.owner = owner
-        self.buffers = buffers
-        self.size = size
+Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
+"""One queued frame: its owner, its buffers (head first), its size in bytes."""
 
 
 class Outbox:
@@ -40,25 +32,25 @@ class Outbox:
     @property
     def first_owner(self) -> Any:
         """Whose frame comes next; None when there is none (or nobody waits for it)."""
-        return self._entries[0].owner if self._entries else None
+        return self._entries[0][0] if self._entries else None
 
     def disown(self, owner: Any) -> None:
         """The frame goes on to the kernel, but nobody waits for it any more."""
-        for entry in self._entries:
-            if entry.owner is owner:
-                entry.owner = None
+        for position, (whose, buffers, size) in enumerate(self._entries):
+            if whose is owner:
+                self._entries[position] = (None, buffers, size)
 
     def put(self, owner: Any, buffers: Sequence[Any], size: int) -> None:
-        self._entries.append(Entry(owner, buffers, size))
+        self._entries.append((owner, buffers, size))
         self.size += size
 
     def gather(self) -> list[Any]:
         """Buffers for one gathered write."""
         buffers: list[Any] = []
         total = -self._first_done
-        for entry in self._entries:
-            buffers.extend(entry.buffers)
-            total += entry.size
+        for _, parts, size in self._entries:
+            buffers += parts
+            total += size
             if total >= GATHER_BYTES or len(buffers) >= GATHER_BUFFERS - 16:
                 break
         if self._first_done:
@@ -71,11 +63,11 @@ class Outbox:
         self.size -= count
         entries, complete = self._entries, []
         done = self._first_done + count
-        while entries and done >= entries[0].size:
-            entry = entries.popleft()
-            done -= entry.size
-            if entry.owner is not None:
-                complete.append(entry.owner)
+        while entries and done >= entries[0][2]:
+            owner, _, size = entries.popleft()
+            done -= size
+            if owner is not None:
+                complete.append(owner)
         self._first_done = done
         return complete
 
@@ -85,12 +77,12 @@ class Outbox:
         taken = []
         for position, entry in enumerate(self._entries):
             touched = position == 0 and self._first_done > 0
-            if touched or (owner is not None and entry.owner is not owner):
+            if touched or (owner is not None and entry[0] is not owner):
                 kept.append(entry)
                 continue
-            self.size -= entry.size
-            if entry.owner is not None:
-                taken.append(entry.owner)
+            self.size -= entry[2]
+            if entry[0] is not None:
+                taken.append(entry[0])
         self._entries = kept
         return taken
 

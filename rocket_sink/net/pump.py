@@ -8,7 +8,7 @@ lock) while another thread waits: a new wish to write wakes the waiting one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rocket_sink.errors import ConnectError, SendError, TlsError
@@ -17,7 +17,7 @@ from rocket_sink.net.readiness import READ, WRITE, Readiness
 from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.rpc_hooks import RpcHooks
 from rocket_sink.net.tls import Security, TlsSettings
-from rocket_sink.net.transport import StreamEnded
+from rocket_sink.net.transport import StreamEnded, StreamState
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.connection import Connection
@@ -98,10 +98,10 @@ class Pump:
         self._readiness.watch(link, READ | WRITE)
         return link
 
-    def send(self, link: Link, owner: Any, buffers: list[Any], size: int, now_s: float) -> None:
+    def send(self, link: Link, owner: Any, buffers: Sequence[Any], size: int, now_s: float) -> None:
         """Queue a frame that `link.connection` knows; it is written soon, together with others."""
-        link.send(owner, buffers, size)
-        if not link.is_open:
+        link.outbox.put(owner, buffers, size)
+        if link.transport.state is not StreamState.OPEN:
             return
         if link.outbox.size >= FLUSH_BYTES or (self.waiting and self.hurried):
             self.flush(link, now_s)

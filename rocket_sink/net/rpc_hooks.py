@@ -33,13 +33,14 @@ class RpcHooks:
     """The hooks of one client, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._hooks: tuple[RpcHook, ...] = ()
+        self.hooks: tuple[RpcHook, ...] = ()
+        """Public, for a look at an attribute is all that a send without hooks shall cost."""
 
     def __bool__(self) -> bool:
-        return bool(self._hooks)
+        return bool(self.hooks)
 
     def add(self, hook: RpcHook) -> None:
-        self._hooks = (*self._hooks, hook)
+        self.hooks = (*self.hooks, hook)
 
     def before(self, address: str, request: Frame) -> Frame:
         """The request as the hooks leave it."""
@@ -55,7 +56,7 @@ class RpcHooks:
         return Watched(self, owner, address, request)
 
     def _each(self, call: Callable[[RpcHook], None]) -> None:
-        for hook in self._hooks:
+        for hook in self.hooks:
             try:
                 call(hook)
             except Exception:

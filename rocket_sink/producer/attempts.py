@@ -34,14 +34,14 @@ class AttemptEnds(EngineCore):
     """The half of the engine that deals with answers and failures."""
 
     def _answered(self, flight: Flight, frame: Frame, sent_s: float | None, now_s: float) -> None:
-        rtt_s = now_s - (sent_s or flight.handed_s)
-        assert flight.broker is not None
+        rtt_s, broker = now_s - (sent_s or flight.handed_s), flight.broker
+        assert broker is not None
         if flight.hooked is not None:
             self.pump.rpc_hooks.after(flight.address, flight.hooked, frame)
         stored = frame.code in SEND_STATUS
-        self.brokers.answered(flight.broker, rtt_s, now_s, stored=stored)
-        if stored and flight.broker.window is not None:
-            flight.broker.stored(self.options.max_in_flight)
+        self.brokers.answered(broker, rtt_s, now_s, stored=stored)
+        if stored and broker.window is not None:
+            broker.stored(self.options.max_in_flight)
         if not stored:
             error = error_for_answer(
                 frame.code,
@@ -61,7 +61,10 @@ class AttemptEnds(EngineCore):
         self._landed(flight)
         if frame.code and self._sends_degraded_again(flight, answer, rtt_s, sent_s, now_s):
             return
-        attempts = self._recorded(flight, now_s, sent_s, result_outcome(frame.code), answer=answer)
+        attempts: list[Attempt] = []
+        if self._record or flight.story is not None:
+            outcome = result_outcome(frame.code)
+            attempts = self._recorded(flight, now_s, sent_s, outcome, answer=answer)
         self._complete(flight, completed(flight, result_of(flight, answer, rtt_s), attempts), now_s)
 
     def _failed(self, flight: Flight, error: SendError, sent_s: float | None, now_s: float) -> None:
@@ -242,7 +245,7 @@ class AttemptEnds(EngineCore):
 
     def _complete(self, flight: Flight, completion: Completion, now_s: float) -> None:
         flight.done = True
-        self._window.give_back(flight.body_bytes)
+        self.window.give_back(flight.body_bytes)
         self._done.append(completion)
         if flight.lane is not None:
             following = self._lanes.leave(flight)

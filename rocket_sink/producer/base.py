@@ -86,7 +86,8 @@ class ProducerBase:
             self._trace()
 
     def _submit_called(self, request: SendRequest, ended: Callable[[Completion], None]) -> None:
-        self._driver.submit(request, Ticket(ended), self._deadline_s(request))
+        self._driver.start_thread()
+        self._driver.post(request, Ticket(ended), self._deadline_s(request))
 
     def _trace(self) -> None:
         options = self.options

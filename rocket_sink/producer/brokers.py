@@ -112,8 +112,11 @@ class Brokers:
         self._isolated: frozenset[str] = frozenset()
         self._unreachable: frozenset[str] = frozenset()
         self._pairs: frozenset[tuple[str, str]] = frozenset()
-        self._viewed_s = float("-inf")
+        self.viewed_s = float("-inf")
+        """When `view` last read the table."""
         self.any_suspect = False
+        self.all_well = True
+        """Nobody is isolated, unreachable or under suspicion."""
 
     def of(self, name: str) -> Broker:
         broker = self._brokers.get(name)
@@ -133,9 +136,9 @@ class Brokers:
 
     def view(self, now_s: float) -> None:
         """Read the table again if the last look is old."""
-        if not self.enabled or now_s - self._viewed_s < VIEW_S:
+        if not self.enabled or now_s - self.viewed_s < VIEW_S:
             return
-        self._viewed_s = now_s
+        self.viewed_s = now_s
         table, names = self.table, list(self.table.store.names())
         plain = [name for name in names if "\x00" not in name]
         self._isolated = frozenset(n for n in plain if not table.is_available(n, now_s))
@@ -145,10 +148,11 @@ class Brokers:
             for topic, separator, broker in (name.partition("\x00") for name in names)
             if separator and not table.is_available(broker, now_s, topic)
         )
+        self._sum_up()
 
-    @property
-    def all_well(self) -> bool:
-        return not (self._isolated or self.any_suspect or self._pairs or self._unreachable)
+    def _sum_up(self) -> None:
+        trouble = self._isolated or self.any_suspect or self._pairs or self._unreachable
+        self.all_well = not trouble
 
     def available(self, name: str) -> bool:
         return name not in self._isolated
@@ -204,12 +208,12 @@ class Brokers:
                     name, rtt_ms, now_s, isolation=True, reachable=reachable, cause=cause
                 )
             )
-            self._viewed_s = float("-inf")
+            self.viewed_s = float("-inf")
 
     def isolate_topic(self, topic: str, name: str, now_s: float, cause: str) -> None:
         if self.enabled:
             self._note(self.table.isolate_topic(topic, name, now_s, cause))
-            self._viewed_s = float("-inf")
+            self.viewed_s = float("-inf")
 
     def probed(self, name: str, now_s: float, *, alive: bool) -> None:
         self._note(self.table.probed(name, now_s, alive=alive))
@@ -231,4 +235,5 @@ class Brokers:
                 fresh.append(broker.name)
             broker.suspect = suspect
         self.any_suspect = any(broker.suspect for broker in self._brokers.values())
+        self._sum_up()
         return fresh

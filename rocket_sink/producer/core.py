@@ -63,6 +63,8 @@ class Bounds:
 
     def of_request(self, request: SendRequest) -> tuple[Ordering, float]:
         """How strictly its queue binds it, and its time in all."""
+        if not request.ordered and request.timeout_s is None:
+            return Ordering.NONE, self.timeout_s
         ordering, timeout_s = Ordering.NONE, self.timeout_s
         if request.ordered:
             ordering = Ordering.STRICT if request.choose is None else Ordering.BEST_EFFORT
@@ -126,7 +128,7 @@ class EngineCore:
         self._deals: dict[str, Deal] | None = {} if in_turn else None
         self._wall_offset_s = time.time() - self.clock()
         self._policies = RetryPolicies.of(options)
-        self._window = Window(options)
+        self.window = Window(options)
         self._pace = Pace.of(options, self.clock())
         self._lanes = Lanes()
         self._parked: dict[str, deque[Flight]] = {}

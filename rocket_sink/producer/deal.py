@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from rocket_sink.message import MessageQueue
-from rocket_sink.producer.brokers import Broker, Brokers
+from rocket_sink.producer.brokers import FREE_IN_FLIGHT, Broker, Brokers
 from rocket_sink.routing.publish import PublishInfo
 
 
@@ -45,7 +45,9 @@ class Deal:
         if not self._places:
             return None
         place = self._places[self._next]
-        if brokers.overloaded(place.broker):
+        broker = place.broker
+        may_be = broker.in_flight > FREE_IN_FLIGHT or broker.window is not None
+        if may_be and brokers.overloaded(broker):
             return None
         self._next = self._next + 1 if self._next + 1 < len(self._places) else 0
         return place

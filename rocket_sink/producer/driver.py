@@ -18,29 +18,25 @@ from typing import Final
 
 from rocket_sink.errors import ProducerClosedError, SendError, WindowFullError
 from rocket_sink.net.rpc import Call
-from rocket_sink.producer.chores import Chores
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.keeper import Keeper
+from rocket_sink.producer.leading import STEP_S, Leading, call_back
+from rocket_sink.producer.send_future import SendFuture
 from rocket_sink.producer.ticket import Ticket
 from rocket_sink.producer.values import Completion, SendRequest
 from rocket_sink.wire.frame import Frame
 
 _LOG: Final = logging.getLogger(__name__)
-_STEP_S: Final = 0.05
 _IDLE_S: Final = 1.0
 _KEEP_S: Final = 0.5
 """Longest wait for the answers to heartbeats; others are read the next time."""
 
 
-class Driver:
+class Driver(Leading):
     """Shares an engine between threads."""
 
     def __init__(self, engine: SendEngine) -> None:
-        self.engine = engine
-        self._lock = threading.Lock()
-        self._leader: int | None = None
-        self.chores = Chores()
-        self._sleepers: dict[Ticket, None] = {}
+        super().__init__(engine)
         self._thread: threading.Thread | None = None
         self._closing = False
         interval_s = engine.options.heartbeat_broker_interval_ms / 1000
@@ -51,7 +47,7 @@ class Driver:
         """Guards the engine."""
         return self._lock
 
-    def submit(self, request: SendRequest, ticket: Ticket, deadline_s: float) -> None:
+    def submit(self, request: SendRequest, ticket: Ticket | SendFuture, deadline_s: float) -> None:
         """Hand a request over; waits for a place in the window until `deadline_s`.
 
         Raises:
@@ -64,7 +60,8 @@ class Driver:
                     raise ProducerClosedError("the producer is closed")
                 # With a callback more may follow, and be written together by the leader.
                 self.engine.pump.hurried = ticket.on_done is None
-                if self.engine.try_submit(request):
+                self._inbox.take_in()
+                if not self._inbox and self.engine.try_submit(request):
                     return
             if self.engine.clock() >= deadline_s:
                 raise WindowFullError(
@@ -74,10 +71,33 @@ class Driver:
                     "maxMessagesPerSecond, maxBytesPerSecond)",
                     topic=request.topic,
                 )
-            self._drive_until(lambda: self._has_room(request), None, _STEP_S)
+            seeker = Ticket()
+            self._room_seekers[seeker] = None
+            self._drive_until(lambda: self._has_room(request), seeker, STEP_S)
+            self._room_seekers.pop(seeker, None)
 
     def _has_room(self, request: SendRequest) -> bool:
-        return self.engine.has_room(request)
+        return not self._inbox and self.engine.has_room(request)
+
+    def post(self, request: SendRequest, ticket: Ticket | SendFuture, deadline_s: float) -> None:
+        """As `submit`, for one who does not wait for the end: while there is room he waits for
+        nothing, not even the lock. Somebody must lead (`start_thread`).
+
+        Raises:
+            WindowFullError, ProducerClosedError
+        """
+        if not self._inbox.takes(request):
+            self.submit(request, ticket, deadline_s)
+            return
+        request.token, request.since_s = ticket, self.engine.clock()
+        self._inbox.append(request)
+        if self._asleep:
+            self._asleep = False
+            self.engine.pump.wake()
+        if self._closing:
+            with self._lock:
+                if self._inbox.take_back(request):
+                    raise ProducerClosedError("the producer is closed")
 
     def wait(self, ticket: Ticket) -> Completion:
         """Until the request is complete; it always is some time after its deadline."""
@@ -168,14 +188,15 @@ class Driver:
         if self._thread is not None and not own:
             self.engine.pump.wake()
             self._thread.join(timeout_s)
-        while self.engine.pending and self.engine.clock() < deadline_s:
-            self._drive_until(lambda: not self.engine.pending, None, _STEP_S)
+        while self._has_left() and self.engine.clock() < deadline_s:
+            self._drive_until(lambda: not self._has_left(), None, STEP_S)
         with self._lock:
             self.engine.close()
+            self._inbox.close()
             done = self._settle()
             for ticket in self._sleepers:
                 ticket.wake()
-        _call_back(done)
+        call_back(done)
 
     def _keep_alive(self) -> bool:
         """Heartbeats that are due, when nobody else drives; False: never needed again."""
@@ -190,89 +211,10 @@ class Driver:
         return True
 
     def _lead_always(self) -> None:
-        while not (self._closing and not self.engine.pending):
+        while not (self._closing and not self._has_left()):
             if self.engine.broken and self._closing:
                 return
-            self._drive_until(lambda: self._closing and not self.engine.pending, None, _IDLE_S)
+            self._drive_until(lambda: self._closing and not self._has_left(), None, _IDLE_S)
 
-    def _drive_until(
-        self, over: Callable[[], bool], ticket: Ticket | None, timeout_s: float
-    ) -> None:
-        """Lead until `over`, or for about `timeout_s`; or sleep while somebody else leads."""
-        me = threading.get_ident()
-        with self._lock:
-            if over():
-                return
-            nested = self._leader == me
-            lead = nested or self._leader is None
-            if lead:
-                self._leader = me
-            else:
-                sleeper = ticket or Ticket()
-                sleeper.lie_down()
-                self._sleepers[sleeper] = None
-        if not lead:
-            sleeper.sleep(min(timeout_s, _STEP_S) if ticket is None else timeout_s)
-            with self._lock:
-                sleeper.asleep = False
-                self._sleepers.pop(sleeper, None)
-            return
-        try:
-            self._lead(over, timeout_s)
-        finally:
-            if not nested:
-                with self._lock:
-                    self._leader = None
-                    self._name_successor()
-
-    def _lead(self, over: Callable[[], bool], timeout_s: float) -> None:
-        engine = self.engine
-        until_s = engine.clock() + timeout_s
-        while True:
-            with self._lock:
-                if self._closed():
-                    return
-                left_s = until_s - engine.clock()
-                wait_s = engine.prepare(self.chores.wait_s(max(0.0, left_s), engine.clock))
-                engine.pump.waiting = True
-            ready = engine.pump.wait(wait_s)
-            with self._lock:
-                engine.pump.waiting = False
-                if self._closed():
-                    return
-                engine.process(ready)
-                done = self._settle()
-                stop = over() or engine.clock() >= until_s
-            _call_back(done)
-            self.chores.run(engine.clock)
-            if stop:
-                return
-
-    def _closed(self) -> bool:
-        return self.engine.closed
-
-    def _settle(self) -> list[tuple[Ticket, Completion]]:
-        """Note what is complete and wake who sleeps for it; those with a callback are returned."""
-        called = []
-        for completion in self.engine.take():
-            ticket = completion.token
-            ticket.completion = completion
-            if ticket.on_done is not None:
-                called.append((ticket, completion))
-            ticket.wake()
-        return called
-
-    def _name_successor(self) -> None:
-        for ticket in self._sleepers:
-            if ticket.asleep:
-                ticket.wake()
-                return
-
-
-def _call_back(done: list[tuple[Ticket, Completion]]) -> None:
-    for ticket, completion in done:
-        assert ticket.on_done is not None
-        try:
-            ticket.on_done(completion)
-        except Exception:
-            _LOG.exception("a callback of a send raised")
+    def _has_left(self) -> bool:
+        return bool(self.engine.pending or self._inbox)

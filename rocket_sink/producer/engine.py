@@ -16,7 +16,6 @@ from random import Random
 from typing import Any, Final
 
 from rocket_sink.errors import NoRouteError, ProducerClosedError, SendError, UnwrittenError
-from rocket_sink.message import MessageQueue
 from rocket_sink.net.link import Link
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.attempts import AttemptEnds
@@ -96,19 +95,21 @@ class SendEngine(Placing, AttemptEnds):
         now_s, pace = self.clock(), self._pace
         if pace is not None and not pace.allows(request.message_count, size, now_s):
             return False
-        if not self._window.take(size):
+        if not self.window.take(size):
             return False
         if pace is not None:
             pace.spend(request.message_count, size, now_s)
         ordering, timeout_s = self._bounds.of_request(request)
-        self._dispatch(Flight(self, request, body, size, ordering, now_s, now_s + timeout_s), now_s)
+        since_s = request.since_s or now_s
+        flight = Flight(self, request, body, size, ordering, since_s, since_s + timeout_s)
+        self._dispatch(flight, now_s)
         return True
 
     def has_room(self, request: SendRequest) -> bool:
         """Window and rate limit have a place for it now."""
         size = measured(request.body)[1]
         return self._closing or (
-            self._window.has_room(size) and self.allows(request.message_count, size, self.clock())
+            self.window.has_room(size) and self.allows(request.message_count, size, self.clock())
         )
 
     def allows(self, messages: int, size: int, now_s: float) -> bool:
@@ -155,7 +156,17 @@ class SendEngine(Placing, AttemptEnds):
     @property
     def pending(self) -> int:
         """Requests submitted and not completed yet."""
-        return self._window.requests
+        return self.window.requests
+
+    @property
+    def has_ended(self) -> bool:
+        """Something is complete, and waits for `take`."""
+        return bool(self._done)
+
+    @property
+    def is_paced(self) -> bool:
+        """There is a rate limit."""
+        return self._pace is not None
 
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> PublishInfo:
         """The topic's writable queues; asks the name servers when the route is not cached.
@@ -182,17 +193,6 @@ class SendEngine(Placing, AttemptEnds):
         if now_s >= until_s:
             raise NoRouteError(f"no route of topic {topic!r} within the time", topic=topic)
         return None
-
-    def select(self, info: PublishInfo, now_s: float) -> MessageQueue | None:
-        """A queue by the engine's own selector."""
-        self.brokers.view(now_s)
-        place = self._spread(info, None)
-        return None if place is None else place.queue
-
-    def available(self, broker_name: str) -> bool:
-        """False while the broker is isolated or under suspicion."""
-        self.brokers.view(self.clock())
-        return self.brokers.available(broker_name) and not self.brokers.of(broker_name).suspect
 
     def isolations(self) -> list[Isolation]:
         """Isolation events since the last call."""

@@ -14,6 +14,7 @@ from rocket_sink.wire.frame import Frame
 if TYPE_CHECKING:
     from rocket_sink.net.link import Link
     from rocket_sink.producer.brokers import Broker
+    from rocket_sink.producer.deal import Place
     from rocket_sink.producer.engine import SendEngine
 
 
@@ -36,9 +37,9 @@ class Flight:
     """Owner of one request frame. A retry is a new Flight: an owner is never in two frames."""
 
     __slots__ = (
-        "address", "attempt", "body", "body_bytes", "broker", "counted", "deadline_s", "done",
-        "engine", "handed_s", "home", "hooked", "lane", "link", "ordering", "pinned", "queue",
-        "ready_s", "request", "story", "wall_ms", "wire_bytes",
+        "attempt", "body", "body_bytes", "broker", "counted", "deadline_s", "done", "engine",
+        "handed_s", "hooked", "lane", "link", "ordering", "pinned", "place", "ready_s", "request",
+        "story", "wall_ms", "wire_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -63,12 +64,10 @@ class Flight:
         """As `attempt`, without those that do not use one up (GO_AWAY)."""
         self.pinned: MessageQueue | None = None
         """The queue of the attempt before, when it must be tried there again."""
-        self.queue: MessageQueue | None = None
+        self.place: Place | None = None
+        """Where it goes, once that is chosen."""
         self.broker: Broker | None = None
         """Set while it counts as in flight there."""
-        self.home = ""
-        """The broker it goes to; for static topics not the queue's (logical) broker name."""
-        self.address = ""
         self.link: Link | None = None
         self.hooked: Frame | None = None
         """The request as the RPC hooks left it, when there are any."""
@@ -93,8 +92,22 @@ class Flight:
         return later
 
     @property
+    def queue(self) -> MessageQueue | None:
+        return None if self.place is None else self.place.queue
+
+    @property
     def broker_name(self) -> str:
-        return self.queue.broker_name if self.queue is not None else ""
+        """The queue's; of a static topic a logical one."""
+        return "" if self.place is None else self.place.queue.broker_name
+
+    @property
+    def home(self) -> str:
+        """The broker it goes to."""
+        return "" if self.place is None else self.place.home
+
+    @property
+    def address(self) -> str:
+        return "" if self.place is None else self.place.address
 
     def told(self) -> Story:
         """The story, begun if need be."""

@@ -52,17 +52,19 @@ def attempt_of(
 
 def result_of(flight: Flight, answer: SendAnswer, rtt_s: float) -> SendResult:
     """The broker's answer as the caller's result."""
-    request, story, queue = flight.request, flight.story, flight.queue
-    if queue is None or queue.queue_id != answer.queue_id:
-        queue = MessageQueue(request.topic, flight.broker_name, answer.queue_id)
+    request, story, place = flight.request, flight.story, flight.place
+    assert place is not None
+    queue = place.queue
+    if queue.queue_id != answer.queue_id:
+        queue = MessageQueue(request.topic, queue.broker_name, answer.queue_id)
     return SendResult(
-        outcome_of_code(answer.code),
+        outcome_of_code(answer.code) if answer.code else Outcome.ACKED,
         answer.status,
         request.message_id,
         answer.offset_message_id,
         queue,
         answer.queue_offset,
-        flight.address,
+        place.address,
         flight.attempt,
         rtt_s * 1000,
         story is not None and (story.unknown is not None or story.degraded is not None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from typing import Final
 
 from rocket_sink.errors import (
     ConnectError,
@@ -14,13 +15,16 @@ from rocket_sink.errors import (
     UnwrittenError,
 )
 from rocket_sink.message import MessageQueue
-from rocket_sink.producer.brokers import Broker
+from rocket_sink.producer.brokers import VIEW_S, Broker
 from rocket_sink.producer.core import STEP_S, EngineCore
 from rocket_sink.producer.deal import Deal, Place, place_of
 from rocket_sink.producer.flight import Flight
 from rocket_sink.producer.outcomes import too_old
 from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.routing.retry import attempt_deadline
+
+_JOINED_BYTES: Final = 2048
+"""Below this copying a body costs less than one more buffer in the gathered write."""
 
 
 class Placing(EngineCore):
@@ -52,6 +56,10 @@ class Placing(EngineCore):
         if info is None:
             self._park(flight, now_s)
             return
+        place = self._dealt(flight, info, now_s)
+        if place is not None:
+            self._transmit(flight, place, now_s)
+            return
         try:
             place = self._choose(flight, info, now_s)
         except SendError as error:
@@ -63,6 +71,34 @@ class Placing(EngineCore):
         if request.ordered and not self._lanes.enter(flight, place.queue):
             return
         self._transmit(flight, place, now_s)
+
+    def _dealt(self, flight: Flight, info: PublishInfo, now_s: float) -> Place | None:
+        """The queue whose turn it is, for a first attempt that may go anywhere while all is well;
+        None: choose."""
+        request, brokers = flight.request, self.brokers
+        anywhere = request.queue is None and request.choose is None and flight.story is None
+        if not anywhere or self._deals is None:
+            return None
+        if now_s - brokers.viewed_s >= VIEW_S:
+            brokers.view(now_s)
+        return self._turn(self._deals, info) if brokers.all_well else None
+
+    def _turn(self, deals: dict[str, Deal], info: PublishInfo) -> Place | None:
+        deal = deals.get(info.topic)
+        if deal is None or deal.info is not info:
+            deal = deals[info.topic] = Deal(info, self.brokers, self._rng)
+        return deal.take(self.brokers)
+
+    def select(self, info: PublishInfo, now_s: float) -> MessageQueue | None:
+        """A queue by the engine's own selector."""
+        self.brokers.view(now_s)
+        place = self._spread(info, None)
+        return None if place is None else place.queue
+
+    def available(self, broker_name: str) -> bool:
+        """False while the broker is isolated or under suspicion."""
+        self.brokers.view(self.clock())
+        return self.brokers.available(broker_name) and not self.brokers.of(broker_name).suspect
 
     def _choose(self, flight: Flight, info: PublishInfo, now_s: float) -> Place | None:
         request, brokers = flight.request, self.brokers
@@ -86,10 +122,7 @@ class Placing(EngineCore):
     def _spread(self, info: PublishInfo, last: str | None) -> Place | None:
         brokers = self.brokers
         if self._deals is not None and last is None and brokers.all_well:
-            deal = self._deals.get(info.topic)
-            if deal is None or deal.info is not info:
-                deal = self._deals[info.topic] = Deal(info, brokers, self._rng)
-            place = deal.take(brokers)
+            place = self._turn(self._deals, info)
             if place is not None:
                 return place
         queue = self._chooser.select(
@@ -104,10 +137,10 @@ class Placing(EngineCore):
 
     def _transmit(self, flight: Flight, place: Place, now_s: float) -> None:
         request, brokers = flight.request, self.brokers
-        queue, flight.home, flight.address, broker = place
-        flight.queue = queue
+        flight.place = place
+        queue, _, address, broker = place
         flight.wall_ms = int((now_s + self._wall_offset_s) * 1000)
-        if not flight.address:
+        if not address:
             error = NoRouteError(f"broker {place.home} has no master now", topic=request.topic)
             self._failed(flight, error, None, now_s)
             return
@@ -120,7 +153,7 @@ class Placing(EngineCore):
         if request.least_version and not self._is_new_enough(flight, now_s):
             return
         try:
-            link = self.pump.link(flight.address, now_s)
+            link = self.pump.link(address, now_s)
         except ConnectError as refused:
             self._failed(flight, refused, None, now_s)
             return
@@ -128,8 +161,12 @@ class Placing(EngineCore):
         opaque = link.connection.open_request(deadline_s=until_s, token=flight)
         head = self._head(flight, queue, opaque)
         flight.link = link
-        flight.wire_bytes = len(head) + flight.body_bytes
-        self.pump.send(link, flight, [head, *flight.body], flight.wire_bytes, now_s)
+        size = flight.wire_bytes = len(head) + flight.body_bytes
+        body = flight.body
+        if size < _JOINED_BYTES and len(body) == 1 and type(body[0]) is bytes:
+            self.pump.send(link, flight, (head + body[0],), size, now_s)
+        else:
+            self.pump.send(link, flight, [head, *body], size, now_s)
 
     def _attempt_deadline(self, flight: Flight, now_s: float) -> float:
         bounds = self._bounds
@@ -145,7 +182,7 @@ class Placing(EngineCore):
         request = flight.request
         template = self._heads.template(request.topic, batch=request.batch, reply=request.reply)
         born_ms = request.born_ms or flight.wall_ms
-        if not self.pump.rpc_hooks:
+        if not self.pump.rpc_hooks.hooks:
             return template.head(
                 opaque, queue.queue_id, born_ms, request.properties, flight.body_bytes,
                 queue.broker_name, request.sys_flag, request.flag, flight.body,

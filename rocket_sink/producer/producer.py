@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any
 
 from rocket_sink.errors import (
     ConfigurationError,
@@ -15,9 +14,9 @@ from rocket_sink.errors import (
 )
 from rocket_sink.message import Message, MessageQueue, SendResult
 from rocket_sink.producer.compose import Part
-from rocket_sink.producer.hooks import SendContext
 from rocket_sink.producer.oneway import send_oneway
 from rocket_sink.producer.request_reply import Requests
+from rocket_sink.producer.send_future import Callback, SendFuture
 from rocket_sink.producer.ticket import Ticket
 from rocket_sink.producer.transactions import TransactionSends
 from rocket_sink.producer.values import SendRequest
@@ -25,9 +24,7 @@ from rocket_sink.routing.choice import select_by
 from rocket_sink.routing.keyed import owner, place
 from rocket_sink.routing.publish import PublishInfo
 
-_LOG: Final = logging.getLogger(__name__)
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | None]
-Callback = Callable[[SendResult | None, BaseException | None], None]
 
 
 class Producer(TransactionSends, Requests):
@@ -90,12 +87,14 @@ class Producer(TransactionSends, Requests):
         if plain and self._gatherer is not None and self._gatherer.takes(message):
             return self._gather(message, callback)
         request = self._request(message, queue, selector, arg, timeout_ms)
-        context = self._hooks.before("async", request.topic, (message,), (request.message_id,))
-        future, done = self._promise(context, callback)
+        context = None
+        if self._hooks:
+            ids = (request.message_id,)
+            context = self._hooks.before("async", request.topic, (message,), ids)
+        future = SendFuture(self._hooks, context, callback)
         self._driver.start_thread()
-        ticket = Ticket(lambda completion: done(completion.result, completion.error))
         try:
-            self._driver.submit(request, ticket, self._deadline_s(request))
+            self._driver.post(request, future, self._deadline_s(request))
         except NotSentError as error:
             self._hooks.ended(context, None, error)
             raise
@@ -105,33 +104,13 @@ class Producer(TransactionSends, Requests):
         self._check_open()
         assert self._gatherer is not None
         message_id, encoded = self._composer.encoded(message)
-        topic = self._composer.topic(message.topic)
-        context = self._hooks.before("async", topic, (message,), (message_id,))
-        future, done = self._promise(context, callback)
-        self._gatherer.add(message, message_id, encoded, done)
+        context = None
+        if self._hooks:
+            topic = self._composer.topic(message.topic)
+            context = self._hooks.before("async", topic, (message,), (message_id,))
+        future = SendFuture(self._hooks, context, callback)
+        self._gatherer.add(message, message_id, encoded, future)
         return future
-
-    def _promise(
-        self, context: SendContext | None, callback: Callback | None
-    ) -> tuple[Future[SendResult], Callback]:
-        """A future, and what is called with its end."""
-        future: Future[SendResult] = Future()
-        future.set_running_or_notify_cancel()  # what is sent cannot be taken back
-
-        def done(result: SendResult | None, error: BaseException | None) -> None:
-            self._hooks.ended(context, result, error)
-            if result is not None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-            if callback is not None:
-                try:
-                    callback(result, error)
-                except Exception:
-                    # Others of its batch wait behind it.
-                    _LOG.exception("a callback of a send raised")
-
-        return future, done
 
     def send_oneway(
         self,

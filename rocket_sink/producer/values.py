@@ -71,6 +71,7 @@ class SendRequest:
     token: Any = None
     message_id: str = ""
     born_ms: int = 0
+    since_s: float = 0.0
     timeout_s: float | None = None
     attempts: int | None = None
     patient: bool = False

@@ -19,16 +19,27 @@ class Window:
         self.requests = 0
         self.bytes = 0
 
-    def has_room(self, size: int) -> bool:
-        """A request larger than the whole window passes when it is alone."""
-        if self.requests >= self._max_requests:
-            return False
-        return self.requests == 0 or self.bytes + size <= self._max_bytes
+    def has_room(self, size: int, others: int = 0) -> bool:
+        """A request larger than the whole window passes when it is alone.
+
+        Args:
+            others: requests that come before it.
+        """
+        requests = self.requests + others
+        return requests == 0 or (
+            requests < self._max_requests and self.bytes + size <= self._max_bytes
+        )
+
+    @property
+    def is_roomy(self) -> bool:
+        """A quarter of it is free: time to wake who waits for a place, once for many."""
+        return 4 * self.requests <= 3 * self._max_requests
 
     def take(self, size: int) -> bool:
-        if not self.has_room(size):
+        requests = self.requests
+        if requests and (requests >= self._max_requests or self.bytes + size > self._max_bytes):
             return False
-        self.requests += 1
+        self.requests = requests + 1
         self.bytes += size
         return True
 

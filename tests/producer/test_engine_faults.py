@@ -230,7 +230,7 @@ def test_every_place_in_the_window_is_given_back(cluster, make_engine):
     for number in range(60):
         engine.submit(request(number))
     assert len(engine.drain()) == 60
-    assert (engine.pending, engine._window.bytes) == (0, 0)
+    assert (engine.pending, engine.window.bytes) == (0, 0)
     assert engine.brokers.total_in_flight == 0
     assert all(engine.brokers.of(b.name).in_flight == 0 for b in cluster.brokers)
 

@@ -1,0 +1,122 @@
+"""Asynchronous sends are handed over without a lock: nothing is lost, overtaken or left waiting."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rocket_sink.errors import ProducerClosedError, UnwrittenError, WindowFullError
+from rocket_sink.message import Message
+from rocket_sink.producer import driver, leading
+from rocket_sink.producer.inbox import Inbox
+from rocket_sink.producer.values import SendRequest
+from rocket_sink.testing import Drop
+
+BODY = b"x" * 20_000
+"""Too large for the inbox: handed over under the lock."""
+
+
+def test_a_sync_send_does_not_overtake_asynchronous_ones(cluster, make_producer):
+    producer = make_producer(ordering="strict", maxInFlight=4)
+    for number in range(0, 90, 3):
+        producer.send_async(Message("orders", b"%d" % number, sharding_key="k"))
+        producer.send_async(Message("orders", b"%d" % (number + 1) + BODY, sharding_key="k"))
+        producer.send(Message("orders", b"%d" % (number + 2), sharding_key="k"))
+    stored = sorted(cluster.messages("orders"), key=lambda message: message.queue_offset)
+    assert [int(m.body.rstrip(b"x")) for m in stored] == list(range(90))
+
+
+def test_who_waits_for_room_is_woken(cluster, make_producer, monkeypatch):
+    monkeypatch.setattr(leading, "STEP_S", 3600.0)
+    monkeypatch.setattr(driver, "STEP_S", 3600.0)
+    producer, told = make_producer(maxInFlight=3), []
+
+    def send(worker):
+        for number in range(100):
+            producer.send_async(
+                Message("orders", b"%d-%d" % (worker, number)), lambda *end: told.append(end)
+            )
+
+    threads = [threading.Thread(target=send, args=(worker,), daemon=True) for worker in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    producer.close(20)
+    assert len(told) == 300 and all(error is None for _, error in told)
+    assert len({message.body for message in cluster.messages("orders")}) == 300
+
+
+def test_a_callback_may_send_into_a_full_window(cluster, make_producer):
+    producer, ended = make_producer(maxInFlight=2), threading.Event()
+    left = [40]
+
+    def again(result, error):
+        assert error is None
+        left[0] -= 1
+        if left[0] > 0:
+            for _ in range(2):
+                producer.send_async(Message("orders", b"x"), again)
+        else:
+            ended.set()
+
+    producer.send_async(Message("orders", b"x"), again)
+    assert ended.wait(60)
+
+
+def test_without_room_before_the_deadline(cluster, make_producer):
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=10_000)
+    producer = make_producer(maxInFlight=2, sendMsgTimeout=300)
+    with pytest.raises(WindowFullError):
+        for _ in range(10):
+            producer.send_async(Message("orders", b"x"), timeout_ms=200)
+
+
+def test_the_time_in_the_inbox_counts(make_engine):
+    engine = make_engine(sendMsgTimeout=60_000)
+    engine.publish_info("orders")
+    request = SendRequest("orders", b"x", since_s=engine.clock() - 61)
+    engine.submit(request)
+    (completion,) = engine.drain()
+    assert isinstance(completion.error, UnwrittenError)
+
+
+def test_closing_answers_for_what_was_not_taken(cluster, make_producer):
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=10_000)
+    producer = make_producer(maxInFlight=8, sendMsgTimeout=60_000)
+    started = threading.Event()
+    futures, refused = [], []
+
+    def send():
+        for number in range(1000):
+            try:
+                futures.append(producer.send_async(Message("orders", b"%d" % number)))
+            except (ProducerClosedError, WindowFullError) as error:
+                refused.append(error)
+                return
+            if number == 7:
+                started.set()
+
+    threads = [threading.Thread(target=send, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert started.wait(60)
+    producer.close(0.1)
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(refused) == 2
+    for future in futures:
+        assert future.exception(60) is not None
+
+
+def test_closing_answers_for_what_was_never_taken_in(make_producer, monkeypatch):
+    monkeypatch.setattr(Inbox, "take_in", lambda self: None)
+    producer = make_producer()
+    future = producer.send_async(Message("orders", b"x"))
+    producer.close(0.1)
+    assert isinstance(future.exception(60), ProducerClosedError)

@@ -1,0 +1,154 @@
+"""The cheap future behaves as the standard one, whenever somebody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+import pytest
+
+from rocket_sink.errors import BrokerError, UnwrittenError
+from rocket_sink.producer.hooks import Hooks
+from rocket_sink.producer.send_future import SendFuture
+
+RESULT: Any = ("a", "result")
+ROUNDS = 2000
+
+
+def make(callback: Any = None) -> SendFuture:
+    return SendFuture(Hooks("g"), None, callback)
+
+
+def test_asked_after_the_end() -> None:
+    future = make()
+    assert not future.done() and not future.running() and not future.cancelled()
+    future.ended(RESULT, None)
+    told: list[Any] = []
+    future.add_done_callback(told.append)
+    assert future.done() and future.result() is RESULT and future.exception() is None
+    assert told == [future] and not future.cancel() and "finished" in repr(future)
+    assert wait([future], timeout=0).done == {future} and list(as_completed([future])) == [future]
+
+
+def test_asked_before_the_end() -> None:
+    future, told = make(), list[Any]()
+    with pytest.raises(FutureTimeoutError):
+        future.result(0)
+    future.add_done_callback(told.append)
+    waiter = threading.Thread(target=lambda: told.append(future.result(60)))
+    waiter.start()
+    future.ended(RESULT, None)
+    waiter.join(60)
+    assert sorted(map(str, told)) == sorted(map(str, [future, RESULT]))
+
+
+def test_an_error() -> None:
+    early, late = make(), make()
+    assert not wait([early], timeout=0).done
+    for future in (early, late):
+        future.ended(None, UnwrittenError("no"))
+        assert isinstance(future.exception(), UnwrittenError)
+        with pytest.raises(UnwrittenError):
+            future.result(0)
+
+
+def test_a_callback_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def bad(result: Any, error: Any) -> None:
+        raise BrokerError("mine")
+
+    future = make(bad)
+    future.ended(RESULT, None)
+    assert future.result() is RESULT and "a callback of a send raised" in caplog.text
+
+
+def test_in_an_event_loop() -> None:
+    async def main() -> list[Any]:
+        futures = [make() for _ in range(3)]
+        futures[0].ended(RESULT, None)
+        wrapped = [asyncio.wrap_future(future) for future in futures]
+        threading.Timer(0.01, lambda: [f.ended(RESULT, None) for f in futures[1:]]).start()
+        return await asyncio.gather(*wrapped)
+
+    assert asyncio.run(main()) == [RESULT] * 3
+
+
+def stops_at(step: int, reached: threading.Event, go_on: threading.Event) -> Any:
+    """A trace function that waits before the `step`-th line of `set_result`."""
+    seen = [0]
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        if frame.f_code is not SendFuture.set_result.__code__:
+            return None
+        if event == "line":
+            seen[0] += 1
+            if seen[0] == step:
+                reached.set()
+                go_on.wait(60)
+        return trace
+
+    return trace
+
+
+@pytest.mark.parametrize("step", range(1, 4))
+@pytest.mark.parametrize("way", ["result", "callback", "as_completed"])
+def test_who_asks_between_two_lines_of_the_end_hears_of_it(way: str, step: int) -> None:
+    future, told = make(), list[Any]()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def end() -> None:
+        sys.settrace(stops_at(step, reached, go_on))
+        future.ended(RESULT, None)
+        sys.settrace(None)
+
+    def ask() -> None:
+        if way == "result":
+            told.append(future.result(5))
+        elif way == "callback":
+            future.add_done_callback(told.append)
+        else:
+            told.extend(as_completed([future], timeout=5))
+
+    ending, asking = threading.Thread(target=end), threading.Thread(target=ask)
+    ending.start()
+    assert reached.wait(60)
+    asking.start()
+    asking.join(0.05)  # it either has its answer now, or waits for it
+    go_on.set()
+    ending.join(60)
+    asking.join(60)
+    assert told == [RESULT if way == "result" else future]
+
+
+@pytest.mark.parametrize("way", ["result", "callback", "as_completed", "wait"])
+def test_who_asks_while_it_ends_hears_of_it_once(way: str) -> None:
+    futures, told = [make() for _ in range(ROUNDS)], list[Any]()
+    start = threading.Barrier(2)
+
+    def end() -> None:
+        start.wait()
+        for future in futures:
+            future.ended(RESULT, None)
+
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(end)
+        start.wait()
+        if way == "result":
+            told = [future.result(60) for future in reversed(futures)]
+        elif way == "callback":
+            for future in reversed(futures):
+                future.add_done_callback(told.append)
+        elif way == "as_completed":
+            told = list(as_completed(futures, timeout=60))
+        else:
+            left = set(futures)
+            while left:
+                done, left = wait(left, timeout=60, return_when=FIRST_COMPLETED)
+                told += done
+        ending.result(60)
+    assert len(told) == ROUNDS
+    if way != "result":
+        assert set(told) == set(futures)
