@@ -43,6 +43,11 @@ _MODES: Final = (
     _Mode("batches of 4,000", {"mode": "batch", "batch": 4000}, 1.0),
 )
 BATCHES: Final = _MODES[-1].title
+_TABLES: Final = (
+    _Mode("tables of 4,000", {"mode": "table", "batch": 4000}, 2.0),
+    _Mode("tables of 100,000", {"mode": "table", "batch": 100_000}, 2.0),
+)
+"""Columns instead of objects; only ours."""
 
 
 def peer_cases(body_bytes: int, others: frozenset[str]) -> Iterator[PeerCase]:
@@ -60,6 +65,8 @@ def peer_cases(body_bytes: int, others: frozenset[str]) -> Iterator[PeerCase]:
         if GRPC in others and mode.grpc:
             # two orders of magnitude slower: as many messages would take the night
             yield _case(GRPC, mode, body_bytes, (), slow=0.1)
+    for mode in _TABLES:
+        yield _case(OURS, mode, body_bytes, (title(JAVA, BATCHES, body_bytes),))
 
 
 def java_batches(body_bytes: int) -> PeerCase:

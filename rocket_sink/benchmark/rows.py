@@ -127,3 +127,20 @@ def record_batch(rows: int, body_bytes: int, keys: int = 0) -> pa.RecordBatch:
     if keys:
         columns["sharding_key"] = [f"s{n if keys == ALL_DIFFERENT else n % keys}" for n in numbers]
     return pa.RecordBatch.from_pydict(columns)
+
+
+def numbered_table(numbers: range, body_bytes: int) -> pa.Table:
+    """The messages that the one-by-one modes send of these numbers, as columns."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = pa.array(numbers, pa.int64()).cast(pa.string())
+    padded = pc.utf8_lpad(texts, NUMBER_BYTES, "0")
+    rest = body_of(0, body_bytes)[NUMBER_BYTES:].decode()
+    return pa.table(
+        {
+            "body": pc.binary_join_element_wise(padded, rest, ""),
+            "tags": pa.repeat("tag", len(texts)),
+            "keys": pc.binary_join_element_wise("key", texts, ""),
+        }
+    )

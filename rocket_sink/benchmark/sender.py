@@ -20,12 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rocket_sink.benchmark.sender_arrow import send_arrow
+from rocket_sink.benchmark.sender_arrow import send_arrow, send_tables
 from rocket_sink.benchmark.sender_modes import MODES, Job
 from rocket_sink.benchmark.sender_replay import replay
 from rocket_sink.benchmark.tally import Tally
 
-ALL_MODES: Final = {**MODES, "arrow": send_arrow, "replay": replay}
+ALL_MODES: Final = {**MODES, "arrow": send_arrow, "table": send_tables, "replay": replay}
 _FOREVER: Final = 1 << 62
 _MIB: Final = 2**20
 

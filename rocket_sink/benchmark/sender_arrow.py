@@ -1,4 +1,4 @@
-"""The Spark lanes' task body without Spark: record batches to acknowledged requests."""
+"""Columns to acknowledged requests: the lanes' task body without Spark, and `TableProducer`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from rocket_sink.benchmark.rows import record_batch
-from rocket_sink.benchmark.sender_modes import Job, Send
+from rocket_sink.benchmark.rows import numbered_table, record_batch
+from rocket_sink.benchmark.sender_modes import Job, Numbers, Send
+from rocket_sink.errors import DeliveryError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark.contract_plan import ColumnPlan
+from rocket_sink.spark.table_producer import TableProducer
 from rocket_sink.spark.worker import TaskRun
 
 BATCH_ROWS: Final = 20_000
@@ -46,3 +48,24 @@ def send_arrow(job: Job) -> Iterator[Send]:
         engine = pool.acquire(options)
         engine.close()
         pool.release(engine)
+
+
+@contextmanager
+def send_tables(job: Job) -> Iterator[Send]:
+    """A table made anew, by Arrow, for each send; one send at a time."""
+    with TableProducer(**job.options, topic=job.topic, ordering=job.ordering) as producer:
+
+        def send(numbers: range, until_s: float | None) -> None:
+            parts = Numbers(numbers, until_s)
+            while part := parts.take(job.batch):
+                began_s = time.monotonic()
+                summary = producer.send(numbered_table(part, job.size)).summary
+                ended_s, doubtful = time.monotonic(), summary.duplicates_possible > 0
+                acked = part[: summary.acked]
+                job.tally.succeeded(began_s, ended_s, acked, maybe_duplicate=doubtful)
+                if left := part[summary.acked :]:
+                    error = DeliveryError(summary.first_error)
+                    unknown = summary.unknown > 0
+                    job.tally.failed_with(began_s, ended_s, error, left, unknown=unknown)
+
+        yield send

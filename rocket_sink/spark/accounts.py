@@ -62,8 +62,9 @@ class Accounts:
         DeliveryError: the options say that this row, or this many rows, must fail the task.
     """
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, *, keeps_letters: bool) -> None:
         self._options = options
+        self._keeps_letters = keeps_letters
         self.summary = TaskSummary()
 
     def delivered(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
@@ -118,7 +119,7 @@ class Accounts:
             return
         if policy == "fail":
             raise self._error(f"{option}=fail: {example}")
-        if not options.ledger:
+        if not self._keeps_letters:
             raise self._error(
                 "a row cannot be sent and there is no ledger for dead letters (give the option "
                 f"ledger=PATH): {example}"

@@ -58,6 +58,7 @@ class TaskBody:
         replay: gives all rows ids, and leaves out what an earlier attempt has stored.
         held: {topic: sharding keys} that must wait for the backfill of earlier letters.
         half_properties: what makes the messages half ones (`delivery=transactional`).
+        keeps_letters: without a ledger, too; else the first letter is an error there.
 
     Raises, from `feed` and `finish`:
         DeliveryError: the options want the task to fail (`onFailure`, `maxFailures`, no ledger
@@ -76,6 +77,7 @@ class TaskBody:
         replay: ReplayCheck | None = None,
         held: Mapping[str, set[str]] | None = None,
         half_properties: str = "",
+        keeps_letters: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options = by_the_second(options)
@@ -86,7 +88,7 @@ class TaskBody:
         self._replay = replay
         self._clock = clock
         self._started_s = clock()
-        self._accounts = Accounts(options)
+        self._accounts = Accounts(options, keeps_letters=keeps_letters or bool(options.ledger))
         self._outgoing = Outgoing(options, half_properties)
         self._ordered = OrderedQueues(
             max_messages=options.request_max_messages,

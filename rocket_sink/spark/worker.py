@@ -36,6 +36,7 @@ class TaskRun:
             dropped where no ledger is configured.
         check_group: the producer group of half messages; only `delivery=transactional` needs it.
         again: the rows may have been sent before, and the ledger has no trace of it.
+        keeps_letters: `emit` keeps dead letters although there is no ledger.
 
     Raises:
         ConfigurationError: `delivery=transactional` in a lane that cannot decide on half messages.
@@ -50,12 +51,14 @@ class TaskRun:
         pool: ProducerPool | None = None,
         check_group: str = "",
         again: bool = False,
+        keeps_letters: bool = False,
     ) -> None:
         if not check_group:
             needs_append(options, f"the lane {ctx.lane!r}")
         self._check_group = check_group
         self._options = options
         self._again = again
+        self._keeps_letters = keeps_letters
         self._ctx = ctx
         self._emit = emit
         self._pool = pool
@@ -122,7 +125,7 @@ class TaskRun:
         held = self._pending_keys.held_for(self._ctx) if self._pending_keys is not None else None
         return TaskBody(
             self._options, plan, engine=self._engine, journal=journal, ids=ids,
-            replay=replay, held=held,
+            replay=replay, held=held, keeps_letters=self._keeps_letters,
             half_properties=half_properties(self._ctx, group) if group else "",
         )  # fmt: skip
 
