@@ -58,11 +58,10 @@ class TaskBody:
         replay: gives all rows ids, and leaves out what an earlier attempt has stored.
         held: {topic: sharding keys} that must wait for the backfill of earlier letters.
         half_properties: what makes the messages half ones (`delivery=transactional`).
-        keeps_letters: without a ledger, too; else the first letter is an error there.
+        keeps_letters: the journal keeps letters without a ledger, too.
 
     Raises, from `feed` and `finish`:
-        DeliveryError: the options want the task to fail (`onFailure`, `maxFailures`, no ledger
-            for a dead letter, ...), or a row is unaccounted for.
+        DeliveryError: the options want the task to fail, or a row is unaccounted for.
         SendError: a fatal one; or no name server answers; or the topic of the option is unknown.
     """
 
@@ -298,5 +297,3 @@ class TaskBody:
         self._giving_up.request(request, completion)
         return []
 
-
-__all__ = ["TaskBody", "TaskSummary"]
