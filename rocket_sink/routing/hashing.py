@@ -12,6 +12,7 @@ read with U+FFFD for what cannot be read; only a column that has such bytes is s
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
@@ -39,8 +40,9 @@ BLOCK_BYTES: Final = 1 << 18
 _INVERSE_31: Final = pow(31, -1, 1 << 32)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def java_hash(text: str) -> int:
-    """`String.hashCode()`: a signed 32-bit integer over UTF-16 code units."""
+    """`String.hashCode()`: a signed 32-bit integer over UTF-16 code units. Keys come again."""
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), dtype="<u2")
     value = 0
     for unit in units.tolist():

@@ -296,4 +296,3 @@ class TaskBody:
             return request.split()
         self._giving_up.request(request, completion)
         return []
-

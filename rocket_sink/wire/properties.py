@@ -98,7 +98,7 @@ def properties_of(
     Raises:
         MessageError: PROPERTIES_TOO_LARGE.
     """
-    if not (message.properties or extra or message.is_timed or message.sharding_key):
+    if not (message.properties or extra or message.is_timed):
         return _usual_properties(message, message_id)
     fields: dict[str, str | None] = {
         KEYS: KEY_SEPARATOR.join(message.keys) or None,
@@ -129,6 +129,8 @@ def _usual_properties(message: Message, message_id: str) -> str:
         text = f"TAGS\x01{tags}\x02{text}"
     if keys:
         text = f"KEYS\x01{keys[0] if len(keys) == 1 else KEY_SEPARATOR.join(keys)}\x02{text}"
+    if message.sharding_key is not None:
+        text = f"{text}__SHARDINGKEY\x01{message.sharding_key}\x02"
     return _within_limit(text, message)
 
 

@@ -132,3 +132,24 @@ def test_f65_the_size_limit_counts_bytes():
         properties_of(Message("t", b"b", properties={"k": "文" * (room // 3 + 1)}), message_id="I")
     assert caught.value.code == "PROPERTIES_TOO_LARGE"
     assert caught.value.facts["size"] > ENCODED_LIMIT
+
+
+WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=9)
+
+
+@given(
+    st.lists(WORDS.filter(lambda word: not any(c.isspace() or c == "\x7f" for c in word))),
+    st.one_of(st.none(), st.sampled_from(["a", "täg", "a b"])),
+    st.one_of(st.none(), st.sampled_from(["k", "k 1", "ключ"])),
+    st.one_of(st.none(), st.just("MINE")),
+    st.booleans(),
+)
+def test_the_usual_way_says_what_the_general_way_says(
+    keys: list[str], tags: str | None, sharding_key: str | None, message_id: str | None, wait: bool
+) -> None:
+    message = Message(
+        "t", b"x", tags=tags, keys=keys, sharding_key=sharding_key, message_id=message_id,
+        wait_store=wait,
+    )  # fmt: skip
+    usual = properties_of(message, message_id="MADE")
+    assert properties_of(message, message_id="MADE", extra={"Z": "z"}) == usual + "Z\x01z\x02"
