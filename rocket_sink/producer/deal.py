@@ -41,13 +41,13 @@ class Deal:
         self._next = rng.randrange(len(self._places)) if self._places else 0
 
     def take(self, brokers: Brokers) -> Place | None:
-        """The next one; None, and no turn lost, when its broker has too much in flight."""
-        if not self._places:
-            return None
-        place = self._places[self._next]
-        broker = place.broker
-        may_be = broker.in_flight > FREE_IN_FLIGHT or broker.window is not None
-        if may_be and brokers.overloaded(broker):
-            return None
-        self._next = self._next + 1 if self._next + 1 < len(self._places) else 0
-        return place
+        """The next one whose broker has not too much in flight; None when there is none."""
+        places = self._places
+        for _ in range(len(places)):
+            place = places[self._next]
+            self._next = self._next + 1 if self._next + 1 < len(places) else 0
+            broker = place.broker
+            may_be = broker.in_flight > FREE_IN_FLIGHT or broker.window is not None
+            if not (may_be and brokers.overloaded(broker)):
+                return place
+        return None

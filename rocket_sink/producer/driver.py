@@ -165,7 +165,8 @@ class Driver(Leading):
             self._thread = threading.Thread(
                 target=self._lead_always, name="rocket-sink-producer", daemon=True
             )
-        self._thread.start()
+            # Under the lock: `close` joins what it finds here.
+            self._thread.start()
 
     def attend(self) -> None:
         """A chore has a new due time: somebody must lead, and look at it before he waits on."""
