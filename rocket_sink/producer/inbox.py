@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from rocket_sink.errors import Outcome, ProducerClosedError, SendError
+from rocket_sink.errors import Outcome, ProducerClosedError, SendError, UnwrittenError
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.values import Completion, SendRequest
 
@@ -47,9 +47,9 @@ class Inbox:
                 if not engine.try_submit(requests[0]):
                     return
             except Exception as error:
-                # Its sender is gone: nobody but his future can hear of it.
-                failed = error if isinstance(error, SendError) else None
-                self._refuse(requests[0], failed or ProducerClosedError(f"not sent: {error!r}"))
+                # Its sender has gone on: only his future can tell him.
+                failed = error if isinstance(error, SendError) else UnwrittenError(repr(error))
+                self._refuse(requests[0], failed)
             requests.popleft()
 
     def close(self) -> None:

@@ -120,3 +120,18 @@ def test_closing_answers_for_what_was_never_taken_in(make_producer, monkeypatch)
     future = producer.send_async(Message("orders", b"x"))
     producer.close(0.1)
     assert isinstance(future.exception(60), ProducerClosedError)
+
+
+def test_what_the_engine_does_not_take_ends_its_own_future_only(make_producer, monkeypatch):
+    producer = make_producer()
+    submit = producer._engine.try_submit
+
+    def picky(request):
+        if request.body == b"bad":
+            raise ValueError("no")
+        return submit(request)
+
+    monkeypatch.setattr(producer._engine, "try_submit", picky)
+    futures = [producer.send_async(Message("orders", body)) for body in (b"a", b"bad", b"c")]
+    assert isinstance(futures[1].exception(60), UnwrittenError)
+    assert futures[0].result(60) and futures[2].result(60)
