@@ -138,16 +138,17 @@ def test_room_is_made_after_counting(cluster: FakeCluster, monkeypatch: pytest.M
 def test_room_is_made_after_counting_by_the_grpc_sender() -> None:
     tally = _LateTally()
 
+    class Ending(Future[None]):
+        def add_done_callback(self, function: Any) -> None:
+            super().add_done_callback(function)
+            threading.Thread(target=self.set_result, args=(None,)).start()
+
     def send_async(message: Any) -> Future[None]:
         tally.sending()
-        future: Future[None] = Future()
-        threading.Thread(target=future.set_result, args=(None,)).start()
-        return future
+        return Ending()
 
-    client, producer = (
-        SimpleNamespace(Message=SimpleNamespace),
-        SimpleNamespace(send_async=send_async),
-    )
+    client = SimpleNamespace(Message=SimpleNamespace)
+    producer = SimpleNamespace(send_async=send_async)
     given = {"topic": "t", "inflight": "1"}
     grpc_sender._Sender(client, producer, given, tally).concurrent(2)
     assert (tally.at_sends, tally.ok) == ([0, 1], 2)
