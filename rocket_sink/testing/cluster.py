@@ -13,7 +13,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rocket_sink.testing.broker import FakeBroker, TopicConfig, perform
+from rocket_sink.testing.broker import FakeBroker, TopicConfig
+from rocket_sink.testing.perform import perform
 from rocket_sink.testing.script import Behaviour, Script
 from rocket_sink.testing.server import Loop, Peer, Port
 from rocket_sink.testing.store import CLUSTER_NAME
@@ -131,7 +132,7 @@ class FakeCluster:
         if behaviour is None:
             peer.send(encode_frame(answer))
         else:
-            perform(self._loop, peer, behaviour, answer)
+            perform(peer, behaviour, answer)
 
     def _answer(self, request: Frame) -> Frame:
         if request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
