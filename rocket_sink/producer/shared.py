@@ -140,12 +140,12 @@ def local_directory() -> Path:
 def _remove_orphans(like: Path) -> None:
     """Remove folders whose process is gone: one that was killed leaves its own behind.
 
-    Not young ones: in a temporary folder that containers share, a process of another one looks gone.
+    Not young ones: where containers share the folder, a process of another one looks gone.
     """
     prefix = like.name.rpartition("-")[0]
     for folder in like.parent.glob(f"{prefix}-*"):
         pid = folder.name.rpartition("-")[2]
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, OverflowError):
             status = folder.lstat()
             own = status.st_uid == os.getuid() and time.time() - status.st_mtime > _ORPHAN_S
             if own and pid.isdecimal() and not _lives(int(pid)):
