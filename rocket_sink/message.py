@@ -172,6 +172,15 @@ class Message:
     message_id: str | None = None
 
     def __post_init__(self) -> None:
+        try:
+            self._check()
+        except MessageError as error:
+            raise error.about(self.topic, self.keys, self.body) from None
+        except (AttributeError, TypeError) as error:
+            wrong = MessageError(f"a field has the wrong type: {error}", code="INVALID_FIELD")
+            raise wrong.about(self.topic, self.keys, self.body) from error
+
+    def _check(self) -> None:
         check_topic(self.topic)
         object.__setattr__(self, "body", _checked_body(self.body, self.topic))
         object.__setattr__(self, "keys", _checked_keys(self.keys))
