@@ -20,10 +20,11 @@ from collections.abc import Callable
 from typing import Literal
 
 from rocket_sink.testing.perform import perform, stores
-from rocket_sink.testing.proxy_frames import Cutter, Piece
+from rocket_sink.testing.proxy_frames import Cutter
 from rocket_sink.testing.script import Behaviour, Script, is_send
-from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.command import Frame, response_to
+from rocket_sink.wire.frame import encode_frame
 
 Direction = Literal["request", "answer"]
 _RESET = b"\x01\0\0\0\0\0\0\0"
@@ -54,8 +55,9 @@ class FaultProxy:
         self._budgets: dict[Direction, int | None] = {"request": None, "answer": None}
         self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._script = Script(seed)
+        self.script = Script(seed)
         self._scripted = False
+        self.change_route: Callable[[Frame], Frame] | None = None
         threading.Thread(target=self._accept, daemon=True, name="fault-proxy").start()
 
     def __enter__(self) -> FaultProxy:
@@ -72,17 +74,22 @@ class FaultProxy:
         With `stores=False` (the default of Answer) the request does not reach the server, else
         the server has it, and only its answer is changed.
         """
-        self._script.add(behaviour, matches=is_send, times=times, chance=chance)
+        self.script.add(behaviour, matches=is_send, times=times, chance=chance)
         self._scripted = True
 
     def on(self, code: int, behaviour: Behaviour, *, times: int | None = 1) -> None:
         """Treat the next `times` requests of this code like this."""
-        self._script.add(behaviour, matches=lambda frame: frame.code == code, times=times)
+        self.script.add(behaviour, matches=lambda frame: frame.code == code, times=times)
+        self._scripted = True
+
+    def on_route(self, change: Callable[[Frame], Frame]) -> None:
+        """Pass answers to route queries on as `change` makes them."""
+        self.change_route = change
         self._scripted = True
 
     def behave(self) -> None:
         """Forget what was said with `on_send` and `on`."""
-        self._script.clear()
+        self.script.clear()
 
     def freeze(self) -> None:
         """Let nothing pass in either direction; nothing is lost."""
@@ -138,7 +145,7 @@ class FaultProxy:
                 continue
             with self._lock:
                 self._sockets |= {client, server}
-            line = _Line(client, server)
+            line = _Line(client, server, self)
             for source, sink, direction in (
                 (client, server, "request"), (server, client, "answer"),
             ):  # fmt: skip
@@ -159,7 +166,7 @@ class FaultProxy:
                 if self.bytes_per_s:
                     time.sleep(len(data) / self.bytes_per_s)
                 for piece in cutter.cut(data, whole=self._scripted):
-                    if not (piece.frame and treat(piece, self._script)):
+                    if piece.frame is None or not treat(piece.frame):
                         self._forward(line, sink, piece.data, direction)
         except OSError:
             pass
@@ -192,17 +199,19 @@ class FaultProxy:
 class _Line:
     """One connection through the proxy, and what is to be done with its answers by opaque id."""
 
-    def __init__(self, client: socket.socket, server: socket.socket) -> None:
-        self._client, self._server = client, server
+    def __init__(self, client: socket.socket, server: socket.socket, proxy: FaultProxy) -> None:
+        self._client, self._server, self._proxy = client, server, proxy
         self._sending = threading.Lock()
         self._planned: dict[int, Behaviour] = {}
+        self._routes: set[int] = set()
 
-    def requested(self, piece: Piece, script: Script) -> bool:
+    def requested(self, request: Frame) -> bool:
         """True: the request ends here."""
-        request = piece.frame
-        if request is None or request.is_response:
+        if request.is_response:
             return False
-        behaviour = script.decide(request)
+        if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            self._routes.add(request.opaque)
+        behaviour = self._proxy.script.decide(request)
         if behaviour is None:
             return False
         if not stores(behaviour):
@@ -212,16 +221,21 @@ class _Line:
             self._planned[request.opaque] = behaviour
         return False
 
-    def answered(self, piece: Piece, script: Script) -> bool:
+    def answered(self, answer: Frame) -> bool:
         """True: something else was done than to pass the answer on."""
-        answer = piece.frame
-        behaviour = (
-            self._planned.pop(answer.opaque, None) if answer and answer.is_response else None
-        )
-        if answer is None or behaviour is None:
+        if not answer.is_response:
             return False
-        perform(self, behaviour, answer)
-        return True
+        behaviour = self._planned.pop(answer.opaque, None)
+        if behaviour is not None:
+            perform(self, behaviour, answer)
+            return True
+        routed = answer.opaque in self._routes
+        self._routes.discard(answer.opaque)
+        change = self._proxy.change_route
+        if routed and change is not None and answer.code == ResponseCode.SUCCESS:
+            self.send(encode_frame(change(answer)))
+            return True
+        return False
 
     # --- the line that `perform` acts on ------------------------------------------------------
 

@@ -8,13 +8,14 @@ from collections import Counter
 
 import pytest
 
-from rocket_sink.errors import ClusterError, SendError
+from rocket_sink.errors import BrokerBusyError, ClusterError, SendError, UnknownOutcomeError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.rpc_hooks import RpcHook
 from rocket_sink.producer.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.topic_reader import read_topic
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
+from rocket_sink.testing import Answer, CutAnswer, FaultProxies
 from rocket_sink.wire.trace import PubTrace, decode_trace
 
 from .conftest import stored
@@ -203,3 +204,20 @@ def test_rpc_hooks_do_not_harm(real, topic):
     until(lambda: bodies(real, topic) == {b"a": 1, b"b": 2})
     assert hook.before[310] == hook.after[310] == 1
     assert hook.before[320] == hook.after[320] == 1
+
+
+def test_faults_before_real_brokers(real, topic):
+    with (
+        FaultProxies(real.name_server) as proxies,
+        Producer(nameServer=proxies.name_server, retryTimesWhenSendFailed=0) as producer,
+    ):
+        queue = producer.fetch_publish_message_queues(topic)[0]
+        proxy = proxies.of(next(b.address for b in real.brokers if b.name == queue.broker_name))
+        producer.send(Message(topic, b"good"), queue=queue)
+        proxy.on_send(Answer(2, "busy"))
+        with pytest.raises(BrokerBusyError):
+            producer.send(Message(topic, b"refused by the proxy"), queue=queue)
+        proxy.on_send(CutAnswer(20))
+        with pytest.raises(UnknownOutcomeError):
+            producer.send(Message(topic, b"stored all the same"), queue=queue)
+    assert bodies(real, topic) == {b"good": 1, b"stored all the same": 1}

@@ -20,6 +20,7 @@ from rocket_sink.testing import (
     Drip,
     Drop,
     FakeCluster,
+    FaultProxies,
     FaultProxy,
     Garbage,
     IncompleteAnswer,
@@ -116,11 +117,14 @@ def test_other_requests_are_left_alone_and_chance_is_seeded(cluster: FakeCluster
     assert codes(3) == codes(3) != codes(4)
 
 
-def test_a_producer_behind_it(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    with FaultProxy(cluster.brokers[0].address) as proxy:
-        monkeypatch.setattr(type(cluster.brokers[0]), "address", proxy.address)
-        with Producer(nameServer=cluster.name_server, retryTimesWhenSendFailed=0) as producer:
-            assert producer.send(Message("p", b"1")).outcome is Outcome.ACKED
+def test_a_producer_behind_proxies(cluster: FakeCluster) -> None:
+    broker = cluster.brokers[0]
+    with FaultProxies(cluster.name_server) as proxies:
+        proxy = proxies.of(broker.address)
+        options = {"nameServer": proxies.name_server, "retryTimesWhenSendFailed": 0}
+        with Producer(**options) as producer:
+            result = producer.send(Message("p", b"1"))
+            assert result.broker_address == proxy.address != broker.address
             for behaviour, error in (
                 (Answer(215, "slow down"), BrokerBusyError),
                 (Answer(13, "illegal"), RejectedError),
@@ -130,6 +134,7 @@ def test_a_producer_behind_it(cluster: FakeCluster, monkeypatch: pytest.MonkeyPa
                 proxy.on_send(behaviour)
                 with pytest.raises(error):
                     producer.send(Message("p", b"2"))
+            assert producer.send(Message("p", b"3")).outcome is Outcome.ACKED
 
 
 @given(
