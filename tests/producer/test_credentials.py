@@ -51,7 +51,7 @@ def test_new_ones_are_used_after_one_refusal(cluster, make_producer, queue):
 
 
 def test_all_that_were_signed_with_the_old_ones_go_again(cluster, make_producer, queue):
-    """One reading for all of them: the second one to be refused finds nothing newer, and need not."""
+    """One reading for all: the second one to be refused finds nothing newer, and need not."""
     vault = Vault(Credentials("old", "s1"), Credentials("new", "s2"))
     producer = make_producer(credentials=vault)
     producer.send(Message("orders", b"warm"), queue=queue)

@@ -306,6 +306,7 @@ def test_go_away_reconnects_and_is_no_attempt(cluster, make_engine):
     for completion in again:
         first, second = completion.attempts
         assert (first.broker_name, first.queue_id) == (second.broker_name, second.queue_id)
+        assert second.connect_ms > 0
     assert engine.isolations() == []
 
 
