@@ -1,4 +1,4 @@
-"""What an engine does beside sending: idle connections, probes, routes that go; by its own clock."""
+"""What an engine does beside sending: idle connections, probes, routes that go; with own clocks."""
 
 from __future__ import annotations
 
