@@ -121,6 +121,20 @@ class MessageError(RocketSinkError):
     retriable: ClassVar[bool] = False
     isolates: ClassVar[Isolate] = Isolate.NOTHING
 
+    def about(self, topic: Any, keys: Any, body: Any) -> MessageError:
+        """The same error, naming the message that it is about; its fields may be anything yet."""
+        facts: dict[str, Any] = {}
+        if isinstance(topic, str):
+            facts["topic"] = topic
+        if keys and isinstance(keys, (str, list, tuple)):
+            facts["keys"] = (keys,) if isinstance(keys, str) else tuple(keys)
+        if isinstance(body, (bytes, bytearray, memoryview)):
+            facts["size"] = len(body)
+        words = {"topic": "topic {!r:.140}", "keys": "keys {!r:.140}", "size": "body of {} bytes"}
+        named = [words[name].format(v) for name, v in facts.items() if name not in self.facts]
+        text = f"{self.text} ({', '.join(named)})" if named else self.text
+        return type(self)(text, **{**facts, **self.facts})
+
 
 class ProtocolError(RocketSinkError):
     """Bytes that are not RocketMQ's remoting protocol."""

@@ -86,36 +86,42 @@ class Message:
     ) -> None:
         # Written out because the generated one sets each field by a call, which costs more than all
         # these checks; a send of one message is mostly its objects.
-        check_topic_once(topic)
-        if type(body) is not bytes or not body:
-            body = checked_body(body, topic)
-        if properties:
-            properties = checked_properties(properties)
-        else:
-            properties = NO_PROPERTIES
-        if sharding_key is not None:
-            check_field("sharding_key", sharding_key)
-        if message_id is not None:
-            check_field("message_id", message_id)
-        self.__dict__.update(
-            topic=topic,
-            body=body,
-            tags=checked_tags(tags) if tags else None,
-            keys=checked_keys(keys) if keys else (),
-            sharding_key=sharding_key,
-            properties=properties,
-            delay_level=delay_level,
-            delay_ms=delay_ms,
-            delivery_timestamp_ms=delivery_timestamp_ms,
-            flag=flag,
-            wait_store=wait_store,
-            message_id=message_id,
-            is_timed=bool(delay_level) or delay_ms is not None or delivery_timestamp_ms is not None,
-        )
-        if self.is_timed:
-            self._check_delay()
-        if flag and not -(2**31) <= flag < 2**31:
-            raise MessageError(f"flag {flag} is not a 32-bit integer", code="INVALID_FLAG")
+        try:
+            check_topic_once(topic)
+            if type(body) is not bytes or not body:
+                body = checked_body(body, topic)
+            if sharding_key is not None:
+                check_field("sharding_key", sharding_key)
+            if message_id is not None:
+                check_field("message_id", message_id)
+            self.__dict__.update(
+                topic=topic,
+                body=body,
+                tags=None if tags is None or tags == "" else checked_tags(tags),
+                keys=() if keys == () else checked_keys(keys),
+                sharding_key=sharding_key,
+                properties=properties
+                if properties is NO_PROPERTIES
+                else checked_properties(properties),
+                delay_level=delay_level,
+                delay_ms=delay_ms,
+                delivery_timestamp_ms=delivery_timestamp_ms,
+                flag=flag,
+                wait_store=wait_store,
+                message_id=message_id,
+                is_timed=delay_level != 0
+                or delay_ms is not None
+                or delivery_timestamp_ms is not None,
+            )
+            if self.is_timed:
+                self._check_delay()
+            if flag != 0 and not -(2**31) <= flag < 2**31:
+                raise MessageError(f"flag {flag} is not a 32-bit integer", code="INVALID_FLAG")
+        except MessageError as error:
+            raise error.about(topic, keys, body) from None
+        except (AttributeError, TypeError) as error:
+            wrong = MessageError(f"a field has the wrong type: {error}", code="INVALID_FIELD")
+            raise wrong.about(topic, keys, body) from error
 
     def _check_delay(self) -> None:
         given = [

@@ -70,6 +70,7 @@ class Kind(enum.Enum):
     CHOICE = "choice"
     INTEGERS = "integers"
     COLUMNS = "column=source, ..."
+    WEIGHTS = "name=number, ..."
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Option:
         if isinstance(value, bool):
             return str(value).lower()
         if isinstance(value, tuple):
-            return ",".join(f"{k}={v}" if self.kind is Kind.COLUMNS else str(k)
+            return ",".join(str(k) if v is None else f"{k}={v}"
                             for k, v in _pairs(value))  # fmt: skip
         return str(value)
 
@@ -222,6 +223,13 @@ def _columns(value: Any) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def _weights(value: Any) -> tuple[tuple[str, float], ...]:
+    weights = tuple((name, _number(weight)) for name, weight in _columns(value))
+    if any(weight < 0 for _, weight in weights):
+        raise ValueError(value)
+    return weights
+
+
 _UNITS: Final = {Kind.MILLISECONDS, Kind.SECONDS, Kind.BYTES}
 _PARSERS: Final[dict[Kind, Callable[[Any], Any]]] = {
     Kind.TEXT: _text,
@@ -235,6 +243,7 @@ _PARSERS: Final[dict[Kind, Callable[[Any], Any]]] = {
     Kind.CHOICE: _text,
     Kind.INTEGERS: _integers,
     Kind.COLUMNS: _columns,
+    Kind.WEIGHTS: _weights,
 }
 _EXPECTED: Final = {
     Kind.TEXT: "text",
@@ -248,6 +257,7 @@ _EXPECTED: Final = {
     Kind.CHOICE: "one word",
     Kind.INTEGERS: "whole numbers separated by commas",
     Kind.COLUMNS: "pairs as in 'body=payload, keys=order_id'",
+    Kind.WEIGHTS: "weights of 0 and more, as in 'broker-a=2, broker-b=1'",
 }
 
 

@@ -93,6 +93,8 @@ class SinkOptions:
     detect_interval_ms: int = option("detectInterval", Kind.MILLISECONDS, 2000, _R, "time between probes of a broker", low=10, java="detectInterval")
     suspect_after_ms: int = option("suspectAfterMs", Kind.MILLISECONDS, 250, _R, "a broker with an unanswered request this old gets no new ones while another will do", low=10)
     queue_selector: str = option("queueSelector", Kind.CHOICE, "round_robin", _R, "queue of messages without sharding key", choices=("round_robin", "random", "weighted", "least_latency"))
+    broker_weights: tuple[tuple[str, float], ...] = option("brokerWeights", Kind.WEIGHTS, (), _R, "queueSelector=weighted: the brokers' weights, as in 'broker-a=2, broker-b=1' (others weigh 1); empty: number of queues over latency")
+    machine_room: str = option("machineRoom", Kind.TEXT, "", _R, "messages without sharding key go to brokers of this room while one of them will do; a broker's room is what stands before the @ in its name")
     sharding_hash: str = option("shardingHash", Kind.CHOICE, "java", _R, "queue of messages with a sharding key: String.hashCode of the Java client, SipHash of the gRPC clients, or rendezvous", choices=("java", "siphash24", "rendezvous"))
 
     delivery: str = option("delivery", Kind.CHOICE, "at_least_once", _D, "effectively_once: ids that a replay repeats, and the brokers are asked before anything is sent that may be stored already; needs a ledger. transactional: half messages, which consumers see once the epoch is in the ledger (foreachBatch and sink.write); needs a ledger", choices=("at_least_once", "effectively_once", "transactional"))
@@ -206,6 +208,11 @@ class SinkOptions:
             raise OptionError(
                 "options latencyMax and notAvailableDuration need the same number of values",
                 option="latencyMax",
+            )
+        if self.broker_weights and self.queue_selector != "weighted":
+            raise OptionError(
+                "option brokerWeights only works with queueSelector=weighted",
+                option="brokerWeights",
             )
         if bool(self.tls_cert) != bool(self.tls_key):
             raise OptionError("options tlsCert and tlsKey only work together", option="tlsCert")

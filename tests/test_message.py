@@ -50,6 +50,40 @@ def test_an_illegal_message_cannot_be_made(changes: dict[str, object], code: str
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        ({"tags": "a||b"}, None),
+        ({"properties": {"UNIQ_KEY": "x"}}, None),
+        ({"sharding_key": ""}, None),
+        ({"delay_level": 19}, "0..18"),
+        ({"flag": 2**31}, "32-bit"),
+    ],
+)
+def test_the_error_names_the_message_and_the_limit(
+    changes: dict[str, object], limit: str | None
+) -> None:
+    with pytest.raises(MessageError, match=limit) as caught:
+        Message(**{"topic": "orders", "body": b"12345", "keys": ["k1"], **changes})  # type: ignore[arg-type]
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.topic, tuple(error.keys), error.size) == ("orders", ("k1",), 5)
+    for word in ("'orders'", "'k1'", "5 bytes"):
+        assert word in str(error)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"topic": 5}, {"body": 5}, {"keys": [7]}, {"keys": 7}, {"tags": 5}, {"properties": None},
+        {"properties": {"a": 1}}, {"delay_level": "3"}, {"delay_ms": "x"}, {"flag": None},
+    ],
+)  # fmt: skip
+def test_a_wrong_type_is_a_message_error_too(wrong: dict[str, object]) -> None:
+    with pytest.raises(MessageError) as caught:
+        Message(**{"topic": "t", "body": b"x", "keys": ["k"], **wrong})  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(caught.value)).code == caught.value.code
+
+
 def test_legal_extremes_pass() -> None:
     message = Message("t" * 127, b"x", tags=" a ", keys="one", properties={"prop1": "värde"})
     assert (message.tags, message.keys) == ("a", ("one",))

@@ -40,6 +40,8 @@ def test_names_are_unique_in_every_spelling() -> None:
         ({"topic": "a", "TOPIC": "b"}, ["topic", "twice"]),
         ({"maxFailureRatio": "nan"}, ["maxFailureRatio"]),
         ({"retryTimesWhenSendFailed": True}, ["retryTimesWhenSendFailed"]),
+        ({"brokerWeights": "a=1"}, ["brokerWeights", "queueSelector=weighted"]),
+        ({"queueSelector": "weighted", "brokerWeights": "a=-1"}, ["brokerWeights", "0 and more"]),
     ],
 )
 def test_a_bad_option_says_what_and_how(given: dict[str, object], words: list[str]) -> None:

@@ -13,13 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rocket_sink.benchmark.ports import free_port
-from rocket_sink.benchmark.processes import Launcher
+from rocket_sink.benchmark.processes import TIMEOUT_S, Ended, Launcher
 from rocket_sink.cluster import conf
 from rocket_sink.cluster.guard import Guard
 from rocket_sink.cluster.jars import cache_folder
@@ -28,6 +28,7 @@ from rocket_sink.cluster.modules import resolve_modules
 from rocket_sink.errors import ClusterError
 
 CLIENT: Final = "rocketmq-python-client==5.1.2"
+_SENDER: Final = "rocket_sink.benchmark.grpc_sender"
 _READY_S: Final = 60.0
 _INSTALL_S: Final = 300
 _ROOT: Final = Path(__file__).parents[2]
@@ -36,22 +37,65 @@ _WITHOUT_TLS: Final = ("-Dtls.server.mode=disabled",)
 (MultiProtocolTlsHelper), whose native library (netty-tcnative with a classifier) no pom names."""
 
 
-@contextmanager
-def grpc_launcher(
-    cluster: LocalCluster, folder: Path, say: Callable[[str], None]
-) -> Iterator[Launcher]:
-    """How to start the client, while the proxy runs.
+class GrpcLauncher:
+    """Starts the client, each time with a proxy of its own, which is gone afterwards: one that
+    stood by would take its share of the machine from everybody else's runs.
 
     Raises:
         ClusterError: the client or the proxy cannot be fetched, or the proxy does not start.
     """
-    packages = _client(say)
-    with _proxy(cluster, folder, say) as address:
-        path = os.pathsep.join([str(packages), str(_ROOT)])
-        yield Launcher(
-            (sys.executable, "-m", "rocket_sink.benchmark.grpc_sender", f"endpoints={address}"),
-            {**os.environ, "PYTHONPATH": path, "HOME": str(folder)},
+
+    def __init__(self, cluster: LocalCluster, folder: Path, say: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        packages = _client(say)
+        self._jars = resolve_modules(
+            f"rocketmq-proxy-{cluster.version}",
+            [f"org.apache.rocketmq:rocketmq-proxy:{cluster.version}"],
+            tell=say,
         )
+        conf.write_rocketmq_home(folder, cluster.version, None)
+        path = os.pathsep.join([str(packages), str(_ROOT)])
+        self._env = {**os.environ, "PYTHONPATH": path, "HOME": str(folder)}
+        with self._proxy():
+            pass  # whether it starts is known before anything is measured
+
+    def run(
+        self,
+        arguments: Mapping[str, Any],
+        brokers_s: Callable[[], float],
+        *,
+        when_ready: Callable[[], None] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Ended:
+        """As `Launcher.run`."""
+        with self._proxy() as address:
+            client = Launcher((sys.executable, "-m", _SENDER, f"endpoints={address}"), self._env)
+            return client.run(arguments, brokers_s, when_ready=when_ready, timeout_s=timeout_s)
+
+    @contextmanager
+    def _proxy(self) -> Iterator[str]:
+        folder, cluster = self._folder, self._cluster
+        port, remoting = free_port(), free_port()
+        settings = folder / "rmq-proxy.json"
+        settings.write_text(
+            f'{{"rocketMQClusterName": "{conf.CLUSTER_NAME}", "proxyMode": "CLUSTER", '
+            f'"namesrvAddr": "{cluster.name_server}", "grpcServerPort": {port}, '
+            f'"remotingListenPort": {remoting}}}',
+            encoding="utf-8",
+        )
+        command = conf.jvm_command(
+            "proxy", java=cluster.java, folder=folder, version=cluster.version,
+            memory=("-Xms512m", "-Xmx512m"), extra=_WITHOUT_TLS,
+        )  # fmt: skip
+        environ = {
+            **os.environ,
+            "CLASSPATH": conf.class_path(folder, os.pathsep.join(map(str, self._jars))),
+            "NAMESRV_ADDR": cluster.name_server,
+        }
+        with _running([*command, "-pm", "cluster", "-pc", str(settings)], environ, folder) as it:
+            _wait(it, port, folder)
+            yield f"127.0.0.1:{port}"
 
 
 def _client(say: Callable[[str], None]) -> Path:
@@ -77,39 +121,18 @@ def _client(say: Callable[[str], None]) -> Path:
 
 
 @contextmanager
-def _proxy(cluster: LocalCluster, folder: Path, say: Callable[[str], None]) -> Iterator[str]:
-    version = cluster.version
-    jars = resolve_modules(
-        f"rocketmq-proxy-{version}", [f"org.apache.rocketmq:rocketmq-proxy:{version}"], tell=say
-    )
-    conf.write_rocketmq_home(folder, version, None)
-    port, remoting = free_port(), free_port()
-    settings = folder / "rmq-proxy.json"
-    settings.write_text(
-        f'{{"rocketMQClusterName": "{conf.CLUSTER_NAME}", "proxyMode": "CLUSTER", '
-        f'"namesrvAddr": "{cluster.name_server}", "grpcServerPort": {port}, '
-        f'"remotingListenPort": {remoting}}}',
-        encoding="utf-8",
-    )
-    command = conf.jvm_command(
-        "proxy", java=cluster.java, folder=folder, version=version,
-        memory=("-Xms512m", "-Xmx512m"), extra=_WITHOUT_TLS,
-    )  # fmt: skip
-    environ = {
-        **os.environ,
-        "CLASSPATH": conf.class_path(folder, os.pathsep.join(map(str, jars))),
-        "NAMESRV_ADDR": cluster.name_server,
-    }
+def _running(
+    command: Sequence[str], environ: Mapping[str, str], folder: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     guard = Guard()
     try:
         with (folder / "console.log").open("wb") as console:
             process = subprocess.Popen(
-                [*command, "-pm", "cluster", "-pc", str(settings)], env=environ, stdout=console,
-                stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=folder, **guard.join(),
+                command, env=environ, stdout=console, stdin=subprocess.DEVNULL,
+                stderr=subprocess.STDOUT, cwd=folder, **guard.join(),
             )  # fmt: skip
         try:
-            _wait(process, port, folder)
-            yield f"127.0.0.1:{port}"
+            yield process
         finally:
             process.kill()
             process.wait()

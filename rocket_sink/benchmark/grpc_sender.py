@@ -63,12 +63,12 @@ class _Sender:
         window = threading.BoundedSemaphore(self._inflight)
 
         def ended(future: Any, began_s: float, number: int) -> None:
-            window.release()
             error = future.exception()
             if error is not None:
                 self._failed(began_s, error, number)
             else:
                 self._tally.succeeded(began_s, time.monotonic(), range(number, number + 1))
+            window.release()  # the last thing: with all room back the counters are read
 
         for number in range(messages):
             message = self._message(number)

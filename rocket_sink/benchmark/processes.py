@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import psutil
 
@@ -22,7 +22,7 @@ from rocket_sink.benchmark.measure import MemoryWatch
 from rocket_sink.benchmark.stored import StoredCount
 from rocket_sink.errors import RocketSinkError
 
-_TIMEOUT_S: Final = 900.0
+TIMEOUT_S: Final = 900.0
 _COMPILED_AFTER: Final = 20_000
 """Messages after which a JVM's compiler has done most of its work."""
 _SENDER: Final = "rocket_sink.benchmark.sender"
@@ -51,7 +51,7 @@ class Launcher:
         brokers_s: Callable[[], float],
         *,
         when_ready: Callable[[], None] | None = None,
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> Ended:
         """Start it and wait for its end; `when_ready` is called in this thread when it is warm.
 
@@ -82,6 +82,20 @@ class Launcher:
             said = "".join(complaints) or "it printed nothing"
             raise RocketSinkError(f"the sender {' '.join(words)} failed: {said}")
         return ended
+
+
+class Starter(Protocol):
+    """What can be run as a `Launcher` can."""
+
+    def run(
+        self,
+        arguments: Mapping[str, Any],
+        brokers_s: Callable[[], float],
+        *,
+        when_ready: Callable[[], None] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Ended:
+        """See `Launcher.run`."""
 
 
 def _followed(
@@ -130,7 +144,7 @@ class ProcessRun:
     def __init__(
         self,
         case: Case,
-        launcher: Launcher,
+        launcher: Starter,
         arguments: Mapping[str, Any],
         *,
         messages: int,
@@ -155,12 +169,18 @@ class ProcessRun:
         """Nothing: each process warms itself up before it says READY."""
 
     def run(self) -> Figures:
-        """Raises RocketSinkError: it failed, or less is stored than it says."""
-
-        count = self._count
+        """Raises RocketSinkError: it failed, or says more than was asked for, or than is stored."""
+        count, arguments = self._count, self._arguments
         ended = self._launcher.run(
-            self._arguments, self._brokers_s, when_ready=count.start if count else None
+            arguments, self._brokers_s, when_ready=count.start if count else None
         )
+        said = ended.printed["ok"] + ended.printed["failed"]
+        # frames that are replayed hold many messages each, and are sent whole
+        if said > arguments["messages"] and arguments.get("mode") != "replay":
+            raise RocketSinkError(
+                f"{self._case.name}: the sender miscounts: it was asked for "
+                f"{arguments['messages']:,} messages and tells of {said:,}"
+            )
         doubled = count.check(ended.printed["ok"], self._case.name) if count else 0
         return process_figures(self._case.name, ended, doubled)
 

@@ -16,7 +16,7 @@ from rocket_sink.benchmark.java_peer import java_launcher
 from rocket_sink.benchmark.lane_runs import LaneRun, SparkBench
 from rocket_sink.benchmark.lanes import NOOPS, LaneCase, lane_cases
 from rocket_sink.benchmark.peers_cases import PeerCase
-from rocket_sink.benchmark.processes import Launcher, ProcessRun, our_launcher
+from rocket_sink.benchmark.processes import ProcessRun, Starter, our_launcher
 from rocket_sink.benchmark.results import RUNS, Results
 from rocket_sink.benchmark.rows import Load, RowFiles
 from rocket_sink.benchmark.stored import StoredCount
@@ -142,7 +142,7 @@ class _Subjects:
         self._stack = stack
         self._absent = results.absent
         self._say = say
-        self._launchers: dict[str, Launcher] = {peers_cases.OURS: our_launcher()}
+        self._launchers: dict[str, Starter] = {peers_cases.OURS: our_launcher()}
         self._count = StoredCount(cluster.name_server, TOPIC)
 
     def make(self, session: Session) -> Iterator[Subject]:
@@ -159,10 +159,10 @@ class _Subjects:
             self._try(peers_cases.JAVA, lambda: java_launcher(
                 self._cluster.java, self._cluster.classpath, self._folder))  # fmt: skip
         if plan.peers:
-            proxy = grpc_peer.grpc_launcher(self._cluster, self._folder / "proxy", self._say)
-            self._try(peers_cases.GRPC, lambda: self._stack.enter_context(proxy))
+            self._try(peers_cases.GRPC, lambda: grpc_peer.GrpcLauncher(
+                self._cluster, self._folder / "proxy", self._say))  # fmt: skip
 
-    def _try(self, who: str, make: Callable[[], Launcher]) -> None:
+    def _try(self, who: str, make: Callable[[], Starter]) -> None:
         try:
             self._launchers[who] = make()
         except RocketSinkError as error:

@@ -88,11 +88,11 @@ def _async(job: Job, *, auto_batch: bool) -> Iterator[Send]:
 
     def ended(began_s: float, part: range) -> Callable[[Any, Any], None]:
         def done(result: SendResult | None, error: BaseException | None) -> None:
-            window.put(None)
             if result is not None:
                 _stored(job.tally, began_s, result, part)
             elif error is not None:
                 _failed(job.tally, began_s, error, part)
+            window.put(None)  # the last thing: with all room back the counters are read
 
         return done
 
@@ -104,8 +104,8 @@ def _async(job: Job, *, auto_batch: bool) -> Iterator[Send]:
             try:
                 producer.send_async(message, ended(began_s, part))
             except RocketSinkError as error:
-                window.put(None)
                 _failed(job.tally, began_s, error, part)
+                window.put(None)
 
     def send(numbers: range, until_s: float | None) -> None:
         _in_threads(job, producer, Numbers(numbers, until_s), work)

@@ -157,6 +157,15 @@ class LocalCluster:
         """host:port of the name server, the value of the option nameServer."""
         return self._running().name_server.address
 
+    def client_options(self) -> dict[str, str]:
+        """Options of a client: nameServer, and credentials and TLS where they are switched on."""
+        options = {"nameServer": self.name_server}
+        if keys := self._wanted.acl:
+            options |= {"accessKey": keys.access_key, "secretKey": keys.secret_key}
+        if self.tls_ca:
+            options |= {"tlsMode": "verify-full", "tlsCa": str(self.tls_ca)}
+        return options
+
     @property
     def name_server_node(self) -> NameServer:
         """The name server's process."""

@@ -90,7 +90,7 @@ def send_rows(
     values["remark"] = [sanitise(a.remark, secrets=secrets) for a in attempts]
     values["message_id"] = [a.message_id or None for a in attempts]
     # Of a batch the broker names all ids; the first tells the others' place, 33 bytes each.
-    values["offset_message_id"] = [a.offset_message_id.partition(",")[0] or None for a in attempts]
+    values["offset_message_id"] = [a.offset_message_id or None for a in attempts]
     values["request"] = None if requests is None else list(requests)
     values["maybe_duplicate"] = (
         [False] * len(attempts) if maybe_duplicate is None else list(maybe_duplicate)

@@ -146,7 +146,7 @@ class AttemptEnds(EngineCore):
         if (
             isinstance(error, AuthenticationError)
             and AuthenticationError not in story.earlier
-            and self._heads.reread()
+            and self._heads.reread(flight.handed_s, now_s)
         ):
             return Decision(Action.RETRY_NOW, counts=False)
         others = len(self.routes.addresses()) > 1

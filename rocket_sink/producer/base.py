@@ -22,7 +22,8 @@ from rocket_sink.producer.hooks import Hooks, SendHook
 from rocket_sink.producer.shared import SharedHealth
 from rocket_sink.producer.ticket import Ticket
 from rocket_sink.producer.tracing import Tracer
-from rocket_sink.producer.values import Completion, SendRequest
+from rocket_sink.producer.values import BrokerHealth, Completion, SendRequest
+from rocket_sink.routing.fault import Isolation
 from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.namespace import with_namespace
@@ -146,6 +147,19 @@ class ProducerBase:
     def add_rpc_hook(self, hook: RpcHook) -> None:
         """Call the hook around every request of any kind from now on (Java: RPCHook)."""
         self._rpc_hooks.add(hook)
+
+    def broker_health(self) -> list[BrokerHealth]:
+        """What is known of each broker now: is it avoided, for how long, how quick is it."""
+        with self._driver.lock:
+            return self._engine.brokers.health(self._engine.clock())
+
+    def isolations(self) -> list[Isolation]:
+        """Which brokers (or topics on them) came to be avoided since the last call, and why.
+
+        Times are seconds of `time.monotonic`. At most the last 10,000 events are kept.
+        """
+        with self._driver.lock:
+            return self._engine.isolations()
 
     # --- inside ------------------------------------------------------------------------------
 

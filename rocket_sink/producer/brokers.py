@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.shared import SharedHealth
+from rocket_sink.producer.values import BrokerHealth
 from rocket_sink.routing.fault import FaultProfile, Isolation, LatencyFaultTolerance
 from rocket_sink.routing.pacing import AimdWindow
 
@@ -29,6 +30,7 @@ LOAD_FACTOR: Final = 1.25
 """Beyond that, so many times the others' mean: a broker that stops answering cannot collect the
 whole window before it is even suspect."""
 _DEVIATIONS: Final = 4.0
+_EVENTS_MAX: Final = 10_000
 _SUSPECT_MAX_S: Final = 3.0
 
 
@@ -99,7 +101,8 @@ class Brokers:
             detect_interval_ms=options.detect_interval_ms,
         )
         self.total_in_flight = 0
-        self.events: list[Isolation] = []
+        self.events: deque[Isolation] = deque(maxlen=_EVENTS_MAX)
+        """Until somebody takes them; nobody has to."""
         self.versions: dict[str, int] = {}
         """MQVersion ordinals by address, as answers to heartbeats tell (brokerVersionTable)."""
         self._floor_s = options.suspect_after_ms / 1000
@@ -221,6 +224,26 @@ class Brokers:
     def _note(self, event: Isolation | None) -> None:
         if event is not None:
             self.events.append(event)
+
+    def health(self, now_s: float) -> list[BrokerHealth]:
+        """Every broker that was sent to or has an item in the fault table, by name."""
+        items = {item.broker_name: item for item in self.table.items()}
+        found = []
+        for name in sorted(self._brokers.keys() | items.keys()):
+            broker, item = self._brokers.get(name), items.get(name)
+            wait_s = 0.0 if item is None else max(0.0, item.start_s - now_s)
+            found.append(
+                BrokerHealth(
+                    name,
+                    available=wait_s == 0,
+                    available_in_ms=wait_s * 1000,
+                    reachable=item is None or item.reachable,
+                    suspect=broker is not None and broker.suspect,
+                    latency_ms=0.0 if broker is None else broker.latency_s * 1000,
+                    in_flight=0 if broker is None else broker.in_flight,
+                )
+            )
+        return found
 
     def judge(self, oldest: Iterable[tuple[str, float]], now_s: float) -> list[str]:
         """Set suspicion from each broker's oldest unanswered request; the newly suspect."""

@@ -32,7 +32,7 @@ from rocket_sink.producer.routes import Routes
 from rocket_sink.producer.shared import SharedHealth
 from rocket_sink.producer.values import Attempt, Completion, SendRequest
 from rocket_sink.producer.window import Window
-from rocket_sink.routing.choice import QueueChooser
+from rocket_sink.routing.choice import MachineRoom, QueueChooser
 from rocket_sink.routing.retry import Ordering, RetryPolicies
 from rocket_sink.routing.selectors import selector_named
 from rocket_sink.wire.frame import Frame
@@ -122,9 +122,14 @@ class EngineCore:
     def _hold(self) -> None:
         """Make what requests are chosen a place by, and where they wait."""
         options = self.options
-        self._chooser = QueueChooser(selector_named(options.queue_selector), self._rng)
-        # The fast path knows how to deal in turn only.
-        in_turn = options.queue_selector == "round_robin"
+        weights, room = dict(options.broker_weights) or None, options.machine_room
+        self._chooser = QueueChooser(
+            selector_named(options.queue_selector, weights),
+            self._rng,
+            near=MachineRoom(room) if room else None,
+        )
+        # The fast path knows how to deal in turn over all queues only.
+        in_turn = options.queue_selector == "round_robin" and not room
         self._deals: dict[str, Deal] | None = {} if in_turn else None
         self._wall_offset_s = time.time() - self.clock()
         self._policies = RetryPolicies.of(options)

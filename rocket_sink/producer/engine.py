@@ -196,7 +196,8 @@ class SendEngine(Placing, AttemptEnds):
 
     def isolations(self) -> list[Isolation]:
         """Isolation events since the last call."""
-        events, self.brokers.events = self.brokers.events, []
+        events = list(self.brokers.events)
+        self.brokers.events.clear()
         return events
 
     @property

@@ -33,6 +33,7 @@ class Heads:
         self._group = producer_group or options.producer_group
         self._provider = provider
         self._templates: dict[tuple[str, bool, bool], SendTemplate] = {}
+        self._changed_s = float("-inf")
         self._credentials = self._read()
         self.signer: Signer | None = self._credentials.signer() if self._credentials else None
 
@@ -56,10 +57,15 @@ class Heads:
         """The fields that sign any other request; none without credentials."""
         return self.signer(ext, body) if self.signer is not None else {}
 
-    def reread(self) -> bool:
-        """Read the credentials again; True when they have changed."""
+    def reread(self, signed_s: float, now_s: float) -> bool:
+        """Read the credentials again; True when others are there than those of `signed_s`.
+
+        Of many requests that are refused together the first one's reading is for all.
+        """
         if self._credentials is None:
             return False
+        if signed_s <= self._changed_s:
+            return True
         before = self._credentials.__reduce__()[1]
         try:
             self._credentials = self._read()
@@ -71,6 +77,7 @@ class Heads:
             return False
         self.signer = self._credentials.signer()
         self._templates.clear()
+        self._changed_s = now_s
         return True
 
     def _read(self) -> Credentials | None:

@@ -89,10 +89,8 @@ class Routes:
         if now_s - state.asked_s < REFRESH_S:
             state.wanted = not state.final
             return
-        state.fetching, state.wanted, state.asked_s = True, False, now_s
-        self._name_servers.ask(
-            requests.get_route(topic), lambda *end: self._answered(topic, state, *end), now_s
-        )
+        state.wanted, state.asked_s = False, now_s
+        self._ask(topic, state, topic, self._found, self._missing, now_s)
 
     def error(self, topic: str) -> SendError | None:
         """Why there is no route, as far as is known by now."""
@@ -145,25 +143,32 @@ class Routes:
         if info.ok:
             state.info, state.fetched_s = info, found[1]
 
-    def _answered(
+    def _ask(
         self,
         topic: str,
         state: _Topic,
-        frame: Frame | None,
-        error: Unavailable | None,
+        asked: str,
+        found: Callable[[str, _Topic, Frame, float], None],
+        missing: Callable[[str, _Topic, float], None],
         now_s: float,
     ) -> None:
-        state.fetching = False
-        if frame is None:
-            state.error, state.final = error, isinstance(error, TlsError)
-            if state.info is not None:
-                # The next look-up is due in a second, not with every send.
-                state.fetched_s = max(state.fetched_s, now_s - self._interval_s + REFRESH_S)
-        elif frame.code == ResponseCode.TOPIC_NOT_EXIST:
-            self._missing(topic, state, now_s)
-        else:
-            self._found(topic, state, frame, now_s)
-        self._on_change(topic, now_s)
+        """Look up the route of `asked` for the topic."""
+
+        def ended(frame: Frame | None, error: Unavailable | None, at_s: float) -> None:
+            state.fetching = False
+            if frame is None:
+                state.error, state.final = error, isinstance(error, TlsError)
+                if state.info is not None:
+                    # The next look-up is due in a second, not with every send.
+                    state.fetched_s = max(state.fetched_s, at_s - self._interval_s + REFRESH_S)
+            elif frame.code == ResponseCode.TOPIC_NOT_EXIST:
+                missing(topic, state, at_s)
+            else:
+                found(topic, state, frame, at_s)
+            self._on_change(topic, at_s)
+
+        state.fetching = True
+        self._name_servers.ask(requests.get_route(asked), ended, now_s)
 
     def _found(self, topic: str, state: _Topic, frame: Frame, now_s: float) -> None:
         body = bytes(frame.body or b"")
@@ -194,40 +199,20 @@ class Routes:
             return
         state.info = None
         if self._template and topic != self._template:
-            state.fetching = True
-            self._name_servers.ask(
-                requests.get_route(self._template),
-                lambda *end: self._answered_template(topic, state, *end),
-                now_s,
-            )
+            template = self._template
+            self._ask(topic, state, template, self._found_template, self._give_up, now_s)
             return
-        self._give_up(topic, state)
+        self._give_up(topic, state, now_s)
 
-    def _answered_template(
-        self,
-        topic: str,
-        state: _Topic,
-        frame: Frame | None,
-        error: Unavailable | None,
-        now_s: float,
-    ) -> None:
-        state.fetching = False
-        if frame is None:
-            state.error, state.final = error, isinstance(error, TlsError)
-        elif frame.code == ResponseCode.TOPIC_NOT_EXIST:
-            self._give_up(topic, state)
-        else:
-            self._take(topic, state, self._from_template(topic, frame), now_s)
-        self._on_change(topic, now_s)
-
-    def _from_template(self, topic: str, frame: Frame) -> PublishInfo:
+    def _found_template(self, topic: str, state: _Topic, frame: Frame, now_s: float) -> None:
         try:
             route = self._decoded(bytes(frame.body or b""))
         except RemoteProtocolError:
             route = TopicRoute((), ())
-        return PublishInfo.default(topic, route, self._queue_nums)
+        info = PublishInfo.default(topic, route, self._queue_nums)
+        self._take(topic, state, info, now_s)
 
-    def _give_up(self, topic: str, state: _Topic) -> None:
+    def _give_up(self, topic: str, state: _Topic, now_s: float) -> None:
         state.final = True
         state.error = NoRouteError(
             f"topic {topic!r} does not exist and is not made on the fly "

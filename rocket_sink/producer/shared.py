@@ -13,8 +13,10 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import struct
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import astuple
 from pathlib import Path
@@ -31,6 +33,7 @@ _FAULT_BYTES: Final = 512
 _ROUTES: Final = 32
 _ROUTE_BYTES: Final = 65_536
 """A longer route (some hundred brokers) is not shared; each worker fetches it."""
+_ORPHAN_S: Final = 3600.0
 _TIME: Final = struct.Struct("<d")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -125,11 +128,38 @@ def local_directory() -> Path:
     if given and Path(given).is_dir():
         return Path(given)
     folder = Path(tempfile.gettempdir()) / f"rocket-sink-{os.getuid()}-{os.getppid()}"
+    if not folder.exists():
+        _remove_orphans(folder)
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.getuid() or folder.is_symlink():
         raise PermissionError(f"{folder} belongs to another user")
     return folder
+
+
+def _remove_orphans(like: Path) -> None:
+    """Remove folders whose process is gone: one that was killed leaves its own behind.
+
+    Not young ones: where containers share the folder, a process of another one looks gone.
+    """
+    prefix = like.name.rpartition("-")[0]
+    for folder in like.parent.glob(f"{prefix}-*"):
+        pid = folder.name.rpartition("-")[2]
+        with contextlib.suppress(OSError, OverflowError):
+            status = folder.lstat()
+            own = status.st_uid == os.getuid() and time.time() - status.st_mtime > _ORPHAN_S
+            if own and pid.isdecimal() and not _lives(int(pid)):
+                shutil.rmtree(folder)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _file_name(options: SinkOptions) -> str:

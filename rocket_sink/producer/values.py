@@ -132,3 +132,25 @@ class Completion:
     attempts: list[Attempt] = field(default_factory=list)
     maybe_duplicate: bool = False
     found_stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerHealth:
+    """What a producer knows of one broker at one moment.
+
+    Attributes:
+        available: it is not isolated; `available_in_ms` tells for how long it still is.
+        reachable: something answered there last, or a probe has since.
+        suspect: a request waits there for longer than is usual; no new ones go there while
+            another broker will do.
+        latency_ms: smoothed write-to-answer; 0 when nothing was answered yet.
+        in_flight: requests sent there and not answered.
+    """
+
+    broker_name: str
+    available: bool
+    available_in_ms: float
+    reachable: bool
+    suspect: bool
+    latency_ms: float
+    in_flight: int

@@ -2,11 +2,12 @@
 
 `FakeCluster` speaks the remoting protocol on loopback ports of this process; its brokers delay,
 refuse, drop, cut, freeze and lie as told, and keep what was stored for assertions. `FaultProxy`
-stands before a real broker and does the same to its bytes.
+stands before a real broker and does the same to its bytes, `FaultProxies` before all of a cluster.
 """
 
 from rocket_sink.testing.broker import FakeBroker, TopicConfig
 from rocket_sink.testing.cluster import FakeCluster
+from rocket_sink.testing.proxies import FaultProxies
 from rocket_sink.testing.proxy import FaultProxy
 from rocket_sink.testing.script import (
     Answer,
@@ -32,6 +33,7 @@ __all__ = [
     "Drop",
     "FakeBroker",
     "FakeCluster",
+    "FaultProxies",
     "FaultProxy",
     "Garbage",
     "IncompleteAnswer",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rocket_sink.testing import script
 from rocket_sink.testing.halves import Halves
+from rocket_sink.testing.perform import perform, stores
 from rocket_sink.testing.reads import Reads, now_ms
 from rocket_sink.testing.replies import pushed_reply
-from rocket_sink.testing.script import Behaviour, Script
+from rocket_sink.testing.script import SEND_CODES, Behaviour, Script, is_send
 from rocket_sink.testing.server import Loop, Peer, Port
 from rocket_sink.testing.store import MemoryStore
 from rocket_sink.wire.codes import CURRENT_VERSION, PermName, RequestCode, ResponseCode
@@ -28,11 +27,7 @@ class TopicConfig:
     perm: int = PermName.READ | PermName.WRITE
 
 
-SEND_CODES = frozenset(
-    {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
-)
 _WRITES = SEND_CODES | {RequestCode.END_TRANSACTION}
-_DEGRADED = (10, 11, 12)
 
 
 class FakeBroker:
@@ -42,6 +37,7 @@ class FakeBroker:
         name: as in routes, `broker-a`.
         requests: every request received, in order, for assertions.
         version: the release that its answers tell (MQVersion ordinal); settable.
+        is_master: False: routes name a slave only, as while a master is being replaced; settable.
     """
 
     def __init__(self, loop: Loop, name: str, topics: dict[str, TopicConfig], *, seed: int) -> None:
@@ -84,7 +80,7 @@ class FakeBroker:
 
     def on_send(self, behaviour: Behaviour, *, times: int | None = 1, chance: float = 1.0) -> None:
         """Treat the next `times` sends (None: all) like this, each with this chance."""
-        self._script.add(behaviour, matches=_is_send, times=times, chance=chance)
+        self._script.add(behaviour, matches=is_send, times=times, chance=chance)
 
     def on(self, code: int, behaviour: Behaviour, *, times: int | None = 1) -> None:
         """Treat the next `times` requests of this code like this."""
@@ -110,6 +106,13 @@ class FakeBroker:
         """Listen again on the same port."""
         if not self.alive:
             self._loop.call(self._port.open)
+
+    def fail_over(self) -> None:
+        """Another process becomes the master: the same store at a new address, which routes tell
+        from now on; the old address refuses connections."""
+        self._loop.call(self._port.close)
+        self._port = Port(self._loop, self._handle)
+        self._loop.call(self._port.open)
 
     def reset_connections(self) -> None:
         """Reset the open connections; new ones are welcome."""
@@ -141,7 +144,7 @@ class FakeBroker:
     def _handle(self, peer: Peer, request: Frame) -> None:
         self.requests.append(request)
         behaviour = self._script.decide(request)
-        if request.code in _WRITES and behaviour is not None and not _stores(behaviour):
+        if request.code in _WRITES and behaviour is not None and not stores(behaviour):
             answer: Frame | None = response_to(request, ResponseCode.SYSTEM_ERROR)
         else:
             answer = self._answer(request)
@@ -149,7 +152,7 @@ class FakeBroker:
             return
         answer.version = self.version
         if behaviour is not None:
-            perform(self._loop, peer, behaviour, answer)
+            perform(peer, behaviour, answer)
         elif not request.is_oneway and not request.is_response:
             peer.send(encode_frame(answer))
 
@@ -217,48 +220,6 @@ class FakeBroker:
         ext = request.ext or {}
         self._topics[ext["topic"]] = TopicConfig(int(ext["writeQueueNums"]), int(ext["perm"]))
         return response_to(request, ResponseCode.SUCCESS)
-
-
-def perform(loop: Loop, peer: Peer, behaviour: Behaviour, answer: Frame) -> None:
-    """Do to the peer what the behaviour says, `answer` being the good one."""
-    data = encode_frame(answer)
-    match behaviour:
-        case script.Answer(code=code, remark=remark, ext=ext):
-            fields = dict(ext) or (answer.ext if code in _DEGRADED else None)
-            peer.send(
-                encode_frame(replace(answer, code=code, remark=remark, ext=fields, body=None))
-            )
-        case script.Delay(ms=ms):
-            loop.after(ms / 1000, lambda: peer.send(data))
-        case script.Twice():
-            peer.send(data + data)
-        case script.WrongOpaque():
-            peer.send(encode_frame(replace(answer, opaque=answer.opaque + 1_000_000)))
-        case script.CloseConnection():
-            peer.reset()
-        case script.CutAnswer(at_byte=at_byte):
-            peer.send(data[:at_byte])
-            loop.drop(peer)
-        case script.Drip(ms_per_byte=ms):
-            for position in range(len(data)):
-                piece = data[position : position + 1]
-                loop.after(position * ms / 1000, functools.partial(peer.send, piece))
-        case script.Garbage(data=garbage):
-            peer.send(garbage)
-        case script.IncompleteAnswer():
-            peer.send(encode_frame(replace(answer, ext={}, body=None)))
-        case _:
-            pass  # Drop: no answer, ever
-
-
-def _stores(behaviour: Behaviour) -> bool:
-    if isinstance(behaviour, script.Answer) and behaviour.code in _DEGRADED:
-        return True
-    return behaviour.stores
-
-
-def _is_send(frame: Frame) -> bool:
-    return frame.code in SEND_CODES
 
 
 def _ok(request: Frame, ext: dict[str, str] | None = None) -> Frame:

@@ -10,9 +10,11 @@ with FakeCluster(brokers=2) as cluster:
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
-from rocket_sink.testing.broker import FakeBroker, TopicConfig, perform
+from rocket_sink.testing.broker import FakeBroker, TopicConfig
+from rocket_sink.testing.perform import perform
 from rocket_sink.testing.script import Behaviour, Script
 from rocket_sink.testing.server import Loop, Peer, Port
 from rocket_sink.testing.store import CLUSTER_NAME
@@ -27,14 +29,19 @@ class FakeCluster:
     """See the module.
 
     Args:
-        brokers: how many, named broker-a, broker-b, ...
+        brokers: how many, named broker-a, broker-b, ...; or their names.
         queues: queues per broker of a topic made on the fly; 0: topics must be created.
         seed: of every chance that a script takes.
         legacy_json: routes with bare numeric keys, as before 4.9.4.
     """
 
     def __init__(
-        self, brokers: int = 2, *, queues: int = 4, seed: int = 0, legacy_json: bool = False
+        self,
+        brokers: int | Sequence[str] = 2,
+        *,
+        queues: int = 4,
+        seed: int = 0,
+        legacy_json: bool = False,
     ) -> None:
         self._loop = Loop("fake-rocketmq")
         self._legacy_json = legacy_json
@@ -44,8 +51,9 @@ class FakeCluster:
         self._topics: dict[str, dict[str, TopicConfig]] = {}
         self.brokers: list[FakeBroker] = []
         self.order_topic_conf: dict[str, str] = {}
-        for number in range(brokers):
-            name = f"broker-{_letters(number)}"
+        if isinstance(brokers, int):
+            brokers = [f"broker-{_letters(number)}" for number in range(brokers)]
+        for number, name in enumerate(brokers):
             topics = {"TBW102": TopicConfig(queues)} if queues else {}
             self._topics[name] = topics
             self.brokers.append(FakeBroker(self._loop, name, topics, seed=seed + 1 + number))
@@ -124,7 +132,7 @@ class FakeCluster:
         if behaviour is None:
             peer.send(encode_frame(answer))
         else:
-            perform(self._loop, peer, behaviour, answer)
+            perform(peer, behaviour, answer)
 
     def _answer(self, request: Frame) -> Frame:
         if request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:

@@ -12,9 +12,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.command import Frame
 
 Predicate = Callable[[Frame], bool]
+SEND_CODES = frozenset(
+    {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
+)
+
+
+def is_send(frame: Frame) -> bool:
+    """The request has something to store."""
+    return frame.code in SEND_CODES
 
 
 @dataclass(frozen=True)

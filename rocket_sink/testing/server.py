@@ -47,6 +47,14 @@ class Peer:
         if not self.closed:
             self.port.loop.drop(self, reset=True)
 
+    def drop(self) -> None:
+        """Close."""
+        self.port.loop.drop(self)
+
+    def after(self, seconds: float, function: Callable[[], None]) -> None:
+        """Call it then; only from the loop's thread."""
+        self.port.loop.after(seconds, function)
+
 
 class Port:
     """A listening loopback port whose frames go to `handler`."""
@@ -93,7 +101,7 @@ class Port:
 
 
 class Loop:
-    """The thread; `call` runs something in it and returns its value."""
+    """The thread; `call` runs something in it and waits for its end."""
 
     def __init__(self, name: str) -> None:
         self._selector = selectors.DefaultSelector()

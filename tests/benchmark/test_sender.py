@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rocket_sink.benchmark import sender
+from rocket_sink.benchmark import grpc_sender, sender
 from rocket_sink.benchmark.faults import read_numbers
+from rocket_sink.benchmark.figures import Case
+from rocket_sink.benchmark.processes import Ended, ProcessRun
 from rocket_sink.benchmark.rows import number_of
+from rocket_sink.benchmark.sender_modes import Job
 from rocket_sink.benchmark.stub_server import StubServers
+from rocket_sink.benchmark.tally import Tally
+from rocket_sink.errors import RocketSinkError
+from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, FakeCluster
 
 
@@ -91,3 +100,71 @@ def test_the_stub_takes_batches_on_many_brokers(capsys: pytest.CaptureFixture[st
     finally:
         servers.close()
     assert (found["ok"], found["failed"]) == (60_000, 0)
+
+
+class _LateTally(Tally):
+    """Counts an end only when a next message has been sent, or after a while."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.at_sends: list[int] = []
+        self._next = threading.Event()
+
+    def sending(self) -> None:
+        self.at_sends.append(self.ok)
+        if len(self.at_sends) > 1:
+            self._next.set()
+
+    def succeeded(self, *end: Any, **more: Any) -> None:
+        self._next.wait(0.3)
+        super().succeeded(*end, **more)
+
+
+def test_room_is_made_after_counting(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the last end of the warm-up may be counted after the counters were set to nought."""
+    tally, send_async = _LateTally(), Producer.send_async
+
+    def spy(producer: Producer, *given: Any) -> Any:
+        tally.sending()
+        return send_async(producer, *given)
+
+    monkeypatch.setattr(Producer, "send_async", spy)
+    job = Job("t", {"nameServer": cluster.name_server}, tally, inflight=1)
+    with sender.ALL_MODES["async"](job) as send:
+        send(range(2), None)
+        assert (tally.at_sends, tally.ok) == ([0, 1], 2)
+
+
+def test_room_is_made_after_counting_by_the_grpc_sender() -> None:
+    tally = _LateTally()
+
+    class Ending(Future[None]):
+        def add_done_callback(self, function: Any) -> None:
+            super().add_done_callback(function)
+            threading.Thread(target=self.set_result, args=(None,)).start()
+
+    def send_async(message: Any) -> Future[None]:
+        tally.sending()
+        return Ending()
+
+    client = SimpleNamespace(Message=SimpleNamespace)
+    producer = SimpleNamespace(send_async=send_async)
+    given = {"topic": "t", "inflight": "1"}
+    grpc_sender._Sender(client, producer, given, tally).concurrent(2)
+    assert (tally.at_sends, tally.ok) == ([0, 1], 2)
+
+
+@pytest.mark.parametrize(("mode", "fair"), [("async", False), ("replay", True)])
+def test_a_sender_that_tells_of_more_than_it_was_asked_for(mode: str, fair: bool) -> None:
+    class Liar:
+        def run(self, *_: Any, **__: Any) -> Ended:
+            return Ended({"ok": 101, "failed": 0, "seconds": 1.0, "cpu_s": 1.0}, 1.0, 1.0, 1.0)
+
+    run = ProcessRun(
+        Case("it", "g"), Liar(), {"mode": mode}, messages=100, brokers_s=lambda: 0.0, count=None
+    )
+    if fair:
+        assert run.run().messages == 101
+    else:
+        with pytest.raises(RocketSinkError, match="asked for 100 messages and tells of 101"):
+            run.run()

@@ -62,13 +62,6 @@ def test_what_a_broker_did_not_say_is_null():
     assert values["offset_message_id"] is None
 
 
-def test_of_a_batch_only_the_first_offset_id_is_kept():
-    ids = ",".join(f"{i:032X}" for i in range(4000))
-    assert (
-        len(row(send_rows([attempt(offset_message_id=ids)], context()))["offset_message_id"]) == 32
-    )
-
-
 def test_remarks_are_cleaned_and_secrets_masked():
     remark = "accessKey=ABCDEF\nand SESAME-SESAME"
     values = row(send_rows([attempt(remark=remark)], context(), secrets=["SESAME-SESAME"]))

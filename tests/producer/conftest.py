@@ -14,8 +14,10 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import Admin
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.topic_reader import read_topic
 from rocket_sink.producer.values import Completion, SendRequest
 from rocket_sink.testing import FakeCluster
+from rocket_sink.wire.stored import StoredMessage
 
 from .waiting import until
 
@@ -75,8 +77,17 @@ def real() -> Iterator[LocalCluster]:
 def topic(real: LocalCluster, request: Any) -> str:
     """A topic of the test's own on both brokers, four queues each."""
     name = "p-" + re.sub("[^a-z0-9-]", "", request.node.name.replace("_", "-"))[-60:]
-    make_topic(real, name, real.brokers)
+    options = real.client_options()
+    options.pop("nameServer")
+    make_topic(real, name, real.brokers, **options)
     return name
+
+
+def stored(real: LocalCluster, topic: str) -> list[StoredMessage]:
+    """What a topic of a real cluster holds now."""
+    options = real.client_options()
+    # a name server of a crowded machine may be silent for seconds
+    return list(read_topic(options.pop("nameServer"), topic, timeout_s=30.0, **options))
 
 
 def make_topic(cluster: LocalCluster, name: str, brokers: Any, **options: Any) -> None:

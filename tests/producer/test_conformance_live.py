@@ -10,10 +10,10 @@ from rocket_sink.net.pump import Pump
 from rocket_sink.net.rpc import invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
-from rocket_sink.producer.topic_reader import read_topic
 from rocket_sink.wire.answers import decode_send_answer
 from rocket_sink.wire.requests import send_message_v2
 
+from .conftest import stored
 from .waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def producer(real):
-    with Producer(nameServer=real.name_server) as one:
+    with Producer(**real.client_options()) as one:
         yield one
 
 
 def await_stored(real, topic, count):
     """The topic's messages; the queues lag behind the commit log."""
-    until(lambda: len(list(read_topic(real.name_server, topic))) >= count)
-    return list(read_topic(real.name_server, topic))
+    until(lambda: len(stored(real, topic)) >= count)
+    return stored(real, topic)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_c70_what_the_broker_says_to_such_queues(real, topic, queue_id, code):
         producer_group="g", topic=topic, queue_id=queue_id, born_ms=1, properties="",
         broker_name=broker.name, body=b"x",
     )  # fmt: skip
-    pump = Pump(SinkOptions.parse(nameServer=real.name_server))
+    pump = Pump(SinkOptions.parse(real.client_options()))
     answer = invoke(pump, broker.address, frame, 10.0)
     pump.close()
     assert answer.code == code
     if code == 0:
-        (stored,) = await_stored(real, topic, 1)
-        assert decode_send_answer(answer).queue_id == stored.queue_id in range(4)
+        (found,) = await_stored(real, topic, 1)
+        assert decode_send_answer(answer).queue_id == found.queue_id in range(4)
 
 
 def test_c70_no_callback_and_a_raising_selector(topic, producer):
@@ -149,7 +149,7 @@ def test_c71_queue_types(real, producer, kind):
 
 
 def test_c73_order_per_queue(real, topic):
-    with Producer(nameServer=real.name_server, ordering="strict") as producer:
+    with Producer(**real.client_options(), ordering="strict") as producer:
         for number in range(60):
             producer.send(Message(topic, b"%d" % number, sharding_key=f"key-{number % 6}"))
     places: dict[tuple[int, int], list[int]] = {}

@@ -50,6 +50,20 @@ def test_new_ones_are_used_after_one_refusal(cluster, make_producer, queue):
     assert sign(ext, b"x", "new", "s2", "token")["Signature"] == last.ext["Signature"]
 
 
+def test_all_that_were_signed_with_the_old_ones_go_again(cluster, make_producer, queue):
+    """One reading for all: the second one to be refused finds nothing newer, and need not."""
+    vault = Vault(Credentials("old", "s1"), Credentials("new", "s2"))
+    producer = make_producer(credentials=vault)
+    producer.send(Message("orders", b"warm"), queue=queue)
+    cluster.brokers[0].on_send(REFUSED, times=8)
+    cluster.brokers[0].freeze()
+    futures = [producer.send_async(Message("orders", b"x"), queue=queue) for _ in range(8)]
+    cluster.brokers[0].thaw()
+    assert {future.result(10).outcome for future in futures} == {Outcome.ACKED}
+    assert vault.asked == 2
+    assert sorted(users(cluster)) == ["new"] * 8 + ["old"] * 8
+
+
 @pytest.mark.parametrize("second", [Credentials("old", "s1"), RuntimeError("vault is down")])
 def test_the_refusal_is_told_when_there_are_no_new_ones(cluster, make_producer, queue, second):
     vault = Vault(Credentials("old", "s1"), second)

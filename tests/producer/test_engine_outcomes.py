@@ -16,7 +16,9 @@ from rocket_sink.errors import (
     TopicNotFoundError,
 )
 from rocket_sink.message import MessageQueue
+from rocket_sink.producer.values import SendRequest
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, IncompleteAnswer
+from rocket_sink.wire.batch import encode_inner
 from tests.producer.conftest import request, send
 
 
@@ -31,6 +33,16 @@ def test_acked(cluster, make_engine):
     assert not completion.maybe_duplicate
     (attempt,) = completion.attempts
     assert attempt.outcome is Outcome.ACKED and attempt.wire_bytes > attempt.body_bytes > 0
+
+
+def test_the_record_of_a_batch_keeps_the_first_offset_id_only(make_engine):
+    body = encode_inner(b"a", "UNIQ_KEY\x01A\x02", 0) + encode_inner(b"b", "UNIQ_KEY\x01B\x02", 0)
+    engine = make_engine()
+    engine.submit(SendRequest("orders", body, message_count=2, batch=True, message_id="A,B"))
+    (completion,) = engine.drain()
+    ids = completion.result.offset_message_id.split(",")
+    assert len(ids) == 2
+    assert [attempt.offset_message_id for attempt in completion.attempts] == ids[:1]
 
 
 def test_degraded_is_delivered_and_not_sent_again(cluster, make_engine):
@@ -294,6 +306,7 @@ def test_go_away_reconnects_and_is_no_attempt(cluster, make_engine):
     for completion in again:
         first, second = completion.attempts
         assert (first.broker_name, first.queue_id) == (second.broker_name, second.queue_id)
+        assert second.connect_ms > 0
     assert engine.isolations() == []
 
 

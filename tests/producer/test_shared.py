@@ -54,6 +54,27 @@ def test_other_name_servers_have_another_file(tmp_path):
     assert same.get("a") == FaultItem("a")
 
 
+def test_folders_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    gone = multiprocessing.get_context("spawn").Process()
+    gone.start()
+    gone.join()
+    names = {"gone": gone.pid, "alive": os.getpid(), "young": gone.pid + (1 << 22)}
+    folders = {name: tmp_path / f"rocket-sink-{os.getuid()}-{pid}" for name, pid in names.items()}
+    folders["other"] = tmp_path / f"rocket-sink-{os.getuid()}-x"
+    for name, folder in folders.items():
+        folder.mkdir()
+        (folder / "it").touch()
+        if name != "young":
+            os.utime(folder, (0, 0))
+    mine = local_directory()
+    assert mine.name == f"rocket-sink-{os.getuid()}-{os.getppid()}" and mine.is_dir()
+    assert {name for name, folder in folders.items() if folder.exists()} == {
+        "alive", "young", "other"
+    }  # fmt: skip
+
+
 def test_in_process_when_the_directory_cannot_be_written():
     store = SharedHealth.open(OPTIONS, directory="/proc/nowhere")
     assert not store.is_shared

@@ -111,7 +111,7 @@ def test_any_bytes(name: str, data: bytes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["frame", "json header", "binary header", "route", "stored"])
+@pytest.mark.parametrize("name", DECODERS)
 def test_a_million_mutated_samples(name: str):
     """The long form (reliability 5.5); the seed is fixed, so that a failure comes again."""
     rng = random.Random(20_26)

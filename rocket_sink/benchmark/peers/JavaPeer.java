@@ -139,26 +139,27 @@ public final class JavaPeer {
                     producer.send(message(rest), callback(System.nanoTime(), rest, window));
                 }
             } catch (Exception error) {
+                failed(began, error);
                 if (mode.equals("async") || mode.equals("autobatch")) {
                     window.release();
                 }
-                failed(began, error);
             }
         }
     }
 
+    /** Counts, and then makes room: a run is over, and its counters are read, with all room back. */
     private static SendCallback callback(long began, long number, Semaphore window) {
         return new SendCallback() {
             @Override
             public void onSuccess(SendResult result) {
-                window.release();
                 succeeded(began, number, 1);
+                window.release();
             }
 
             @Override
             public void onException(Throwable error) {
-                window.release();
                 failed(began, error);
+                window.release();
             }
         };
     }

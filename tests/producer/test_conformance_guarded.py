@@ -1,0 +1,45 @@
+"""The live cases once more: on brokers that want a signature and TLS of everybody, and on 4.9.7."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from rocket_sink.cluster import LocalCluster
+
+from .conftest import TRANSACTIONS
+from .test_conformance_live import (  # noqa: F401 (collected here too)
+    producer,
+    test_c68_a_batch_with_a_body_near_the_limit,
+    test_c68_the_largest_body_and_one_byte_more,
+    test_c69_chinese_properties,
+    test_c69_the_longest_properties_that_we_let_pass_are_stored,
+    test_c70_a_queue_that_is_not_there_is_told_to_the_callback,
+    test_c70_no_callback_and_a_raising_selector,
+    test_c71_a_hundred_messages_in_one_batch,
+    test_c73_order_per_queue,
+)
+from .test_real_modes import test_c73_delay_levels, test_c73_transactions_end_in_five_ways  # noqa: F401
+
+pytestmark = pytest.mark.cluster
+
+
+@dataclass(frozen=True)
+class _Keys:
+    access_key: str = "RocketMQ"
+    secret_key: str = "1234-of-tests"
+
+
+_CLUSTERS: dict[str, dict[str, Any]] = {
+    "5.3.3 with ACL and TLS": {"acl": _Keys(), "tls": "enforcing"},
+    "4.9.7": {"version": "4.9.7"},
+}
+
+
+@pytest.fixture(scope="module", params=_CLUSTERS)
+def real(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    with LocalCluster(1, **_CLUSTERS[request.param], broker_config=TRANSACTIONS) as cluster:
+        yield cluster

@@ -1,0 +1,114 @@
+"""Options are read where they count: what a producer given one does, seen from the brokers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rocket_sink.errors import BrokerBusyError, RequestTimeoutError
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.producer.producer import Producer
+from rocket_sink.routing.keyed import owner
+from rocket_sink.routing.publish import PublishInfo
+from rocket_sink.testing import Answer, Drop
+from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.compress import CompressionType
+
+from .conftest import send
+from .waiting import until
+
+
+def requests_of(cluster, *codes):
+    return [r for broker in cluster.brokers for r in broker.requests if r.code in codes]
+
+
+@pytest.mark.parametrize("sharding_hash", ["java", "siphash24", "rendezvous"])
+def test_sharding_hash(cluster, make_producer, sharding_hash):
+    producer = make_producer(shardingHash=sharding_hash)
+    info = PublishInfo.of("orders", cluster.route("orders"))
+    keys = [f"key-{number}" for number in range(12)]
+    found = [producer.send(Message("orders", b"x", sharding_key=key)).queue for key in keys]
+    assert found == [owner(info, key, sharding_hash) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("zlib", "zlib"), ("lz4", "lz4"), ("zstd", "zstandard")]
+)
+def test_compress_type(cluster, make_producer, name, module):
+    pytest.importorskip(module)
+    body = b"again and " * 1000
+    make_producer(compressType=name).send(Message("orders", body))
+    (request,) = requests_of(cluster, RequestCode.SEND_MESSAGE_V2)
+    assert CompressionType.of_sys_flag(int(request.ext["f"])) is CompressionType.of(name)
+    assert len(request.body) < len(body)
+    assert [message.body for message in cluster.messages("orders")] == [body]
+
+
+def test_no_compression(cluster, make_producer):
+    make_producer(compressType="none").send(Message("orders", bytes(10_000)))
+    (request,) = requests_of(cluster, RequestCode.SEND_MESSAGE_V2)
+    assert (len(request.body), request.ext["f"]) == (10_000, "0")
+
+
+def test_retry_response_codes(cluster, make_engine):
+    engine = make_engine(retryResponseCodes="14,1")
+    for broker in cluster.brokers:
+        broker.on_send(Answer(2, "busy"))
+    completion = send(engine)
+    assert isinstance(completion.error, BrokerBusyError) and len(completion.attempts) == 1
+
+
+def test_longest_single_attempt(cluster, make_engine):
+    share_ms = 60_000
+    engine = make_engine(sendMsgTimeout=3 * share_ms, sendMsgMaxTimeoutPerRequest=100)
+    engine.publish_info("orders")
+    for broker in cluster.brokers:
+        broker.on_send(Drop(stores=False))
+    first, *_, last = send(engine).attempts
+    assert first.error_code == RequestTimeoutError.code and last.outcome.delivered
+    assert first.rtt_ms < share_ms / 2
+
+
+def test_topics_made_on_the_fly(cluster, make_producer):
+    cluster.create_topic("template", 8)
+    producer = make_producer(createTopicKey="template", defaultTopicQueueNums=2)
+    producer.send(Message("new", b"x"))
+    producer.send_batch([Message("new", b"y")] * 2)
+    producer.send_oneway(Message("new", b"z"))
+    until(lambda: len(cluster.messages("new")) == 4)
+    sends = requests_of(cluster, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+    assert [(r.ext["c"], r.ext["d"]) for r in sends] == [("template", "2")] * 3
+    assert len(producer.fetch_publish_message_queues("new")) == 4
+
+
+def test_client_id(cluster, make_producer):
+    producer = make_producer(clientIp="10.1.2.3", instanceName="one", heartbeatBrokerInterval=100)
+    queue = MessageQueue("orders", cluster.brokers[0].name, 0)
+    producer.send(Message("orders", b"x"), queue=queue)
+    until(lambda: requests_of(cluster, RequestCode.HEART_BEAT))
+    (beat, *_) = requests_of(cluster, RequestCode.HEART_BEAT)
+    assert json.loads(bytes(beat.body))["clientID"] == "10.1.2.3@one"
+
+
+def test_latency_tables(cluster, make_producer):
+    """An answer is slower than no time at all, which these tables do not forgive."""
+    producer = make_producer(latencyMax="0", notAvailableDuration="600000")
+    name = producer.send(Message("orders", b"x")).queue.broker_name
+    assert [event.broker_name for event in producer.isolations()] == [name]
+    (isolated,) = [one for one in producer.broker_health() if not one.available]
+    assert isolated.broker_name == name and isolated.available_in_ms > 500_000
+
+
+def test_no_fault_tolerance(cluster, make_producer):
+    producer = make_producer(sendLatencyFaultEnable=False)
+    cluster.brokers[0].on_send(Answer(14, "disk full"))
+    cluster.brokers[1].on_send(Answer(14, "disk full"))
+    producer.send(Message("orders", b"x"))
+    assert producer.isolations() == []
+
+
+@pytest.mark.parametrize("servers", ["127.0.0.1:1;{}", "{};127.0.0.1:1"])
+def test_any_name_server_that_answers_will_do(cluster, servers):
+    with Producer(nameServer=servers.format(cluster.name_server)) as producer:
+        assert producer.send(Message("orders", b"x")).outcome.delivered

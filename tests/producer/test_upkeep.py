@@ -1,0 +1,102 @@
+"""What an engine does beside sending: idle connections, probes, routes that go; with own clocks."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.identity import new_message_ids
+from rocket_sink.testing import Answer
+from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.ids import decode_message_id
+
+from .conftest import send
+from .waiting import until
+
+
+class Clock:
+    """Runs on, and can be put forward."""
+
+    def __init__(self):
+        self.ahead_s = 0.0
+
+    def __call__(self):
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def make(cluster):
+    made = []
+
+    def engine(**options):
+        clock = Clock()
+        made.append(
+            SendEngine(SinkOptions.parse(nameServer=cluster.name_server, **options), clock=clock)
+        )
+        return made[-1], clock
+
+    yield engine
+    for one in made:
+        one.close(0.2)
+
+
+def link_of(engine, completion):
+    return engine.pump.peek(completion.result.broker_address)
+
+
+@pytest.mark.parametrize(("idle_s", "same"), [(90, True), (130, False)])
+def test_an_idle_connection_is_not_used_again(cluster, make, idle_s, same):
+    """What a firewall forgot meanwhile would swallow the request."""
+    engine, clock = make(pollNameServerInterval="1h", heartbeatBrokerInterval="1h")
+    first = send(engine, 1)
+    link = link_of(engine, first)
+    until(lambda: (engine.drive(0.01), not link.connection.in_flight)[-1])  # the heartbeat's answer
+    clock.ahead_s += idle_s
+    second = send(engine, 2, queue=first.result.queue)
+    assert second.outcome.delivered and len(second.attempts) == 1
+    assert (link_of(engine, second) is link) is same
+
+
+def test_a_broker_that_is_back_is_found_by_a_probe(cluster, make):
+    """Nothing is sent there before: the fault table says so first."""
+    engine, clock = make(detectInterval=100, retryTimesWhenSendFailed=3)
+    engine.publish_info("orders")
+    broker = cluster.brokers[0]
+    broker.kill()
+    for number in range(8):
+        assert send(engine, number).outcome.delivered
+    assert not engine.brokers.table.is_reachable(broker.name)
+    broker.requests.clear()
+    broker.restart()
+    clock.ahead_s += 5
+
+    def found():
+        engine.drive(0.01)
+        return engine.brokers.table.is_reachable(broker.name)
+
+    until(found, 20.0)
+    codes = {request.code for request in broker.requests}
+    assert RequestCode.GET_MAX_OFFSET in codes and RequestCode.SEND_MESSAGE_V2 not in codes
+
+
+def test_a_route_is_dropped_when_it_is_missing_twice(cluster, make):
+    """A name server that has just started knows nothing yet; Java keeps such a route for ever."""
+    engine, clock = make(createTopicKey="")
+    engine.publish_info("orders")
+    for known in (True, False):
+        cluster.on_route(Answer(17, "no such topic"), times=1)
+        clock.ahead_s += 2
+        engine.routes.refresh("orders", clock())
+        until(lambda: (engine.drive(0.01), not engine.routes._topics["orders"].fetching)[-1])
+        assert (engine.routes._topics["orders"].info is not None) is known
+    assert engine.routes.hopeless("orders")
+
+
+def test_two_processes_of_one_address_and_number_make_other_ids():
+    """Containers have processes of the same number, and an id has 16 bits for it."""
+    one, other = (decode_message_id(new_message_ids("10.0.0.1").next(1)) for _ in range(2))
+    assert (one.ip, one.pid) == (other.ip, other.pid)
+    assert one.class_hash != other.class_hash

@@ -1,0 +1,174 @@
+"""The proxy does to a real broker's connections what scripted brokers do by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.errors import BrokerBusyError, Outcome, RejectedError, UnknownOutcomeError
+from rocket_sink.message import Message
+from rocket_sink.producer.producer import Producer
+from rocket_sink.testing import (
+    Answer,
+    Behaviour,
+    CloseConnection,
+    CutAnswer,
+    Delay,
+    Drip,
+    Drop,
+    FakeCluster,
+    FaultProxies,
+    FaultProxy,
+    Garbage,
+    IncompleteAnswer,
+    Twice,
+    WrongOpaque,
+)
+from rocket_sink.testing.proxy_frames import Cutter
+from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.frame import Frame, encode_frame
+
+from .test_fake_cluster import Client, send
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=1) as fake:
+        yield fake
+
+
+@pytest.fixture
+def proxy(cluster: FakeCluster) -> Iterator[FaultProxy]:
+    with FaultProxy(cluster.brokers[0].address) as one:
+        yield one
+
+
+def stored_by(cluster: FakeCluster, client: Client, frame: Frame) -> tuple[Frame | None, int]:
+    before = len(cluster.messages("t"))
+    answer = client.ask(frame)
+    return answer, len(cluster.messages("t")) - before
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "stored"),
+    [
+        (Answer(2, "busy"), 2, 0),
+        (Answer(1, "after the append", stores=True), 1, 1),
+        (Answer(10), 10, 1),
+        (Delay(20), 0, 1),
+        (Drip(1), 0, 1),
+        (Twice(), 0, 1),
+        (IncompleteAnswer(), 0, 1),
+        (Drop(stores=False), None, 0),
+        (Drop(), None, 1),
+        (CutAnswer(9), None, 1),
+        (CloseConnection(), None, 1),
+        (CloseConnection(stores=False), None, 0),
+    ],
+    ids=repr,
+)
+def test_behaviours(
+    cluster: FakeCluster, proxy: FaultProxy, behaviour: Behaviour, code: int | None, stored: int
+) -> None:
+    client = Client(proxy.address)
+    assert stored_by(cluster, client, send())[1] == 1  # begun before anything was said
+    proxy.on_send(behaviour)
+    before = len(cluster.messages("t"))
+    client.socket.sendall(encode_frame(send()))
+    try:
+        # what never comes is waited for shortly; what comes may take its time
+        answer = client.read(0.2 if isinstance(behaviour, Drop) else 10)
+    except OSError:
+        answer = None
+    assert (answer.code if answer else None) == code
+    if code is None:
+        client = Client(proxy.address)
+    elif isinstance(behaviour, Twice):
+        assert client.read(10) is not None
+    # the next one is treated well, and the broker has had the first one before it
+    assert client.ask(send()).code == 0  # type: ignore[union-attr]
+    assert len(cluster.messages("t")) - before == stored + 1
+
+
+def test_garbage_and_foreign_answers(proxy: FaultProxy) -> None:
+    client = Client(proxy.address)
+    proxy.on_send(WrongOpaque())
+    asked = send()
+    assert client.ask(asked).opaque != asked.opaque  # type: ignore[union-attr]
+    proxy.on_send(Garbage(b"HTTP/1.1"))
+    client.socket.sendall(encode_frame(send()))
+    assert client.socket.recv(100) == b"HTTP/1.1"
+
+
+def test_other_requests_are_left_alone_and_chance_is_seeded(cluster: FakeCluster) -> None:
+    def codes(seed: int) -> list[int]:
+        with FaultProxy(cluster.brokers[0].address, seed=seed) as proxy:
+            proxy.on(RequestCode.HEART_BEAT, Answer(1))
+            proxy.on_send(Answer(2), times=None, chance=0.5)
+            client = Client(proxy.address)
+            found = [client.ask(send()).code for _ in range(20)]  # type: ignore[union-attr]
+            proxy.behave()
+            assert client.ask(send()).code == 0  # type: ignore[union-attr]
+            return found
+
+    assert codes(3) == codes(3) != codes(4)
+
+
+def test_a_producer_behind_proxies(cluster: FakeCluster) -> None:
+    broker = cluster.brokers[0]
+    with FaultProxies(cluster.name_server) as proxies:
+        proxy = proxies.of(broker.address)
+        options = {"nameServer": proxies.name_server, "retryTimesWhenSendFailed": 0}
+        with Producer(**options) as producer:
+            result = producer.send(Message("p", b"1"))
+            assert result.broker_address == proxy.address != broker.address
+            for behaviour, error in (
+                (Answer(215, "slow down"), BrokerBusyError),
+                (Answer(13, "illegal"), RejectedError),
+                (CloseConnection(), UnknownOutcomeError),
+                (Garbage(), UnknownOutcomeError),
+            ):
+                proxy.on_send(behaviour)
+                with pytest.raises(error):
+                    producer.send(Message("p", b"2"))
+            assert producer.send(Message("p", b"3")).outcome is Outcome.ACKED
+
+
+@given(
+    frames=st.lists(st.binary(max_size=40), max_size=5),
+    cuts=st.lists(st.integers(1, 60), min_size=1),
+    whole_from=st.integers(0, 5),
+)
+def test_any_pieces_pass_in_order(frames: list[bytes], cuts: list[int], whole_from: int) -> None:
+    data = b"".join(encode_frame(Frame(1, body=body or None)) for body in frames)
+    cutter, passed, whole, at, turn = Cutter(), b"", 0, 0, 0
+    while at < len(data):
+        size = cuts[turn % len(cuts)]
+        for piece in cutter.cut(data[at : at + size], whole=turn >= whole_from):
+            passed += piece.data
+            whole += piece.frame is not None
+        at, turn = at + size, turn + 1
+    assert passed == data
+    assert whole == len(frames) or whole_from > 0
+
+
+def test_what_is_no_frame_passes_as_it_comes() -> None:
+    cutter = Cutter()
+    hello = b"\x16\x03\x01\x02\x00" + bytes(100)
+    assert b"".join(piece.data for piece in cutter.cut(hello, whole=True)) == hello
+    assert [piece.frame for piece in cutter.cut(b"more", whole=True)] == [None]
+
+
+def test_a_master_that_is_replaced(cluster: FakeCluster) -> None:
+    """C74 (testChangeMaster): the same queues at another address."""
+    broker = cluster.brokers[0]
+    with Producer(nameServer=cluster.name_server, ordering="strict") as producer:
+        first = producer.send(Message("m", b"1", sharding_key="k"))
+        broker.fail_over()
+        second = producer.send(Message("m", b"2", sharding_key="k"))
+        assert second.queue == first.queue
+        assert second.broker_address == broker.address != first.broker_address
+    assert [m.body for m in cluster.messages("m")] == [b"1", b"2"]
