@@ -374,6 +374,26 @@ def test_a_forked_child_has_its_own_connections_and_ids(cluster, make_producer):
     assert len(cluster.messages("orders")) == 17
 
 
+def test_a_forked_child_lets_go_of_the_parents_connections(cluster, make_producer):
+    """Else a broker does not see that the parent has gone while the child lives."""
+    producer = make_producer()
+    queues = producer.fetch_publish_message_queues("orders")
+    producer.send(Message("orders", b"parent"), queue=queues[0])
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+    child = fork.Process(target=_sockets_in_child, args=(producer, queues[0], there))
+    child.start()
+    assert here.poll(20) and here.recv() == [True, True]  # the name server's, the broker's
+    child.join(10)
+
+
+def _sockets_in_child(producer, queue, pipe):
+    before = [link.transport for link in producer._engine.pump.links]
+    producer.send(Message("orders", b"child"), queue=queue)
+    pipe.send([transport.fileno() == -1 for transport in before])
+    producer.close()
+
+
 def test_closed_is_closed(cluster, make_producer):
     producer = make_producer()
     producer.send(Message("orders", b"x"))

@@ -152,15 +152,18 @@ def test_a_listener_that_raises_or_a_foreign_group_leave_it_open(cluster, make_p
         asked.append(message.message_id)
         raise ValueError("the database is down")
 
-    make_producer(producerGroup="other", transaction_listener=asked.append).listen_for_checks(
-        "orders"
-    )
+    other = make_producer(producerGroup="other", transaction_listener=asked.append)
+    other.listen_for_checks("orders")
+    until(lambda: all(_greeted(broker, other) for broker in cluster.brokers))
     producer = make_producer(transaction_listener=listener)
     result = producer.send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
     until(lambda: ends(cluster))
     for broker in cluster.brokers:
         broker.check_transactions()
     until(lambda: len(ends(cluster)) == 2)
+    for queue in other.fetch_publish_message_queues("orders"):
+        other.send(Message("orders", b"behind the check"), queue=queue)
+    assert other._checks is None, "a check of a foreign group was taken over"
     assert asked == [result.transaction_id] and len(halves(cluster)) == 1
     assert "the database is down" in ends(cluster)[-1].remark
 
