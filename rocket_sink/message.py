@@ -49,6 +49,7 @@ class Message:
         flag: 32-bit user flag.
         wait_store: wait for the store's durability conditions (Java: waitStoreMsgOK).
         message_id: the client message id (`UNIQ_KEY`); made when absent.
+        delay_s: as `delay_ms`, in seconds (Java: setDelayTimeSec).
 
     Raises:
         MessageError: with the code of the first rule that the message breaks.
@@ -66,6 +67,7 @@ class Message:
     flag: int = 0
     wait_store: bool = True
     message_id: str | None = None
+    delay_s: int | None = None
     is_timed: bool = field(init=False, repr=False, compare=False)
     """True when the message is delivered later; such messages cannot be batched."""
 
@@ -83,6 +85,7 @@ class Message:
         flag: int = 0,
         wait_store: bool = True,
         message_id: str | None = None,
+        delay_s: int | None = None,
     ) -> None:
         # Written out because the generated one sets each field by a call, which costs more than all
         # these checks; a send of one message is mostly its objects.
@@ -109,9 +112,11 @@ class Message:
                 flag=flag,
                 wait_store=wait_store,
                 message_id=message_id,
+                delay_s=delay_s,
                 is_timed=delay_level != 0
                 or delay_ms is not None
-                or delivery_timestamp_ms is not None,
+                or delivery_timestamp_ms is not None
+                or delay_s is not None,
             )
             if self.is_timed:
                 self._check_delay()
@@ -130,6 +135,7 @@ class Message:
                 ("delay_level", self.delay_level != 0),
                 ("delay_ms", self.delay_ms is not None),
                 ("delivery_timestamp_ms", self.delivery_timestamp_ms is not None),
+                ("delay_s", self.delay_s is not None),
             )
             if present
         ]
@@ -145,7 +151,7 @@ class Message:
                 "delays use delay_ms",
                 code="INVALID_DELAY",
             )
-        for name in ("delay_ms", "delivery_timestamp_ms"):
+        for name in ("delay_ms", "delivery_timestamp_ms", "delay_s"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise MessageError(f"{name} {value} is negative", code="INVALID_DELAY")

@@ -40,6 +40,8 @@ from rocket_sink.message_rules import RESERVED_PROPERTIES
         ({"delay_level": 19}, "INVALID_DELAY"),
         ({"delay_level": -1}, "INVALID_DELAY"),
         ({"delay_level": 1, "delay_ms": 5}, "INVALID_DELAY"),
+        ({"delay_s": 1, "delay_ms": 5}, "INVALID_DELAY"),
+        ({"delay_s": -1}, "INVALID_DELAY"),
         ({"delivery_timestamp_ms": -1}, "INVALID_DELAY"),
         ({"flag": 2**31}, "INVALID_FLAG"),
     ],

@@ -109,7 +109,7 @@ def given_up(flight: Flight, error: SendError) -> Completion:
 
 
 def too_old(topic: str, broker_name: str, address: str, version: int) -> BrokerTooOldError:
-    """The error for a broker that would ignore `delay_ms` and `delivery_timestamp_ms`."""
+    """The error for a broker that would ignore what a timed message asks for."""
     name = version_name(version)
     return BrokerTooOldError(
         f"broker {broker_name} ({address}) is RocketMQ {name} and would deliver a timed message "

@@ -14,7 +14,7 @@ from rocket_sink.wire.stored import StoredMessage, encode_stored
 
 CLUSTER_NAME = "FakeCluster"
 """The name that every stored message gets as its property CLUSTER."""
-TIMERS = frozenset({"TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
+TIMERS = frozenset({"TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS"})
 _INFLATED_MAX_BYTES = 16 * 1024 * 1024
 
 

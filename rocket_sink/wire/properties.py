@@ -24,6 +24,7 @@ DELAY: Final = "DELAY"
 UNIQ_KEY: Final = "UNIQ_KEY"
 SHARDING_KEY: Final = "__SHARDINGKEY"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 INSTANCE_ID: Final = "INSTANCE_ID"
 TRAN_MSG: Final = "TRAN_MSG"
@@ -110,6 +111,7 @@ def properties_of(
         TIMER_DELIVER_MS: (
             None if message.delivery_timestamp_ms is None else str(message.delivery_timestamp_ms)
         ),
+        TIMER_DELAY_SEC: None if message.delay_s is None else str(message.delay_s),
         SHARDING_KEY: message.sharding_key,
     }
     fields.update(message.properties)

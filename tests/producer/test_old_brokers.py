@@ -12,7 +12,7 @@ from rocket_sink.wire.codes import RequestCode, mq_version
 
 from .waiting import until
 
-TIMED = [{"delay_ms": 60_000}, {"delivery_timestamp_ms": 4_000_000_000_000}]
+TIMED = [{"delay_ms": 60_000}, {"delay_s": 60}, {"delivery_timestamp_ms": 4_000_000_000_000}]
 OLD = mq_version(4, 9, 7)
 
 

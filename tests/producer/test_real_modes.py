@@ -111,7 +111,7 @@ def test_c73_transactions_end_in_five_ways(real, topic):
 def test_recall_takes_a_message_back_and_leaves_the_other(real, topic):
     with Producer(nameServer=real.name_server) as producer:
         taken = producer.send(Message(topic, b"taken", delay_ms=4000))
-        left = producer.send(Message(topic, b"left", delay_ms=4000))
+        left = producer.send(Message(topic, b"left", delay_s=4))
         assert taken.recall_handle and left.recall_handle
         assert producer.recall(topic, taken.recall_handle) == taken.message_id
         assert bodies(real, topic) == {}

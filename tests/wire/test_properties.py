@@ -116,7 +116,11 @@ def test_a_message_keeps_its_own_id():
 
 @pytest.mark.parametrize(
     ("field", "name"),
-    [("delay_ms", "TIMER_DELAY_MS"), ("delivery_timestamp_ms", "TIMER_DELIVER_MS")],
+    [
+        ("delay_ms", "TIMER_DELAY_MS"),
+        ("delay_s", "TIMER_DELAY_SEC"),
+        ("delivery_timestamp_ms", "TIMER_DELIVER_MS"),
+    ],
 )
 def test_timed_delivery(field: str, name: str):
     text = properties_of(Message("t", b"b", **{field: 0}), message_id="I")
