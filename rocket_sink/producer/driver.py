@@ -24,7 +24,9 @@ from rocket_sink.producer.leading import STEP_S, Leading, call_back
 from rocket_sink.producer.send_future import SendFuture
 from rocket_sink.producer.ticket import Ticket
 from rocket_sink.producer.values import Completion, SendRequest
+from rocket_sink.producer.window import measured
 from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.properties import keys_of
 
 _LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 1.0
@@ -64,17 +66,22 @@ class Driver(Leading):
                 if not self._inbox and self.engine.try_submit(request):
                     return
             if self.engine.clock() >= deadline_s:
-                raise WindowFullError(
-                    "no place in the window before the deadline: "
-                    f"{self.engine.pending} requests are in flight (options "
-                    "backPressureForAsyncSendNum, backPressureForAsyncSendSize, "
-                    "maxMessagesPerSecond, maxBytesPerSecond)",
-                    topic=request.topic,
-                )
+                raise self._no_room(request)
             seeker = Ticket()
             self._room_seekers[seeker] = None
             self._drive_until(lambda: self._has_room(request), seeker, STEP_S)
             self._room_seekers.pop(seeker, None)
+
+    def _no_room(self, request: SendRequest) -> WindowFullError:
+        size, keys = measured(request.body)[1], keys_of(request.properties)
+        named = f" keys {', '.join(keys)}" if keys else ""
+        return WindowFullError(
+            f"no place in the window before the deadline for {size} bytes to {request.topic!r}"
+            f"{named}: {self.engine.pending} requests are in flight (options "
+            "backPressureForAsyncSendNum, backPressureForAsyncSendSize, maxMessagesPerSecond, "
+            "maxBytesPerSecond)",
+            topic=request.topic, keys=keys, size=size, message_id=request.message_id,
+        )  # fmt: skip
 
     def _has_room(self, request: SendRequest) -> bool:
         return not self._inbox and self.engine.has_room(request)

@@ -120,6 +120,11 @@ def properties_of(
     return _within_limit(encode_properties(fields), message)
 
 
+def keys_of(text: str) -> tuple[str, ...]:
+    """The index keys in a wire text; none in a batch's."""
+    return tuple(decode_properties(text).get(KEYS, "").split())
+
+
 def _usual_properties(message: Message, message_id: str) -> str:
     """Of a message that has only what most have; `Message` has checked these texts."""
     keys, tags = message.keys, message.tags

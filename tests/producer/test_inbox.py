@@ -72,8 +72,9 @@ def test_without_room_before_the_deadline(cluster, make_producer):
     producer = make_producer(maxInFlight=2, sendMsgTimeout=60_000)
     for _ in range(2):
         producer.send_async(Message("orders", b"x"))
-    with pytest.raises(WindowFullError):
-        producer.send_async(Message("orders", b"x"), timeout_ms=200)
+    with pytest.raises(WindowFullError, match="5 bytes to 'orders' keys k1, k2") as caught:
+        producer.send_async(Message("orders", b"large", keys=["k1", "k2"]), timeout_ms=200)
+    assert (caught.value.keys, caught.value.size) == (("k1", "k2"), 5)
 
 
 def test_the_time_in_the_inbox_counts(make_engine):
