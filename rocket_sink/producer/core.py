@@ -106,6 +106,10 @@ class EngineCore:
         self._connect()
         self._hold()
 
+    def reread_credentials(self, signed_s: float) -> bool:
+        """True when there are others than those of that time."""
+        return self._heads.reread(signed_s, self.clock())
+
     def _connect(self) -> None:
         """Make what talks to the peers and what knows of them."""
         options = self.options

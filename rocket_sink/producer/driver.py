@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from rocket_sink.errors import ProducerClosedError, SendError, WindowFullError
+from rocket_sink.errors import AuthenticationError, ProducerClosedError, SendError, WindowFullError
 from rocket_sink.net.rpc import Call
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.keeper import Keeper
@@ -25,6 +25,7 @@ from rocket_sink.producer.send_future import SendFuture
 from rocket_sink.producer.ticket import Ticket
 from rocket_sink.producer.values import Completion, SendRequest
 from rocket_sink.producer.window import measured
+from rocket_sink.routing.verdict import error_for_answer
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.properties import keys_of
 
@@ -121,11 +122,22 @@ class Driver(Leading):
             self._drive_until(lambda: False, None, 0.01)
 
     def invoke(self, address: str, frame: Frame, timeout_s: float) -> Frame:
-        """Send one request that is no send and wait for its answer, whatever its code.
+        """Send one request that is no send and wait for its answer, whatever its code; once more
+        when credentials that have changed meanwhile were refused.
 
         Raises:
             NotSentError, UnknownOutcomeError: of the connection.
         """
+        began_s = self.engine.clock()
+        answer = self._invoke_once(address, frame, timeout_s)
+        if isinstance(error_for_answer(answer.code, answer.remark), AuthenticationError):
+            with self._lock:
+                again = self.engine.reread_credentials(began_s)
+            if again:
+                return self._invoke_once(address, frame, timeout_s)
+        return answer
+
+    def _invoke_once(self, address: str, frame: Frame, timeout_s: float) -> Frame:
         ticket, ended = Ticket(), list[tuple[Frame | None, SendError | None]]()
 
         def on_end(answer: Frame | None, error: SendError | None, now_s: float) -> None:

@@ -6,8 +6,10 @@ import pytest
 
 from rocket_sink.errors import AuthenticationError, OptionError, Outcome
 from rocket_sink.message import Message, MessageQueue
+from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Answer
 from rocket_sink.wire.acl import Credentials, sign
+from rocket_sink.wire.codes import RequestCode
 
 REFUSED = Answer(16, "check signature failed.")
 
@@ -62,6 +64,17 @@ def test_all_that_were_signed_with_the_old_ones_go_again(cluster, make_producer,
     assert {future.result(10).outcome for future in futures} == {Outcome.ACKED}
     assert vault.asked == 2
     assert sorted(users(cluster)) == ["new"] * 8 + ["old"] * 8
+
+
+def test_the_end_of_a_transaction_goes_again_too(cluster, make_producer):
+    vault = Vault(Credentials("old", "s1"), Credentials("new", "s2"))
+    for broker in cluster.brokers:
+        broker.on(RequestCode.END_TRANSACTION, REFUSED, times=1)
+    result = make_producer(credentials=vault).send_in_transaction(
+        Message("orders", b"x"), lambda message, arg: COMMIT
+    )
+    assert result.ended and vault.asked == 2
+    assert [message.body for message in cluster.messages("orders")] == [b"x"]
 
 
 @pytest.mark.parametrize("second", [Credentials("old", "s1"), RuntimeError("vault is down")])
