@@ -14,11 +14,22 @@ import pyarrow.parquet as pq
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.producer.admin import Admin
 from rocket_sink.producer.topic_reader import read_topic
+from rocket_sink.wire.ids import offset_message_id
 
 from . import ledger_log
 from .files import write_whole
 from .judge import Accounts, Copy, Epoch, Row, Verdict, judge
-from .schedule import BACKFILL, BATCHES, EPOCHS, FILES, KEYS, REQUEST_ROWS, ROWS, Schedule
+from .schedule import (
+    BACKFILL,
+    BATCHES,
+    EPOCHS,
+    FILES,
+    KEYS,
+    REQUEST_ROWS,
+    ROWS,
+    TRANSACTIONAL,
+    Schedule,
+)
 
 STAGED = ("topic_deleted", "checkpoint_deleted")
 _WAITING = (*STAGED, "queues_changed")
@@ -51,6 +62,11 @@ class Cell:
     @property
     def batch(self) -> bool:
         return self.schedule.lane in BATCHES
+
+    @property
+    def reached(self) -> bool:
+        """Whether a process has come to the schedule's moment."""
+        return (self.folder / "reached.json").exists()
 
     def prepare(self) -> None:
         """Topic, source files and the armed point."""
@@ -90,6 +106,8 @@ class Cell:
         return {
             "lane": self.schedule.lane, "folder": str(self.folder), "options": self._options(),
             "staged": self.schedule.event in STAGED,
+            # Of a stream the next start does it; a write is not run again where it was decided.
+            "settles": self.batch and self.schedule.delivery == TRANSACTIONAL,
             "tries": 2 if self.schedule.event == "checkpoint_deleted" else 6,
             "waits_after_failure": self.schedule.event in _WAITING,
         }  # fmt: skip
@@ -131,6 +149,7 @@ class Cell:
             Copy(
                 ledger_log.row_of(one.body), one.message_id or "",
                 (f"{one.store_host[0]}:{one.store_host[1]}", one.queue_id), one.queue_offset,
+                offset_message_id(*one.store_host, one.prepared_transaction_offset),
             )
             for one in stored
         ]  # fmt: skip
@@ -153,5 +172,8 @@ class Cell:
             # Its accounts are resolutions, one per row.
             rows = len(ledger_log.rows_of(self.ledger, "resolution", ("letter_id",)))
             epochs = [Epoch("backfill", rows == len(expected), rows, rows)]
-        accounts = Accounts(ledger_log.sent(self.ledger), ledger_log.letters(self.ledger), epochs)
+        accounts = Accounts(
+            ledger_log.sent(self.ledger), ledger_log.letters(self.ledger), epochs,
+            ledger_log.halves(self.ledger),
+        )  # fmt: skip
         return judge(expected, [*self.kept, *self.copies()], accounts)

@@ -91,7 +91,7 @@ class Round:
 
     def _steps(self, cell: Cell) -> Any:
         if cell.schedule.moment:
-            while not _reached(cell):
+            while not cell.reached:
                 if self._ended(cell):
                     return
                 yield
@@ -170,23 +170,23 @@ class Round:
             second.thaw()
 
     def _all_reached(self, cells: Sequence[Cell]) -> Any:
-        while not all(_reached(cell) or self._ended(cell) for cell in cells):
+        while not all(cell.reached or self._ended(cell) for cell in cells):
             yield
 
     def _kill_and_start_again(self) -> Any:
         cells = self._killed.cells
         if cells:
-            while not all(_reached(cell) or self._killed.is_done(cell) for cell in cells):
+            while not all(cell.reached or self._killed.is_done(cell) for cell in cells):
                 yield
             self._killed.kill()
-            waiting = [_who(cell) for cell in cells if _reached(cell)]
+            waiting = [_who(cell) for cell in cells if cell.reached]
             # A driver that waits itself has this process for its parent.
             pids = {pid for who in waiting for pid in (who["worker"], who["daemon"])}
             await_gone(pids - {os.getpid()})
         for cell in cells:
             (cell.folder / "armed.json").unlink(missing_ok=True)
         rivals = [cell for cell in self._again.cells if cell not in cells]
-        while not all(_reached(cell) or self._ended(cell) for cell in rivals):
+        while not all(cell.reached or self._ended(cell) for cell in rivals):
             yield
         if self._again.cells:
             self._again.start()
@@ -214,10 +214,6 @@ def _persist(action: Callable[[], None]) -> Any:
             return action()
         except RocketSinkError:
             yield
-
-
-def _reached(cell: Cell) -> bool:
-    return (cell.folder / "reached.json").exists()
 
 
 def _who(cell: Cell) -> dict[str, int]:

@@ -17,10 +17,11 @@ from typing import Any
 
 from integration import lanes
 
-from crash.files import await_file, write_whole
+from crash.files import WAIT_S, await_file, write_whole
 from rocket_sink import Ledger, RocketSink, register
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill import Backfill
+from rocket_sink.spark.endings import Endings, check_ended
 from rocket_sink.spark.session import build_session
 from rocket_sink.spark.sources import Table
 
@@ -47,7 +48,21 @@ def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any
         raise RuntimeError(f"{resent.settled} of {selected} rows are sent: {resent}")
 
 
+def _settled(spark: Any, options: dict[str, Any]) -> bool:
+    """Whether a write that died had been decided; `rocket-sink transactions settle` in short."""
+    given = SinkOptions.parse(options)
+    if not Ledger(given.ledger).exists():
+        return False
+    endings = Endings(spark, given)
+    rows = endings.open_epochs()
+    for row in rows:
+        check_ended(endings.end(row.query_id, row.epoch, wait_s=WAIT_S))
+    return bool(rows)
+
+
 def _run(spark: Any, cell: dict[str, Any], folder: Path) -> None:
+    if cell["settles"] and _settled(spark, cell["options"]):
+        return
     run = _backfill if cell["lane"] == "backfill" else _LANES[cell["lane"]].run
     run(spark, folder / "source", folder / "checkpoint", cell["options"])
 

@@ -16,12 +16,13 @@ Queue = tuple[str, int]
 
 @dataclass(frozen=True)
 class Copy:
-    """A message as a broker has it."""
+    """A message as a broker has it; `half` is its id of the half message that this was made of."""
 
     row: Row
     message_id: str
     queue: Queue
     offset: int
+    half: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,16 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Accounts:
-    """What the ledger says of a query."""
+    """What the ledger says of a query.
+
+    Attributes:
+        halves: brokers' ids of the half messages that its appends have decided on.
+    """
 
     sent: Sequence[Sent] = ()
     letters: Collection[Row] = ()
     epochs: Sequence[Epoch] = ()
+    halves: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Verdict:
         unaccounted: stored copies of doubled rows that the ledger neither places nor doubts.
         wrong_epochs: epochs whose columns do not add up to their rows.
         missing_rows: rows that came in and are in no epoch that adds up.
+        undecided: visible messages that no append has decided on: of an attempt that did not count.
     """
 
     stored: int
@@ -79,6 +86,7 @@ class Verdict:
     unaccounted: int
     wrong_epochs: int
     missing_rows: int
+    undecided: int
 
     def faults(self, *, ordering: str, delivery: str, batch: bool = False) -> dict[str, int]:
         """The figures that break what was promised; empty when all is well."""
@@ -93,6 +101,8 @@ class Verdict:
             wrong["disordered"] = self.disordered
         if delivery != "at_least_once":
             wrong["duplicates"] = self.duplicates
+        if delivery == "transactional":
+            wrong["undecided"] = self.undecided
         return {name: count for name, count in wrong.items() if count}
 
 
@@ -111,6 +121,7 @@ def judge(expected: Collection[Row], copies: Sequence[Copy], accounts: Accounts)
         unaccounted=_unaccounted([copy for copy in copies if copy.row in doubled], accounts),
         wrong_epochs=sum(not _adds_up(epoch) for epoch in accounts.epochs),
         missing_rows=max(0, len(asked) - _rows_told(accounts.epochs)),
+        undecided=sum(copy.half not in accounts.halves for copy in copies),
     )
 
 
