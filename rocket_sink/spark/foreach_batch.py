@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.app_ids import claim_app_id
 from rocket_sink.ledger.pending_keys import release
-from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import ledger_ddl
 from rocket_sink.ledger.starts import begin_epoch
 from rocket_sink.ledger.table import check_not_ahead, ensure_table, txn_app_id
@@ -91,7 +92,8 @@ class BatchWriter:
         """Send a micro-batch, once.
 
         Raises:
-            CheckpointError: the ledger is ahead of the query's checkpoint.
+            CheckpointError: the ledger is ahead of the query's checkpoint, or the `appId` names
+                another query.
             ConfigurationError: no query id.
             DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow; or half
                 messages of a decided epoch could not be committed (a restart does it).
@@ -103,6 +105,7 @@ class BatchWriter:
             first = query not in self._started
             if first:
                 ensure_table(session, place)
+                self._claim(session, place)
                 check_not_ahead(session, place, query, epoch)
             transactions = self._transactions(session)
             if transactions is not None and first:
@@ -184,6 +187,12 @@ class BatchWriter:
         transactions = Transactions(session, self._options)
         transactions.listen()
         return transactions
+
+    def _claim(self, session: SparkSession, place: Place) -> None:
+        """Here too: Delta may skip the epoch, and with it the tasks that would look."""
+        query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
+        if self._options.app_id and query:
+            claim_app_id(place, self._options.app_id, query)
 
     def _query_of(self, session: SparkSession) -> tuple[str, str]:
         if not is_classic(session):

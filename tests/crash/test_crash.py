@@ -47,12 +47,11 @@ def faults(cell: Cell) -> dict[str, object]:
 
 
 def refused(cell: Cell) -> bool:
-    """A deleted checkpoint: the lane whose sends Delta would skip does not start at all."""
+    """A deleted checkpoint: the query does not start again under its `appId`."""
     one = cell.schedule
     errors = cell.result["errors"]
     return (
         one.event == "checkpoint_deleted"
-        and one.lane == "foreach_batch"
         and bool(errors)
         and all("CheckpointError" in error for error in errors)
     )
