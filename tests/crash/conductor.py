@@ -49,9 +49,9 @@ class Round:
         return [cell for cell in self.cells if EVENTS[cell.schedule.event].group == group]
 
     @property
-    def refusal(self) -> str:
-        """What a sink without `allowSpeculation` said where speculation is on."""
-        return str(self._executors.report["refused"]) if self._executors.cells else ""
+    def refusals(self) -> dict[str, str]:
+        """What each lane without `allowSpeculation` said where speculation is on."""
+        return dict(self._executors.report["refusals"])
 
     def play(self) -> None:
         """Raises AssertionError when a driver dies by itself or the round does not end."""

@@ -20,7 +20,7 @@ from rocket_sink.cluster import LocalCluster
 
 from .cell import Cell
 from .conductor import Round
-from .schedule import CI, Schedule, draw
+from .schedule import BACKFILL, BATCHES, CI, STREAMS, Schedule, draw
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(3600)]
 
@@ -75,8 +75,9 @@ def test_a_deleted_checkpoint_is_refused(played: Round) -> None:
     assert refused(cell), cell.result
 
 
-def test_speculation_is_refused(played: Round) -> None:
-    assert "spark.speculation is on" in played.refusal
+@pytest.mark.parametrize("lane", [*STREAMS, *BATCHES, BACKFILL])
+def test_speculation_is_refused(played: Round, lane: str) -> None:
+    assert "ConfigurationError: spark.speculation is on" in played.refusals[lane]
 
 
 @pytest.mark.slow
