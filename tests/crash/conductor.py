@@ -153,6 +153,8 @@ class Round:
     def _brokers(self) -> Any:
         """One event for all cells that wait for it: what breaks is there for everybody."""
         first, second = self._cluster.brokers[:2]
+        while not all(cell.has_queues or self._ended(cell) for cell in self.cells):
+            yield
         cells = [cell for cell in self.cells if cell.schedule.event == "broker_killed"]
         if cells:
             yield from self._all_reached(cells)
