@@ -16,13 +16,19 @@ Queue = tuple[str, int]
 
 @dataclass(frozen=True)
 class Copy:
-    """A message as a broker has it; `half` is its id of the half message that this was made of."""
+    """A message as a broker has it.
+
+    Attributes:
+        half: the broker's id of the half message that this was made of.
+        life: 1 for a topic that was deleted and made again, whose offsets begin anew.
+    """
 
     row: Row
     message_id: str
     queue: Queue
     offset: int
     half: str = ""
+    life: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ def _disordered(copies: Iterable[Copy]) -> int:
     last: dict[str, int] = {}
     seen: set[Row] = set()
     wrong = 0
-    for copy in sorted(copies, key=lambda copy: (copy.queue, copy.offset)):
+    for copy in sorted(copies, key=lambda copy: (copy.queue, copy.life, copy.offset)):
         if copy.row in seen:
             continue
         seen.add(copy.row)

@@ -28,7 +28,7 @@ ROWS: Final = 160
 REQUEST_ROWS: Final = 10
 
 REQUEST: Final = "request"
-"""A worker is about to hand its n-th request to the engine; the first: nothing is sent yet."""
+"""A worker is about to hand the n-th request to the engine; at the first nothing is sent yet."""
 ANSWERED: Final = "answered"
 """A task has all its answers; its accounts are not in the spool."""
 SPOOLED: Final = "spooled"
@@ -40,7 +40,7 @@ FOLDS: Final = tuple(
 )
 """A fold stands before its manifest (between spool and fold), its append, its deletes, its end."""
 ENDING: Final = "ending"
-"""A driver is about to commit the n-th half message of an epoch that Delta has."""
+"""A driver is about to commit the n-th half message, of an epoch that Delta has."""
 ENDED: Final = "ended"
 """All half messages of an epoch are committed; the ledger does not know."""
 LETTERS: Final = "letters"

@@ -204,6 +204,15 @@ def test_a_replayed_prefix_is_in_order() -> None:
     assert world.faults("strict", "at_least_once") == set()
 
 
+def test_a_topic_that_is_made_again_begins_with_its_first_offset() -> None:
+    world = World()
+    later = [replace(copy, life=1, offset=0) for copy in world.copies if copy.row == ("a", 3)]
+    world.copies = [copy for copy in world.copies if copy.row != ("a", 3)] + later
+    assert world.faults() == set()
+    world.copies = [replace(copy, life=1 - copy.life) for copy in world.copies]
+    assert world.faults() == {"disordered"}
+
+
 def test_the_chosen_schedules_have_everything() -> None:
     assert {one.event for one in CI} == set(EVENTS)
     lanes = {"foreach", "source_stream", "foreach_batch", "write", "source_batch", BACKFILL}
