@@ -18,7 +18,7 @@ from rocket_sink.ledger.app_ids import claim_app_id
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import ledger_ddl
-from rocket_sink.ledger.starts import begin_epoch
+from rocket_sink.ledger.starts import begin_epoch, begin_write, end_write
 from rocket_sink.ledger.table import check_not_ahead, ensure_table, txn_app_id
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import check_budget, has_budget
@@ -142,12 +142,14 @@ class BatchWriter:
             ensure_table(df.sparkSession, locate(self._options.ledger))
             transactions = self._transactions(df.sparkSession)
         group = transactions.group if transactions is not None else ""
-        results = self._results(df, "batch", 0, query, run, group)
+        again = self._begin_write(df)
+        results = self._results(df, "batch", 0, query, run, group, again=again)
         if self._options.ledger:
             session, place = df.sparkSession, locate(self._options.ledger)
             if transactions is None:
                 ensure_table(session, place)
             _append(results, place.uri, txn_app_id(query), 0)
+            end_write(place, self._options.app_id)
             if transactions is not None:
                 transactions.end(query, 0)
             # Not the frame of results again: a second action on it would send again.
@@ -187,6 +189,16 @@ class BatchWriter:
         transactions = Transactions(session, self._options)
         transactions.listen()
         return transactions
+
+    def _begin_write(self, df: DataFrame) -> bool:
+        """Whether a write of this `appId` has died or failed before, without a trace."""
+        given = self._options
+        # What is refused has sent nothing.
+        check_session(given, df.sparkSession)
+        plan_of(df, given)
+        return bool(given.ledger and given.app_id) and begin_write(
+            locate(given.ledger), given.app_id
+        )
 
     def _claim(self, session: SparkSession, place: Place) -> None:
         """Here too: Delta may skip the epoch, and with it the tasks that would look."""
