@@ -149,7 +149,8 @@ class BatchWriter:
             if transactions is None:
                 ensure_table(session, place)
             _append(results, place.uri, txn_app_id(query), 0)
-            end_write(place, self._options.app_id)
+            if self._options.app_id:
+                end_write(place, self._options.app_id)
             if transactions is not None:
                 transactions.end(query, 0)
             # Not the frame of results again: a second action on it would send again.
