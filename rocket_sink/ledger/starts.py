@@ -14,6 +14,10 @@ looks into no folder whose name starts with `_`.
 
 is the driver's note of the epoch that it began last, in the foreachBatch lane: what died there
 before Delta's commit has left no rows in the ledger, so who runs the epoch again doubts for it.
+
+    <ledger>/_started/w-<appId>.json
+
+is the same of a batch write, for as long as it runs: only its `appId` tells that two are one.
 """
 
 from __future__ import annotations
@@ -182,6 +186,31 @@ def begin_epoch(place: Place, query_id: str, epoch: int) -> bool:
     except (OSError, LedgerError):
         return False
     return last is not None and last >= epoch
+
+
+def begin_write(place: Place, app_id: str) -> bool:
+    """Note that a batch write of the `appId` begins; True when one before it has not ended.
+
+    What that one sent is not in the ledger. False also where the folder cannot be read or written.
+    """
+    path = _write_path(place, app_id)
+    try:
+        filesystem = place.filesystem()
+        filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+        note = json.dumps({"at_ms": time.time_ns() // 1_000_000}).encode()
+        return not write_bytes(filesystem, path, note, is_local=place.is_local, replace=False)
+    except (OSError, LedgerError):
+        return False
+
+
+def end_write(place: Place, app_id: str) -> None:
+    """The ledger has the write."""
+    with contextlib.suppress(OSError, LedgerError):
+        place.filesystem().delete_file(_write_path(place, app_id))
+
+
+def _write_path(place: Place, app_id: str) -> str:
+    return f"{place.root}/_started/w-{path_part(app_id)}.json"
 
 
 def _last_begun(filesystem: fs.FileSystem, path: str) -> int | None:

@@ -61,6 +61,13 @@ def run_context(
     )
 
 
+def streaming_query() -> str:
+    """Spark's own id of the running task's streaming query; empty in a batch, or without a task."""
+    from pyspark import TaskContext
+
+    return _local(TaskContext.get(), QUERY_ID)
+
+
 def streaming_run(local: Callable[[str], str | None]) -> str:
     """The id of the run of a streaming query, by local properties; empty outside of one."""
     if not local(QUERY_ID):

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.app_ids import claim_app_id
 from rocket_sink.ledger.pending_keys import release
-from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import ledger_ddl
-from rocket_sink.ledger.starts import begin_epoch
+from rocket_sink.ledger.starts import begin_epoch, begin_write, end_write
 from rocket_sink.ledger.table import check_not_ahead, ensure_table, txn_app_id
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import check_budget, has_budget
@@ -91,7 +92,8 @@ class BatchWriter:
         """Send a micro-batch, once.
 
         Raises:
-            CheckpointError: the ledger is ahead of the query's checkpoint.
+            CheckpointError: the ledger is ahead of the query's checkpoint, or the `appId` names
+                another query.
             ConfigurationError: no query id.
             DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow; or half
                 messages of a decided epoch could not be committed (a restart does it).
@@ -103,6 +105,7 @@ class BatchWriter:
             first = query not in self._started
             if first:
                 ensure_table(session, place)
+                self._claim(session, place)
                 check_not_ahead(session, place, query, epoch)
             transactions = self._transactions(session)
             if transactions is not None and first:
@@ -139,12 +142,15 @@ class BatchWriter:
             ensure_table(df.sparkSession, locate(self._options.ledger))
             transactions = self._transactions(df.sparkSession)
         group = transactions.group if transactions is not None else ""
-        results = self._results(df, "batch", 0, query, run, group)
+        again = self._begin_write(df)
+        results = self._results(df, "batch", 0, query, run, group, again=again)
         if self._options.ledger:
             session, place = df.sparkSession, locate(self._options.ledger)
             if transactions is None:
                 ensure_table(session, place)
             _append(results, place.uri, txn_app_id(query), 0)
+            if self._options.app_id:
+                end_write(place, self._options.app_id)
             if transactions is not None:
                 transactions.end(query, 0)
             # Not the frame of results again: a second action on it would send again.
@@ -184,6 +190,22 @@ class BatchWriter:
         transactions = Transactions(session, self._options)
         transactions.listen()
         return transactions
+
+    def _begin_write(self, df: DataFrame) -> bool:
+        """Whether a write of this `appId` has died or failed before, without a trace."""
+        given = self._options
+        # What is refused has sent nothing.
+        check_session(given, df.sparkSession)
+        plan_of(df, given)
+        return bool(given.ledger and given.app_id) and begin_write(
+            locate(given.ledger), given.app_id
+        )
+
+    def _claim(self, session: SparkSession, place: Place) -> None:
+        """Here too: Delta may skip the epoch, and with it the tasks that would look."""
+        query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
+        if self._options.app_id and query:
+            claim_app_id(place, self._options.app_id, query)
 
     def _query_of(self, session: SparkSession) -> tuple[str, str]:
         if not is_classic(session):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from rocket_sink.ledger.app_ids import claim_app_id
 from rocket_sink.ledger.pending_keys import PendingKeys
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext
@@ -20,6 +21,7 @@ from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool, worker_pool
 from rocket_sink.spark.accounts import TaskSummary
 from rocket_sink.spark.content_ids import ContentIds
+from rocket_sink.spark.context import streaming_query
 from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.halves import half_properties, needs_append
 from rocket_sink.spark.journal import Journal
@@ -40,6 +42,7 @@ class TaskRun:
 
     Raises:
         ConfigurationError: `delivery=transactional` in a lane that cannot decide on half messages.
+        CheckpointError: the `appId` names another query; from the first `feed`.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class TaskRun:
             self._release()
 
     def _open(self, plan: ColumnPlan) -> TaskBody:
+        self._claim_app_id()
         pool = self._pool = self._pool or worker_pool()
         self._engine = pool.acquire(self._options)
         emit = self._emit or self._spooling()
@@ -128,6 +132,13 @@ class TaskRun:
             replay=replay, held=held, keeps_letters=self._keeps_letters,
             half_properties=half_properties(self._ctx, group) if group else "",
         )  # fmt: skip
+
+    def _claim_app_id(self) -> None:
+        """A batch has none, also where a stream's function writes it."""
+        given = self._options
+        query = streaming_query() if self._ctx.lane != "batch" else ""
+        if given.app_id and query and given.ledger:
+            claim_app_id(locate(given.ledger), given.app_id, query)
 
     def _spooling(self) -> Callable[[pa.RecordBatch], None]:
         if not self._options.ledger:

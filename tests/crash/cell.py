@@ -14,11 +14,22 @@ import pyarrow.parquet as pq
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.producer.admin import Admin
 from rocket_sink.producer.topic_reader import read_topic
+from rocket_sink.wire.ids import offset_message_id
 
 from . import ledger_log
 from .files import write_whole
 from .judge import Accounts, Copy, Epoch, Row, Verdict, judge
-from .schedule import BACKFILL, BATCHES, EPOCHS, FILES, KEYS, REQUEST_ROWS, ROWS, Schedule
+from .schedule import (
+    BACKFILL,
+    BATCHES,
+    EPOCHS,
+    FILES,
+    KEYS,
+    REQUEST_ROWS,
+    ROWS,
+    TRANSACTIONAL,
+    Schedule,
+)
 
 STAGED = ("topic_deleted", "checkpoint_deleted")
 _WAITING = (*STAGED, "queues_changed")
@@ -51,6 +62,17 @@ class Cell:
     @property
     def batch(self) -> bool:
         return self.schedule.lane in BATCHES
+
+    @property
+    def reached(self) -> bool:
+        """Whether a process has come to the schedule's moment."""
+        return (self.folder / "reached.json").exists()
+
+    @property
+    def has_queues(self) -> bool:
+        """A strict query that starts while a broker is away would do without it for good."""
+        strict = self.schedule.ordering == "strict"
+        return not strict or any((self.ledger / "_pins").glob("*/*.json"))
 
     def prepare(self) -> None:
         """Topic, source files and the armed point."""
@@ -90,6 +112,8 @@ class Cell:
         return {
             "lane": self.schedule.lane, "folder": str(self.folder), "options": self._options(),
             "staged": self.schedule.event in STAGED,
+            # Of a stream the next start does it; a write is not run again where it was decided.
+            "settles": self.batch and self.schedule.delivery == TRANSACTIONAL,
             "tries": 2 if self.schedule.event == "checkpoint_deleted" else 6,
             "waits_after_failure": self.schedule.event in _WAITING,
         }  # fmt: skip
@@ -107,7 +131,8 @@ class Cell:
         if one.lane == BACKFILL:
             # A chunk is a second's rows: several chunks, so that a kill finds one in the middle.
             options |= {"maxMessagesPerSecond": ROWS, "delivery": "at_least_once"}
-        if one.event == "checkpoint_deleted":
+        if one.event == "checkpoint_deleted" or one.lane == "write":
+            # Of a write: what tells that the next one is the one that died.
             options["appId"] = f"app-{self.number}"
         if self.batch and one.delivery == "effectively_once" and one.event == "driver_killed":
             # A write that died is run again as a write that nobody knows.
@@ -131,6 +156,8 @@ class Cell:
             Copy(
                 ledger_log.row_of(one.body), one.message_id or "",
                 (f"{one.store_host[0]}:{one.store_host[1]}", one.queue_id), one.queue_offset,
+                offset_message_id(*one.store_host, one.prepared_transaction_offset),
+                life=int(bool(self.kept)),
             )
             for one in stored
         ]  # fmt: skip
@@ -153,5 +180,8 @@ class Cell:
             # Its accounts are resolutions, one per row.
             rows = len(ledger_log.rows_of(self.ledger, "resolution", ("letter_id",)))
             epochs = [Epoch("backfill", rows == len(expected), rows, rows)]
-        accounts = Accounts(ledger_log.sent(self.ledger), ledger_log.letters(self.ledger), epochs)
+        accounts = Accounts(
+            ledger_log.sent(self.ledger), ledger_log.letters(self.ledger), epochs,
+            ledger_log.halves(self.ledger),
+        )  # fmt: skip
         return judge(expected, [*self.kept, *self.copies()], accounts)

@@ -49,9 +49,9 @@ class Round:
         return [cell for cell in self.cells if EVENTS[cell.schedule.event].group == group]
 
     @property
-    def refusal(self) -> str:
-        """What a sink without `allowSpeculation` said where speculation is on."""
-        return str(self._executors.report["refused"]) if self._executors.cells else ""
+    def refusals(self) -> dict[str, str]:
+        """What each lane without `allowSpeculation` said where speculation is on."""
+        return dict(self._executors.report["refusals"])
 
     def play(self) -> None:
         """Raises AssertionError when a driver dies by itself or the round does not end."""
@@ -91,7 +91,7 @@ class Round:
 
     def _steps(self, cell: Cell) -> Any:
         if cell.schedule.moment:
-            while not _reached(cell):
+            while not cell.reached:
                 if self._ended(cell):
                     return
                 yield
@@ -153,6 +153,8 @@ class Round:
     def _brokers(self) -> Any:
         """One event for all cells that wait for it: what breaks is there for everybody."""
         first, second = self._cluster.brokers[:2]
+        while not all(cell.has_queues or self._ended(cell) for cell in self.cells):
+            yield
         cells = [cell for cell in self.cells if cell.schedule.event == "broker_killed"]
         if cells:
             yield from self._all_reached(cells)
@@ -170,23 +172,23 @@ class Round:
             second.thaw()
 
     def _all_reached(self, cells: Sequence[Cell]) -> Any:
-        while not all(_reached(cell) or self._ended(cell) for cell in cells):
+        while not all(cell.reached or self._ended(cell) for cell in cells):
             yield
 
     def _kill_and_start_again(self) -> Any:
         cells = self._killed.cells
         if cells:
-            while not all(_reached(cell) or self._killed.is_done(cell) for cell in cells):
+            while not all(cell.reached or self._killed.is_done(cell) for cell in cells):
                 yield
             self._killed.kill()
-            waiting = [_who(cell) for cell in cells if _reached(cell)]
+            waiting = [_who(cell) for cell in cells if cell.reached]
             # A driver that waits itself has this process for its parent.
             pids = {pid for who in waiting for pid in (who["worker"], who["daemon"])}
             await_gone(pids - {os.getpid()})
         for cell in cells:
             (cell.folder / "armed.json").unlink(missing_ok=True)
         rivals = [cell for cell in self._again.cells if cell not in cells]
-        while not all(_reached(cell) or self._ended(cell) for cell in rivals):
+        while not all(cell.reached or self._ended(cell) for cell in rivals):
             yield
         if self._again.cells:
             self._again.start()
@@ -214,10 +216,6 @@ def _persist(action: Callable[[], None]) -> Any:
             return action()
         except RocketSinkError:
             yield
-
-
-def _reached(cell: Cell) -> bool:
-    return (cell.folder / "reached.json").exists()
 
 
 def _who(cell: Cell) -> dict[str, int]:

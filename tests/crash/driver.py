@@ -17,10 +17,11 @@ from typing import Any
 
 from integration import lanes
 
-from crash.files import await_file, write_whole
-from rocket_sink import Ledger, RocketSink, register
+from crash.files import WAIT_S, await_file, write_whole
+from rocket_sink import Ledger, register
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill import Backfill
+from rocket_sink.spark.endings import Endings, check_ended
 from rocket_sink.spark.session import build_session
 from rocket_sink.spark.sources import Table
 
@@ -47,7 +48,21 @@ def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any
         raise RuntimeError(f"{resent.settled} of {selected} rows are sent: {resent}")
 
 
+def _settled(spark: Any, options: dict[str, Any]) -> bool:
+    """Whether a write that died had been decided; `rocket-sink transactions settle` in short."""
+    given = SinkOptions.parse(options)
+    if not Ledger(given.ledger).exists():
+        return False
+    endings = Endings(spark, given)
+    rows = endings.open_epochs()
+    for row in rows:
+        check_ended(endings.end(row.query_id, row.epoch, wait_s=WAIT_S))
+    return bool(rows)
+
+
 def _run(spark: Any, cell: dict[str, Any], folder: Path) -> None:
+    if cell["settles"] and _settled(spark, cell["options"]):
+        return
     run = _backfill if cell["lane"] == "backfill" else _LANES[cell["lane"]].run
     run(spark, folder / "source", folder / "checkpoint", cell["options"])
 
@@ -101,21 +116,29 @@ def _cell(spark: Any, cell: dict[str, Any], role: str) -> None:
         _report(Path(cell["folder"]), role, broken)
 
 
-def _refused(cells: list[dict[str, Any]]) -> str:
-    """What a sink without `allowSpeculation` says to this session."""
-    options = {**cells[0]["options"], "allowSpeculation": False}
-    try:
-        RocketSink(**options)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+def _refusals(spark: Any, cell: dict[str, Any]) -> dict[str, str]:
+    """What each lane without `allowSpeculation` says to this session; "": it has sent the rows."""
+    folder = Path(cell["folder"])
+    options = {**cell["options"], "ledger": str(folder / "speculation")}
+    del options["allowSpeculation"]
+    said = {}
+    for lane in (*_LANES, "backfill"):
+        run = _backfill if lane == "backfill" else _LANES[lane].run
+        try:
+            run(spark, folder / "source", folder / "speculation-checkpoint", options)
+            said[lane] = ""
+        except Exception as error:
+            said[lane] = f"{type(error).__name__}: {error}"
+    return said
 
 
 def main(plan: dict[str, Any]) -> None:
     """`plan`: role, master, conf, report (a file for the process's ids), cells."""
     spark = build_session("rocket-sink-crash", master=plan["master"], conf=plan["conf"])
     ids = {"driver": os.getpid(), "jvm": spark.sparkContext._gateway.proc.pid}
-    write_whole(Path(plan["report"]), json.dumps({**ids, "refused": _refused(plan["cells"])}))
+    speculates = plan["conf"].get("spark.speculation") == "true"
+    refusals = _refusals(spark, plan["cells"][0]) if speculates else {}
+    write_whole(Path(plan["report"]), json.dumps({**ids, "refusals": refusals}))
     if any(cell["lane"].startswith("source") for cell in plan["cells"]):
         register(spark)
         # Once: two threads that register at the same time disturb each other.

@@ -16,12 +16,19 @@ Queue = tuple[str, int]
 
 @dataclass(frozen=True)
 class Copy:
-    """A message as a broker has it."""
+    """A message as a broker has it.
+
+    Attributes:
+        half: the broker's id of the half message that this was made of.
+        life: 1 for a topic that was deleted and made again, whose offsets begin anew.
+    """
 
     row: Row
     message_id: str
     queue: Queue
     offset: int
+    half: str = ""
+    life: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,11 +54,16 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Accounts:
-    """What the ledger says of a query."""
+    """What the ledger says of a query.
+
+    Attributes:
+        halves: brokers' ids of the half messages that its appends have decided on.
+    """
 
     sent: Sequence[Sent] = ()
     letters: Collection[Row] = ()
     epochs: Sequence[Epoch] = ()
+    halves: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,7 @@ class Verdict:
         unaccounted: stored copies of doubled rows that the ledger neither places nor doubts.
         wrong_epochs: epochs whose columns do not add up to their rows.
         missing_rows: rows that came in and are in no epoch that adds up.
+        undecided: visible messages that no append has decided on: of an attempt that did not count.
     """
 
     stored: int
@@ -79,6 +92,7 @@ class Verdict:
     unaccounted: int
     wrong_epochs: int
     missing_rows: int
+    undecided: int
 
     def faults(self, *, ordering: str, delivery: str, batch: bool = False) -> dict[str, int]:
         """The figures that break what was promised; empty when all is well."""
@@ -93,6 +107,8 @@ class Verdict:
             wrong["disordered"] = self.disordered
         if delivery != "at_least_once":
             wrong["duplicates"] = self.duplicates
+        if delivery == "transactional":
+            wrong["undecided"] = self.undecided
         return {name: count for name, count in wrong.items() if count}
 
 
@@ -111,6 +127,7 @@ def judge(expected: Collection[Row], copies: Sequence[Copy], accounts: Accounts)
         unaccounted=_unaccounted([copy for copy in copies if copy.row in doubled], accounts),
         wrong_epochs=sum(not _adds_up(epoch) for epoch in accounts.epochs),
         missing_rows=max(0, len(asked) - _rows_told(accounts.epochs)),
+        undecided=sum(copy.half not in accounts.halves for copy in copies),
     )
 
 
@@ -120,7 +137,7 @@ def _disordered(copies: Iterable[Copy]) -> int:
     last: dict[str, int] = {}
     seen: set[Row] = set()
     wrong = 0
-    for copy in sorted(copies, key=lambda copy: (copy.queue, copy.offset)):
+    for copy in sorted(copies, key=lambda copy: (copy.queue, copy.life, copy.offset)):
         if copy.row in seen:
             continue
         seen.add(copy.row)

@@ -53,6 +53,13 @@ def _sent(row: dict[str, Any]) -> Sent:
     return Sent(row["outcome"], row["message_count"], queue, row["queue_offset"] if stored else -1)
 
 
+def halves(ledger: Path) -> set[str]:
+    """Brokers' ids of the half messages of requests that count."""
+    rows = rows_of(ledger, "send", ("half", "outcome", "offset_message_id"))
+    stored = [row for row in rows if row["half"] and row["outcome"].startswith("acked")]
+    return {row["offset_message_id"] for row in stored}
+
+
 def letters(ledger: Path) -> set[Row]:
     """Rows that are dead letters."""
     return {row_of(row["body"]) for row in rows_of(ledger, "dead_letter", ("body",))}

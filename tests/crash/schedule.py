@@ -1,7 +1,7 @@
 """Schedules of the crash harness: what is sent how, and what breaks when.
 
 A schedule is a value. The ones of `CI` are chosen: together they have every event and moment, every
-lane and both delivery modes. `draw` makes the others, each from a seed.
+lane and every delivery mode. `draw` makes the others, each from a seed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Final
 STREAMS: Final = ("foreach", "source_stream", "foreach_batch")
 BATCHES: Final = ("write", "source_batch")
 BACKFILL: Final = "backfill"
-DELIVERIES: Final = ("at_least_once", "effectively_once")
-"""`transactional` belongs here once the sink has it."""
+TRANSACTIONAL: Final = "transactional"
+DELIVERIES: Final = ("at_least_once", "effectively_once", TRANSACTIONAL)
+HALVES: Final = ("foreach_batch", "write")
+"""Lanes that take `transactional`; the others refuse it (`rocket_sink.spark.halves`)."""
 ORDERINGS: Final = ("none", "best_effort", "strict")
 
 EPOCHS: Final = 2
@@ -26,7 +28,7 @@ ROWS: Final = 160
 REQUEST_ROWS: Final = 10
 
 REQUEST: Final = "request"
-"""A worker is about to hand its n-th request to the engine; the first: nothing is sent yet."""
+"""A worker is about to hand the n-th request to the engine; at the first nothing is sent yet."""
 ANSWERED: Final = "answered"
 """A task has all its answers; its accounts are not in the spool."""
 SPOOLED: Final = "spooled"
@@ -37,6 +39,10 @@ FOLDS: Final = tuple(
     f"fold:{step}" for step in ("listed", "manifest", "append", "appended", "delete", "deleted")
 )
 """A fold stands before its manifest (between spool and fold), its append, its deletes, its end."""
+ENDING: Final = "ending"
+"""A driver is about to commit the n-th half message, of an epoch that Delta has."""
+ENDED: Final = "ended"
+"""All half messages of an epoch are committed; the ledger does not know."""
 LETTERS: Final = "letters"
 """A backfill has marked its n-th chunk as about to be sent."""
 
@@ -92,13 +98,17 @@ EVENTS: Final = {
     "topic_deleted": Event("local", STREAMS, ("",)),
     "checkpoint_deleted": Event("local", STREAMS, ("",)),
     "two_drivers": Event("local", STREAMS, (REQUEST,)),
-    "driver_killed": Event("killed", (*_ALL, BACKFILL), (*_TASK, COMMITTED, *FOLDS, LETTERS)),
+    "driver_killed": Event(
+        "killed", (*_ALL, BACKFILL), (*_TASK, COMMITTED, ENDING, ENDED, *FOLDS, LETTERS)
+    ),
     "executor_killed": Event("executors", ("foreach", "foreach_batch", "write"), _TASK),
 }
 _SPOOLING: Final = ("foreach", "source_stream", "source_batch")
 _LANES_OF: Final = {
     SPOOLED: _SPOOLING,
     COMMITTED: ("foreach_batch", "write", "source_stream", "source_batch"),
+    ENDING: HALVES,
+    ENDED: HALVES,
     LETTERS: (BACKFILL,),
     **dict.fromkeys(FOLDS, _SPOOLING),
 }
@@ -114,6 +124,13 @@ def lanes_of(event: str, moment: str) -> tuple[str, ...]:
     return tuple(lane for lane in EVENTS[event].lanes if lane in lanes)
 
 
+def deliveries_of(lane: str, moment: str) -> tuple[str, ...]:
+    """The delivery modes in which a lane passes the moment."""
+    if moment in (ENDING, ENDED):
+        return (TRANSACTIONAL,)
+    return DELIVERIES if lane in HALVES else DELIVERIES[:2]
+
+
 def draw(seed: int) -> Schedule:
     """The schedule of a seed."""
     rng = random.Random(seed)
@@ -121,11 +138,17 @@ def draw(seed: int) -> Schedule:
     moment = rng.choice([m for m in EVENTS[event].moments if lanes_of(event, m)])
     lane = rng.choice(lanes_of(event, moment))
     tasks = EPOCHS * FILES if lane in STREAMS else FILES
-    most = {REQUEST: 3 * tasks, ANSWERED: tasks // 2, SPOOLED: tasks // 2, COMMITTED: 2}
-    if lane in BATCHES:
-        most[COMMITTED] = 1
+    epochs = 1 if lane in BATCHES else EPOCHS
+    most = {
+        REQUEST: 3 * tasks, ANSWERED: tasks // 2, SPOOLED: tasks // 2, COMMITTED: epochs,
+        ENDING: ROWS * tasks, ENDED: epochs,
+    }  # fmt: skip
+    delivery = rng.choice(deliveries_of(lane, moment))
+    if delivery == TRANSACTIONAL:
+        # A half message is a request of its own.
+        most[REQUEST] *= REQUEST_ROWS
     drawn = Schedule(
-        lane, rng.choice(ORDERINGS), rng.choice(DELIVERIES), event, moment,
+        lane, rng.choice(ORDERINGS), delivery, event, moment,
         rng.randint(1, most.get(moment, 1)), seed=seed,
     )  # fmt: skip
     if lane == BACKFILL:
@@ -141,7 +164,7 @@ CI: Final = (
     Schedule("foreach", "strict", "at_least_once", "worker_killed", REQUEST, 1),
     Schedule("source_stream", "none", "effectively_once", "worker_killed", ANSWERED),
     Schedule("foreach_batch", "none", "at_least_once", "worker_killed", REQUEST, 9, "own"),
-    Schedule("write", "none", "effectively_once", "task_failed", REQUEST, 9),
+    Schedule("write", "strict", "transactional", "driver_killed", ENDING, 100),
     Schedule("source_batch", "strict", "at_least_once", "task_failed", REQUEST, 12),
     Schedule("foreach_batch", "strict", "effectively_once", "broker_killed", REQUEST, 11),
     Schedule("foreach", "best_effort", "at_least_once", "broker_frozen", REQUEST, 11),
@@ -156,6 +179,6 @@ CI: Final = (
     Schedule("source_stream", "none", "effectively_once", "driver_killed", "fold:listed"),
     Schedule("foreach", "none", "at_least_once", "driver_killed", "fold:appended"),
     Schedule("backfill", "strict", "at_least_once", "driver_killed", LETTERS, 1, "own"),
-    Schedule("foreach_batch", "strict", "effectively_once", "executor_killed", REQUEST, 9),
+    Schedule("foreach_batch", "none", "transactional", "executor_killed", REQUEST, 90),
     Schedule("foreach", "none", "at_least_once", "executor_killed", ANSWERED, 1, "own"),
 )

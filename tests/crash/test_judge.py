@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 
 from .judge import Accounts, Copy, Epoch, Row, Sent, judge
-from .schedule import BACKFILL, CI, DELIVERIES, EVENTS, FOLDS, draw, lanes_of
+from .schedule import (
+    BACKFILL,
+    CI,
+    DELIVERIES,
+    ENDED,
+    ENDING,
+    EVENTS,
+    FOLDS,
+    TRANSACTIONAL,
+    deliveries_of,
+    draw,
+    lanes_of,
+)
 
 ROWS: list[Row] = [(key, number) for key in ("a", "b") for number in range(4)]
 HOME = {"a": ("10.0.0.1:1", 0), "b": ("10.0.0.1:1", 1)}
@@ -27,9 +39,11 @@ class World:
     )
     letters: set[Row] = field(default_factory=set)
     epochs: list[Epoch] = field(default_factory=lambda: [Epoch("q", True, 8, 8)])
+    halves: set[str] = field(default_factory=set)
 
     def faults(self, ordering: str = "strict", delivery: str = "effectively_once") -> set[str]:
-        verdict = judge(ROWS, self.copies, Accounts(self.sent, self.letters, self.epochs))
+        accounts = Accounts(self.sent, self.letters, self.epochs, self.halves)
+        verdict = judge(ROWS, self.copies, accounts)
         return set(verdict.faults(ordering=ordering, delivery=delivery))
 
     def again(self, *numbers: int) -> None:
@@ -101,6 +115,48 @@ PLANTED: list[tuple[Callable[[World], None], set[str], set[str]]] = [
 ]
 
 
+def transactional() -> World:
+    """The same rows, each from a half message that the ledger has decided on."""
+    world = World()
+    world.copies = [replace(copy, half=f"half {copy.row}") for copy in world.copies]
+    world.halves = {copy.half for copy in world.copies}
+    world.sent = [Sent("acked", 1) for _ in ROWS]
+    return world
+
+
+def leave_half(world: World) -> None:
+    """A decided half message that nobody commits."""
+    del world.copies[7]
+
+
+def commit_twice(world: World) -> None:
+    world.again(3)
+
+
+def commit_of_failed_attempt(world: World) -> None:
+    """The row's half message that counts stays hidden, the one of an attempt before is visible."""
+    world.copies[5] = replace(world.copies[5], half="half of an attempt that failed")
+
+
+def commit_undecided_too(world: World) -> None:
+    world.again(3)
+    world.copies[-1] = replace(world.copies[-1], half="half of an attempt that failed")
+
+
+def send_plainly(world: World) -> None:
+    world.copies[0] = replace(world.copies[0], half="")
+
+
+HALF_PLANTED: list[tuple[Callable[[World], None], set[str]]] = [
+    (leave_half, {"lost"}),
+    (swap, {"disordered"}),
+    (commit_twice, {"duplicates", "unaccounted"}),
+    (commit_of_failed_attempt, {"undecided"}),
+    (commit_undecided_too, {"duplicates", "unaccounted", "undecided"}),
+    (send_plainly, {"undecided"}),
+]
+
+
 def _name(value: Any) -> str:
     return str(getattr(value, "__name__", "")) or "+".join(sorted(value)) or "nothing"
 
@@ -114,6 +170,16 @@ def test_the_judge_catches(
     plant(world)
     assert world.faults() == strict_once
     assert world.faults("none", "at_least_once") == unordered
+
+
+@pytest.mark.parametrize(("plant", "found"), HALF_PLANTED, ids=_name)
+def test_the_judge_of_half_messages_catches(
+    plant: Callable[[World], None], found: set[str]
+) -> None:
+    world = transactional()
+    assert world.faults("strict", "transactional") == set()
+    plant(world)
+    assert world.faults("strict", "transactional") == found
 
 
 def test_a_dead_letter_is_not_lost() -> None:
@@ -138,6 +204,15 @@ def test_a_replayed_prefix_is_in_order() -> None:
     assert world.faults("strict", "at_least_once") == set()
 
 
+def test_a_topic_that_is_made_again_begins_with_its_first_offset() -> None:
+    world = World()
+    later = [replace(copy, life=1, offset=0) for copy in world.copies if copy.row == ("a", 3)]
+    world.copies = [copy for copy in world.copies if copy.row != ("a", 3)] + later
+    assert world.faults() == set()
+    world.copies = [replace(copy, life=1 - copy.life) for copy in world.copies]
+    assert world.faults() == {"disordered"}
+
+
 def test_the_chosen_schedules_have_everything() -> None:
     assert {one.event for one in CI} == set(EVENTS)
     lanes = {"foreach", "source_stream", "foreach_batch", "write", "source_batch", BACKFILL}
@@ -154,3 +229,5 @@ def test_a_drawn_schedule_is_possible_and_its_seeds_own() -> None:
     assert drawn == [draw(seed) for seed in range(2000)]
     assert {one.event for one in drawn} == set(EVENTS)
     assert all(one.lane in lanes_of(one.event, one.moment) for one in drawn)
+    assert all(one.delivery in deliveries_of(one.lane, one.moment) for one in drawn)
+    assert {one.moment for one in drawn if one.delivery == TRANSACTIONAL} >= {ENDING, ENDED}

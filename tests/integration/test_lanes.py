@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,6 +191,17 @@ def test_a_missing_column_is_an_error_that_names_it(world: World) -> None:
     with pytest.raises(Exception, match="body"):
         world.run()
     assert not world.stored()
+
+
+@pytest.mark.parametrize("lane", [LANES[0], LANES[3]], ids=lambda lane: lane.name)
+def test_an_app_id_goes_with_its_checkpoint(world: World) -> None:
+    """Of foreachBatch, the crash harness shows it."""
+    world.put(flights(20))
+    world.run(appId="a")
+    shutil.rmtree(world.folder / "checkpoint")
+    with pytest.raises(Exception, match=r"CheckpointError.*appId 'a' names the streaming query"):
+        world.run(appId="a")
+    assert len(world.stored()) == 20
 
 
 def test_what_is_checked_on_the_driver(spark: Any, cluster: FakeCluster) -> None:

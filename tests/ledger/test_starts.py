@@ -10,7 +10,7 @@ import pytest
 from rocket_sink.errors import CheckpointError
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.ledger.starts import EpochStarts, begin_epoch
+from rocket_sink.ledger.starts import EpochStarts, begin_epoch, begin_write, end_write
 
 
 def test_an_epoch_that_was_begun_before_is_known(tmp_path: Path) -> None:
@@ -27,6 +27,15 @@ def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path: Path) -> N
     assert not begin_epoch(place, "q", 5)
     (tmp_path / "file").write_text("")
     assert not begin_epoch(locate(tmp_path / "file"), "q", 0)
+
+
+def test_a_write_that_did_not_end_is_known(tmp_path: Path) -> None:
+    place = locate(tmp_path)
+    assert [begin_write(place, "a"), begin_write(place, "a"), begin_write(place, "b")] == [
+        False, True, False,
+    ]  # fmt: skip
+    end_write(place, "a")
+    assert [begin_write(place, "a"), begin_write(place, "b")] == [False, True]
 
 
 class Run:

@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rocket_sink.errors import DeliveryError, NameServerUnavailableError
+from rocket_sink.errors import CheckpointError, DeliveryError, NameServerUnavailableError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.spark import worker
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.worker import TaskRun
 from rocket_sink.testing import Answer, FakeCluster
@@ -152,3 +153,16 @@ def test_rows_that_may_be_stored_already_are_counted(
     send(cluster, tmp_path, pool, again=again, delivery=delivery, count=20)
     (account,) = [row for row in spooled(tmp_path) if row["kind"] == "epoch"]
     assert (account["acked"], account["duplicates_possible"]) == (20, possible)
+
+
+def test_an_app_id_of_another_query_sends_nothing(
+    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for query in ("q1", "q1", "q2"):
+        monkeypatch.setattr(worker, "streaming_query", lambda query=query: query)
+        if query == "q2":
+            with pytest.raises(CheckpointError, match="'app' names the streaming query q1"):
+                send(cluster, tmp_path, pool, count=10, appId="app")
+        else:
+            send(cluster, tmp_path, pool, count=10, appId="app")
+    assert len(cluster.messages("t")) == 20

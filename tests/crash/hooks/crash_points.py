@@ -2,7 +2,7 @@
 
 The functions of rocket_sink that stand at a moment are wrapped, in drivers and workers. A cell (a
 folder with the ledger of its query in it) arms one point by a file; the process that passes the
-point for the n-th time takes the file, says in `reached.json` who it is, and waits for `go`: to go
+point as the n-th takes the file, says in `reached.json` who it is, and waits for `go`: to go
 on, or to fail. Whoever is to be killed is killed by the test while it waits.
 """
 
@@ -13,7 +13,6 @@ import functools
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +20,6 @@ from urllib.parse import unquote, urlsplit
 
 WAIT_S: Final = 900.0
 _POLL_S: Final = 0.02
-_passed: Counter[tuple[int, str, str]] = Counter()
 
 
 class Planted(Exception):
@@ -40,13 +38,19 @@ def passing(ledger: str, point: str) -> None:
         return
     if wanted["point"] != point:
         return
-    _passed[os.getpid(), cell.name, point] += 1
-    if _passed[os.getpid(), cell.name, point] < wanted["count"]:
+    if _passed(cell) < wanted["count"]:
         return
     with contextlib.suppress(FileNotFoundError):
         # A rename: of two processes at the point, one has it.
         armed.rename(cell / f"taken.{os.getpid()}")
         _wait(cell)
+
+
+def _passed(cell: Path) -> int:
+    """How often the point was passed, by all processes: a worker may never see a second task."""
+    with (cell / "passed").open("ab", buffering=0) as file:
+        file.write(b".")
+        return file.tell()
 
 
 def _wait(cell: Path) -> None:
@@ -86,7 +90,8 @@ def _around(
 def install() -> None:
     """Wrap; each line is a moment of `schedule`."""
     from rocket_sink.ledger import fold, spool
-    from rocket_sink.spark import accounts, datasource, foreach_batch, resend, task
+    from rocket_sink.producer import commits
+    from rocket_sink.spark import accounts, datasource, endings, foreach_batch, resend, task
 
     def of_request(body: Any, request: Any) -> str:
         return body._options.ledger if request is not None else ""
@@ -102,6 +107,8 @@ def install() -> None:
     _around(foreach_batch, "_append", "committed", lambda _, uri, *more: uri, after=True)
     confirm = datasource._Writer
     _around(confirm, "_confirm", "committed", lambda own, *more: own._options.ledger, after=True)
+    _around(commits.HalfCommits, "_end", "ending", lambda own, *more: own._engine.options.ledger)
+    _around(endings.Endings, "_note", "ended", lambda own, *more: own._options.ledger)
     _around(resend.Resender, "_deliver", "letters", lambda own, *more: own._options.ledger)
     _wrap_fold(fold._Folder)
 

@@ -1,0 +1,30 @@
+"""An `appId` names one query of Spark's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.errors import CheckpointError, LedgerError
+from rocket_sink.ledger.app_ids import claim_app_id
+from rocket_sink.ledger.place import locate
+
+
+def test_it_names_the_query_that_had_it_first(tmp_path: Path) -> None:
+    place = locate(tmp_path)
+    for _ in range(2):
+        claim_app_id.cache_clear()
+        claim_app_id(place, "jobs/a", "q1")
+    claim_app_id(place, "another", "q2")
+    claim_app_id(locate(tmp_path / "ledger"), "jobs/a", "q2")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"names the streaming query q1, and this .* q2"):
+            claim_app_id(place, "jobs/a", "q2")
+
+
+def test_a_note_that_says_nothing_is_no_leave(tmp_path: Path) -> None:
+    claim_app_id(locate(tmp_path), "a", "q1")
+    (tmp_path / "_started" / "q-a.query.json").write_text("{")
+    with pytest.raises(LedgerError, match=r"q-a\.query\.json"):
+        claim_app_id(locate(tmp_path), "a", "q2")
