@@ -154,7 +154,6 @@ def _runs(bench: SparkBench, files: RowFiles, keys: int, repeat: int) -> Sequenc
     ordering = "strict" if keys else "none"
     made = lane_cases(["write"], [ordering], [keys], [_BODY_BYTES])[-1]
     run = LaneRun(bench, made, files)
-    run.warm_up()
     return [run.run() for _ in range(repeat)]
 
 
