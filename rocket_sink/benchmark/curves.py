@@ -93,6 +93,17 @@ def curve_tables(points: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType
         yield table(title, ("over", "of", "curve", "max/min", ""), flat, numbers="max/min")
 
 
+def not_flat(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Of each curve that grows, which one and by how much."""
+    for name, some in curves_of(points).items():
+        for line in lines_of(some):
+            if line.spread > FLAT:
+                yield (
+                    f"{line.name} over {name} is not flat: the largest is {line.spread:.2f} times "
+                    f"the smallest (up to {FLAT} counts as flat)"
+                )
+
+
 def svg(name: str, points: Sequence[Mapping[str, Any]]) -> str:
     """One curve as a drawing: both lines from nought, each on its own scale."""
     lines = lines_of(points)

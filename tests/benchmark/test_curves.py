@@ -8,7 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rocket_sink.benchmark.curves import curves_of, flatness, lines_of, sparkline, svg
+from rocket_sink.benchmark.curves import (
+    curves_of,
+    flatness,
+    lines_of,
+    not_flat,
+    sparkline,
+    svg,
+)
 
 
 def points(curve: str, cpus: list[float]) -> list[dict[str, Any]]:
@@ -40,6 +47,15 @@ def test_points_are_parted_into_curves() -> None:
         "a": [1, 2], "b": [3]
     }  # fmt: skip
     assert lines_of(found["a"])[0].spread == 2
+
+
+def test_a_curve_that_grows_is_named_with_its_measure() -> None:
+    assert not list(not_flat(points("rows", [1.0, 1.3])))
+    (told,) = not_flat([*points("rows", [1.0, 1.2]), *points("keys", [2.0, 3.0])])
+    assert "CPU over keys" in told
+    assert "1.50" in told
+    grown = [{**one, "peak_mb": 100.0 * n} for n, one in enumerate(points("rows", [1, 1, 1]), 1)]
+    assert "memory over rows" in next(not_flat(grown))
 
 
 def test_a_drawing_is_well_formed_and_higher_values_stand_higher() -> None:
