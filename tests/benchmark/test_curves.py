@@ -11,6 +11,7 @@ import pytest
 from rocket_sink.benchmark.curves import (
     curves_of,
     flatness,
+    growth,
     lines_of,
     not_flat,
     sparkline,
@@ -49,8 +50,16 @@ def test_points_are_parted_into_curves() -> None:
     assert lines_of(found["a"])[0].spread == 2
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([4, 2, 1], 1), ([2, 1, 3], 3), ([1, 2, 1], 2), ([3, 0], math.inf), ([5], 1)],
+)
+def test_growth_is_a_later_value_by_an_earlier_one(values: list[float], expected: float) -> None:
+    assert growth(values) == expected
+
+
 def test_a_curve_that_grows_is_named_with_its_measure() -> None:
-    assert not list(not_flat(points("rows", [1.0, 1.3])))
+    assert not list(not_flat(points("rows", [3.0, 1.0, 1.3])))
     (told,) = not_flat([*points("rows", [1.0, 1.2]), *points("keys", [2.0, 3.0])])
     assert "CPU over keys" in told
     assert "1.50" in told
