@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 FLAT: Final = 1.3
-"""Most that the largest may be of the smallest for a curve to be called flat."""
+"""Most that a point may be of one before it for a curve to be called flat. A curve may fall: what a
+write costs once (its ledger's table, Delta's commit) is spread over more rows."""
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 240, 60, 40, 30
 _COLOURS: Final = ("#1f6feb", "#d1242f")
@@ -36,11 +37,32 @@ class Line:
         """The largest divided by the smallest; 1 is perfectly flat."""
         return flatness(self.values)
 
+    @property
+    def growth(self) -> float:
+        """The most that a value is of one before it."""
+        return growth(self.values)
+
+    @property
+    def is_flat(self) -> bool:
+        """It does not grow beyond `FLAT`."""
+        return self.growth <= FLAT
+
 
 def flatness(values: Sequence[float]) -> float:
     """The largest divided by the smallest value; infinite when the smallest is not positive."""
     least = min(values)
     return max(values) / least if least > 0 else math.inf
+
+
+def growth(values: Sequence[float]) -> float:
+    """The most that a value is of one before it, 1 at least; infinite where one is not positive."""
+    if min(values) <= 0:
+        return math.inf
+    least, grown = values[0], 1.0
+    for value in values:
+        least = min(least, value)
+        grown = max(grown, value / least)
+    return grown
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -84,13 +106,25 @@ def curve_tables(points: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType
         yield table(f"Over {name}", names, rows, numbers=numbers)
     if curves:
         flat = [
-            (name, line.name, sparkline(line.values), f"{line.spread:.2f}",
-             "flat" if line.spread <= FLAT else "NOT FLAT")
+            (name, line.name, sparkline(line.values), f"{line.spread:.2f}", f"{line.growth:.2f}",
+             "flat" if line.is_flat else "NOT FLAT")
             for name, some in curves.items()
             for line in lines_of(some)
         ]  # fmt: skip
-        title = f"Flatness (largest / smallest; flat up to {FLAT})"
-        yield table(title, ("over", "of", "curve", "max/min", ""), flat, numbers="max/min")
+        title = f"Flatness (growth: a point by one before it; flat up to {FLAT})"
+        names = ("over", "of", "curve", "max/min", "growth", "")
+        yield table(title, names, flat, numbers="max/min growth")
+
+
+def not_flat(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Of each curve that grows, which one and by how much."""
+    for name, some in curves_of(points).items():
+        for line in lines_of(some):
+            if not line.is_flat:
+                yield (
+                    f"{line.name} over {name} is not flat: it grows {line.growth:.2f} times (up to "
+                    f"{FLAT} counts as flat)"
+                )
 
 
 def svg(name: str, points: Sequence[Mapping[str, Any]]) -> str:

@@ -80,15 +80,19 @@ def ceiling(body_bytes: int) -> PeerCase:
     return PeerCase(OURS, case, {"mode": "replay"}, 4.0)
 
 
-def engine(body_bytes: int, ordering: str, keys: int) -> PeerCase:
-    """Arrow encode and send without Spark."""
+def engine(body_bytes: int, ordering: str, keys: int, *, ledger: bool = False) -> PeerCase:
+    """Arrow encode and send without Spark; with a ledger it is compared with itself without."""
     words = ["engine", *([ordering] if ordering != "none" else [])]
     if keys:
         words.append("all keys" if keys < 0 else f"{keys} keys")
     name = " ".join([*words, f"{body_bytes} B"])
-    against = (f"ceiling {body_bytes} B", title(JAVA, BATCHES, body_bytes))
+    against: tuple[str, ...] = (f"ceiling {body_bytes} B", title(JAVA, BATCHES, body_bytes))
+    arguments = {"mode": "arrow", "keys": keys, "ordering": ordering}
+    if ledger:
+        name, against = f"{name} ledger", (name,)
+        arguments["ledger"] = "yes"
     case = Case(name, ENGINE_GROUP, against, ordering, body_bytes, keys)
-    return PeerCase(OURS, case, {"mode": "arrow", "keys": keys, "ordering": ordering}, 2.0)
+    return PeerCase(OURS, case, arguments, 2.0)
 
 
 def title(who: str, mode: str, body_bytes: int) -> str:

@@ -180,6 +180,7 @@ class _Subjects:
                 for ordering in plan.orderings:
                     for keys in (0,) if ordering == "none" else plan.keys:
                         yield peers_cases.engine(body, ordering, keys)
+                        yield peers_cases.engine(body, ordering, keys, ledger=True)
             if plan.peers:
                 yield from peers_cases.peer_cases(body, frozenset(self._launchers))
             elif plan.java_batches and peers_cases.JAVA in self._launchers:

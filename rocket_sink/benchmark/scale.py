@@ -105,12 +105,14 @@ class _ScaleRun:
 
     def _over_rows(self) -> Iterator[dict[str, Any]]:
         with _real(2) as cluster, self._session(self._workers) as spark:
+            self._compile(spark, cluster)
             for rows in self._scaling.row_counts:
                 yield _point("rows", "rows", rows, self._measured(spark, cluster, rows))
 
     def _over_keys(self) -> Iterator[dict[str, Any]]:
         rows = self._scaling.rows
         with _real(2) as cluster, self._session(self._workers) as spark:
+            self._compile(spark, cluster)
             for keys in self._scaling.key_counts:
                 figures = self._measured(spark, cluster, rows, keys=keys)
                 yield _point("sharding keys, strict", "keys", keys, figures)
@@ -119,6 +121,8 @@ class _ScaleRun:
         with self._session(self._workers) as spark:
             for count in _REAL_BROKERS:
                 with _real(count) as cluster:
+                    if count == _REAL_BROKERS[0]:
+                        self._compile(spark, cluster)
                     yield from self._broker_points(spark, cluster, count, "real")
             for count in _STUB_BROKERS:
                 with StubCluster(count) as stub:
@@ -136,25 +140,30 @@ class _ScaleRun:
         with _real(2) as cluster:
             for workers in _WORKERS:
                 with self._session(workers) as spark:
+                    self._compile(spark, cluster)
                     figures = self._measured(spark, cluster, self._scaling.rows)
                     yield _point("workers", "workers", workers, figures)
 
+    def _compile(self, spark: SparkSession, brokers: Brokers) -> None:
+        """An unmeasured run: a JVM's compilers work most in its first minute, which would make the
+        first point of every curve the dearest."""
+        self._measured(spark, brokers, self._scaling.rows, repeat=1)
+
     def _measured(
         self, spark: SparkSession, brokers: Brokers, rows: int, *, keys: int = 0,
-        count: bool = True,
+        count: bool = True, repeat: int | None = None,
     ) -> Figures:  # fmt: skip
         path = self._folder / f"rows-{rows}-{keys}"
         files = RowFiles(spark, Load(rows, _BODY_BYTES, (keys,)), path)
         scratch = Path(str(path) + f"-{len(list(self._folder.iterdir()))}")
         bench = SparkBench(spark, brokers, TOPIC, scratch, count=count)
-        return medians(_runs(bench, files, keys, self._scaling.repeat))[0]
+        return medians(_runs(bench, files, keys, repeat or self._scaling.repeat))[0]
 
 
 def _runs(bench: SparkBench, files: RowFiles, keys: int, repeat: int) -> Sequence[Figures]:
     ordering = "strict" if keys else "none"
     made = lane_cases(["write"], [ordering], [keys], [_BODY_BYTES])[-1]
     run = LaneRun(bench, made, files)
-    run.warm_up()
     return [run.run() for _ in range(repeat)]
 
 

@@ -5,9 +5,9 @@
 Modes: sync, hash (a sharding key per message), async, autobatch, batch; arrow (rows of a record
 batch through the task body of the Spark lanes, without Spark); replay (frames encoded beforehand:
 the brokers' ceiling). Others: messages or seconds, size, threads, inflight, batch, warmup, keys,
-ordering, numbers=FILE (what was acknowledged, and what was announced as possibly doubled). It
-prints READY when it is warm, goes on when it reads a line (or the end of its input), then prints
-one JSON line.
+ordering, ledger=yes (arrow: ledger rows go to a spool), numbers=FILE (what was acknowledged, and
+what was announced as possibly doubled). It prints READY when it is warm, goes on when it reads a
+line (or the end of its input), then prints one JSON line.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def _job(given: dict[str, str]) -> tuple[Job, Tally]:
         batch=int(given.get("batch", "1000")),
         keys=int(given.get("keys", "0")),
         ordering=given.get("ordering", "none"),
+        ledger=given.get("ledger") == "yes",
     ), tally
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from rocket_sink.benchmark.rows import numbered_table, record_batch
@@ -23,8 +24,17 @@ BATCH_ROWS: Final = 20_000
 
 @contextmanager
 def send_arrow(job: Job) -> Iterator[Send]:
-    """Rows go in record batches of 20,000, the same one again and again; no ledger."""
-    options = SinkOptions.parse({**job.options, "topic": job.topic, "ordering": job.ordering})
+    """Rows go in record batches of 20,000, the same one again and again."""
+    with ExitStack() as stack:
+        more = {}
+        if job.ledger:
+            more["ledger"] = stack.enter_context(TemporaryDirectory(prefix="rocket-sink-"))
+        yield from _sending(job, more)
+
+
+def _sending(job: Job, more: dict[str, str]) -> Iterator[Send]:
+    given = {**job.options, "topic": job.topic, "ordering": job.ordering, **more}
+    options = SinkOptions.parse(given)
     batch = record_batch(BATCH_ROWS, job.size, job.keys)
     plan = ColumnPlan(tuple((name, name) for name in batch.schema.names), job.topic)
     pool = ProducerPool(make=SendEngine)

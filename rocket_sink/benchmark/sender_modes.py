@@ -24,7 +24,10 @@ _SHARDING_KEYS: Final = 1000
 
 @dataclass(frozen=True)
 class Job:
-    """What to send and how; `inflight` is of async modes, `batch` the messages of one request."""
+    """What to send and how; `inflight` is of async modes, `batch` the messages of one request.
+
+    `ledger` is of the mode arrow: its rows go to the spool of a ledger that nobody folds.
+    """
 
     topic: str
     options: dict[str, Any]
@@ -35,6 +38,7 @@ class Job:
     batch: int = 1000
     keys: int = 0
     ordering: str = "none"
+    ledger: bool = False
 
     def message(self, number: int, sharding_key: str | None = None) -> Message:
         """The message of that number."""

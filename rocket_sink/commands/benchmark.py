@@ -117,7 +117,10 @@ if TYPE_CHECKING:
     help="--faults: only stop a broker for so long; no message may be doubled.",
 )
 @click.option(
-    "--scale", is_flag=True, help="Cost per row over rows, sharding keys, brokers and workers."
+    "--scale",
+    is_flag=True,
+    help="Cost per row and memory over rows, sharding keys, brokers and workers; exit 1 when a "
+    "curve is not flat.",
 )
 @click.option(
     "--scale-by",
@@ -243,12 +246,16 @@ def _scaled_session(workers: int) -> Any:
 
 
 def _promises_broken(results: Results) -> bool:
-    """Say on standard error which promise a fault has broken."""
-    if not results.faults:
-        return False
-    from rocket_sink.benchmark.faults import broken_promises
+    """Say on standard error which promise a fault has broken, and which curve is not flat."""
+    broken = []
+    if results.faults:
+        from rocket_sink.benchmark.faults import broken_promises
 
-    broken = broken_promises(results.faults)
+        broken += broken_promises(results.faults)
+    if results.scale:
+        from rocket_sink.benchmark.curves import not_flat
+
+        broken += not_flat(results.scale)
     for line in broken:
         note(line)
     return bool(broken)

@@ -53,8 +53,16 @@ def host_name() -> str:
 
 
 def this_process() -> Owner:
-    """The owner that this process is; not cached, for workers are forked."""
-    return Owner(host_name(), os.getpid(), _start_ms(os.getpid()))
+    """The owner that this process is."""
+    return Owner(host_name(), os.getpid(), _own_start_ms())
+
+
+@functools.cache
+def _own_start_ms() -> int:
+    return _start_ms(os.getpid())
+
+
+os.register_at_fork(after_in_child=_own_start_ms.cache_clear)
 
 
 def _start_ms(pid: int) -> int:

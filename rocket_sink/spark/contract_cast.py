@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from rocket_sink.errors import ColumnError
 from rocket_sink.spark.contract_plan import ColumnPlan
 from rocket_sink.spark.contract_rows import RowBatch
-from rocket_sink.spark.text_columns import BLANKS, invalid_utf8, only_printable_ascii
+from rocket_sink.spark.text_columns import BLANKS, empty, invalid_utf8, only_printable_ascii
 from rocket_sink.wire.columns_buffers import INT32_MAX, Int64s, as_binary, nulls_of
 
 _PER_MS: Final = {"us": 1_000, "ns": 1_000_000}
@@ -105,9 +105,9 @@ def _narrow(array: pa.Array) -> pa.Array:
 def _tags(array: pa.Array) -> pa.Array | None:
     """Trimmed as `Message` does it; an empty tag is none, a blank one stays and is refused."""
     tags = _text(array)
-    empty = pc.equal(pc.binary_length(tags), 0)
-    if pc.any(empty).as_py():
-        tags = pc.if_else(empty, pa.scalar(None, tags.type), tags)
+    none = empty(tags)
+    if none.any():
+        tags = pc.if_else(pa.array(none), pa.scalar(None, tags.type), tags)
     if only_printable_ascii(tags, spaces=False):
         return tags
     wrong = pa.array(invalid_utf8(tags))

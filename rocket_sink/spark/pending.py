@@ -8,6 +8,7 @@ of an input batch are free as soon as they are encoded, whatever happens to thei
 from __future__ import annotations
 
 import enum
+import functools
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -132,7 +133,7 @@ class PendingRequest:
         """The request body as buffers to be written one after the other; nothing is copied."""
         return [piece.body for piece in self.pieces]
 
-    @property
+    @functools.cached_property
     def first_message_id(self) -> str:
         """`UNIQ_KEY` of the first message."""
         return decode_message(self.pieces[0]).property("UNIQ_KEY") or ""

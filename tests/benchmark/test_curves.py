@@ -8,7 +8,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rocket_sink.benchmark.curves import curves_of, flatness, lines_of, sparkline, svg
+from rocket_sink.benchmark.curves import (
+    curves_of,
+    flatness,
+    growth,
+    lines_of,
+    not_flat,
+    sparkline,
+    svg,
+)
 
 
 def points(curve: str, cpus: list[float]) -> list[dict[str, Any]]:
@@ -40,6 +48,23 @@ def test_points_are_parted_into_curves() -> None:
         "a": [1, 2], "b": [3]
     }  # fmt: skip
     assert lines_of(found["a"])[0].spread == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([4, 2, 1], 1), ([2, 1, 3], 3), ([1, 2, 1], 2), ([3, 0], math.inf), ([5], 1)],
+)
+def test_growth_is_a_later_value_by_an_earlier_one(values: list[float], expected: float) -> None:
+    assert growth(values) == expected
+
+
+def test_a_curve_that_grows_is_named_with_its_measure() -> None:
+    assert not list(not_flat(points("rows", [3.0, 1.0, 1.3])))
+    (told,) = not_flat([*points("rows", [1.0, 1.2]), *points("keys", [2.0, 3.0])])
+    assert "CPU over keys" in told
+    assert "1.50" in told
+    grown = [{**one, "peak_mb": 100.0 * n} for n, one in enumerate(points("rows", [1, 1, 1]), 1)]
+    assert "memory over rows" in next(not_flat(grown))
 
 
 def test_a_drawing_is_well_formed_and_higher_values_stand_higher() -> None:

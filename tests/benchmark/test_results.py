@@ -284,3 +284,12 @@ class TestBaseline:
         self.now.faults[0]["lost"] = 3
         assert self.run() == 1
         assert "3 acknowledged messages are lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "conf").glob("benchmark-*.json")), ids=str
+)
+def test_stored_baselines_can_be_compared_with(path: Path) -> None:
+    stored = read_results(path)
+    assert stored.is_complete
+    assert stored.ratios

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import threading
@@ -73,6 +74,19 @@ def test_arrow_and_replay_send_batches(
     replayed = run(capsys, cluster.name_server, mode="replay", messages=9000)["ok"]
     assert replayed >= 9000
     assert len(cluster.messages("t")) == 510 + replayed
+
+
+def test_arrow_with_a_ledger_leaves_its_rows_in_a_spool(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(
+        "rocket_sink.benchmark.sender_arrow.TemporaryDirectory",
+        lambda prefix: contextlib.nullcontext(str(tmp_path)),
+    )
+    found = run(capsys, cluster.name_server, mode="arrow", messages=500, ledger="yes")
+    assert found["ok"] == 500
+    assert len(list(tmp_path.glob("_spool/*/*/*.arrow"))) == 1
 
 
 def test_replay_sends_a_refused_request_again(

@@ -103,3 +103,10 @@ def test_one_changed_byte_is_seen(at, _, flip):
     before = fingerprint(data)
     data[at] ^= flip
     assert fingerprint(data) != before
+
+
+def test_what_differs_in_the_uppermost_bits_of_two_words_is_seen():
+    data = np.zeros(64, np.uint8)
+    before = fingerprint(data)
+    data[[7, 15]] ^= 0x80
+    assert fingerprint(data) != before
