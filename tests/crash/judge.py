@@ -155,7 +155,10 @@ def _unlike_ids(copies: Iterable[Copy]) -> int:
 
 
 def _unaccounted(copies: Sequence[Copy], accounts: Accounts) -> int:
-    """Copies at no place that an answer named, less those that the ledger says may be there."""
+    """Copies at no place that an answer named, less those that the ledger says may be there.
+
+    It doubts messages by request, and rows by epoch: a row that a third attempt sent counts once.
+    """
     placed: set[tuple[Queue, int]] = set()
     doubtful = 0
     for sent in accounts.sent:
@@ -164,8 +167,8 @@ def _unaccounted(copies: Sequence[Copy], accounts: Accounts) -> int:
         elif sent.outcome in ("unknown", "in_flight"):
             doubtful += sent.count
     possible = sum(epoch.duplicates_possible for epoch in accounts.epochs)
-    elsewhere = sum((copy.queue, copy.offset) not in placed for copy in copies)
-    return max(0, elsewhere - max(doubtful, possible))
+    elsewhere = [copy.row for copy in copies if (copy.queue, copy.offset) not in placed]
+    return max(0, min(len(elsewhere) - doubtful, len(set(elsewhere)) - possible))
 
 
 def _adds_up(epoch: Epoch) -> bool:

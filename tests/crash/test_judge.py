@@ -197,6 +197,15 @@ def test_what_the_ledger_doubts_is_accounted_for() -> None:
         assert world.faults("strict", "at_least_once") == set()
 
 
+@pytest.mark.parametrize(("counted", "found"), [(2, set()), (1, {"unaccounted"})])
+def test_a_row_that_three_attempts_sent_is_counted_once(counted: int, found: set[str]) -> None:
+    world = World()
+    world.again(1, 2)
+    world.again(1, 2)
+    world.epochs.append(Epoch("q", True, 0, 0, counted))
+    assert world.faults("strict", "at_least_once") == found
+
+
 def test_a_replayed_prefix_is_in_order() -> None:
     world = World()
     world.again(0, 1)
