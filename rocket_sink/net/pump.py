@@ -163,15 +163,20 @@ class Pump:
 
     def prepare(self, timeout_s: float) -> float:
         """Write what is queued; how long the wait may be (s)."""
-        now_s = self.clock()
+        self.write()
         busy = False
         for link in [*self._links.values(), *self._retired]:
-            if link.outbox:
-                self.flush(link, now_s)
             busy = busy or bool(link.connection.in_flight) or link.transport.readable_now
             if link.transport.readable_now:
                 timeout_s = 0.0
         return max(0.0, min(timeout_s, TICK_S) if busy else timeout_s)
+
+    def write(self) -> None:
+        """Write what is queued, as far as the kernel takes it."""
+        now_s = self.clock()
+        for link in self.links:
+            if link.outbox:
+                self.flush(link, now_s)
 
     def wait(self, timeout_s: float) -> list[tuple[Link, int]]:
         """Wait for readiness; the only part that blocks."""

@@ -19,6 +19,7 @@ from typing import Final
 from rocket_sink.errors import AuthenticationError, ProducerClosedError, SendError, WindowFullError
 from rocket_sink.net.rpc import Call
 from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.inbox import POSTED_BYTES, POSTED_TOGETHER
 from rocket_sink.producer.keeper import Keeper
 from rocket_sink.producer.leading import STEP_S, Leading, call_back
 from rocket_sink.producer.send_future import SendFuture
@@ -61,8 +62,9 @@ class Driver(Leading):
             with self._lock:
                 if self._closing:
                     raise ProducerClosedError("the producer is closed")
-                # With a callback more may follow, and be written together by the leader.
-                self.engine.pump.hurried = ticket.on_done is None
+                # Small ones with a callback may be written together by the leader.
+                large = len(request.body) >= POSTED_BYTES
+                self.engine.pump.hurried = large or ticket.on_done is None
                 self._inbox.take_in()
                 if not self._inbox and self.engine.try_submit(request):
                     return
@@ -99,7 +101,12 @@ class Driver(Leading):
             return
         request.token, request.since_s = ticket, self.engine.clock()
         self._inbox.append(request)
-        if self._asleep:
+        if len(self._inbox) >= POSTED_TOGETHER and self._lock.acquire(blocking=False):
+            try:
+                self._write_posted()
+            finally:
+                self._lock.release()
+        elif self._asleep:
             self._asleep = False
             self.engine.pump.wake()
         if self._closing:

@@ -1,7 +1,8 @@
 """Requests that asynchronous senders have handed over and the engine has not taken yet.
 
 Senders append without a lock, so that they and the thread that drives do not wait for each other;
-he takes in, under the driver's lock, all that has come since, and writes it together.
+he, or the sender whose request makes it many, takes in under the driver's lock all that has come
+since, and writes it together.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from rocket_sink.producer.values import Completion, SendRequest
 
 POSTED_BYTES: Final = 16 * 1024
 """Larger bodies are handed over under the lock: what waits here is bounded by number only."""
+
+POSTED_TOGETHER: Final = 32
+"""So many that wait here are written by the sender who brought the last of them."""
 
 
 class Inbox:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from rocket_sink.net.pump import TICK_S
 from rocket_sink.producer.chores import Chores
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.inbox import Inbox
@@ -32,6 +33,8 @@ class Leading:
         self._inbox = Inbox(engine)
         self._asleep = False
         """The leader has looked into the inbox, or is about to, and waits then."""
+        self._waits_long = False
+        """He waits longer than is good while something is in flight."""
 
     def _drive_until(
         self, over: Callable[[], bool], ticket: Ticket | None, timeout_s: float
@@ -75,6 +78,7 @@ class Leading:
                 left_s = until_s - engine.clock()
                 wait_s = engine.prepare(self.chores.wait_s(max(0.0, left_s), engine.clock))
                 engine.pump.waiting = True
+                self._waits_long = wait_s > TICK_S
             ready = engine.pump.wait(0.0 if engine.has_ended else wait_s)
             self._asleep = False
             with self._lock:
@@ -88,6 +92,18 @@ class Leading:
             self.chores.run(engine.clock)
             if stop:
                 return
+
+    def _write_posted(self) -> None:
+        """Take in and write in a sender's thread, under the lock: the brokers have work while he
+        goes on, and nobody had to switch threads for it."""
+        pump = self.engine.pump
+        waited, pump.waiting = pump.waiting, False
+        self._inbox.take_in()
+        pump.write()
+        pump.waiting = waited
+        if self._asleep and (self._waits_long or self.engine.has_ended):
+            self._asleep = False
+            pump.wake()
 
     def _closed(self) -> bool:
         return self.engine.closed
