@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -64,8 +65,9 @@ class Tally:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, under the names that the Java yardstick prints."""
-        ends = [*self._stored, *self._failed]
-        longest_s = max((now_s - began_s for began_s, now_s, *_ in ends), default=0.0)
+        times = [(end[0], end[1]) for end in self._stored]
+        times += [(end[0], end[1]) for end in self._failed]
+        longest_s = max((now_s - began_s for began_s, now_s in times), default=0.0)
         return {
             "ok": self.ok, "failed": len(self._failed), "doubtful": self.doubtful,
             "longest_ms": round(longest_s * 1000, 1), "pause_ms": round(self._pause_s() * 1000, 1),
@@ -78,4 +80,4 @@ class Tally:
 
     def _pause_s(self) -> float:
         times = [self._began_s, *sorted(now_s for _, now_s, _, _ in self._stored)]
-        return max((b - a for a, b in zip(times, times[1:], strict=False)), default=0.0)
+        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)

@@ -165,10 +165,10 @@ class Pump:
         """Write what is queued; how long the wait may be (s)."""
         self.write()
         busy = False
-        for link in [*self._links.values(), *self._retired]:
-            busy = busy or bool(link.connection.in_flight) or link.transport.readable_now
+        for link in self.links:
             if link.transport.readable_now:
-                timeout_s = 0.0
+                return 0.0
+            busy = busy or bool(link.connection.in_flight)
         return max(0.0, min(timeout_s, TICK_S) if busy else timeout_s)
 
     def write(self) -> None:
