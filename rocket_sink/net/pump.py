@@ -168,15 +168,14 @@ class Pump:
         for link in self.links:
             if link.transport.readable_now:
                 return 0.0
-            busy = busy or bool(link.connection.in_flight)
-        return max(0.0, min(timeout_s, TICK_S) if busy else timeout_s)
+            busy = busy or link.connection.in_flight > 0
+        return min(timeout_s, TICK_S) if busy else timeout_s
 
     def write(self) -> None:
         """Write what is queued, as far as the kernel takes it."""
-        now_s = self.clock()
         for link in self.links:
             if link.outbox:
-                self.flush(link, now_s)
+                self.flush(link, self.clock())
 
     def wait(self, timeout_s: float) -> list[tuple[Link, int]]:
         """Wait for readiness; the only part that blocks."""
@@ -196,7 +195,7 @@ class Pump:
         for link, mask in ready:
             if not link.closed:
                 self._serve_ready(link, mask, now_s)
-        for link in [*self._links.values(), *self._retired]:
+        for link in self.links:
             if link.transport.readable_now:
                 self._receive(link, now_s)
         if now_s >= self._next_scan_s:
@@ -234,7 +233,7 @@ class Pump:
             self.flush(link, now_s)
 
     def _scan(self, now_s: float) -> None:
-        for link in [*self._links.values(), *self._retired]:
+        for link in self.links:
             if not link.is_open and not link.closed and now_s >= link.connect_deadline_s:
                 self.fail(link, link.transport.timed_out(), now_s)
                 continue
