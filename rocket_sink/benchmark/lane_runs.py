@@ -93,9 +93,10 @@ class LaneRun:
         rows, seconds, cost = self._measured(options, warm_up)
         doubled = 0
         if made.lane.sends:
-            doubled = bench.stored.check(rows, made.case.name) if bench.stored else 0
+            # The ledger first: it knows of rows that were given up, and why.
             if made.ledger:
-                _check_ledger(bench.spark, ledger, rows)
+                _check_ledger(bench.spark, ledger, rows, made.case.name)
+            doubled = bench.stored.check(rows, made.case.name) if bench.stored else 0
         return spark_figures(made.case.name, rows, seconds, cost, doubled)
 
     def _measured(self, options: dict[str, Any], warm_up: bool) -> tuple[int, float, Cost]:
@@ -142,14 +143,21 @@ def spark_figures(case: str, rows: int, seconds: float, cost: Cost, doubled: int
     )  # fmt: skip
 
 
-def _check_ledger(spark: SparkSession, path: Path, rows: int) -> None:
+def _check_ledger(spark: SparkSession, path: Path, rows: int, case: str) -> None:
     from rocket_sink.ledger.ledger import Ledger
 
     ledger = Ledger(str(path))
     ledger.sync(spark)
     sums = ledger.epochs(spark).selectExpr("sum(acked) AS acked").first()
     acked = sums.acked if sums else 0
+    if acked != rows:
+        letters = ledger.dead_letters(spark).groupBy("reason", "first_error_code", "first_error")
+        why = "; ".join(
+            f"{one['count']:,} {one.reason}, {one.first_error_code}: {one.first_error}"
+            for one in letters.count().orderBy("count", ascending=False).take(3)
+        )
+        raise RocketSinkError(
+            f"{case}: of {rows:,} rows the ledger {path} has {acked:,} acknowledged; {why}"
+        )
     with contextlib.suppress(OSError):
         shutil.rmtree(path)
-    if acked != rows:
-        raise RocketSinkError(f"{rows:,} rows were sent, the ledger has {acked:,} acknowledged")
