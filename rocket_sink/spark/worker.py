@@ -7,9 +7,6 @@ Nothing is opened before the first row: an empty partition costs nothing and lea
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -116,8 +113,6 @@ class TaskRun:
 
     def _open(self, plan: ColumnPlan) -> TaskBody:
         self._claim_app_id()
-        if self._pool is None:
-            _allocate_leanly()
         pool = self._pool = self._pool or worker_pool()
         self._engine = pool.acquire(self._options)
         emit = self._emit or self._spooling()
@@ -155,18 +150,6 @@ class TaskRun:
         engine, self._engine = self._engine, None
         if engine is not None and self._pool is not None:
             self._pool.release(engine)
-
-
-@functools.cache
-def _allocate_leanly() -> None:
-    """Arrow's buffers of a Spark worker from jemalloc, unless the user has chosen.
-
-    The default of pyarrow's wheels, mimalloc, keeps 20 to 30 MB more of what a task has given back,
-    at the same CPU.
-    """
-    if not os.environ.get("ARROW_DEFAULT_MEMORY_POOL"):
-        with contextlib.suppress(NotImplementedError):
-            pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 
 def _dropped(batch: pa.RecordBatch) -> None:

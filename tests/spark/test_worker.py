@@ -29,12 +29,7 @@ def spooled(ledger: Path) -> list[dict[str, Any]]:
 
 
 def send(
-    cluster: FakeCluster,
-    path: Path,
-    pool: ProducerPool | None,
-    *,
-    again: bool = False,
-    **options: Any,
+    cluster: FakeCluster, path: Path, pool: ProducerPool, *, again: bool = False, **options: Any
 ) -> Any:
     count = options.pop("count", 2000)
     given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(path), **options}
@@ -171,27 +166,3 @@ def test_an_app_id_of_another_query_sends_nothing(
         else:
             send(cluster, tmp_path, pool, count=10, appId="app")
     assert len(cluster.messages("t")) == 20
-
-
-@pytest.mark.parametrize(
-    ("own_pool", "chosen", "expected"),
-    [(False, "", "jemalloc"), (False, "mimalloc", "system"), (True, "", "system")],
-)
-def test_a_spark_worker_allocates_leanly_unless_somebody_has_chosen(
-    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    own_pool: bool, chosen: str, expected: str,
-) -> None:  # fmt: skip
-    try:
-        pa.jemalloc_memory_pool()
-    except NotImplementedError:
-        pytest.skip("this pyarrow was built without jemalloc")
-    monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", chosen)
-    monkeypatch.setattr(worker, "worker_pool", lambda: pool)
-    worker._allocate_leanly.cache_clear()
-    before = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
-    try:
-        send(cluster, tmp_path, pool if own_pool else None, count=10)
-        assert pa.default_memory_pool().backend_name == expected
-    finally:
-        pa.set_memory_pool(before)
