@@ -136,8 +136,9 @@ class TaskRun:
     def _claim_app_id(self) -> None:
         """A batch has none, also where a stream's function writes it."""
         given = self._options
-        query = streaming_query() if self._ctx.lane != "batch" else ""
-        if given.app_id and query and given.ledger:
+        if not given.app_id or not given.ledger or self._ctx.lane == "batch":
+            return
+        if query := streaming_query():
             claim_app_id(locate(given.ledger), given.app_id, query)
 
     def _spooling(self) -> Callable[[pa.RecordBatch], None]:

@@ -175,9 +175,11 @@ def test_a_ledger_takes_the_rows_in(
     assert len(sealed_files(place, place.filesystem())) == 1
 
 
-def test_no_spark_is_needed() -> None:
+def test_no_spark_is_needed(cluster: FakeCluster) -> None:
     code = (
-        "import sys, rocket_sink; rocket_sink.TableProducer(nameServer='a:1');"
+        "import sys, pyarrow, rocket_sink;"
+        f"p = rocket_sink.TableProducer(nameServer='{cluster.name_server}', topic='orders');"
+        "p.send(pyarrow.table({'body': [b'x']})); p.close();"
         "sys.exit(any(name.split('.')[0] in ('pyspark', 'py4j', 'delta') for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
