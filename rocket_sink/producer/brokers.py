@@ -115,8 +115,7 @@ class Brokers:
         self._isolated: frozenset[str] = frozenset()
         self._unreachable: frozenset[str] = frozenset()
         self._pairs: frozenset[tuple[str, str]] = frozenset()
-        self.viewed_s = float("-inf")
-        """When `view` last read the table."""
+        self._viewed_s = float("-inf")
         self.any_suspect = False
         self.all_well = True
         """Nobody is isolated, unreachable or under suspicion."""
@@ -139,9 +138,9 @@ class Brokers:
 
     def view(self, now_s: float) -> None:
         """Read the table again if the last look is old."""
-        if not self.enabled or now_s - self.viewed_s < VIEW_S:
+        if not self.enabled or now_s - self._viewed_s < VIEW_S:
             return
-        self.viewed_s = now_s
+        self._viewed_s = now_s
         table, names = self.table, list(self.table.store.names())
         plain = [name for name in names if "\x00" not in name]
         self._isolated = frozenset(n for n in plain if not table.is_available(n, now_s))
@@ -211,12 +210,12 @@ class Brokers:
                     name, rtt_ms, now_s, isolation=True, reachable=reachable, cause=cause
                 )
             )
-            self.viewed_s = float("-inf")
+            self._viewed_s = float("-inf")
 
     def isolate_topic(self, topic: str, name: str, now_s: float, cause: str) -> None:
         if self.enabled:
             self._note(self.table.isolate_topic(topic, name, now_s, cause))
-            self.viewed_s = float("-inf")
+            self._viewed_s = float("-inf")
 
     def probed(self, name: str, now_s: float, *, alive: bool) -> None:
         self._note(self.table.probed(name, now_s, alive=alive))

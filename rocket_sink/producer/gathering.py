@@ -74,7 +74,7 @@ class Gatherer:
         """
         key, size = (message.topic, message.wait_store), len(encoded)
         full: list[_Pile] = []
-        is_first = False
+        is_first = news = False
         with self._lock:
             if self._closed:
                 raise ProducerClosedError("the producer is closed")
@@ -91,10 +91,10 @@ class Gatherer:
                 full.append(self._piles.pop(key))
             if full or is_first:
                 before_s, self._due_s = self._due_s, self._next_due_s()
-                is_first = self._due_s is not None and (before_s is None or self._due_s < before_s)
+                news = self._due_s is not None and (before_s is None or self._due_s < before_s)
         for one in full:
             self._send(one)
-        if is_first:
+        if news:
             self._attend()
 
     def _next_due_s(self) -> float | None:

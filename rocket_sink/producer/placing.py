@@ -15,7 +15,7 @@ from rocket_sink.errors import (
     UnwrittenError,
 )
 from rocket_sink.message import MessageQueue
-from rocket_sink.producer.brokers import VIEW_S, Broker
+from rocket_sink.producer.brokers import Broker
 from rocket_sink.producer.core import STEP_S, EngineCore
 from rocket_sink.producer.deal import Deal, Place, place_of
 from rocket_sink.producer.flight import Flight
@@ -56,10 +56,6 @@ class Placing(EngineCore):
         if info is None:
             self._park(flight, now_s)
             return
-        place = self._dealt(flight, info, now_s)
-        if place is not None:
-            self._transmit(flight, place, now_s)
-            return
         try:
             place = self._choose(flight, info, now_s)
         except SendError as error:
@@ -71,23 +67,6 @@ class Placing(EngineCore):
         if request.ordered and not self._lanes.enter(flight, place.queue):
             return
         self._transmit(flight, place, now_s)
-
-    def _dealt(self, flight: Flight, info: PublishInfo, now_s: float) -> Place | None:
-        """The queue whose turn it is, for a first attempt that may go anywhere while all is well;
-        None: choose."""
-        request, brokers = flight.request, self.brokers
-        anywhere = request.queue is None and request.choose is None and flight.story is None
-        if not anywhere or self._deals is None:
-            return None
-        if now_s - brokers.viewed_s >= VIEW_S:
-            brokers.view(now_s)
-        return self._turn(self._deals, info) if brokers.all_well else None
-
-    def _turn(self, deals: dict[str, Deal], info: PublishInfo) -> Place | None:
-        deal = deals.get(info.topic)
-        if deal is None or deal.info is not info:
-            deal = deals[info.topic] = Deal(info, self.brokers, self._rng)
-        return deal.take(self.brokers)
 
     def select(self, info: PublishInfo, now_s: float) -> MessageQueue | None:
         """A queue by the engine's own selector."""
@@ -122,7 +101,10 @@ class Placing(EngineCore):
     def _spread(self, info: PublishInfo, last: str | None) -> Place | None:
         brokers = self.brokers
         if self._deals is not None and last is None and brokers.all_well:
-            place = self._turn(self._deals, info)
+            deal = self._deals.get(info.topic)
+            if deal is None or deal.info is not info:
+                deal = self._deals[info.topic] = Deal(info, brokers, self._rng)
+            place = deal.take(brokers)
             if place is not None:
                 return place
         queue = self._chooser.select(

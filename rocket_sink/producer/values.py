@@ -46,6 +46,7 @@ class SendRequest:
         token: yours; comes back in the Completion.
         message_id: the client id of the first message (UNIQ_KEY); for the SendResult.
         born_ms: birth time, milliseconds since 1970; 0: now.
+        since_s: when its time began (the engine's clock); 0: when the engine takes it.
         timeout_s: total time for all attempts; None: the options' `sendMsgTimeout`, or
             `orderWaitMs` for strict order. It starts when the request first may be written:
             the wait behind others of an ordered queue counts, the wait in `submit` does not.

@@ -36,10 +36,9 @@ class Window:
         return 4 * self.requests <= 3 * self._max_requests
 
     def take(self, size: int) -> bool:
-        requests = self.requests
-        if requests and (requests >= self._max_requests or self.bytes + size > self._max_bytes):
+        if not self.has_room(size):
             return False
-        self.requests = requests + 1
+        self.requests += 1
         self.bytes += size
         return True
 
