@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from rocket_sink.errors import (
     AuthenticationError,
+    ConnectError,
     InvalidAnswerError,
     InvalidQueueError,
     Isolate,
@@ -82,6 +83,7 @@ class AttemptEnds(EngineCore):
             flight.deadline_s = max(flight.deadline_s, now_s + self._bounds.timeout_s)
         decision = self._decide(flight, error, now_s)
         story.earlier.append(type(error))
+        story.last_error = error
         story.last_broker = flight.home if decision.avoid_broker else None
         asks = error.outcome is Outcome.UNKNOWN and bool(flight.request.proof)
         asks = asks and in_flight and not self._stopping
@@ -104,10 +106,17 @@ class AttemptEnds(EngineCore):
         again = self._again(flight, now_s, counts=decision.counts)
         if decision.action is Action.RETRY_SAME_QUEUE:
             again.pinned = flight.queue
-        if isinstance(error, _STALE_ROUTE) and self.routes.fetching(flight.request.topic):
+        topic, delay_s = flight.request.topic, decision.delay_s
+        stale = isinstance(error, _STALE_ROUTE)
+        if isinstance(error, ConnectError) and decision.action is Action.RETRY_AFTER:
+            look_up_s = self.routes.next_look_up_s(topic, now_s)
+            stale = look_up_s == 0.0
+            # Half of what is left is kept for the attempt itself.
+            delay_s = max(delay_s, min(look_up_s or 0.0, (flight.deadline_s - now_s) / 2))
+        if stale and self.routes.fetching(topic):
             self._after_look_up(again, now_s)
-        elif decision.delay_s > 0:
-            self._later(again, now_s + decision.delay_s)
+        elif delay_s > 0:
+            self._later(again, now_s + delay_s)
         else:
             self._dispatch(again, now_s)
 
@@ -149,7 +158,8 @@ class AttemptEnds(EngineCore):
             and self._heads.reread(flight.handed_s, now_s)
         ):
             return Decision(Action.RETRY_NOW, counts=False)
-        others = len(self.routes.addresses()) > 1
+        tried = [type(error), *story.earlier]
+        refused = sum(issubclass(one, ConnectError) for one in tried)
         return decide(
             error,
             attempt=flight.counted,
@@ -159,7 +169,8 @@ class AttemptEnds(EngineCore):
             ordering=flight.ordering,
             fixed_queue=request.queue is not None,
             patient=request.patient,
-            alternatives=others,
+            # Refusals cost no time: all attempts would be over before a new route can help.
+            alternatives=len(self.routes.addresses()) > max(1, refused),
             earlier=story.earlier,
             policies=self._policies,
             rng=self._rng,

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 class Story:
     """What the attempts of one request share; made when the first one fails."""
 
-    __slots__ = ("attempts", "degraded", "earlier", "last_broker", "unknown")
+    __slots__ = ("attempts", "degraded", "earlier", "last_broker", "last_error", "unknown")
 
     def __init__(self) -> None:
         self.attempts: list[Attempt] = []
         self.earlier: list[type[Exception]] = []
         self.last_broker: str | None = None
+        self.last_error: SendError | None = None
         self.unknown: SendError | None = None
         """The first error that leaves open whether the message is stored."""
         self.degraded: SendResult | None = None

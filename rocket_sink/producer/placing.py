@@ -49,7 +49,8 @@ class Placing(EngineCore):
     def _dispatch(self, flight: Flight, now_s: float) -> None:
         request = flight.request
         if now_s >= flight.deadline_s:
-            error = self.routes.error(request.topic)
+            error = flight.story.last_error if flight.story is not None else None
+            error = error or self.routes.error(request.topic)
             self._failed(flight, error or UnwrittenError("no time was left"), None, now_s)
             return
         info = self.routes.get(request.topic, now_s)

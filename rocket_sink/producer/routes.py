@@ -102,6 +102,13 @@ class Routes:
         state = self._topics.get(topic)
         return state is not None and (state.fetching or state.wanted)
 
+    def next_look_up_s(self, topic: str, now_s: float) -> float | None:
+        """In how many seconds the topic is asked for; 0: it is just now; None: no need is known."""
+        state = self._topics.get(topic)
+        if state is None or not (state.fetching or state.wanted):
+            return None
+        return 0.0 if state.fetching else max(0.0, state.asked_s + REFRESH_S - now_s)
+
     def hopeless(self, topic: str) -> bool:
         """The name servers say that the topic does not exist, and there is no template; or they
         and we refuse each other's certificates."""

@@ -51,8 +51,8 @@ class SendRequest:
             `orderWaitMs` for strict order. It starts when the request first may be written:
             the wait behind others of an ordered queue counts, the wait in `submit` does not.
         attempts: most attempts; None: 1 + `retryTimesWhenSendFailed`.
-        patient: answers of busy brokers do not use up attempts, only time: for bulk senders, who
-            would lose thousands of messages to a busy second.
+        patient: answers of busy brokers, and having none to ask, do not use up attempts, only
+            time: for bulk senders, who would lose thousands of messages to a bad second.
         proof: client ids of the first and the last message. With them an attempt is not given up
             while its connection lives, and when its outcome is unknown it is not repeated before
             its broker was asked for them (`producer.inquiry`).

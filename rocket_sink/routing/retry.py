@@ -30,6 +30,7 @@ from rocket_sink.errors import (
     Outcome,
     RequestTimeoutError,
     SendError,
+    TlsError,
     TopicNotFoundError,
     UnwrittenError,
 )
@@ -46,8 +47,7 @@ _SILENT: Final = (ConnectError, UnwrittenError, RequestTimeoutError, ConnectionL
 """Nothing at the address answered: for the detector to find out."""
 _ONCE: Final = (TopicNotFoundError, InvalidQueueError)
 """Tried again after one look at the route; the second time the answer is final."""
-_NO_CHOICE: Final = (NameServerUnavailableError, NoRouteError)
-"""No broker to turn to: time is what helps."""
+_NO_CHOICE: Final = (NameServerUnavailableError, NoRouteError)  # time is what helps
 
 
 class Ordering(enum.Enum):
@@ -181,14 +181,15 @@ def decide(
         max_attempts: 1 + retryTimesWhenSendFailed. Strict order waits for its queue as long as
             the deadline allows when the message is certainly not stored.
         ordering, fixed_queue: whether the request may go to another queue.
-        patient: a busy answer does not count as an attempt while there is time.
+        patient: a busy answer, or no broker to ask, does not count as an attempt while there is
+            time.
         alternatives: another broker will do now; without one the wait is jittered, as the same
             broker would be asked again within a millisecond.
         earlier: the classes of this request's earlier errors (GO_AWAY is answered once by a new
             connection; a missing topic or queue by one look at the route).
     """
     facts, left, waits = _facts(error), max_attempts - attempt, attempt
-    if patient and max_attempts > 1 and error_is(error, "backs_off"):
+    if patient and max_attempts > 1 and _costs_only_time(error):
         facts, left = replace(facts, counts=False), max(left, 1)
         waits += sum(one is type(error) for one in earlier)
     again = _may_retry(error, earlier, ordering, fixed_queue, policies, attempts_left=left)
@@ -240,6 +241,14 @@ def decide_degraded(
     if fixed_queue or ordering is Ordering.STRICT:
         return replace(facts, action=Action.RETRY_SAME_QUEUE, maybe_duplicate=True)
     return replace(facts, action=Action.RETRY_NOW, avoid_broker=True, maybe_duplicate=True)
+
+
+def _costs_only_time(error: SendError | MessageError) -> bool:
+    """Of a certificate that is refused, time changes nothing."""
+    nobody_there = isinstance(error, (ConnectError, *_NO_CHOICE)) and not isinstance(
+        error, TlsError
+    )
+    return nobody_there or error_is(error, "backs_off")
 
 
 def error_is(error: SendError | MessageError, fact: str) -> bool:

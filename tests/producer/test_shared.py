@@ -143,7 +143,8 @@ def test_killed_writers_leave_a_readable_table(tmp_path, round_):
         writer.start()
     seen = 0
     until = time.monotonic() + 0.15 + round_ * 0.013
-    while time.monotonic() < until:
+    # On a busy machine a writer may not have begun by then.
+    while time.monotonic() < until or not seen:
         value = table.get("hot")
         if value is not None:
             seen += 1
@@ -151,7 +152,6 @@ def test_killed_writers_leave_a_readable_table(tmp_path, round_):
     for writer in writers:
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
-    assert seen
     value = table.get("hot")
     assert value is None or value == value[:8] * 20
     assert table.put("hot", b"after") and table.get("hot") == b"after"

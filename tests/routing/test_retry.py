@@ -156,7 +156,13 @@ def test_busy_answers_cost_the_patient_only_time():
     assert not call(busy, 3, earlier=earlier).retries
     assert not call(busy, 3, patient=True, now_s=13.0).retries, "time is over"
     assert not call(busy, 1, patient=True, max_attempts=1).retries, "retries are off"
-    assert not call(errors.ConnectError, 3, patient=True).retries
+    assert not call(errors.UnwrittenError, 3, patient=True).retries
+
+
+@pytest.mark.parametrize("error", [errors.ConnectError, errors.NameServerUnavailableError])
+def test_nobody_to_ask_costs_the_patient_only_time(error):
+    assert call(error, 3, patient=True).retries and not call(error, 3).retries
+    assert not call(errors.TlsError, 3, patient=True).retries, "a refused certificate stays refused"
 
 
 def test_backoff_doubles_up_to_its_limit():
