@@ -55,6 +55,12 @@ def _fetch_packages() -> None:
             done.touch()
 
 
+@pytest.fixture(autouse=True)
+def own_health(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Health and routes are shared by name server; a test may get the port of an earlier one's."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path_factory.mktemp("local")))
+
+
 @pytest.fixture(scope="session")
 def spark() -> Any:
     """The one session of a run, whichever test comes first: a JVM keeps its first one's jars."""

@@ -26,7 +26,7 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,6 +42,9 @@ _KEPT: Final = 3
 _CHECK_S: Final = 1.0
 """Shortest time between two looks for a later run: a listing takes an object store some 50 ms."""
 
+Brokers = Mapping[str, frozenset[str]]
+"""Names of brokers, by topic."""
+
 
 @dataclass(frozen=True)
 class Earlier:
@@ -49,11 +52,11 @@ class Earlier:
 
     Attributes:
         since_ms: when the first of them began, ms since 1970 on its own clock.
-        brokers: names of the brokers that they knew.
+        brokers: by topic, names of the brokers that they may have sent to.
     """
 
     since_ms: int
-    brokers: frozenset[str]
+    brokers: Brokers
 
 
 class _Note:
@@ -80,9 +83,11 @@ class EpochStarts:
         self._clock = clock
         self._generation = 0
         self._checked_s = 0.0
+        self._own = ""
+        self._at_ms = 0
         self._folder = f"{place.root}/_started/q-{path_part(ctx.query_id)}"
 
-    def begin(self, brokers: Iterable[str]) -> Earlier | None:
+    def begin(self, brokers: Brokers) -> Earlier | None:
         """Note durably that this task attempt begins; None when no other one was before it.
 
         Raises:
@@ -95,18 +100,36 @@ class EpochStarts:
         self._generation = self._own_generation(self._notes(filesystem))
         unique = f"{self._generation}-{uuid.uuid4().hex}"
         own = "~".join(map(str, (*self._mine(), unique))) + ".json"
-        note = json.dumps({"at_ms": time.time_ns() // 1_000_000, "brokers": sorted(brokers)})
-        try:
+        self._own, self._at_ms = f"{folder}/{own}", time.time_ns() // 1_000_000
+        with self._saying(folder):
             filesystem.create_dir(folder, recursive=True)
-            write_bytes(filesystem, f"{folder}/{own}", note.encode(), is_local=self._place.is_local)
+        self.note_brokers(brokers)
+        with self._saying(folder):
             self.check()
             others = self._others(filesystem, own)
             return _earlier(filesystem, others) if others else None
+
+    def note_brokers(self, brokers: Brokers) -> None:
+        """Note durably, in place of those of before, which brokers may get what is sent next.
+
+        Raises:
+            LedgerError: the ledger's folder cannot be written.
+        """
+        topics = {topic: sorted(names) for topic, names in brokers.items()}
+        note = json.dumps({"at_ms": self._at_ms, "topics": topics}).encode()
+        place = self._place
+        with self._saying(self._own):
+            write_bytes(place.filesystem(), self._own, note, is_local=place.is_local)
+
+    @contextlib.contextmanager
+    def _saying(self, path: str) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise LedgerError(
-                f"cannot note the begin of epoch {ctx.epoch} at {folder}: {error}. "
+                f"cannot note the begin of epoch {self._ctx.epoch} at {path}: {error}. "
                 "delivery=effectively_once needs a ledger folder that tasks can write to",
-                path=folder,
+                path=path,
             ) from error
 
     def check(self) -> None:
@@ -222,18 +245,19 @@ def _last_begun(filesystem: fs.FileSystem, path: str) -> int | None:
 
 
 def _earlier(filesystem: fs.FileSystem, paths: Iterable[str]) -> Earlier | None:
-    since_ms, brokers = time.time_ns() // 1_000_000, set[str]()
+    since_ms, brokers = time.time_ns() // 1_000_000, dict[str, frozenset[str]]()
     for path in paths:
         try:
             with filesystem.open_input_stream(path) as file:
                 note = json.loads(file.read())
             since_ms = min(since_ms, int(note["at_ms"]))
-            brokers.update(map(str, note["brokers"]))
+            for topic, names in note.get("topics", {}).items():
+                brokers[topic] = brokers.get(topic, frozenset()).union(names)
         except FileNotFoundError:
             continue
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LedgerError(
                 f"{path} cannot be read ({error}): delete it if its epoch has sent nothing",
                 path=path,
             ) from error
-    return Earlier(since_ms, frozenset(brokers))
+    return Earlier(since_ms, brokers)

@@ -254,19 +254,19 @@ class HalfCommits:
         brokers = {half.broker_name for half in halves}
         found: set[Half] = set()
         try:
-            self._stored_at(brokers).settle(topic)
+            self._stored_at(topic, brokers).settle(topic)
             for broker in sorted(brokers):
                 its = {half.message_id: half for half in halves if half.broker_name == broker}
-                stored = self._stored_at((broker,)).find(topic, list(its), timed=False)
+                stored = self._stored_at(topic, (broker,)).find(topic, list(its), timed=False)
                 found |= {its[message_id] for message_id in stored}
         except DeliveryError as error:
             self._error = self._error or SendError(error.facts.get("first_error") or "no answer")
             raise DeliveryError(self._silence(halves), first_error=str(self._error)) from error
         return found
 
-    def _stored_at(self, brokers: Iterable[str]) -> StoredMessages:
+    def _stored_at(self, topic: str, brokers: Iterable[str]) -> StoredMessages:
         return StoredMessages(
-            self._engine, since_ms=self._since_ms, brokers=brokers, by_route=False
+            self._engine, since_ms=self._since_ms, brokers={topic: brokers}, by_route=False
         )
 
     def _look_for_refused(self) -> None:

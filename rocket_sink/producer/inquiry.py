@@ -6,11 +6,11 @@ it has read, and a slow or frozen one says later what became of it. When the con
 the time is over, the broker is asked for the ids.
 
 A batch is appended to the log as one (CommitLog.asyncPutMessages), so both are there or neither,
-unless a broker was killed in the middle (seen): the error then says `partly_stored`. "There" is
-believed at once; "not there" only when the broker has answered so for `storedCheckDelay`, because
-the request may still wait in the broker's send queue (200 ms, BrokerFastFailure) or its index entry
-be on its way (some milliseconds; more on a machine without a free processor). No word within
-`storedCheckTimeout`: the outcome stays unknown.
+unless a broker was killed in the middle (seen): the error's fact `partly_stored` then names it.
+"There" is believed at once; "not there" only when the broker has answered so for
+`storedCheckDelay`, because the request may still wait in the broker's send queue (200 ms,
+BrokerFastFailure) or its index entry be on its way (some milliseconds; more on a machine without a
+free processor). No word within `storedCheckTimeout`: the outcome stays unknown.
 
 Not excluded: a request that the network or a starved broker holds back for longer than that; a
 master that changed and lost the message; an index that is switched off (`messageIndexEnable`).
@@ -81,7 +81,10 @@ class Inquiry:
         self, message: StoredMessage | None, error: SendError | None, now_s: float
     ) -> None:
         self._outstanding -= 1
-        self._failed = self._failed or error is not None
+        if error is not None:
+            # The broker may be back at another address.
+            self._failed = True
+            self._inquiries.engine.routes.refresh(self.flight.request.topic, now_s)
         if message is not None and message.message_id is not None:
             self._found[message.message_id] = message
         if not self._outstanding and self in self._inquiries.open:
@@ -102,7 +105,7 @@ class Inquiry:
         if since_s is not None and now_s >= since_s + self._inquiries.delay_s:
             self._inquiries.close(self, now_s)
             if self._found:
-                self.error.facts["partly_stored"] = True
+                self.error.facts["partly_stored"] = self.flight.home
                 engine._undecided(self.flight, self.error, now_s)
             else:
                 engine._proved_absent(self.flight, self.error, now_s)

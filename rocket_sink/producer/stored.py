@@ -8,7 +8,7 @@ for the engine's `poll`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import DeliveryError, SendError
@@ -25,6 +25,7 @@ _ADVICE: Final = "Start the brokers that the messages were sent to."
 _NOBODY: Final = "-"
 """No message has this id."""
 
+Brokers = Mapping[str, Iterable[str]]
 Question = tuple[str, str, str]
 """(broker name, topic, message id)."""
 
@@ -34,7 +35,7 @@ class StoredMessages:
 
     Args:
         since_ms: no message looked for is older (ms since 1970).
-        brokers: names of brokers that must answer besides those of the topic's route: a message
+        brokers: by topic, names of brokers that must answer besides those of its route: a message
             may be on one that is not in the route just now.
         advice: what to do when a broker does not answer, for the error.
         by_route: ask the brokers of the topic's route.
@@ -45,15 +46,16 @@ class StoredMessages:
     """
 
     def __init__(
-        self, engine: SendEngine, *, since_ms: int, brokers: Iterable[str] = (),
+        self, engine: SendEngine, *, since_ms: int, brokers: Brokers | None = None,
         advice: str = _ADVICE, by_route: bool = True,
     ) -> None:  # fmt: skip
         self._by_route = by_route
         self._engine = engine
         self._since_ms = since_ms
-        self._brokers = frozenset(brokers)
+        self._brokers = brokers or {}
         self._advice = advice
         self._timeout_s = engine.options.stored_check_timeout_ms / 1000
+        self._settled: set[str] = set()
         self._found: set[str] = set()
         self._again: deque[Question] = deque()
         self._in_flight = 0
@@ -61,11 +63,15 @@ class StoredMessages:
         self._last_error: SendError | None = None
 
     def settle(self, topic: str) -> None:
-        """Until every broker answers, and `storedCheckDelay` more.
+        """Until every broker answers, and `storedCheckDelay` more; once for each broker.
 
         What an earlier attempt had on its way is then stored and indexed, or never will be.
         """
-        self._ask([(name, topic, _NOBODY) for name in self._names(topic)], topic)
+        new = [name for name in self._names(topic) if name not in self._settled]
+        if not new:
+            return
+        self._ask([(name, topic, _NOBODY) for name in new], topic)
+        self._settled.update(new)
         until_s = self._engine.clock() + self._engine.options.stored_check_delay_ms / 1000
         while (left_s := until_s - self._engine.clock()) > 0:
             self._engine.drive(min(left_s, STEP_S))
@@ -82,7 +88,7 @@ class StoredMessages:
 
     def _names(self, topic: str) -> list[str]:
         masters = set(self._engine.publish_info(topic).masters) if self._by_route else set[str]()
-        return sorted(self._brokers | masters)
+        return sorted(masters.union(self._brokers.get(topic, ())))
 
     def _ask(self, questions: Iterable[Question], topic: str) -> None:
         engine = self._engine
@@ -96,6 +102,8 @@ class StoredMessages:
             engine.drive(STEP_S)
             if not self._in_flight and not waiting:
                 waiting, self._again = self._again, waiting
+                if waiting:
+                    engine.routes.refresh(topic, engine.clock())
             self._check(waiting, topic)
 
     def _look_up(self, question: Question) -> None:

@@ -47,7 +47,7 @@ _ADVICE: Final = (
     "An epoch runs again: start the brokers that it was sent to; or, when one is gone for good, "
     "set replayCheck=never for one run, which may double messages"
 )
-_ANY_TIME: Earlier = Earlier(0, frozenset())
+_ANY_TIME: Earlier = Earlier(0, {})
 
 
 class ReplayCheck:
@@ -73,6 +73,8 @@ class ReplayCheck:
         self._mode = options.replay_check
         self._starts = EpochStarts(locate(options.ledger), ctx) if options.ledger else None
         self._begun = False
+        self._noted: dict[str, frozenset[str]] = {}
+        """Brokers that a later attempt will ask, by topic."""
         self._stored: StoredMessages | None = None
 
     def unsent(self, rows: RowBatch, info: PublishInfo) -> RowBatch:
@@ -87,8 +89,10 @@ class ReplayCheck:
         assert isinstance(topic, str)
         if not self._begun:
             self._begin(topic, info)
+        self._noted.setdefault(topic, frozenset())
         if self._stored is None or not len(rows):
             return rows
+        self._stored.settle(topic)
         ids = rows.message_id
         assert ids is not None
         timed = bool(rows.is_timed()[0])
@@ -103,19 +107,42 @@ class ReplayCheck:
 
         Raises:
             CheckpointError: a later run of the query has begun: this one sends nothing more.
+            LedgerError: the ledger's folder cannot be written.
         """
-        if self._starts is not None:
-            self._starts.check()
+        if self._starts is None:
+            return
+        self._starts.check()
+        # A broker may come into a route, and be away again when the epoch is replayed.
+        routes, now_s, is_new = self._engine.routes, self._engine.clock(), False
+        for topic, noted in self._noted.items():
+            info = routes.get(topic, now_s)
+            if info is not None and not noted.issuperset(info.masters):
+                self._noted[topic] = noted.union(info.masters)
+                is_new = True
+        if is_new:
+            self._starts.note_brokers(self._noted)
 
-    def rest_of(self, request: PendingRequest, accounts: Accounts) -> list[PendingRequest]:
+    def rest_of(
+        self, request: PendingRequest, broker: str, accounts: Accounts
+    ) -> list[PendingRequest]:
         """What is missing of a batch that a killed broker stored in part; the rest is counted.
+
+        Args:
+            broker: its name. The route may lack it: a name server forgets a broker with its
+                connection, and hears of it again some time after it is back (seen).
 
         Raises:
             DeliveryError: the brokers do not say what they have.
         """
         ids = [message.property(UNIQ_KEY) or "" for message in request.messages()]
         now_ms = time.time_ns() // 1_000_000
-        stored = StoredMessages(self._engine, since_ms=now_ms, advice=_ADVICE)
+        stored = StoredMessages(
+            self._engine,
+            since_ms=now_ms,
+            brokers={request.topic: [broker]},
+            advice=_ADVICE,
+            by_route=False,
+        )
         found = stored.find(request.topic, ids, timed=request.timed)
         accounts.found_stored(sum(one in found for one in ids))
         rest = request.select([one not in found for one in ids])
@@ -134,7 +161,8 @@ class ReplayCheck:
     def _begin(self, topic: str, info: PublishInfo) -> None:
         """Before the first send: note it, and learn whether there was one before."""
         self._begun = True
-        earlier = self._starts.begin(info.masters) if self._starts is not None else None
+        self._noted[topic] = frozenset(info.masters)
+        earlier = self._starts.begin(self._noted) if self._starts is not None else None
         if self._mode == "always":
             earlier = earlier or _ANY_TIME
         if earlier is None or self._mode == "never":
@@ -142,4 +170,3 @@ class ReplayCheck:
         self._stored = StoredMessages(
             self._engine, since_ms=earlier.since_ms, brokers=earlier.brokers, advice=_ADVICE
         )
-        self._stored.settle(topic)

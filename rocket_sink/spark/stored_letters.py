@@ -20,14 +20,13 @@ _TIMES: Final = ("delay_level", "delay_ms", "delivery_timestamp")
 class StoredLetters:
     """Asks the brokers in the routes of the topics that a backfill sends to.
 
-    The first question about a topic waits until what is on its way to its brokers has arrived.
+    The first question to a broker waits until what is on its way to it has arrived.
     """
 
     def __init__(self, options: SinkOptions, engine: SendEngine) -> None:
         self._options = options
         # A letter does not tell when its message was sent.
         self._stored = StoredMessages(engine, since_ms=0)
-        self._settled: set[str] = set()
 
     def of(self, letters: pa.RecordBatch) -> set[str]:
         """The message ids of those that a broker has; a topic without a route has none.
@@ -48,9 +47,7 @@ class StoredLetters:
 
     def _find(self, topic: str, ids: list[str], *, timed: bool) -> set[str]:
         try:
-            if topic not in self._settled:
-                self._stored.settle(topic)
-                self._settled.add(topic)
+            self._stored.settle(topic)
             return self._stored.find(topic, ids, timed=timed)
         except NoRouteError:
             return set()

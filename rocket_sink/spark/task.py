@@ -288,8 +288,8 @@ class TaskBody:
         assert error is not None
         if error.fatal:
             raise error
-        if self._replay is not None and error.facts.get("partly_stored"):
-            return self._replay.rest_of(request, self._accounts)
+        if self._replay is not None and (broker := error.facts.get("partly_stored")):
+            return self._replay.rest_of(request, broker, self._accounts)
         if self._giving_up.may_be_one_poison_row(request, completion):
             request.maybe_duplicate |= completion.outcome is Outcome.UNKNOWN
             request.first_error = request.first_error or error

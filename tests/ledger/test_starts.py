@@ -47,7 +47,7 @@ class Run:
 
     def begin(self) -> EpochStarts:
         starts = EpochStarts(self._place, self._ctx, clock=itertools.count(1.0, 60.0).__next__)
-        starts.begin(["a"])
+        starts.begin({"t": frozenset("a")})
         return starts
 
 
@@ -69,7 +69,7 @@ def test_it_looks_once_a_second(tmp_path: Path) -> None:
     times = iter([1.0, 1.5, 2.1])
     ctx = RunContext("q", "r1", 7, 0, stage_attempt=0, worker="w:1")
     starts = EpochStarts(locate(tmp_path), ctx, clock=times.__next__)
-    starts.begin(["a"])
+    starts.begin({"t": frozenset("a")})
     Run(tmp_path, "r2").begin()
     starts.check()
     with pytest.raises(CheckpointError):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,7 @@ class World:
 
     def run(
         self, ctx: RunContext, *, cut: int = 100, crash_after: int | None = None, rows: Any = None,
-        **options: Any,
+        each: Callable[[int], None] = lambda fed: None, **options: Any,
     ) -> Any:  # fmt: skip
         """The task, in batches of `cut` rows; it crashes when so many requests were handed over."""
         parsed = SinkOptions.parse({**self.given, **options})
@@ -52,7 +55,8 @@ class World:
         pool = ProducerPool()
         run = TaskRun(parsed, ctx, pool=pool)
         try:
-            for batch in table.to_batches(max_chunksize=cut):
+            for number, batch in enumerate(table.to_batches(max_chunksize=cut)):
+                each(number * cut)
                 run.feed(batch, resolve_columns(batch.schema, parsed))
                 if run._body is not None and crash_after is not None:
                     _crash_at(run._body, crash_after)
@@ -137,7 +141,18 @@ def test_a_batch_that_a_killed_broker_stored_in_part(world: World) -> None:
     assert summary.found_stored > 0
 
 
-def _store_in_part(broker: Any) -> None:
+def test_a_batch_stored_in_part_by_a_broker_that_the_route_lacks(world: World) -> None:
+    """A name server forgets a killed broker, and hears of it some time after it is back."""
+    broker = world.cluster.brokers[0]
+    broker.on_send(CloseConnection())
+    _store_in_part(broker, lambda: _away(broker, 1.5))
+    summary = world.run(CTX, storedCheckTimeout=20_000)
+    world.check()
+    assert (summary.acked, summary.duplicates_possible) == (ROWS, 0)
+    assert summary.found_stored > 0
+
+
+def _store_in_part(broker: Any, then: Callable[[], None] = lambda: None) -> None:
     put, left = broker.store.put, [1]
 
     def cut(request: Any, queue_id: int, now_ms: int) -> Any:
@@ -146,6 +161,7 @@ def _store_in_part(broker: Any) -> None:
             left.clear()
             for message in stored[len(stored) // 2 :]:
                 broker.store.remove(message.commit_log_offset)
+            then()
         return stored
 
     broker.store.put = cut
@@ -175,11 +191,52 @@ def test_a_replay_sends_what_is_missing_and_nothing_else(
     world: World, again: RunContext, crash_after: int
 ) -> None:
     """10,000: all was sent, and the epoch's end was not noted."""
-    world.run(CTX, crash_after=crash_after)
+    first = world.run(CTX, crash_after=crash_after)
     summary = world.run(again, cut=70)
     world.check()
-    assert summary.acked == ROWS
-    assert summary.found_stored == ROWS if crash_after == 10_000 else summary.found_stored < ROWS
+    assert summary.acked == ROWS and (first is None or crash_after >= 9)
+    assert summary.found_stored == ROWS if first is not None else summary.found_stored < ROWS
+
+
+def test_a_replay_asks_brokers_that_came_into_the_route_later(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    world, late = World(cluster, tmp_path / "ledger"), cluster.brokers[1]
+    cluster.create_topic("t")
+    late.is_master = False
+
+    def during(fed: int) -> None:
+        if fed == 200:
+            late.is_master = True
+            time.sleep(1.1)  # a route is asked for once a second
+
+    world.run(CTX, cut=20, pollNameServerInterval=10, each=during)
+    assert late.store.messages("t")
+    _away(late, 1.5)
+    world.run(RETRY, storedCheckTimeout=20_000, pollNameServerInterval=10)
+    world.check()
+
+
+def _away(broker: Any, seconds: float) -> None:
+    """Its routes lack it for so long."""
+    broker.is_master = False
+    threading.Timer(seconds, lambda: setattr(broker, "is_master", True)).start()
+
+
+def test_a_replay_asks_the_brokers_of_every_topic(cluster: FakeCluster, tmp_path: Path) -> None:
+    """The second topic's came into use after the task's first look at the route."""
+    cluster.create_topic("t", brokers=["broker-a"])
+    cluster.create_topic("u")
+    world = World(cluster, tmp_path / "ledger")
+    world.given.pop("topic")
+    late, topics = cluster.brokers[1], ["t"] * 100 + ["u"] * 500
+    table = rows_of(ROWS).append_column("topic", pa.array(topics))
+    world.run(CTX, rows=table)
+    stored = len(late.store.messages("u"))
+    _away(late, 1.5)
+    world.run(RETRY, rows=table, storedCheckTimeout=20_000, pollNameServerInterval=10)
+    assert 0 < stored < 500 and len(cluster.messages("t")) == 100
+    assert len(cluster.messages("u")) == 500
 
 
 def test_crash_upon_crash(world: World) -> None:
