@@ -1,7 +1,8 @@
 """Where a ledger is: one path as Spark names it and as pyarrow's file systems name it.
 
 A path without a scheme is local, whatever Spark's default file system is, so that tasks (pyarrow)
-and driver (Spark) cannot mean two places.
+and driver (Spark) cannot mean two places. pyarrow's file systems are imported where one is needed:
+the data source names a ledger in processes that live for one call (`spark.datasource`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from pyarrow import fs
-
 from rocket_sink.errors import LedgerError
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 SPOOL: Final = "_spool"
 """Below the table's folder; Delta looks into no folder whose name starts with `_`."""
@@ -56,6 +58,8 @@ class Place:
         Raises:
             LedgerError: pyarrow knows no such file system, or cannot reach it.
         """
+        from pyarrow import fs
+
         if self.is_local:
             return fs.LocalFileSystem()
         return _remote(self.uri)[0]
@@ -88,6 +92,8 @@ def _local(path: str) -> Place:
 
 
 def _remote(uri: str) -> tuple[fs.FileSystem, str]:
+    from pyarrow import fs
+
     scheme, _, rest = uri.partition(":")
     try:
         filesystem, root = fs.FileSystem.from_uri(f"{_ARROW_SCHEMES.get(scheme, scheme)}:{rest}")

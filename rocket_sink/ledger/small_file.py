@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
-
-from pyarrow import fs
+from typing import TYPE_CHECKING
 
 from rocket_sink.ledger.spool_files import PARTIAL
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 
 def write_bytes(

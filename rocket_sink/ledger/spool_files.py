@@ -13,17 +13,18 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.owner import Owner, this_process
 from rocket_sink.ledger.place import Place, path_part
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import KINDS, LEDGER_SCHEMA
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 OPEN: Final = ".open"
 SEALED: Final = ".arrow"
@@ -77,6 +78,8 @@ def waiting_epochs(place: Place, filesystem: fs.FileSystem) -> int:
 
 
 def _files(place: Place, filesystem: fs.FileSystem) -> Iterator[fs.FileInfo]:
+    from pyarrow import fs
+
     selector = fs.FileSelector(place.spool, recursive=True, allow_not_found=True)
     try:
         infos = filesystem.get_file_info(selector)
@@ -142,6 +145,8 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
 def _check(batch: pa.RecordBatch) -> None:
     """After a power cut, blocks that were never written read as zeros: nulls and empty texts."""
     batch.validate(full=True)
+    import pyarrow.compute as pc
+
     known = pc.is_in(batch.column("kind"), pa.array(KINDS))
     if not pc.all(known, min_count=0).as_py():
         raise pa.ArrowInvalid("rows of no kind")

@@ -35,12 +35,10 @@ from typing import Any, Final
 from rocket_sink.errors import ColumnError, MessageError, OptionError
 from rocket_sink.message_rules import check_topic
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.contract_cast import normalise
 from rocket_sink.spark.contract_plan import ColumnPlan
-from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.spark.contract_types import CONTRACT, ContractColumn, fields_of, kind_of
 
-__all__ = ["ColumnPlan", "RowBatch", "normalise", "pack_json", "resolve_columns"]
+__all__ = ["ColumnPlan", "pack_json", "resolve_columns"]
 
 _PREFIX: Final = "__rmq_"
 

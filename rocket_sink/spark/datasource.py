@@ -9,6 +9,9 @@ Arrow record batches come straight from Spark where it has Arrow writers (batch 
 from 4.1), rows before. The writer is made in a process of its own without a session, so it checks
 options and columns there, before any task runs; commit and abort run in another such process and
 know only the messages of the tasks that succeeded. What failed attempts sent is in the spool.
+
+Both processes live for that one call, and a stream has two of them per epoch; so what only tasks,
+reads or the session's own process need is imported there.
 """
 
 from __future__ import annotations
@@ -29,25 +32,23 @@ from pyspark.sql.datasource import (
 from rocket_sink.errors import ColumnError, ConfigurationError
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext, confirmed_row
-from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.accounts import TaskSummary
 from rocket_sink.spark.budget import check_budget
 from rocket_sink.spark.context import run_context
 from rocket_sink.spark.contract import ColumnPlan, resolve_columns
-from rocket_sink.spark.gather import Gatherer
 from rocket_sink.spark.halves import needs_append
 from rocket_sink.spark.host import check_session
-from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.rates import divided, task_slots
-from rocket_sink.spark.reader import MessageReader, check_schema, reader_of
-from rocket_sink.spark.stored_rows import STORED_DDL
-from rocket_sink.spark.worker import TaskRun
+from rocket_sink.spark.worker_heap import freeze_once
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
+
+    from rocket_sink.spark.reader import MessageReader
+    from rocket_sink.spark.worker import TaskRun
 
 FORMAT: Final = "rocketmq"
 _StreamArrowWriter: Final[Any] = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
@@ -73,6 +74,8 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     known = {"task_slots": task_slots(spark)}
     spark.dataSource.register(type(RocketMQDataSource.__name__, (RocketMQDataSource,), known))
     if ledger:
+        from rocket_sink.spark.listener import install_fold
+
         install_fold(SinkOptions.parse({"ledger": ledger}), spark)
 
 
@@ -87,9 +90,13 @@ class RocketMQDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
+        from rocket_sink.spark.stored_rows import STORED_DDL
+
         return STORED_DDL
 
     def reader(self, schema: StructType) -> MessageReader:
+        from rocket_sink.spark.reader import check_schema, reader_of
+
         check_schema(schema)
         return reader_of(_ours(self.options))
 
@@ -102,7 +109,9 @@ class RocketMQDataSource(DataSource):
         _refuse_overwrite(overwrite=overwrite)
         options = self._sink_options()
         kind = RowStreamWriter if _StreamArrowWriter is None else ArrowStreamWriter
-        return kind(options, _plan(schema, options))
+        plan = _plan(schema, options)
+        freeze_once()
+        return kind(options, plan)
 
     def _sink_options(self) -> SinkOptions:
         options = read_options(self.options)
@@ -148,6 +157,8 @@ class _Writer:
         self._run_id = run_id
 
     def _send(self, feed: Callable[[TaskRun], None]) -> TaskMessage:
+        from rocket_sink.spark.worker import TaskRun
+
         ctx = run_context(self._options, self.lane, run_id=self._run_id)
         run = TaskRun(self._options, ctx)
         try:
@@ -177,6 +188,8 @@ class _Writer:
         if not self._options.ledger or not rows:
             return
         ctx = RunContext(done[0].query_id, done[0].run_id, epoch, lane=self.lane)
+        from rocket_sink.ledger.spool import SpoolWriter
+
         spool = SpoolWriter(self._options.ledger, ctx)
         spool.append(confirmed_row(ctx, num_input_rows=rows))
         spool.seal()
@@ -209,6 +222,8 @@ class RowStreamWriter(_Stream, DataSourceStreamWriter):
     """A stream on Spark 4.0, whose stream writers get rows."""
 
     def write(self, iterator: Iterator[Any]) -> TaskMessage:
+        from rocket_sink.spark.gather import Gatherer
+
         gatherer = Gatherer(self._options, self._plan)
 
         def feed(run: TaskRun) -> None:

@@ -29,7 +29,9 @@ from rocket_sink.producer.values import Completion
 from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.spark.accounts import Accounts, TaskSummary
 from rocket_sink.spark.checks import Refused, validate
-from rocket_sink.spark.contract import ColumnPlan, RowBatch, normalise
+from rocket_sink.spark.contract_cast import normalise
+from rocket_sink.spark.contract_plan import ColumnPlan
+from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.spark.encode import encode_requests, place_rows
 from rocket_sink.spark.giving_up import GivingUp
 from rocket_sink.spark.groups import parts_of, split_rows

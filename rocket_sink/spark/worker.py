@@ -28,6 +28,7 @@ from rocket_sink.spark.journal import Journal
 from rocket_sink.spark.replay import ReplayCheck
 from rocket_sink.spark.task import TaskBody
 from rocket_sink.spark.task_ids import task_ids
+from rocket_sink.spark.worker_heap import freeze_once
 
 
 class TaskRun:
@@ -96,6 +97,7 @@ class TaskRun:
             # Dead letters must be durable before Spark may count the task as done.
             self._spool.seal()
         self._release()
+        freeze_once()
         return summary
 
     def abort(self) -> None:

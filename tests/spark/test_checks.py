@@ -15,7 +15,8 @@ from rocket_sink.message_rules import FORBIDDEN_TOPICS, check_property
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import text_columns
 from rocket_sink.spark.checks import Checked, validate
-from rocket_sink.spark.contract import normalise, resolve_columns
+from rocket_sink.spark.contract import resolve_columns
+from rocket_sink.spark.contract_cast import normalise
 from rocket_sink.wire.batch import encode_message
 from rocket_sink.wire.columns import MessageColumns, encode_columns, property_pieces
 from rocket_sink.wire.properties import properties_of

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.content_ids import ContentIds
-from rocket_sink.spark.contract import normalise, resolve_columns
+from rocket_sink.spark.contract import resolve_columns
+from rocket_sink.spark.contract_cast import normalise
 from rocket_sink.spark.contract_rows import RowBatch
 
 CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")

@@ -12,7 +12,8 @@ from pyspark.sql import Row
 
 from rocket_sink.errors import ColumnError
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.contract import normalise, resolve_columns
+from rocket_sink.spark.contract import resolve_columns
+from rocket_sink.spark.contract_cast import normalise
 from rocket_sink.spark.gather import Gatherer
 
 OPTIONS = SinkOptions.parse({"nameServer": "n:1", "topic": "t"})

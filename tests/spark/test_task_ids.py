@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.contract import normalise, resolve_columns
+from rocket_sink.spark.contract import resolve_columns
+from rocket_sink.spark.contract_cast import normalise
 from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.spark.task_ids import fingerprint, task_ids
 
