@@ -12,14 +12,19 @@ import re
 from typing import Final
 
 from rocket_sink.errors import InvalidAnswerError
-from rocket_sink.wire.answers import SendAnswer, SendAnswerFrame, decode_send_answer
+from rocket_sink.wire.answers import (
+    SendAnswer,
+    SendAnswerFrame,
+    SharedHeader,
+    decode_send_answer,
+)
 from rocket_sink.wire.command import RESPONSE_FLAG, Frame
 from rocket_sink.wire.header_json import language_name
 
 _CHANGING: Final = {
     "msgId": "([0-9A-Za-z]{1,64})",
-    "queueId": "([0-9]{1,9})",
-    "queueOffset": "([0-9]{1,18})",
+    "queueId": "(0|[1-9][0-9]{0,8})",
+    "queueOffset": "(0|[1-9][0-9]{0,17})",
     "transactionId": r"([0-9A-Za-z_-]{0,256})",
 }
 """Fields that differ from answer to answer; all others must be as in the first one."""
@@ -33,24 +38,25 @@ class AnswerShape:
         frame: such an answer, read the general way.
     """
 
-    __slots__ = ("_answer", "_ext", "_language", "_match", "_order", "_version")
+    __slots__ = ("_answer", "_match", "_order", "_shared")
 
     def __init__(self, frame: Frame, answer: SendAnswer) -> None:
         assert frame.ext is not None
-        self._answer, self._ext = answer, dict(frame.ext)
-        self._version, self._language = frame.version, frame.language
-        changing = [name for name in self._ext if name in _CHANGING]
-        self._order = [changing.index(name) + 1 for name in _CHANGING if name in changing]
+        self._answer = answer
+        self._shared = SharedHeader(dict(frame.ext), frame.version, frame.language)
+        changing = [name for name in frame.ext if name in _CHANGING]
+        order = [changing.index(name) + 1 for name in _CHANGING if name in changing]
         pairs = ",".join(
             f'"{re.escape(name)}":"{_CHANGING.get(name, re.escape(value))}"'
-            for name, value in self._ext.items()
+            for name, value in frame.ext.items()
         )
         pattern = (
             f'\\{{"code":0,"extFields":\\{{{pairs}\\}},"flag":{RESPONSE_FLAG},'
             f'"language":"{language_name(frame.language)}","opaque":(0|[1-9][0-9]{{0,8}}),'
             f'"serializeTypeCurrentRPC":"JSON","version":{frame.version}\\}}'
         )
-        self._match = re.compile(pattern.encode()).fullmatch
+        compiled = re.compile(pattern.encode())
+        self._match, self._order = compiled.fullmatch, (*order, compiled.groups)
 
     @classmethod
     def of(cls, frame: Frame, header: bytes) -> AnswerShape | None:
@@ -70,19 +76,10 @@ class AnswerShape:
         match = self._match(header)
         if match is None:
             return None
-        offset_id, queue_id, queue_offset, *more = match.group(*self._order)
-        ext = self._ext.copy()
-        message_id = ext["msgId"] = offset_id.decode()
-        ext["queueId"], ext["queueOffset"] = queue_id.decode(), queue_offset.decode()
-        transaction_id = None
-        if more:
-            transaction_id = ext["transactionId"] = more[0].decode()
+        offset_id, queue_id, queue_offset, *more, opaque = match.group(*self._order)
         _, status, _, _, _, _, batch_id, region, recall_handle, trace_on = self._answer
         answer = SendAnswer(
-            0, status, message_id, int(queue_id), int(queue_offset), transaction_id, batch_id,
-            region, recall_handle, trace_on,
+            0, status, offset_id.decode(), int(queue_id), int(queue_offset),
+            more[0].decode() if more else None, batch_id, region, recall_handle, trace_on,
         )  # fmt: skip
-        return SendAnswerFrame(
-            0, ext, None, int(match.group(match.re.groups)), RESPONSE_FLAG, None, self._version,
-            self._language, "json", answer,
-        )  # fmt: skip
+        return SendAnswerFrame(int(opaque), answer, self._shared)

@@ -9,13 +9,12 @@ codes that mean stored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.codes import ResponseCode
-from rocket_sink.wire.command import DEFAULT_LIMITS, Frame, Limits
+from rocket_sink.wire.command import DEFAULT_LIMITS, RESPONSE_FLAG, Frame, Limits
 from rocket_sink.wire.scalars import INT32_MAX, INT64_MAX, parse_int32, parse_int64, printable
 from rocket_sink.wire.stored import StoredMessage, decode_stored
 from rocket_sink.wire.strict_json import load_json, quote_numeric_keys
@@ -51,11 +50,52 @@ class SendAnswer(NamedTuple):
     trace_on: bool
 
 
-@dataclass(slots=True)
-class SendAnswerFrame(Frame):
-    """A frame of which is known already what `decode_send_answer` says of it."""
+class SharedHeader(NamedTuple):
+    """What the headers of many answers have in common."""
 
-    answer: SendAnswer | None = None
+    ext: Mapping[str, str]
+    version: int
+    language: int
+
+
+class SendAnswerFrame(Frame):
+    """A frame of which is known already what `decode_send_answer` says of it.
+
+    One is made for each message: what all have alike is the class's, and `ext` is put together for
+    who asks for it (hooks).
+    """
+
+    __slots__ = ("_shared", "answer")
+    code = 0
+    flag = RESPONSE_FLAG
+    remark = None
+    serialize = "json"
+
+    def __init__(self, opaque: int, answer: SendAnswer, shared: SharedHeader) -> None:
+        self.opaque, self.answer, self._shared = opaque, answer, shared
+        self.body = None
+
+    @property
+    def ext(self) -> Mapping[str, str]:  # type: ignore[override]
+        """The header fields, in the order of the first such answer."""
+        answer = self.answer
+        ext = {
+            **self._shared.ext,
+            "msgId": answer.offset_message_id,
+            "queueId": str(answer.queue_id),
+            "queueOffset": str(answer.queue_offset),
+        }
+        if answer.transaction_id is not None:
+            ext["transactionId"] = answer.transaction_id
+        return ext
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return self._shared.version
+
+    @property
+    def language(self) -> int:  # type: ignore[override]
+        return self._shared.language
 
 
 def decode_send_answer(frame: Frame) -> SendAnswer:
@@ -65,7 +105,7 @@ def decode_send_answer(frame: Frame) -> SendAnswer:
         InvalidAnswerError: the answer says stored but lacks the ids and offsets that prove it.
         LocalProtocolError: the code is not in SEND_STATUS.
     """
-    if type(frame) is SendAnswerFrame and frame.answer is not None:
+    if type(frame) is SendAnswerFrame:
         return frame.answer
     status = SEND_STATUS.get(frame.code)
     if status is None:
