@@ -15,6 +15,7 @@ from rocket_sink.benchmark.figures import Subject
 from rocket_sink.benchmark.java_peer import java_launcher
 from rocket_sink.benchmark.lane_runs import LaneRun, SparkBench
 from rocket_sink.benchmark.lanes import NOOPS, LaneCase, lane_cases
+from rocket_sink.benchmark.log_room import LogRoom
 from rocket_sink.benchmark.peers_cases import PeerCase
 from rocket_sink.benchmark.processes import ProcessRun, Starter, our_launcher
 from rocket_sink.benchmark.results import RUNS, Results
@@ -32,8 +33,6 @@ Session = Callable[[tuple[str, ...]], AbstractContextManager["SparkSession"]]
 
 TOPIC: Final = "benchmark"
 _QUEUES: Final = 4
-KEEP_LITTLE: Final = {"fileReservedTime": "0"}
-"""Brokers delete full log files once a minute has passed: a long run would fill the disk."""
 
 
 @dataclass(frozen=True)
@@ -94,21 +93,25 @@ def run_plan(plan: Plan, results: Results, say: Say, session: Session) -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
         say("starting RocketMQ")
-        cluster = stack.enter_context(LocalCluster(plan.brokers, broker_config=KEEP_LITTLE))
+        cluster = stack.enter_context(LocalCluster(plan.brokers))
         cluster.create_topic(TOPIC, _QUEUES)
         subjects = list(_Subjects(plan, cluster, folder, stack, results, say).make(session))
         results.cases = [subject.case for subject in subjects]
-        measure(subjects, plan.repeat, results, say)
+        measure(subjects, plan.repeat, results, say, LogRoom(cluster))
 
 
-def measure(subjects: Sequence[Subject], repeat: int, results: Results, say: Say) -> None:
+def measure(
+    subjects: Sequence[Subject], repeat: int, results: Results, say: Say, room: LogRoom
+) -> None:
     """Warm all up, then run all in turn, several times over."""
     for subject in subjects:
         say(f"{subject.case.name}: warming up")
+        room.make()
         subject.warm_up()
     results.planned[RUNS] = repeat * len(subjects)
     for number in range(repeat):
         for subject in subjects:
+            room.make()
             figures = subject.run()
             results.add(RUNS, figures)
             say(f"{figures.case} ({number + 1}/{repeat}): {figures.per_s:,.0f} msg/s")

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 from rocket_sink.benchmark.figures import Figures, medians
 from rocket_sink.benchmark.lane_runs import Brokers, LaneRun, SparkBench
 from rocket_sink.benchmark.lanes import lane_cases
+from rocket_sink.benchmark.log_room import LogRoom
 from rocket_sink.benchmark.results import SCALE, Results
 from rocket_sink.benchmark.rows import Load, RowFiles
-from rocket_sink.benchmark.run import KEEP_LITTLE, TOPIC, scratch_folder
+from rocket_sink.benchmark.run import TOPIC, scratch_folder
 from rocket_sink.benchmark.stub_cluster import StubCluster
 from rocket_sink.cluster.local import LocalCluster
 
@@ -153,6 +154,8 @@ class _ScaleRun:
         self, spark: SparkSession, brokers: Brokers, rows: int, *, keys: int = 0,
         count: bool = True, repeat: int | None = None,
     ) -> Figures:  # fmt: skip
+        if isinstance(brokers, LocalCluster):
+            LogRoom(brokers).make()
         path = self._folder / f"rows-{rows}-{keys}"
         files = RowFiles(spark, Load(rows, _BODY_BYTES, (keys,)), path)
         scratch = Path(str(path) + f"-{len(list(self._folder.iterdir()))}")
@@ -168,7 +171,7 @@ def _runs(bench: SparkBench, files: RowFiles, keys: int, repeat: int) -> Sequenc
 
 
 def _real(count: int) -> AbstractContextManager[LocalCluster]:
-    return _WithTopic(count, broker_config=KEEP_LITTLE, heap_mb=_HEAP_MB)
+    return _WithTopic(count, heap_mb=_HEAP_MB)
 
 
 class _WithTopic(LocalCluster):

@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,7 +123,10 @@ class Twice:
 def test_each_run_is_told_with_how_many_there_will_be() -> None:
     made, told = Results(MACHINE, {}), list[str]()
     made.on_added = lambda: told.append(made.progress)
-    measure([Twice("one"), Twice("two")], 2, made, lambda text: None)
+    made_room: list[int] = []
+    room: Any = SimpleNamespace(make=lambda: made_room.append(1))
+    measure([Twice("one"), Twice("two")], 2, made, lambda text: None, room)
+    assert len(made_room) == 6
     assert told == [f"{number} of 4 runs" for number in (1, 2, 3, 4)]
 
 

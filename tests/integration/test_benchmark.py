@@ -7,7 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+
+from rocket_sink import TableProducer
+from rocket_sink.benchmark.log_room import LogRoom
+from rocket_sink.benchmark.stored import StoredCount
+from rocket_sink.cluster import LocalCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -32,3 +38,28 @@ def test_a_lane_beside_its_twin(tmp_path: Path) -> None:
         (ours, twin, "msg/s"), (ours, twin, "cpu")
     }  # fmt: skip
     assert ours in done.stdout
+
+
+def test_full_log_files_go_between_runs_and_no_message_with_them(cluster: LocalCluster) -> None:
+    """Of 64 MB each; the ones that are written stay."""
+    cluster.create_topic("room")
+    count, room = StoredCount(cluster.name_server, "room"), LogRoom(cluster, most_bytes=180 << 20)
+    rows = pa.table({"body": [b"x" * 100_000] * 4000})
+    with TableProducer(nameServer=cluster.name_server, topic="room") as producer:
+        count.start()
+        producer.send(rows.slice(0, 1000))
+        room.make()
+        assert room.taken_bytes() > 90 << 20, "little is left alone"
+        producer.send(rows.slice(1000))
+        assert count.check(4000, "all") == 0
+        room.make()
+        assert room.taken_bytes() <= 180 << 20
+        count.start()
+        producer.send(rows)
+        assert count.check(4000, "again") == 0
+    address = cluster.brokers[0].address
+    assert "24" in next(
+        line
+        for line in cluster.admin("getBrokerConfig", "-b", address).splitlines()
+        if "fileReservedTime" in line
+    )
