@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 _MOST_BYTES: Final = 8 << 30
 _KEPT_BYTES: Final = 1 << 30
 _PATIENCE_S: Final = 60.0
-"""A round begins every 10 s and deletes ten files."""
+"""A round begins every 10 s."""
+QUICK_ROUNDS: Final = {"deleteFileBatchMax": "1000", "deleteCommitLogFilesInterval": "10"}
+"""For the brokers' configuration: by default a round deletes ten files of 64 MB, 100 ms after each
+other, and 8 GB take over a minute."""
 _RESERVED_H: Final = "24"
 
 
@@ -36,7 +39,7 @@ class LogRoom:
         self._most_bytes = most_bytes
 
     def make(self) -> None:
-        """Called between runs; takes up to a minute when there is something to delete.
+        """Called between runs; takes some 15 s when there is something to delete.
 
         Raises:
             ClusterError: a broker does not take the setting.

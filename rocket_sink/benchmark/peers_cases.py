@@ -33,16 +33,19 @@ class _Mode:
     grpc: bool = False
 
 
-_MODES: Final = (
+_ONE_BY_ONE: Final = (
     _Mode("sync", {"mode": "sync"}, 0.05, grpc=True),
     _Mode("sync 2 threads", {"mode": "sync", "threads": 2}, 0.05),
     _Mode("sync by hash", {"mode": "hash"}, 0.05),
     _Mode("async", {"mode": "async", "inflight": 400}, 0.3, grpc=True),
     _Mode("async auto-batch", {"mode": "autobatch", "inflight": 400}, 0.3),
-    _Mode("batches of 1,000", {"mode": "batch", "batch": 1000}, 1.0),
-    _Mode("batches of 4,000", {"mode": "batch", "batch": 4000}, 1.0),
 )
-BATCHES: Final = _MODES[-1].title
+_BATCHES: Final = (1000, 4000)
+_BATCH_BYTES: Final = 4 << 20
+"""What brokers take as one message by default (maxMessageSize). The Java client leaves it to its
+caller to keep a batch below it."""
+_BESIDE_BODY_BYTES: Final = 160
+"""Of one message in a batch: lengths, properties, id (about 110), and what brokers add."""
 _TABLES: Final = (
     _Mode("tables of 4,000", {"mode": "table", "batch": 4000}, 2.0),
     _Mode("tables of 100,000", {"mode": "table", "batch": 100_000}, 2.0),
@@ -52,7 +55,7 @@ _TABLES: Final = (
 
 def peer_cases(body_bytes: int, others: frozenset[str]) -> Iterator[PeerCase]:
     """Ours beside those of `others` that are there, mode by mode."""
-    for mode in _MODES:
+    for mode in (*_ONE_BY_ONE, *_batches(body_bytes)):
         java = title(JAVA, mode.title, body_bytes)
         async_java = title(JAVA, "async", body_bytes)
         grpc = title(GRPC, mode.title, body_bytes)
@@ -66,12 +69,26 @@ def peer_cases(body_bytes: int, others: frozenset[str]) -> Iterator[PeerCase]:
             # two orders of magnitude slower: as many messages would take the night
             yield _case(GRPC, mode, body_bytes, (), slow=0.1)
     for mode in _TABLES:
-        yield _case(OURS, mode, body_bytes, (title(JAVA, BATCHES, body_bytes),))
+        yield _case(OURS, mode, body_bytes, (java_batches_title(body_bytes),))
 
 
 def java_batches(body_bytes: int) -> PeerCase:
     """The Java client's fastest mode, for a run of the lanes."""
-    return _case(JAVA, _MODES[-1], body_bytes, ())
+    return _case(JAVA, _batches(body_bytes)[-1], body_bytes, ())
+
+
+def java_batches_title(body_bytes: int) -> str:
+    """The name of that case."""
+    return title(JAVA, _batches(body_bytes)[-1].title, body_bytes)
+
+
+def _batches(body_bytes: int) -> list[_Mode]:
+    """As many messages in a request as planned, or as fit into one."""
+    fit = max(1, _BATCH_BYTES // (body_bytes + _BESIDE_BODY_BYTES))
+    counts = dict.fromkeys(min(count, fit) for count in _BATCHES)
+    return [
+        _Mode(f"batches of {count:,}", {"mode": "batch", "batch": count}, 1.0) for count in counts
+    ]
 
 
 def ceiling(body_bytes: int) -> PeerCase:
@@ -86,7 +103,7 @@ def engine(body_bytes: int, ordering: str, keys: int, *, ledger: bool = False) -
     if keys:
         words.append("all keys" if keys < 0 else f"{keys} keys")
     name = " ".join([*words, f"{body_bytes} B"])
-    against: tuple[str, ...] = (f"ceiling {body_bytes} B", title(JAVA, BATCHES, body_bytes))
+    against: tuple[str, ...] = (f"ceiling {body_bytes} B", java_batches_title(body_bytes))
     arguments = {"mode": "arrow", "keys": keys, "ordering": ordering}
     if ledger:
         name, against = f"{name} ledger", (name,)

@@ -37,6 +37,8 @@ def tables(results: Results) -> Iterator[RenderableType]:
         yield from _case_tables(results)
     for who, why in results.absent.items():
         yield Text(f"{who}: absent; {why}", style="yellow")
+    for case, why in results.failed.items():
+        yield Text(f"{case}: failed; {why}", style="red")
     if results.faults:
         yield faults_table(results.faults)
     yield from curve_tables(results.scale)

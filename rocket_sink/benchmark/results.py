@@ -23,10 +23,10 @@ SCALE: Final = "scale"
 class Results:
     """Everything of one run; parts that were not asked for are empty.
 
-    `absent` is {peer: why it was not measured}; `faults` and `scale` hold the records of
-    `rocket_sink.benchmark.faults` and `rocket_sink.benchmark.scale`. `planned` is {part: how many
-    of it there will be}, of the parts begun; a run that was stopped has fewer. `on_added` is called
-    after each finished run, fault and point.
+    `absent` is {peer: why it was not measured}, `failed` {case: why it ended}; `faults` and
+    `scale` hold the records of `rocket_sink.benchmark.faults` and `rocket_sink.benchmark.scale`.
+    `planned` is {part: how many of it there will be}, of the parts begun; a run that was stopped
+    has fewer. `on_added` is called after each finished run, fault and point.
     """
 
     machine: dict[str, Any]
@@ -37,6 +37,7 @@ class Results:
     faults: list[dict[str, Any]] = field(default_factory=list)
     scale: list[dict[str, Any]] = field(default_factory=list)
     planned: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
     on_added: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def add(self, part: str, one: Any) -> None:
@@ -86,6 +87,7 @@ class Results:
             "settings": self.settings,
             "absent": self.absent,
             "planned": self.planned,
+            "failed": self.failed,
             "medians": _dicts(self.medians),
             "ratios": _dicts(self.ratios),
             "faults": self.faults,
@@ -116,7 +118,7 @@ def read_results(path: Path) -> Results:
         runs = [Figures.from_dict(one) for one in value["runs"]]
         return Results(
             value["machine"], value["settings"], cases, runs, value["absent"], value["faults"],
-            value["scale"], value.get("planned", {}),
+            value["scale"], value.get("planned", {}), value.get("failed", {}),
         )  # fmt: skip
     except OSError as error:
         raise ConfigurationError(f"cannot read the results {path}: {error.strerror}") from None

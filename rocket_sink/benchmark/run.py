@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from rocket_sink.benchmark import grpc_peer, kafka_peer, peers_cases
 from rocket_sink.benchmark.figures import Subject
 from rocket_sink.benchmark.java_peer import java_launcher
 from rocket_sink.benchmark.lane_runs import LaneRun, SparkBench
 from rocket_sink.benchmark.lanes import NOOPS, LaneCase, lane_cases
-from rocket_sink.benchmark.log_room import LogRoom
+from rocket_sink.benchmark.log_room import QUICK_ROUNDS, LogRoom
 from rocket_sink.benchmark.peers_cases import PeerCase
 from rocket_sink.benchmark.processes import ProcessRun, Starter, our_launcher
 from rocket_sink.benchmark.results import RUNS, Results
@@ -33,6 +33,8 @@ Session = Callable[[tuple[str, ...]], AbstractContextManager["SparkSession"]]
 
 TOPIC: Final = "benchmark"
 _QUEUES: Final = 4
+_FAILED_IN_A_ROW: Final = 3
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Plan:
         """What lanes are compared with besides their twin."""
         return (
             f"ceiling {body_bytes} B",
-            peers_cases.title(peers_cases.JAVA, peers_cases.BATCHES, body_bytes),
+            peers_cases.java_batches_title(body_bytes),
             kafka_peer.case_name(stream=True, body_bytes=body_bytes),
             kafka_peer.case_name(stream=False, body_bytes=body_bytes),
         )
@@ -87,13 +89,13 @@ def run_plan(plan: Plan, results: Results, say: Say, session: Session) -> None:
     """Every case `plan.repeat` times, in turn, each warmed up before; all in one run.
 
     Raises:
-        RocketSinkError: the cluster or Spark does not start, or a case does not add up. A peer
-            that is not to be had is named in `absent` instead.
+        RocketSinkError: the cluster or Spark does not start. A peer that is not to be had is
+            named in `absent` instead, a case that does not add up in `failed`.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
         say("starting RocketMQ")
-        cluster = stack.enter_context(LocalCluster(plan.brokers))
+        cluster = stack.enter_context(LocalCluster(plan.brokers, broker_config=QUICK_ROUNDS))
         cluster.create_topic(TOPIC, _QUEUES)
         subjects = list(_Subjects(plan, cluster, folder, stack, results, say).make(session))
         results.cases = [subject.case for subject in subjects]
@@ -103,23 +105,65 @@ def run_plan(plan: Plan, results: Results, say: Say, session: Session) -> None:
 def measure(
     subjects: Sequence[Subject], repeat: int, results: Results, say: Say, room: LogRoom
 ) -> None:
-    """Warm all up, then run all in turn, several times over."""
+    """Warm all up, then run all in turn, several times over.
+
+    A case that fails is named in `results.failed` and not run again; the others go on.
+
+    Raises:
+        Exception: of the last of three cases that failed in a row, so it is not their doing.
+    """
+    attempts = _Attempts(results, say)
+    results.planned[RUNS] = repeat * len(subjects)
     for subject in subjects:
         say(f"{subject.case.name}: warming up")
         room.make()
-        subject.warm_up()
-    results.planned[RUNS] = repeat * len(subjects)
+        attempts.of(subject.case.name, subject.warm_up)
     for number in range(repeat):
         for subject in subjects:
             room.make()
-            figures = subject.run()
-            results.add(RUNS, figures)
-            say(f"{figures.case} ({number + 1}/{repeat}): {figures.per_s:,.0f} msg/s")
+            figures = attempts.of(subject.case.name, subject.run)
+            if figures is not None:
+                results.add(RUNS, figures)
+                say(f"{figures.case} ({number + 1}/{repeat}): {figures.per_s:,.0f} msg/s")
+
+
+class _Attempts:
+    def __init__(self, results: Results, say: Say) -> None:
+        self._failed = results.failed
+        self._say = say
+        self._in_a_row = 0
+
+    def of(self, name: str, step: Callable[[], T]) -> T | None:
+        """The step's value; None when the case fails, or has failed before."""
+        if name in self._failed:
+            return None
+        try:
+            value = step()
+        except Exception as error:  # Spark's and py4j's have no ancestor in common with ours
+            if _was_stopped(error):
+                raise
+            self._failed[name] = reason_of(error)
+            self._say(f"{name} failed: {self._failed[name]}")
+            self._in_a_row += 1
+            if self._in_a_row == _FAILED_IN_A_ROW:
+                raise
+            return None
+        self._in_a_row = 0
+        return value
+
+
+def _was_stopped(error: BaseException | None) -> bool:
+    """It came of closing what a signal ended."""
+    while error is not None:
+        if not isinstance(error, Exception):
+            return True
+        error = error.__context__
+    return False
 
 
 def reason_of(error: Exception) -> str:
     """Why something is absent, in a line: what an error says first, and which module is missing."""
-    first, *others = str(error).splitlines()
+    first, *others = str(error).strip().splitlines() or [type(error).__name__]
     missing = next((line.strip(" :\t") for line in others if line.endswith(": not found")), "")
     return f"{first} ({missing})" if missing else first
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rocket_sink.benchmark.figures import Figures, medians
 from rocket_sink.benchmark.lane_runs import Brokers, LaneRun, SparkBench
 from rocket_sink.benchmark.lanes import lane_cases
-from rocket_sink.benchmark.log_room import LogRoom
+from rocket_sink.benchmark.log_room import QUICK_ROUNDS, LogRoom
 from rocket_sink.benchmark.results import SCALE, Results
 from rocket_sink.benchmark.rows import Load, RowFiles
 from rocket_sink.benchmark.run import TOPIC, scratch_folder
@@ -171,7 +171,7 @@ def _runs(bench: SparkBench, files: RowFiles, keys: int, repeat: int) -> Sequenc
 
 
 def _real(count: int) -> AbstractContextManager[LocalCluster]:
-    return _WithTopic(count, heap_mb=_HEAP_MB)
+    return _WithTopic(count, broker_config=QUICK_ROUNDS, heap_mb=_HEAP_MB)
 
 
 class _WithTopic(LocalCluster):

@@ -248,8 +248,8 @@ def _scaled_session(workers: int) -> Any:
 
 
 def _promises_broken(results: Results) -> bool:
-    """Say on standard error which promise a fault has broken, and which curve is not flat."""
-    broken = []
+    """Say on standard error what failed, which promise a fault broke, which curve is not flat."""
+    broken = [f"{case} failed: {why}" for case, why in results.failed.items()]
     if results.faults:
         from rocket_sink.benchmark.faults import broken_promises
 

@@ -30,8 +30,8 @@ def markdown(results: Results) -> str:
         f"{machine['rocketmq']}, {str(machine['at'])[:10]}."
     )
     parts = [head, *_groups(results)]
-    if results.absent:
-        parts.append("Not measured: " + ", ".join(results.absent) + ".")
+    if missing := [*results.absent, *results.failed]:
+        parts.append("Not measured: " + ", ".join(missing) + ".")
     if results.faults:
         parts.append(_faults(results.faults))
     if results.scale:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocket_sink.benchmark.lanes import LANES, SENDING, lane_cases, lane_named
+from rocket_sink.benchmark.peers_cases import java_batches, java_batches_title, peer_cases
 from rocket_sink.commands import benchmark_input
 from rocket_sink.commands.benchmark_input import Asked
 
@@ -46,6 +47,18 @@ def test_without_a_ledger_is_compared_with_the_one_that_has_it() -> None:
     cases = lane_cases(["write"], ["none"], [1000], [256], without_ledger=True)
     assert [one.ledger for one in cases] == [True, True, False]
     assert cases[-1].case.against == (cases[-2].case.name,)
+
+
+@pytest.mark.parametrize("body_bytes", [20, 100, 256, 1024, 16 * 1024, 4_000_000])
+def test_a_batch_of_any_body_size_is_one_message_to_a_broker(body_bytes: int) -> None:
+    cases = [*peer_cases(body_bytes, frozenset({"Java"})), java_batches(body_bytes)]
+    batches = [one for one in cases if one.arguments["mode"] == "batch"]
+    assert {one.who for one in batches} == {"ours", "Java"}
+    for one in batches:
+        assert 0 < one.arguments["batch"] * (body_bytes + 120) < 4 << 20
+    names = [one.case.name for one in cases[:-1]]
+    assert len(set(names)) == len(names)
+    assert cases[-1].case.name == java_batches_title(body_bytes) in names
 
 
 def test_full_is_all_of_it_and_nothing_is_a_part() -> None:

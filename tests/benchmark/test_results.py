@@ -130,6 +130,65 @@ def test_each_run_is_told_with_how_many_there_will_be() -> None:
     assert told == [f"{number} of 4 runs" for number in (1, 2, 3, 4)]
 
 
+class Failing(Twice):
+    """One that ends in an error, in its first run or when it is warmed up."""
+
+    def __init__(self, name: str, *, warm: bool) -> None:
+        super().__init__(name)
+        self.warm, self.runs = warm, 0
+
+    def warm_up(self) -> None:
+        if not self.warm:
+            raise ValueError("no room for it\nmore")
+
+    def run(self) -> Figures:
+        self.runs += 1
+        raise ValueError("no room for it\nmore")
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_case_that_fails_is_named_and_the_others_go_on(warm: bool) -> None:
+    made, said = Results(MACHINE, {}), list[str]()
+    bad = Failing("bad", warm=warm)
+    room: Any = SimpleNamespace(make=lambda: None)
+    subjects = [Twice("one"), bad, Twice("two")]
+    made.cases = [one.case for one in subjects]
+    measure(subjects, 2, made, said.append, room)
+    assert [one.case for one in made.runs] == ["one", "two"] * 2
+    assert made.failed == {"bad": "no room for it"}
+    assert bad.runs == int(warm)
+    assert not made.is_complete
+    assert "bad failed: no room for it" in said
+    assert "bad: failed; no room for it" in shown(made)
+    assert "Not measured: bad." in with_figures(f"{START_MARK}\n{END_MARK}", [made])
+
+
+def test_three_cases_that_fail_in_a_row_end_the_run() -> None:
+    """The brokers are gone, say; each of 172 cases would wait for them."""
+    made = Results(MACHINE, {})
+    room: Any = SimpleNamespace(make=lambda: None)
+    bad = [Failing(name, warm=True) for name in "abcdef"]
+    with pytest.raises(ValueError, match="no room"):
+        measure([*bad[:2], Twice("one"), *bad[2:]], 1, made, lambda text: None, room)
+    assert [one.case for one in made.runs] == ["one"]
+    assert list(made.failed) == list("abcde")
+
+
+def test_a_signal_that_an_error_hides_is_no_failure_of_a_case() -> None:
+    class Interrupted(Twice):
+        def run(self) -> Figures:
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise ValueError("its process is gone, too")
+
+    made = Results(MACHINE, {})
+    room: Any = SimpleNamespace(make=lambda: None)
+    with pytest.raises(ValueError, match="gone"):
+        measure([Interrupted("a"), Twice("b")], 1, made, lambda text: None, room)
+    assert not made.failed
+
+
 class TestStopped:
     """Figures of finished cases are in the file at once, and a signal keeps them."""
 
@@ -254,6 +313,17 @@ class TestBaseline:
 
     def test_no_change_is_well(self) -> None:
         assert self.run() == 0
+
+    def test_a_case_that_failed_exits_1(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def measure(asked: Any, made: Results) -> None:
+            self.measure(asked, made)
+            made.failed["lane"] = "it does not add up"
+
+        monkeypatch.setattr(command, "_measure", measure)
+        assert self.run() == 1
+        assert "lane failed: it does not add up" in capsys.readouterr().err
 
     def test_a_slower_ratio_exits_1_unless_tolerated(
         self, capsys: pytest.CaptureFixture[str]
