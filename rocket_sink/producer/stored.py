@@ -36,7 +36,7 @@ class StoredMessages:
     Args:
         since_ms: no message looked for is older (ms since 1970).
         brokers: by topic, names of brokers that must answer besides those of its route: a message
-            may be on one that is not in the route just now.
+            may be on one that is not in the route just now. Looked at with each question.
         advice: what to do when a broker does not answer, for the error.
         by_route: ask the brokers of the topic's route.
 
@@ -52,7 +52,7 @@ class StoredMessages:
         self._by_route = by_route
         self._engine = engine
         self._since_ms = since_ms
-        self._brokers = brokers or {}
+        self._brokers = {} if brokers is None else brokers
         self._advice = advice
         self._timeout_s = engine.options.stored_check_timeout_ms / 1000
         self._settled: set[str] = set()

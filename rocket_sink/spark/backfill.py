@@ -201,7 +201,7 @@ class Backfill:
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         spread = F.coalesce(F.col("sharding_key"), F.col("letter_id"))
-        columns = [name for name in SENT_COLUMNS if name in letters.columns]
+        columns = [name for name in ("unknown_at", *SENT_COLUMNS) if name in letters.columns]
         return (
             letters.repartition(tasks, F.col("topic"), spread)
             .sortWithinPartitions("_place")

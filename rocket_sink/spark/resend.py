@@ -7,10 +7,10 @@ Letters come sorted per key and are sent in chunks through the task body of all 
 
 A backfill that was killed leaves at most one chunk per task of which nobody knows; the next one
 asks the brokers for these letters by their message ids before it sends them, as it does for letters
-whose own outcome is unknown. It asks those of the topic's route; what they do not have within
-`storedCheckDelay` is not stored. A letter that is not
-stored stays pending as it is: it gets no second letter. Later letters of its key are held back, so
-that the key's order holds.
+whose own outcome is unknown. It asks those of the topic's route, in effectively_once also the one
+that had not answered; what they do not have within `storedCheckDelay` is not stored. A letter that
+is not stored stays pending as it is: it gets no second letter. Later letters of its key are held
+back, so that the key's order holds.
 """
 
 from __future__ import annotations

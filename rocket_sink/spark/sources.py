@@ -2,7 +2,8 @@
 
 Both give one frame of what is pending: the row contract's columns (`SENT_COLUMNS`), `letter_id`,
 `tries` and `open` (what earlier backfills did, see `ledger.marks`; `open` also where the letter's
-own outcome is unknown), `reason`, `at`, and `_place`, which sorts a key's letters.
+own outcome is unknown; `unknown_at` is the broker that did not answer), `reason`, `at`, and
+`_place`, which sorts a key's letters.
 
 A row of a table has no letter, so it gets an id that is the same each time: a digest of the table's
 name, the topic option and all its columns, numbered where rows are equal. That names its
@@ -85,7 +86,13 @@ class DeadLetters:
         )
         tried = with_tries(placed, ledger.backfills(spark))
         # Sent again without asking, a message that was stored after all would be there twice.
-        return tried.withColumn("open", F.col("open") | (F.col("reason") == "unknown"))
+        unknown = F.col("reason") == "unknown"
+        return tried.withColumns(
+            {
+                "open": F.col("open") | unknown,
+                "unknown_at": F.when(unknown, F.col("last_broker_name")),
+            }
+        )
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
         from pyspark.sql import functions as F  # noqa: N812

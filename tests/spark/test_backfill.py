@@ -167,6 +167,19 @@ class TestDeadLetters:
         plan, sent = run(max_tries=2, reasons=("data", "transport"))
         assert (plan.pending, plan.selected, plan.left_alone, plan.behind) == (3, 1, 2, 0)
 
+    def test_the_broker_that_did_not_answer_is_asked_although_no_route_names_it(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
+    ) -> None:
+        """Of letters whose outcome is known it is only the one that refused them."""
+        reasons = pa.array(["unknown", "transport"])
+        write_letters(spark, options, 2, reason=reasons, last_broker_name="broker-gone")
+        once = options.with_(delivery="effectively_once", storedCheckTimeout=300)
+        plan, sent = run(opts=once, reasons=("unknown",))
+        assert (plan.asked, sent.not_tried) == (1, 1)
+        assert "broker-gone does not say" in sent.first_error
+        plan, sent = run(opts=once, reasons=("transport",))
+        assert (sent.resent, bodies(cluster)) == (1, ["body 1"])
+
     def test_filters_times_and_limit(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -305,15 +306,75 @@ class TestWhatMayBeStored:
         assert spool.marks()["letter-0"][-1] == ("not_sent", "NO_ROUTE")
 
     def test_nothing_is_sent_while_a_broker_cannot_be_asked(
-        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+        self, cluster: FakeCluster, options: SinkOptions
     ) -> None:
         cluster.brokers[1].on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
-        resender, spool = make(options.with_(storedCheckTimeout=200), engine)
+        engine = SendEngine(options.with_(storedCheckTimeout=200), shared=None)
+        resender, spool = make(options, engine)
         resender.send(letters(["k"] * 4, open=[True, True, False, False]))
+        engine.close()
         assert cluster.messages(TOPIC) == []
         assert (resender.total.found, resender.total.not_tried) == (0, 4)
         assert spool.resolved() == set()
         assert "does not say which messages" in resender.total.first_error
+
+
+class TestTheBrokerThatDidNotAnswer:
+    """A letter of unknown outcome may be on it; a killed one is in no route for a while."""
+
+    def letters(self, **columns: list[Any]) -> pa.RecordBatch:
+        batch = letters([None] * 4, open=[True] * 4, **columns)
+        return batch.append_column("unknown_at", pa.array(["broker-b"] * 4))
+
+    @pytest.fixture
+    def late(self, cluster: FakeCluster, options: SinkOptions) -> Any:
+        """It has the letters, and is missing from the route."""
+        late = cluster.brokers[1]
+        cluster.brokers[0].is_master = False
+        sender = SendEngine(options, shared=None)
+        store(options, sender, letters([None] * 4), [0, 1, 2, 3])
+        sender.close()
+        assert len(late.store.messages(TOPIC)) == 4
+        cluster.brokers[0].is_master, late.is_master = True, False
+        return late
+
+    @pytest.fixture
+    def once(self, options: SinkOptions) -> SinkOptions:
+        return options.with_(delivery="effectively_once", pollNameServerInterval=10)
+
+    def test_is_asked_when_it_is_back(self, late: Any, once: SinkOptions) -> None:
+        engine = SendEngine(once.with_(storedCheckTimeout="20s"), shared=None)
+        back = threading.Timer(0.5, lambda: setattr(late, "is_master", True))
+        back.start()
+        resender, _ = make(once, engine)
+        resender.send(self.letters())
+        back.join()
+        engine.close()
+        assert (resender.total.found, resender.total.resent) == (4, 0)
+
+    def test_holds_its_letters_while_it_is_away(
+        self, cluster: FakeCluster, late: Any, once: SinkOptions
+    ) -> None:
+        engine = SendEngine(once.with_(storedCheckTimeout=200), shared=None)
+        resender, spool = make(once, engine)
+        resender.send(self.letters())
+        engine.close()
+        assert (resender.total.not_tried, spool.resolved()) == (4, set())
+        assert len(cluster.messages(TOPIC)) == 4
+        for word in (late.name, "not in the route", "at_least_once"):
+            assert word in resender.total.first_error
+
+    def test_is_asked_for_no_other_topic_and_not_at_least_once(
+        self, cluster: FakeCluster, late: Any, options: SinkOptions, once: SinkOptions
+    ) -> None:
+        cluster.create_topic("other", 2)
+        for given, topic in ((options, TOPIC), (once.with_(topic="other"), "other")):
+            engine = SendEngine(given, shared=None)
+            resender, _ = make(given, engine)
+            resender.send(self.letters())
+            engine.close()
+            assert resender.total.resent == 4
+            assert len(cluster.brokers[0].store.messages(topic)) == 4
 
 
 def store(
