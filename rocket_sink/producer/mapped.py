@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 _SLOT: Final = struct.Struct(
     "<IIHHI"
@@ -115,12 +115,34 @@ class MappedTable:
 class MappedFile:
     """A file of a fixed size, mapped for reading and writing, with one lock for writers."""
 
+    _opened: ClassVar[dict[Path, MappedFile]] = {}
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def shared(cls, path: Path, size: int) -> MappedFile:
+        """This process's own of that file; each user closes it once.
+
+        One for all, because closing any descriptor of a file gives up the process's locks on it
+        (fcntl), and because each mapping counts as memory of the process again.
+
+        Raises:
+            OSError: as the constructor.
+        """
+        with cls._guard:
+            found = cls._opened.get(path)
+            if found is None or not found._is_at(path):
+                found = cls._opened[path] = cls(path, size)
+            found._users += 1
+            return found
+
     def __init__(self, path: Path, size: int) -> None:
         """Open or create.
 
         Raises:
             OSError: the directory cannot be written, the disk is full, or the file is not ours.
         """
+        self._users = 0
+        self._path = path
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC
         self._number = os.open(path, flags, 0o600)
         self._thread_lock = threading.Lock()
@@ -132,6 +154,7 @@ class MappedFile:
             if status.st_size < size:
                 # Real blocks, not a hole: touching a hole on a full disk is a SIGBUS.
                 os.pwrite(self._number, bytes(size - status.st_size), status.st_size)
+            self._inode = status.st_dev, status.st_ino
             self.data = mmap.mmap(self._number, size)
         except BaseException:
             os.close(self._number)
@@ -158,5 +181,28 @@ class MappedFile:
         self._thread_lock.release()
 
     def close(self) -> None:
+        """For one user; the last one's unmaps it."""
+        with self._guard:
+            self._users -= 1
+            if self._users > 0:
+                return
+            if self._opened.get(self._path) is self:
+                del self._opened[self._path]
         self.data.close()
         os.close(self._number)
+
+    def _is_at(self, path: Path) -> bool:
+        """The path still names this file; folders of executors come and go."""
+        try:
+            status = path.stat()
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._inode
+
+
+def _unlock_after_fork() -> None:
+    """A thread of the parent may have held it."""
+    MappedFile._guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_after_fork)

@@ -55,7 +55,7 @@ class SharedHealth:
         with contextlib.suppress(OSError, ConfigurationError):
             folder = Path(directory) if directory is not None else local_directory()
             size = _FAULTS * _FAULT_BYTES + _ROUTES * _ROUTE_BYTES
-            return cls(MappedFile(folder / _file_name(options), size))
+            return cls(MappedFile.shared(folder / _file_name(options), size))
         return cls.in_process()
 
     @classmethod

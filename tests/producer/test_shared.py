@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +25,19 @@ def open_in(path) -> SharedHealth:
     return SharedHealth.open(OPTIONS, directory=str(path))
 
 
+def elsewhere(path) -> SharedHealth:
+    """The same store as another process has it: by a mapping of its own."""
+    (file,) = path.glob("*.health")
+    return SharedHealth(MappedFile(file, file.stat().st_size))
+
+
+def mappings(path) -> int:
+    return Path("/proc/self/maps").read_text().count(str(path))
+
+
 def test_what_one_store_learns_another_sees(tmp_path):
-    first, second = open_in(tmp_path), open_in(tmp_path)
+    first = open_in(tmp_path)
+    second = elsewhere(tmp_path)
     assert first.is_shared
     item = FaultItem("broker-a", 12.5, 1234.5, False, 3.0)
     first.put("broker-a", item)
@@ -36,12 +48,48 @@ def test_what_one_store_learns_another_sees(tmp_path):
 
 
 def test_routes_are_shared_with_their_time(tmp_path):
-    first, second = open_in(tmp_path), open_in(tmp_path)
+    first = open_in(tmp_path)
+    second = elsewhere(tmp_path)
     first.put_route("orders", b"{}" * 100, 17.25)
     assert second.route("orders") == (b"{}" * 100, 17.25)
     first.put_route("orders", bytes(70_000), 18.0)
     assert second.route("orders") == (b"{}" * 100, 17.25), "too long: not shared, nothing broken"
     assert second.route("other") is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells the mappings")
+def test_a_process_maps_a_store_once(tmp_path):
+    """A worker that serves many queries has an engine for each."""
+    stores = [open_in(tmp_path) for _ in range(5)]
+    assert mappings(tmp_path) == 1
+    for store in stores[1:]:
+        store.close()
+    stores[0].put("a", FaultItem("a"))
+    assert stores[0].get("a") == FaultItem("a")
+    stores[0].close()
+    assert mappings(tmp_path) == 0
+
+
+def test_a_store_that_closes_gives_up_nobodys_lock(tmp_path):
+    """Of its process: fcntl drops all locks on a file with any descriptor of it."""
+    first, second = open_in(tmp_path), open_in(tmp_path)
+    assert first._file is not None and first._file.lock()
+    second.close()
+    done = FORK.Process(target=lambda: os._exit(int(elsewhere(tmp_path)._file.lock())))
+    done.start()
+    done.join()
+    first._file.unlock()
+    assert done.exitcode == 0, "the other process got the lock"
+
+
+def test_a_new_file_under_the_old_name_is_another_store(tmp_path):
+    old = open_in(tmp_path)
+    old.put("a", FaultItem("a"))
+    next(tmp_path.glob("*.health")).unlink()
+    new = open_in(tmp_path)
+    assert new.get("a") is None
+    old.close()
+    assert open_in(tmp_path)._file is new._file
 
 
 def test_other_name_servers_have_another_file(tmp_path):
