@@ -123,7 +123,7 @@ class SinkOptions:
     body_format: str = option("bodyFormat", Kind.CHOICE, "column", _K, "column: the body column; json: the other columns as one JSON object", choices=("column", "json"))
     strict_columns: bool = option("strictColumns", Kind.BOOLEAN, False, _K, "refuse columns that the row contract does not know")
     order_by: str = option("orderBy", Kind.TEXT, "", _K, "column that sorts a key's rows inside a task")
-    gather_rows: int = option("gatherRows", Kind.INTEGER, 8000, _K, "foreach: rows gathered into one Arrow batch", low=1, high=1_000_000)
+    gather_rows: int = option("gatherRows", Kind.INTEGER, 8000, _K, "foreach: rows gathered into one Arrow batch; fewer where their bodies reach 16 MiB", low=1, high=1_000_000)
     producer_cache_timeout_ms: int = option("producerCacheTimeout", Kind.MILLISECONDS, 600_000, _K, "an idle producer of a worker is closed after this", low=0, aliases=("spark.rocketmq.producer.cache.timeout",))
     allow_speculation: bool = option("allowSpeculation", Kind.BOOLEAN, False, _K, "run although spark.speculation sends rows twice")
     app_id: str = option("appId", Kind.TEXT, "", _K, "names the query in the ledger where Spark gives no query id; in a stream it belongs to one checkpoint, and a start from another one is refused")

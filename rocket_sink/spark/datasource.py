@@ -222,19 +222,17 @@ class RowStreamWriter(_Stream, DataSourceStreamWriter):
     """A stream on Spark 4.0, whose stream writers get rows."""
 
     def write(self, iterator: Iterator[Any]) -> TaskMessage:
-        from rocket_sink.spark.gather import Gatherer
+        from rocket_sink.spark.gather import Gatherer, RowPile
 
-        gatherer = Gatherer(self._options, self._plan)
+        pile = RowPile(Gatherer(self._options, self._plan), self._options.gather_rows)
 
         def feed(run: TaskRun) -> None:
-            rows: list[Any] = []
             for row in iterator:
-                rows.append(row)
-                if len(rows) >= self._options.gather_rows:
-                    run.feed(gatherer.batch(rows), self._plan)
-                    rows.clear()
-            if rows:
-                run.feed(gatherer.batch(rows), self._plan)
+                pile.rows.append(row)
+                if len(pile.rows) >= pile.look_at and pile.is_full():
+                    run.feed(pile.take(), self._plan)
+            if (rest := pile.take()) is not None:
+                run.feed(rest, self._plan)
 
         return self._send(feed)
 

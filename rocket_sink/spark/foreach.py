@@ -17,7 +17,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import refuse_budget
 from rocket_sink.spark.context import run_context
 from rocket_sink.spark.contract import ColumnPlan
-from rocket_sink.spark.gather import Gatherer
+from rocket_sink.spark.gather import Gatherer, RowPile
 from rocket_sink.spark.worker import TaskRun
 
 _DRIVE_ROWS: Final = 500
@@ -34,18 +34,24 @@ class ForeachTask:
         ctx = run_context(options, "foreach", epoch=epoch, partition=partition)
         self._run = TaskRun(options, ctx)
         self._gatherer = Gatherer(options, plan)
-        self._limit = options.gather_rows
-        self._rows: list[Any] = []
+        self._pile = RowPile(self._gatherer, options.gather_rows)
+        self._rows = self._pile.rows
+        self._driven = 0
         self._ended = False
 
     def process(self, row: Any) -> None:
         """Take a row; raises as soon as the task cannot succeed any more."""
         rows = self._rows
         rows.append(row)
-        if not len(rows) % _DRIVE_ROWS:
-            self._run.drive()
-        if len(rows) >= self._limit:
+        if len(rows) >= self._pile.look_at:
+            self._look()
+
+    def _look(self) -> None:
+        if self._pile.is_full():
             self._flush()
+        elif len(self._rows) - self._driven >= _DRIVE_ROWS:
+            self._driven = len(self._rows)
+            self._run.drive()
 
     def close(self, error: BaseException | None) -> None:
         """Send what is left and await every answer; after an error, only let go."""
@@ -63,8 +69,6 @@ class ForeachTask:
             raise
 
     def _flush(self) -> None:
-        if not self._rows:
-            return
-        batch = self._gatherer.batch(self._rows)
-        self._rows.clear()
-        self._run.feed(batch, self._gatherer.plan)
+        batch, self._driven = self._pile.take(), 0
+        if batch is not None:
+            self._run.feed(batch, self._gatherer.plan)

@@ -12,9 +12,10 @@ from pyspark.sql import Row
 
 from rocket_sink.errors import ColumnError
 from rocket_sink.options import SinkOptions
+from rocket_sink.spark import gather as gathering
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.contract_cast import normalise
-from rocket_sink.spark.gather import Gatherer
+from rocket_sink.spark.gather import Gatherer, RowPile
 
 OPTIONS = SinkOptions.parse({"nameServer": "n:1", "topic": "t"})
 
@@ -100,3 +101,59 @@ def test_columns_taken_from_others_are_judged_too() -> None:
     assert batch.schema.names == ["payload", "id", "n"]
     with pytest.raises(ColumnError, match="keys"):
         gatherer.batch([Row(payload="a", id=5, n=3)])
+
+
+class TestPile:
+    """Batches end by rows, and by bytes where rows are large: the memory of a task is bounded."""
+
+    @pytest.fixture(autouse=True)
+    def few_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gathering, "GATHER_BYTES", 100_000)
+
+    @staticmethod
+    def batches(sizes: list[int], limit: int = 1000, **options: Any) -> list[int]:
+        """Rows of each batch."""
+        pile, counts = RowPile(Gatherer(OPTIONS.with_(**options)), limit), []
+        for size in sizes:
+            pile.rows.append(Row(tags="t", body=b"x" * size))
+            if len(pile.rows) >= pile.look_at and pile.is_full():
+                batch = pile.take()
+                assert batch is not None
+                counts.append(batch.num_rows)
+        rest = pile.take()
+        assert pile.take() is None
+        return [*counts, *([rest.num_rows] if rest is not None else [])]
+
+    def test_small_rows_are_counted(self) -> None:
+        assert self.batches([10] * 2500) == [1000, 1000, 500]
+        assert self.batches([10] * 7, limit=3) == [3, 3, 1]
+        assert self.batches([10] * 2, limit=1) == [1, 1]
+        assert self.batches([]) == []
+
+    def test_large_ones_are_weighed(self) -> None:
+        found = self.batches([5000] * 500)
+        assert sum(found) == 500
+        assert max(found) * 5000 <= 1.1 * 100_000
+        assert set(self.batches([200_000] * 30)[1:]) <= {1}
+
+    def test_one_that_grows_is_noticed(self) -> None:
+        found = self.batches([1] * 1000 + [5000] * 400, limit=8000)
+        assert max(found[1:]) * 5000 <= 1.1 * 100_000
+
+    def test_what_is_no_body_is_the_row_contracts_business(self) -> None:
+        pile = RowPile(Gatherer(OPTIONS), 1000)
+        pile.rows += [Row(body=7)] * 20
+        assert not pile.is_full()
+        with pytest.raises(ColumnError):
+            pile.take()
+        pile = RowPile(Gatherer(OPTIONS), 1000)
+        pile.rows += [Row(body=None, tags="t")] * 20
+        assert not pile.is_full()
+        other = RowPile(Gatherer(OPTIONS), 1000)
+        other.rows += [Row(text="no body")] * 20
+        assert not other.is_full()
+
+    def test_the_body_is_found_under_its_own_name(self) -> None:
+        pile = RowPile(Gatherer(OPTIONS.with_(columns="body=Payload")), 1000)
+        pile.rows += [Row(tags="t", payload=b"x" * 60_000)] * 2
+        assert pile.is_full()
