@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,22 @@ class Sending:
             {"nameServer": cluster.name_server, "topic": self.topic, "ledger": str(ledger),
              **options}
         )  # fmt: skip
+        self._mends: list[Future[None]] = []
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Mend a broker beside the sends; `run` returns when it is mended.
+
+        Sends need not wait for a broker that is away, but the reading afterwards and the next
+        test's topic do: a started broker takes seconds, and half a minute on a busy machine.
+        """
+
+        def mend() -> None:
+            time.sleep(delay_s)
+            action()
+
+        thread = ThreadPoolExecutor(1)
+        self._mends.append(thread.submit(mend))
+        thread.shutdown(wait=False)
 
     def run(self, during: Callable[[], None]) -> Any:
         pool = ProducerPool()
@@ -67,13 +84,11 @@ class Sending:
             raise
         finally:
             pool.close()
+            for mend in self._mends:
+                mend.result()
 
     def stored(self) -> list[Any]:
         return list(read_topic(self.cluster.name_server, self.topic))
-
-
-def later(delay_s: float, action: Callable[[], None]) -> None:
-    threading.Timer(delay_s, action).start()
 
 
 def in_order(stored: list[Any]) -> bool:
@@ -92,7 +107,7 @@ def test_strict_keys_wait_for_a_frozen_broker_and_stay_in_order(
 
     def freeze() -> None:
         broker.freeze()
-        later(4.0, broker.thaw)
+        sending.later(4.0, broker.thaw)
 
     summary = sending.run(freeze)
     stored = sending.stored()
@@ -127,7 +142,7 @@ def test_strict_keys_wait_for_a_broker_that_is_killed_and_started_again(
 
     def kill() -> None:
         broker.kill()
-        later(3.0, lambda: broker.restart(300))
+        sending.later(3.0, lambda: broker.restart(300))
 
     summary = sending.run(kill)
     stored = sending.stored()

@@ -15,7 +15,7 @@ from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.worker import TaskRun
 
-from .test_lanes_faults import CTX, ROWS, Sending, in_order, later
+from .test_lanes_faults import CTX, ROWS, Sending, in_order
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
@@ -47,7 +47,7 @@ def test_a_frozen_broker_doubles_nothing(sending: Sending) -> None:
 
     def freeze() -> None:
         broker.freeze()
-        later(5.0, broker.thaw)
+        sending.later(5.0, broker.thaw)
 
     check(sending, sending.run(freeze))
 
@@ -57,7 +57,7 @@ def test_a_killed_broker_doubles_nothing(sending: Sending) -> None:
 
     def kill() -> None:
         broker.kill()
-        later(1.0, lambda: broker.restart(300))
+        sending.later(1.0, lambda: broker.restart(300))
 
     # A killed broker is away for longer than a frozen one.
     sending.options = sending.options.with_(order_wait_ms=200_000)
