@@ -168,6 +168,8 @@ def checked_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
 
 def checked_keys(keys: Iterable[str] | str) -> tuple[str, ...]:
     """The index keys; MessageError: INVALID_KEYS."""
+    if type(keys) is tuple and len(keys) == 1 and type(keys[0]) is str and _is_word(keys[0]):
+        return keys  # most messages that have keys have one
     keys = (keys,) if isinstance(keys, str) else tuple(keys)
     for key in keys:
         if type(key) is str and _is_word(key):
@@ -196,8 +198,16 @@ def checked_tags(tags: str) -> str:
     return tags
 
 
-def check_field(what: str, text: str, code: str = "INVALID_TEXT") -> None:
-    """Raise MessageError(`code`) for a text that is empty or that the wire cannot carry."""
+def check_field(what: str, text: str, code: str = "INVALID_TEXT") -> str:
+    """The text; MessageError(`code`) when it is empty or the wire cannot carry it."""
     if not isinstance(text, str) or not text or not is_control_free(text):
         raise MessageError(f"{what} {text!r} is empty or has a control character", code=code)
     _check_utf8(text, what)
+    return text
+
+
+def checked_flag(flag: int) -> int:
+    """The user flag; MessageError: INVALID_FLAG."""
+    if not -(2**31) <= flag < 2**31:
+        raise MessageError(f"flag {flag} is not a 32-bit integer", code="INVALID_FLAG")
+    return flag

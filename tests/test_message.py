@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import pickle
 
@@ -90,6 +91,23 @@ def test_legal_extremes_pass() -> None:
     message = Message("t" * 127, b"x", tags=" a ", keys="one", properties={"prop1": "värde"})
     assert (message.tags, message.keys) == ("a", ("one",))
     assert pickle.loads(pickle.dumps(message)) == message
+
+
+def test_a_field_that_is_not_given_reads_as_its_default_and_as_one_that_is() -> None:
+    plain = Message("t", b"b")
+    given = Message(
+        "t", b"b", tags="", keys=(), sharding_key=None, properties={}, delay_level=0,
+        delay_ms=None, delivery_timestamp_ms=None, flag=0, wait_store=True, message_id=None,
+        delay_s=None,
+    )  # fmt: skip
+    assert plain == given and not plain.is_timed and repr(plain) == repr(given)
+    assert dataclasses.replace(plain, tags="a") == Message("t", b"b", tags="a")
+    for name in ("tags", "properties", "is_timed"):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(plain, name, "x")
+    with pytest.raises(TypeError):
+        plain.properties["k"] = "v"  # type: ignore[index]
+    assert Message("t", b"b") == given
 
 
 def test_properties_cannot_be_changed_from_outside() -> None:

@@ -69,7 +69,7 @@ class ProducerBase:
         self._engine.pump.rpc_hooks = self._rpc_hooks
         self._engine.identity.claim()
         self._driver = Driver(self._engine)
-        self._composer = Composer(self.options, self._new_id)
+        self._composer = Composer(self.options, self._new_id, self._new_ids)
         self._timeout_s = self.options.send_msg_timeout_ms / 1000
         self._sharding_hash = self.options.sharding_hash
         self._engine.on_request = self._serve
@@ -183,6 +183,10 @@ class ProducerBase:
     def _new_id(self) -> str:
         with self._id_lock:
             return self._engine.identity.message_id()
+
+    def _new_ids(self, count: int) -> list[str]:
+        with self._id_lock:
+            return self._engine.identity.message_ids(count)
 
     def _info(self, topic: str) -> PublishInfo:
         """The route, driven through the shared driver."""

@@ -9,7 +9,7 @@ from rocket_sink.errors import MessageError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.values import SendRequest
-from rocket_sink.wire.batch import check_batch, encode_message
+from rocket_sink.wire.batch import check_batch, encode_inner
 from rocket_sink.wire.codes import V5_0_0
 from rocket_sink.wire.compress import CompressionType, compress
 from rocket_sink.wire.namespace import with_namespace
@@ -31,10 +31,15 @@ def named(message: Message, message_id: str) -> Message:
 
 class Composer:
     """Makes requests of messages; checks what Java checks late or never. Thread-safe if
-    `new_id` is."""
+    `new_id` and `new_ids`, which makes as many as it is asked for, are."""
 
-    def __init__(self, options: SinkOptions, new_id: Callable[[], str]) -> None:
-        self._new_id = new_id
+    def __init__(
+        self,
+        options: SinkOptions,
+        new_id: Callable[[], str],
+        new_ids: Callable[[int], Sequence[str]],
+    ) -> None:
+        self._new_id, self._new_ids = new_id, new_ids
         self._namespace = options.namespace
         self._limit = options.max_message_size_bytes
         self._compress_over = options.compress_over_bytes
@@ -60,8 +65,9 @@ class Composer:
         Raises:
             MessageError: BODY_TOO_LARGE, PROPERTIES_TOO_LARGE.
         """
-        self._check_size(message)
         body, sys_flag = message.body, 0
+        if len(body) > self._limit:
+            raise self._too_large(message)
         if self._kind is not None and len(body) >= self._compress_over:
             body, sys_flag = compress(body, self._kind, self._level), self._kind.sys_flag
         message_id = message.message_id or self._new_id()
@@ -94,8 +100,10 @@ class Composer:
         encoded: list[bytes] = []
         ids: list[str] = []
         start = size = 0
-        for position, message in enumerate(messages):
-            message_id, one = self.encoded(message)
+        for position, new_id in enumerate(self._new_ids(len(messages))):
+            message = messages[position]
+            message_id = message.message_id or new_id
+            one = self._inner(message, message_id)
             if encoded and size + len(one) > self._limit:
                 yield self._part(messages[start:position], encoded, ids, queue)
                 encoded, ids, start, size = [], [], position, 0
@@ -112,7 +120,7 @@ class Composer:
         return [
             self._single_part(half[0], part.request.queue)
             if len(half) == 1
-            else self._part(half, [self.encoded(one)[1] for one in half], ids, part.request.queue)
+            else self._part(half, [*map(self._inner, half, ids)], ids, part.request.queue)
             for half, ids in ((messages[:middle], ids[:middle]), (messages[middle:], ids[middle:]))
             if half
         ]
@@ -123,10 +131,15 @@ class Composer:
         Raises:
             MessageError: as `single`.
         """
-        self._check_size(message)
         message_id = message.message_id or self._new_id()
+        return message_id, self._inner(message, message_id)
+
+    def _inner(self, message: Message, message_id: str) -> bytes:
+        body = message.body
+        if len(body) > self._limit:
+            raise self._too_large(message)
         properties = properties_of(message, message_id=message_id, extra=self._extra)
-        return message_id, encode_message(message, properties)
+        return encode_inner(body, properties, message.flag)
 
     def _part(
         self,
@@ -160,14 +173,13 @@ class Composer:
             message_id=",".join(ids),
         )
 
-    def _check_size(self, message: Message) -> None:
-        if len(message.body) > self._limit:
-            raise MessageError(
-                f"a body of {len(message.body)} bytes (topic {message.topic!r}, keys "
-                f"{message.keys!r}); the limit maxMessageSize is {self._limit}",
-                code="BODY_TOO_LARGE",
-                topic=message.topic,
-                keys=message.keys,
-                size=len(message.body),
-                limit=self._limit,
-            )
+    def _too_large(self, message: Message) -> MessageError:
+        return MessageError(
+            f"a body of {len(message.body)} bytes (topic {message.topic!r}, keys "
+            f"{message.keys!r}); the limit maxMessageSize is {self._limit}",
+            code="BODY_TOO_LARGE",
+            topic=message.topic,
+            keys=message.keys,
+            size=len(message.body),
+            limit=self._limit,
+        )

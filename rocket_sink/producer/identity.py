@@ -71,6 +71,10 @@ class Identity:
         """A new UNIQ_KEY. Not thread-safe."""
         return self._ids.next(time.time_ns() // 1_000_000)
 
+    def message_ids(self, count: int) -> list[str]:
+        """So many new ones. Not thread-safe."""
+        return self._ids.several(count, time.time_ns() // 1_000_000)
+
 
 def new_message_ids(ip: str) -> MessageIds:
     """A generator for this process: 32 random bits keep forks and containers apart."""

@@ -75,28 +75,24 @@ def check_batch(messages: Sequence[Message]) -> None:
     """
     if not messages:
         raise MessageError("a batch has no messages", code="INVALID_BATCH")
-    first = messages[0]
+    topic, wait_store = messages[0].topic, messages[0].wait_store
     for position, message in enumerate(messages):
-        reason = _unbatchable(first, message)
-        if reason is not None:
-            raise MessageError(
-                f"message {position} of the batch {reason}; send it apart",
-                code="INVALID_BATCH",
-                topic=message.topic,
-                keys=message.keys,
-            )
-
-
-def _unbatchable(first: Message, message: Message) -> str | None:
-    if message.is_timed:
-        return "is delayed or timed, which a batch cannot be"
-    if message.topic.startswith(RETRY_TOPIC_PREFIX):
-        return "is for a retry topic, which takes no batches"
-    if message.topic != first.topic:
-        return f"has the topic {message.topic!r}, the first one {first.topic!r}"
-    if message.wait_store != first.wait_store:
-        return "has another wait_store than the first one"
-    return None
+        if message.is_timed:
+            reason = "is delayed or timed, which a batch cannot be"
+        elif message.topic != topic:
+            reason = f"has the topic {message.topic!r}, the first one {topic!r}"
+        elif message.wait_store != wait_store:
+            reason = "has another wait_store than the first one"
+        elif position == 0 and topic.startswith(RETRY_TOPIC_PREFIX):
+            reason = "is for a retry topic, which takes no batches"
+        else:
+            continue
+        raise MessageError(
+            f"message {position} of the batch {reason}; send it apart",
+            code="INVALID_BATCH",
+            topic=message.topic,
+            keys=message.keys,
+        )
 
 
 def decode_batch(data: bytes | memoryview) -> list[InnerMessage]:

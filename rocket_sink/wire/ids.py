@@ -42,13 +42,29 @@ class MessageIds:
     def next(self, now_ms: int) -> str:
         """A new id; `now_ms` is milliseconds since 1970."""
         if now_ms > self._now_ms or self._left == 0:
-            self._now_ms = max(now_ms, self._now_ms + 1)
-            self._left = 0x10000
-            self._of_now = f"{self._prefix}{(self._now_ms - self._start_ms) & 0xFFFFFFFF:08X}"
+            self._move_on(now_ms)
         self._left -= 1
         counter = self._counter
         self._counter = (counter + 1) & 0xFFFF
         return f"{self._of_now}{counter:04X}"
+
+    def several(self, count: int, now_ms: int) -> list[str]:
+        """The ids that so many calls of `next` would give, at a third of their cost."""
+        ids: list[str] = []
+        while len(ids) < count:
+            if now_ms > self._now_ms or self._left == 0:
+                self._move_on(now_ms)
+            counter, of_now = self._counter, self._of_now
+            end = counter + min(count - len(ids), self._left, 0x10000 - counter)
+            ids += [f"{of_now}{number:04X}" for number in range(counter, end)]
+            self._left -= end - counter
+            self._counter = end & 0xFFFF
+        return ids
+
+    def _move_on(self, now_ms: int) -> None:
+        self._now_ms = max(now_ms, self._now_ms + 1)
+        self._left = 0x10000
+        self._of_now = f"{self._prefix}{(self._now_ms - self._start_ms) & 0xFFFFFFFF:08X}"
 
 
 def id_prefix(ip: bytes, pid: int, class_hash: int) -> str:

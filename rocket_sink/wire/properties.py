@@ -99,8 +99,25 @@ def properties_of(
     Raises:
         MessageError: PROPERTIES_TOO_LARGE.
     """
-    if not (message.properties or extra or message.is_timed):
-        return _usual_properties(message, message_id)
+    if message.properties or extra or message.is_timed:
+        return _all_properties(message, message_id, extra)
+    # What most messages have, without a mapping between; `Message` has checked these texts.
+    keys, tags, sharding_key = message.keys, message.tags, message.sharding_key
+    text = (
+        f"UNIQ_KEY\x01{message.message_id or message_id}\x02"
+        f"WAIT\x01{'true' if message.wait_store else 'false'}\x02"
+    )
+    if tags is not None:
+        text = f"TAGS\x01{tags}\x02{text}"
+    if keys:
+        text = f"KEYS\x01{keys[0] if len(keys) == 1 else KEY_SEPARATOR.join(keys)}\x02{text}"
+    if sharding_key is not None:
+        text = f"{text}__SHARDINGKEY\x01{sharding_key}\x02"
+    # A character takes at most 4 bytes, so most texts need no encoding to be known short.
+    return text if len(text) * 4 <= ENCODED_LIMIT else _within_limit(text, message)
+
+
+def _all_properties(message: Message, message_id: str, extra: Mapping[str, str] | None) -> str:
     fields: dict[str, str | None] = {
         KEYS: KEY_SEPARATOR.join(message.keys) or None,
         TAGS: message.tags,
@@ -125,25 +142,9 @@ def keys_of(text: str) -> tuple[str, ...]:
     return tuple(decode_properties(text).get(KEYS, "").split())
 
 
-def _usual_properties(message: Message, message_id: str) -> str:
-    """Of a message that has only what most have; `Message` has checked these texts."""
-    keys, tags = message.keys, message.tags
-    text = (
-        f"UNIQ_KEY\x01{message.message_id or message_id}\x02"
-        f"WAIT\x01{'true' if message.wait_store else 'false'}\x02"
-    )
-    if tags is not None:
-        text = f"TAGS\x01{tags}\x02{text}"
-    if keys:
-        text = f"KEYS\x01{keys[0] if len(keys) == 1 else KEY_SEPARATOR.join(keys)}\x02{text}"
-    if message.sharding_key is not None:
-        text = f"{text}__SHARDINGKEY\x01{message.sharding_key}\x02"
-    return _within_limit(text, message)
-
-
 def _within_limit(text: str, message: Message) -> str:
-    # A character takes at most 4 bytes, so most texts need no encoding to be known short.
-    if len(text) * 4 > ENCODED_LIMIT and (size := len(text.encode())) > ENCODED_LIMIT:
+    size = len(text.encode())
+    if size > ENCODED_LIMIT:
         raise MessageError(
             f"the properties take {size} bytes on the wire; the limit is {ENCODED_LIMIT} "
             f"({PROPERTIES_MAX_BYTES} less what brokers add)",

@@ -27,7 +27,7 @@ LOST = (Drop(), CloseConnection(), Answer(1, "java.lang.Exception", stores=True)
 
 def batch(count: int) -> SendRequest:
     ids = [f"B{i}" for i in range(count)]
-    composer = Composer(SinkOptions(), new_id=iter(ids).__next__)
+    composer = Composer(SinkOptions(), new_id=iter(ids).__next__, new_ids=lambda n: ids[:n])
     messages = [Message("orders", f"b{i}".encode()) for i in range(count)]
     (part,) = composer.batches(messages)
     return dataclasses.replace(part.request, proof=(ids[0], ids[-1]), token="batch")

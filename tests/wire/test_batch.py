@@ -61,7 +61,7 @@ def test_c23_the_accumulators_batch():
         pytest.param(Message("other", b"b"), "topic", id="C20 topic"),
         pytest.param(Message("t", b"b", wait_store=False), "wait_store", id="C20 wait flag"),
         pytest.param(Message("t", b"b", delay_level=1), "delayed", id="C20 delay"),
-        pytest.param(Message("%RETRY%t", b"b"), "retry", id="C20 retry topic"),
+        pytest.param(Message("%RETRY%t", b"b"), "RETRY", id="C20 a retry topic after another"),
         pytest.param(Message("t", b"b", delay_ms=5), "delayed", id="timed"),
         pytest.param(Message("t", b"b", delivery_timestamp_ms=5), "timed", id="timed to a moment"),
     ],
@@ -77,6 +77,11 @@ def test_c20_messages_that_can():
     check_batch([Message("t", b"b"), Message("t", b"c", tags="x", flag=3)])
     with pytest.raises(MessageError, match="no messages"):
         check_batch([])
+
+
+def test_c20_a_batch_for_a_retry_topic():
+    with pytest.raises(MessageError, match="message 0 of the batch is for a retry topic"):
+        check_batch([Message("%RETRY%t", b"b")] * 2)
 
 
 def test_f65_properties_that_javas_short_cannot_count():

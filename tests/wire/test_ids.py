@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
@@ -83,6 +83,26 @@ def test_ids_never_repeat_even_when_the_clock_stands_still_or_goes_back(times: l
     ids = MessageIds(ip=LOCAL, pid=1, class_hash=1, start_ms=0)
     made = [ids.next(now_ms) for now_ms in times]
     assert len(set(made)) == len(made)
+
+
+@given(
+    asked=st.lists(
+        st.tuples(
+            st.sampled_from([1, 300, 65_535, 65_537]),
+            st.integers(995, 1005),
+        ),
+        max_size=4,
+    )
+)
+@settings(deadline=None, max_examples=20)
+def test_several_ids_are_those_of_so_many_calls(asked: list[tuple[int, int]]):
+    """Over a full counter, a full millisecond, and a clock that goes back."""
+    together, one_by_one = (MessageIds(ip=LOCAL, pid=1, class_hash=1, start_ms=0) for _ in range(2))
+    for count, now_ms in asked:
+        expected = [one_by_one.next(now_ms) for _ in range(count)]
+        assert together.several(count, now_ms) == expected
+    assert together.several(0, 2000) == []
+    assert together.next(2000) == one_by_one.next(2000)
 
 
 def test_an_address_has_4_or_16_bytes():
