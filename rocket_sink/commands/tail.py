@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rocket_sink.wire.stored import StoredMessage
 
 _IDLE_S = 0.5
+_DISPATCH_S = 3.0
+"""A broker under steady traffic is never level: its readers need not wait for that."""
 
 
 @click.command(
@@ -56,6 +58,7 @@ def tail(
     Ctrl-C ends it. No consumer group is used and no offset is stored: consumers do not notice.
     """
     from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.topic_reader import await_dispatched
 
     options = resolved_options()
     if not options.topic:
@@ -65,6 +68,9 @@ def tail(
     since_ms = int(since.timestamp() * 1000) if since else None
     shown = 0
     with Admin(options) as admin:
+        if not follow:
+            # Who ends at what is there now wants what was acknowledged a moment ago, too.
+            await_dispatched(admin, options.topic, _DISPATCH_S)
         offsets = {
             queue: _first_offset(admin, queue, from_start, since_ms, last)
             for queue in admin.queues(options.topic)
