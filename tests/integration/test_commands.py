@@ -78,7 +78,7 @@ def test_send_routes_tail_check(name_server: str) -> None:
     assert [row["messageId"] for row in rows] == [row["messageId"] for row in sent]
     route = as_json("routes", "-n", name_server, "-t", "shell")
     assert queue[0] in {row["broker"] for row in route["brokers"]}
-    assert as_json("check", "-n", name_server, "-t", "shell")["ok"]
+    assert as_json("check", "-n", name_server, "-t", "shell", *PATIENT)["ok"]
 
 
 def test_lines_of_standard_input_are_messages(name_server: str) -> None:
