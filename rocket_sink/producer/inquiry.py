@@ -6,14 +6,16 @@ it has read, and a slow or frozen one says later what became of it. When the con
 the time is over, the broker is asked for the ids.
 
 A batch is appended to the log as one (CommitLog.asyncPutMessages), so both are there or neither,
-unless a broker was killed in the middle (seen): the error's fact `partly_stored` then names it.
+unless a broker was killed in the middle (seen): the error's fact `partly_stored` then names it. So
+too when one of them is there without all of its properties (`StoredMessage.torn`).
 "There" is believed at once; "not there" only when the broker has answered so for
 `storedCheckDelay`, because the request may still wait in the broker's send queue (200 ms,
 BrokerFastFailure) or its index entry be on its way (some milliseconds; more on a machine without a
 free processor). No word within `storedCheckTimeout`: the outcome stays unknown.
 
 Not excluded: a request that the network or a starved broker holds back for longer than that; a
-master that changed and lost the message; an index that is switched off (`messageIndexEnable`).
+master that changed and lost the message; an index that is switched off (`messageIndexEnable`); a
+first message of which a killed broker kept the body and not the id.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class Inquiry:
         """Of the proof, in all answers since `_since_s`."""
         self._outstanding = 0
         self._failed = False
+        self._torn = False
         self._found: dict[str, StoredMessage] = {}
 
     def step(self, now_s: float) -> None:
@@ -69,7 +72,7 @@ class Inquiry:
             for topic in topics_of(request.topic, timed=request.timed)
             for message_id in request.proof
         ]
-        self._outstanding, self._failed = len(questions), False
+        self._outstanding, self._failed, self._torn = len(questions), False, False
         self._found.clear()
         for topic, message_id in questions:
             look_up(
@@ -87,12 +90,13 @@ class Inquiry:
             self._inquiries.engine.routes.refresh(self.flight.request.topic, now_s)
         if message is not None and message.message_id is not None:
             self._found[message.message_id] = message
+            self._torn |= message.torn
         if not self._outstanding and self in self._inquiries.open:
             self._judge(now_s)
 
     def _judge(self, now_s: float) -> None:
         engine, proof = self._inquiries.engine, self.flight.request.proof
-        if all(message_id in self._found for message_id in proof):
+        if not self._torn and all(message_id in self._found for message_id in proof):
             self._inquiries.close(self, now_s)
             engine._proved_stored(self.flight, self._found[proof[0]], now_s)
             return

@@ -50,6 +50,8 @@ def look_up(
 ) -> None:
     """Ask one broker for one id; `done(message, error, now_s)` is called once.
 
+    The message is a torn one (`StoredMessage.torn`) only if the broker has no whole one.
+
     Args:
         since_ms: the message was not stored before this time (ms since 1970).
     """
@@ -81,4 +83,5 @@ def _found(answer: Frame, message_id: str) -> StoredMessage | None:
         raise error or InvalidAnswerError(f"a look-up was answered by code {answer.code}")
     if answer.code != ResponseCode.SUCCESS:
         return None
-    return next((m for m in decode_query_answer(answer) if m.message_id == message_id), None)
+    found = [m for m in decode_query_answer(answer) if m.message_id == message_id]
+    return min(found, key=lambda message: message.torn, default=None)

@@ -33,6 +33,9 @@ Question = tuple[str, str, str]
 class StoredMessages:
     """Asks the brokers for messages of an earlier time.
 
+    Attributes:
+        torn: by id, what the last `find` saw only in part (`StoredMessage.torn`).
+
     Args:
         since_ms: no message looked for is older (ms since 1970).
         brokers: by topic, names of brokers that must answer besides those of its route: a message
@@ -57,6 +60,7 @@ class StoredMessages:
         self._timeout_s = engine.options.stored_check_timeout_ms / 1000
         self._settled: set[str] = set()
         self._found: set[str] = set()
+        self.torn: dict[str, StoredMessage] = {}
         self._again: deque[Question] = deque()
         self._in_flight = 0
         self._heard_s = 0.0
@@ -77,13 +81,15 @@ class StoredMessages:
             self._engine.drive(min(left_s, STEP_S))
 
     def find(self, topic: str, ids: Sequence[str], *, timed: bool) -> set[str]:
-        """Those of the ids that a broker has a message with."""
+        """Those of the ids that a broker has a whole message with."""
         names = self._names(topic)
-        self._found = set()
+        self._found, self.torn = set(), {}
         questions = [
             (name, at, one) for one in ids for at in topics_of(topic, timed=timed) for name in names
         ]
         self._ask(questions, topic)
+        for message_id in self._found:
+            self.torn.pop(message_id, None)
         return self._found
 
     def _names(self, topic: str) -> list[str]:
@@ -122,7 +128,9 @@ class StoredMessages:
                 self._again.append(question)
                 return
             self._heard_s = at_s
-            if message is not None:
+            if message is not None and message.torn:
+                self.torn[message_id] = message
+            elif message is not None:
                 self._found.add(message_id)
 
         self._in_flight += 1

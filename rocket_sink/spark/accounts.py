@@ -80,6 +80,10 @@ class Accounts:
         self.summary.acked += rows
         self.summary.found_stored += rows
 
+    def torn(self, rows: int) -> None:
+        """Rows of which a broker may show a damaged copy; they are sent again, whole."""
+        self.summary.duplicates_possible += rows
+
     def invalid(self, codes: Mapping[str, int], example: str) -> None:
         rows = sum(codes.values())
         self.summary.dead += rows

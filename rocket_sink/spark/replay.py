@@ -6,7 +6,8 @@ Two look-ups per request, of its first and its last message, would not do:
 
 - A broker that is killed in the middle of a batch keeps the head of it (seen), so that the first
   message says nothing of the last. The last one found would prove the rows before it, but only
-  those of the request that it came in.
+  those of the request that it came in. Of the message behind the head it may keep the body with
+  none or some of the properties (seen; `StoredMessage.torn`): that one is sent again, whole.
 - Which rows those were is not known. The replay's batches, queues and limits may cut others, and a
   request may have gone in halves, or message by message, or to another broker. The ledger notes the
   first id and the number of a request's messages, and the request may be on the wire before its
@@ -20,6 +21,7 @@ million rows that two brokers do not have, and twice as much for rows that they 
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -38,7 +40,7 @@ from rocket_sink.spark.accounts import Accounts
 from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.spark.ids import MessageIds
 from rocket_sink.spark.pending import PendingRequest
-from rocket_sink.wire.properties import UNIQ_KEY
+from rocket_sink.wire.properties import UNIQ_KEY, decode_properties
 
 if TYPE_CHECKING:
     from rocket_sink.routing.publish import PublishInfo
@@ -47,7 +49,13 @@ _ADVICE: Final = (
     "An epoch runs again: start the brokers that it was sent to; or, when one is gone for good, "
     "set replayCheck=never for one run, which may double messages"
 )
+_TORN: Final = (
+    "%s was killed while it wrote: it kept %d of %d messages of the topic %s. The others are sent "
+    "again. It may also have kept the body of the next one, without its id and other properties; "
+    "README, 'effectively once', says how brokers are told to keep none"
+)
 _ANY_TIME: Earlier = Earlier(0, {})
+_LOG: Final = logging.getLogger(__name__)
 
 
 class ReplayCheck:
@@ -77,8 +85,8 @@ class ReplayCheck:
         """Brokers that a later attempt will ask, by topic."""
         self._stored: StoredMessages | None = None
 
-    def unsent(self, rows: RowBatch, info: PublishInfo) -> RowBatch:
-        """The rows that are not stored yet, each with its `message_id`.
+    def unsent(self, rows: RowBatch, info: PublishInfo, accounts: Accounts) -> RowBatch:
+        """The rows that are not stored yet, each with its `message_id`; the others are counted.
 
         Raises:
             DeliveryError: the brokers do not say what they have.
@@ -97,10 +105,13 @@ class ReplayCheck:
         assert ids is not None
         timed = bool(rows.is_timed()[0])
         found = self._stored.find(topic, ids.to_pylist(), timed=timed)
+        accounts.torn(len(self._stored.torn))
         if not found:
             return rows
         kept = pc.invert(pc.is_in(ids, value_set=pa.array(sorted(found), ids.type)))
-        return rows.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
+        left = rows.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
+        accounts.found_stored(len(rows) - len(left))
+        return left
 
     def check(self) -> None:
         """Called before each request.
@@ -127,6 +138,9 @@ class ReplayCheck:
     ) -> list[PendingRequest]:
         """What is missing of a batch that a killed broker stored in part; the rest is counted.
 
+        A broker writes message after message, so that at most the first one of what is missing may
+        be there without (all of) its properties: it is counted as possibly there twice.
+
         Args:
             broker: its name. The route may lack it: a name server forgets a broker with its
                 connection, and hears of it again some time after it is back (seen).
@@ -134,7 +148,8 @@ class ReplayCheck:
         Raises:
             DeliveryError: the brokers do not say what they have.
         """
-        ids = [message.property(UNIQ_KEY) or "" for message in request.messages()]
+        sent = [decode_properties(message.properties) for message in request.messages()]
+        ids = [properties[UNIQ_KEY] for properties in sent]
         now_ms = time.time_ns() // 1_000_000
         stored = StoredMessages(
             self._engine,
@@ -144,10 +159,16 @@ class ReplayCheck:
             by_route=False,
         )
         found = stored.find(request.topic, ids, timed=request.timed)
-        accounts.found_stored(sum(one in found for one in ids))
+        for message_id, torn in stored.torn.items():
+            # What the broker itself adds comes last; a message that lacks only that is whole.
+            if sent[ids.index(message_id)].items() <= torn.properties.items():
+                found.add(message_id)
         rest = request.select([one not in found for one in ids])
+        accounts.found_stored(request.message_count - (rest.message_count if rest else 0))
         if rest is None:
             return []
+        accounts.torn(1)
+        _LOG.warning(_TORN, broker, len(found), request.message_count, request.topic)
         rest.maybe_duplicate = False
         return [rest]
 

@@ -184,16 +184,12 @@ class TaskBody:
         info = self._route(topic, rows)
         if info is None or not len(rows):
             return
-        rows = self._unsent(rows, info)
+        if self._replay is not None:
+            rows = self._replay.unsent(rows, info, self._accounts)
         rows_placed, placed, refused = place_rows(rows, info, self._options.sharding_hash)
         self._refuse(rows, refused)
         for request in encode_requests(rows_placed, placed, self._options, self._ids):
             self._dispatch(request)
-
-    def _unsent(self, rows: RowBatch, info: PublishInfo) -> RowBatch:
-        left = rows if self._replay is None else self._replay.unsent(rows, info)
-        self._accounts.found_stored(len(rows) - len(left))
-        return left
 
     def _route(self, topic: str, rows: RowBatch) -> PublishInfo | None:
         try:

@@ -87,6 +87,12 @@ class MemoryStore:
         """Take a message out of the log; the queue keeps its place."""
         self._log.pop(commit_log_offset)
 
+    def tear(self, commit_log_offset: int, kept: Mapping[str, str]) -> None:
+        """Leave these of its properties, as of the last message that a killed broker wrote."""
+        torn = replace(self._log[commit_log_offset], properties=dict(kept), torn=True)
+        self._log[commit_log_offset] = torn
+        self._queues[torn.topic, torn.queue_id][torn.queue_offset] = torn
+
     def recall(self, message_id: str) -> bool:
         """Take the timed message with this client id out of the log; False when it is not there."""
         for message in list(self._log.values()):

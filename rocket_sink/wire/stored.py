@@ -7,6 +7,10 @@
     short properties length, properties
 
 Java's decoder stops silently at the first bad message; here that is RemoteProtocolError.
+
+A broker that is killed while it writes a message leaves zeros behind what it has written. When it
+starts again it proves bodies only (CommitLog.checkMessageAndReturnSize), so a message that is
+complete up to its properties stays, and readers see it: such a message is `torn`.
 """
 
 from __future__ import annotations
@@ -23,7 +27,12 @@ from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.command import DEFAULT_LIMITS, Body, Limits
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.ids import offset_message_id
-from rocket_sink.wire.properties import UNIQ_KEY, decode_properties, encode_properties
+from rocket_sink.wire.properties import (
+    PROPERTY_SEPARATOR,
+    UNIQ_KEY,
+    decode_properties,
+    encode_properties,
+)
 
 MAGIC_V1: Final = -626_843_481
 MAGIC_V2: Final = -626_843_477
@@ -40,6 +49,8 @@ class StoredMessage:
     """One message as a broker has it; `body` is inflated, `properties` are decoded.
 
     Hosts are `(numeric address, port)`. `sys_flag` is as stored, the compression bits included.
+    `torn`: its broker was killed while it wrote the properties; those not written in full are
+    missing.
     """
 
     topic: str
@@ -57,6 +68,7 @@ class StoredMessage:
     prepared_transaction_offset: int = 0
     body_crc: int = 0
     properties: dict[str, str] = field(default_factory=dict)
+    torn: bool = False
 
     @property
     def message_id(self) -> str | None:
@@ -116,12 +128,6 @@ class _Cursor:
         self.at += length
         return data
 
-    def text(self, length: int) -> str:
-        try:
-            return self.take(length).decode()
-        except UnicodeDecodeError as error:
-            raise RemoteProtocolError(f"a stored text is not UTF-8: {error.reason}") from None
-
     def host(self, v6: int) -> tuple[str, int]:
         address = str(ip_address(self.take(16 if v6 else 4)))
         (port,) = self.unpack(_INT)
@@ -139,10 +145,14 @@ def _decode_one(cursor: _Cursor, limits: Limits) -> StoredMessage:
     body = cursor.take(max(body_length, 0))
     if body and sys_flag & SysFlag.COMPRESSED:
         body = inflate(body, CompressionType.of_sys_flag(sys_flag), cap=limits.body_bytes)
-    topic = cursor.text(int.from_bytes(cursor.take(1 if magic == MAGIC_V1 else 2), "big"))
-    properties = cursor.text(int.from_bytes(cursor.take(2), "big"))
+    topic = cursor.take(int.from_bytes(cursor.take(1 if magic == MAGIC_V1 else 2), "big"))
+    properties = cursor.take(int.from_bytes(cursor.take(2), "big"))
+    torn = properties.endswith(b"\0")
+    if torn:
+        # Before it is read as text: the zeros may begin in the middle of a character.
+        properties = properties[: properties.rfind(PROPERTY_SEPARATOR.encode()) + 1]
     return StoredMessage(
-        topic=topic,
+        topic=_text(topic),
         body=body,
         queue_id=queue_id,
         queue_offset=queue_offset,
@@ -156,8 +166,16 @@ def _decode_one(cursor: _Cursor, limits: Limits) -> StoredMessage:
         reconsume_times=reconsume_times,
         prepared_transaction_offset=prepared_offset,
         body_crc=crc,
-        properties=decode_properties(properties),
+        properties=decode_properties(_text(properties)),
+        torn=torn,
     )
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"a stored text is not UTF-8: {error.reason}") from None
 
 
 def _unwrap(message: StoredMessage) -> list[StoredMessage]:
@@ -187,7 +205,7 @@ def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -
     sys_flag |= SysFlag.BORNHOST_V6 if len(born) == 16 else 0
     sys_flag |= SysFlag.STOREHOST_V6 if len(host) == 16 else 0
     topic = message.topic.encode()
-    properties = encode_properties(message.properties).encode()
+    properties = encode_properties(message.properties).encode() + b"\0" * message.torn
     long_topic = len(topic) > 127
     rest = b"".join(
         (

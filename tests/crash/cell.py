@@ -157,7 +157,7 @@ class Cell:
                 ledger_log.row_of(one.body), one.message_id or "",
                 (f"{one.store_host[0]}:{one.store_host[1]}", one.queue_id), one.queue_offset,
                 offset_message_id(*one.store_host, one.prepared_transaction_offset),
-                life=int(bool(self.kept)),
+                life=int(bool(self.kept)), torn=one.torn,
             )
             for one in stored
         ]  # fmt: skip

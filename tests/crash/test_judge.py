@@ -100,6 +100,11 @@ def forget_rows(world: World) -> None:
     world.epochs[:] = [Epoch("q", True, 7, 7), Epoch("other", True, 1, 1)]
 
 
+def tear(world: World) -> None:
+    """The only copy of a row."""
+    world.copies[6] = replace(world.copies[6], torn=True)
+
+
 PLANTED: list[tuple[Callable[[World], None], set[str], set[str]]] = [
     (lose, {"lost"}, {"lost"}),
     (invent, {"unknown"}, {"unknown"}),
@@ -112,6 +117,7 @@ PLANTED: list[tuple[Callable[[World], None], set[str], set[str]]] = [
     (unbalance, {"wrong_epochs"}, {"wrong_epochs"}),
     (leave_open, {"wrong_epochs"}, {"wrong_epochs"}),
     (forget_rows, {"missing_rows"}, {"missing_rows"}),
+    (tear, {"lost"}, {"lost"}),
 ]
 
 
@@ -180,6 +186,13 @@ def test_the_judge_of_half_messages_catches(
     assert world.faults("strict", "transactional") == set()
     plant(world)
     assert world.faults("strict", "transactional") == found
+
+
+def test_a_torn_copy_beside_a_whole_one_is_no_double() -> None:
+    world = World()
+    world.again(3)
+    world.copies[-1] = replace(world.copies[-1], torn=True, message_id="")
+    assert world.faults() == set()
 
 
 def test_a_dead_letter_is_not_lost() -> None:

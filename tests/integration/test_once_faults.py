@@ -31,13 +31,15 @@ def sending(request: Any, cluster: LocalCluster, tmp_path: Path) -> Sending:
     )  # fmt: skip
 
 
-def check(sending: Sending, summary: Any) -> None:
-    """Every row is stored, and none twice."""
+def check(sending: Sending, summary: Any, *, torn: int) -> None:
+    """Every row is stored whole, and none twice; `torn`: as many in part, and said to be."""
     stored = sending.stored()
-    counts = Counter(int(message.body) for message in stored)
+    whole = [message for message in stored if not message.torn]
+    counts = Counter(int(message.body) for message in whole)
     doubled = sum(count > 1 for count in counts.values())
     assert (ROWS - len(counts), doubled) == (0, 0), summary
-    assert (summary.acked, summary.duplicates_possible) == (ROWS, 0)
+    assert summary.acked == ROWS and summary.duplicates_possible <= torn, summary
+    assert len(stored) - len(whole) <= torn, summary
     assert sending.options.ordering == "none" or in_order(stored)
 
 
@@ -49,10 +51,11 @@ def test_a_frozen_broker_doubles_nothing(sending: Sending) -> None:
         broker.freeze()
         sending.later(5.0, broker.thaw)
 
-    check(sending, sending.run(freeze))
+    check(sending, sending.run(freeze), torn=0)
 
 
 def test_a_killed_broker_doubles_nothing(sending: Sending) -> None:
+    """But for the one message that it was writing: `test_torn_log.py`."""
     broker = sending.cluster.brokers[1]
 
     def kill() -> None:
@@ -61,7 +64,7 @@ def test_a_killed_broker_doubles_nothing(sending: Sending) -> None:
 
     # A killed broker is away for longer than a frozen one.
     sending.options = sending.options.with_(order_wait_ms=200_000)
-    check(sending, sending.run(kill))
+    check(sending, sending.run(kill), torn=1)
 
 
 def test_delayed_messages_are_found_where_they_wait(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -27,6 +27,23 @@ def test_each_message_is_found_on_its_broker_and_no_other(cluster, make_engine):
     assert stored.find("orders", ["ID1", "none"], timed=True) == {"ID1"}
 
 
+def test_a_torn_message_is_not_a_stored_one(cluster, make_engine):
+    """Unless the broker, or another one, has it whole too."""
+    engine = make_engine()
+    for number in (0, 1, 0):
+        engine.submit(request(number))
+        engine.drain()
+    for number in (0, 1):
+        broker, message = next(
+            (b, m) for b in cluster.brokers for m in b.store.messages("orders")
+            if m.message_id == f"ID{number}"
+        )  # fmt: skip
+        broker.store.tear(message.commit_log_offset, {"UNIQ_KEY": f"ID{number}"})
+    stored = StoredMessages(engine, since_ms=0)
+    assert stored.find("orders", ["ID0", "ID1"], timed=False) == {"ID0"}
+    assert stored.torn.keys() == {"ID1"}
+
+
 def test_failed_look_ups_are_asked_again(cluster, make_engine):
     engine = make_engine()
     _send(engine, 50)

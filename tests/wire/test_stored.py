@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -49,6 +50,19 @@ def test_what_is_written_is_read(stored: list[StoredMessage]):
         assert one.sys_flag & ~0x30 == expected.sys_flag
         assert one.body_crc == zlib.crc32(expected.body) & 0x7FFFFFFF
         assert one.offset_message_id == expected.offset_message_id
+
+
+@given(messages, st.integers(1, 60))
+def test_zeros_behind_what_a_killed_broker_wrote_cost_properties_only(message, cut: int):
+    """Wherever they begin, in the middle of a name, a value or a character."""
+    data = encode_stored(message)
+    room = len(encode_stored(replace(message, properties={})))
+    cut = min(cut, len(data) - room)
+    (torn,) = decode_stored(data[: len(data) - cut] + bytes(cut))
+    assert torn.torn == bool(cut) and torn.body == message.body and torn.topic == message.topic
+    assert torn.properties.items() <= message.properties.items()
+    whole = data[room : len(data) - cut].count(b"\x02")
+    assert len(torn.properties) == whole
 
 
 def test_a_topic_beyond_127_bytes_has_the_second_form():

@@ -1,0 +1,104 @@
+"""What a broker keeps of a batch when it is killed while it writes: here its log is cut by hand."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.producer.topic_reader import read_topic
+from rocket_sink.spark.contract import resolve_columns
+from rocket_sink.spark.worker import TaskRun
+from rocket_sink.testing import Drop, FaultProxies
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+
+ROWS = 40
+HEAD = 25
+CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+PROVES_PROPERTIES = {"enabledAppendPropCRC": "true", "forceVerifyPropCRC": "true"}
+
+
+@pytest.fixture(params=[{}, PROVES_PROPERTIES], ids=["by default", "proves properties"])
+def cluster(request: Any) -> Iterator[LocalCluster]:
+    running = LocalCluster(brokers=1, broker_config=request.param).start(timeout_s=600)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def body(number: int) -> bytes:
+    return f"row {number:04d} of {ROWS}".encode()
+
+
+def tear(broker: Any, first: bytes, name: bytes) -> None:
+    """Zeros from the middle of this property on, and in all that was written behind it."""
+    files = (broker.spec.folder / "store" / "commitlog").iterdir()
+    (path,) = (one for one in files if first in one.read_bytes())
+    data = path.read_bytes()
+    begin = data.index(name, data.index(first)) + len(name) + 3
+    with path.open("r+b") as log:
+        log.seek(begin)
+        log.write(bytes(len(data.rstrip(b"\0")) - begin))
+
+
+def send(cluster: LocalCluster, topic: str, ledger: Path, lost: bytes) -> Any:
+    """One batch, whose answer is lost, and whose broker is killed in the middle of a message."""
+    (broker,) = cluster.brokers
+    rows = pa.RecordBatch.from_pydict(
+        {"body": [body(i) for i in range(ROWS)], "sharding_key": ["Zürich"] * ROWS}
+    )
+    with FaultProxies(cluster.name_server) as proxies, ThreadPoolExecutor(1) as thread:
+        proxies.of(broker.address).on_send(Drop())
+        options = SinkOptions.parse(
+            {"nameServer": proxies.name_server, "topic": topic, "ledger": str(ledger),
+             "delivery": "effectively_once", "storedCheckTimeout": 300_000, "storedCheckDelay": 500}
+        )  # fmt: skip
+
+        def task() -> Any:
+            pool = ProducerPool()
+            run = TaskRun(options, CTX, pool=pool)
+            run.feed(rows, resolve_columns(rows.schema, options))
+            try:
+                return run.finish()
+            finally:
+                pool.close()
+
+        summary = thread.submit(task)
+        with Admin(nameServer=cluster.name_server) as admin:
+            while admin.count(topic) < ROWS:
+                time.sleep(0.1)
+        broker.kill()
+        tear(broker, body(HEAD), lost)
+        broker.restart(300)
+        return summary.result(300)
+
+
+@pytest.mark.parametrize("lost", [b"UNIQ_KEY", b"__SHARDINGKEY"])
+def test_a_message_that_was_being_written_is_sent_again(
+    cluster: LocalCluster, tmp_path: Path, lost: bytes
+) -> None:
+    """By default its body stays, with the properties that are whole, and readers see it."""
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    cluster.create_topic(topic, queues=1)
+    summary = send(cluster, topic, tmp_path, lost)
+    stored = list(read_topic(cluster.name_server, topic))
+    proven = cluster.brokers[0].spec.settings.get("forceVerifyPropCRC") == "true"
+    assert [m.body for m in stored if m.torn] == ([] if proven else [body(HEAD)])
+    whole = [m for m in stored if not m.torn]
+    assert [m.body for m in whole] == [body(i) for i in range(ROWS)]
+    assert {m.properties["__SHARDINGKEY"] for m in whole} == {"Zürich"}
+    assert (summary.acked, summary.found_stored) == (ROWS, HEAD)
+    assert summary.duplicates_possible == 1
