@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -40,7 +41,9 @@ from rocket_sink.spark.accounts import Accounts
 from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.spark.ids import MessageIds
 from rocket_sink.spark.pending import PendingRequest
+from rocket_sink.wire.columns import property_pieces
 from rocket_sink.wire.properties import UNIQ_KEY, decode_properties
+from rocket_sink.wire.stored import StoredMessage
 
 if TYPE_CHECKING:
     from rocket_sink.routing.publish import PublishInfo
@@ -105,7 +108,10 @@ class ReplayCheck:
         assert ids is not None
         timed = bool(rows.is_timed()[0])
         found = self._stored.find(topic, ids.to_pylist(), timed=timed)
-        accounts.torn(len(self._stored.torn))
+        if torn := self._stored.torn:
+            texts = property_pieces(len(rows), **rows.property_columns(ids)).strings()
+            found |= _whole(torn, ids.to_pylist(), [text.decode() for text in texts.to_pylist()])
+            accounts.torn(len(torn.keys() - found))
         if not found:
             return rows
         kept = pc.invert(pc.is_in(ids, value_set=pa.array(sorted(found), ids.type)))
@@ -139,7 +145,7 @@ class ReplayCheck:
         """What is missing of a batch that a killed broker stored in part; the rest is counted.
 
         A broker writes message after message, so that at most the first one of what is missing may
-        be there without (all of) its properties: it is counted as possibly there twice.
+        be there, without all of its properties: it is counted as possibly there twice.
 
         Args:
             broker: its name. The route may lack it: a name server forgets a broker with its
@@ -148,8 +154,8 @@ class ReplayCheck:
         Raises:
             DeliveryError: the brokers do not say what they have.
         """
-        sent = [decode_properties(message.properties) for message in request.messages()]
-        ids = [properties[UNIQ_KEY] for properties in sent]
+        texts = [message.properties for message in request.messages()]
+        ids = [decode_properties(text)[UNIQ_KEY] for text in texts]
         now_ms = time.time_ns() // 1_000_000
         stored = StoredMessages(
             self._engine,
@@ -159,16 +165,15 @@ class ReplayCheck:
             by_route=False,
         )
         found = stored.find(request.topic, ids, timed=request.timed)
-        for message_id, torn in stored.torn.items():
-            # What the broker itself adds comes last; a message that lacks only that is whole.
-            if sent[ids.index(message_id)].items() <= torn.properties.items():
-                found.add(message_id)
+        last = _whole(stored.torn, ids, texts)
+        found |= last
         rest = request.select([one not in found for one in ids])
         accounts.found_stored(request.message_count - (rest.message_count if rest else 0))
         if rest is None:
             return []
-        accounts.torn(1)
-        _LOG.warning(_TORN, broker, len(found), request.message_count, request.topic)
+        accounts.torn(0 if last else 1)
+        kept = request.message_count - rest.message_count
+        _LOG.warning(_TORN, broker, kept, request.message_count, request.topic)
         rest.maybe_duplicate = False
         return [rest]
 
@@ -191,3 +196,18 @@ class ReplayCheck:
         self._stored = StoredMessages(
             self._engine, since_ms=earlier.since_ms, brokers=earlier.brokers, advice=_ADVICE
         )
+
+
+def _whole(torn: Mapping[str, StoredMessage], ids: Sequence[str], texts: Sequence[str]) -> set[str]:
+    """The ids of torn messages that lack nothing of what was sent.
+
+    What the broker itself adds comes last, so that it may be all that such a message lacks.
+
+    Args:
+        texts: by id, the properties that were sent (wire texts).
+    """
+    return {
+        one
+        for one, text in zip(ids, texts, strict=True)
+        if one in torn and decode_properties(text).items() <= torn[one].properties.items()
+    }

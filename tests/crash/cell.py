@@ -31,6 +31,8 @@ from .schedule import (
     Schedule,
 )
 
+_SENT = {"UNIQ_KEY", "__SHARDINGKEY"}
+"""What a message was sent with; its broker adds to it."""
 STAGED = ("topic_deleted", "checkpoint_deleted")
 _WAITING = (*STAGED, "queues_changed")
 
@@ -157,7 +159,7 @@ class Cell:
                 ledger_log.row_of(one.body), one.message_id or "",
                 (f"{one.store_host[0]}:{one.store_host[1]}", one.queue_id), one.queue_offset,
                 offset_message_id(*one.store_host, one.prepared_transaction_offset),
-                life=int(bool(self.kept)), torn=one.torn,
+                life=int(bool(self.kept)), torn=one.torn and not one.properties.keys() >= _SENT,
             )
             for one in stored
         ]  # fmt: skip

@@ -21,7 +21,7 @@ class Copy:
     Attributes:
         half: the broker's id of the half message that this was made of.
         life: 1 for a topic that was deleted and made again, whose offsets begin anew.
-        torn: a killed broker kept it without all of its properties.
+        torn: a killed broker kept it without all of the properties that were sent.
     """
 
     row: Row

@@ -91,14 +91,16 @@ class Sending:
         return list(read_topic(self.cluster.name_server, self.topic))
 
 
-def in_order(stored: list[Any]) -> bool:
-    """First appearances per key, in each queue's order.
+def damaged(message: Any) -> bool:
+    """A killed broker kept it without all that was sent; the sharding key is the last of that."""
+    return message.torn and "__SHARDINGKEY" not in message.properties
 
-    A message that a killed broker kept without its key is whole somewhere else.
-    """
+
+def in_order(stored: list[Any]) -> bool:
+    """First appearances per key, in each queue's order."""
     per_key: dict[str, dict[bytes, None]] = {}
     for message in stored:
-        if message.torn:
+        if damaged(message):
             continue
         per_key.setdefault(message.properties["__SHARDINGKEY"], {})[message.body] = None
     return all(list(found) == sorted(found) for found in per_key.values())

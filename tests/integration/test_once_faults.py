@@ -15,7 +15,7 @@ from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.worker import TaskRun
 
-from .test_lanes_faults import CTX, ROWS, Sending, in_order
+from .test_lanes_faults import CTX, ROWS, Sending, damaged, in_order
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
@@ -31,15 +31,15 @@ def sending(request: Any, cluster: LocalCluster, tmp_path: Path) -> Sending:
     )  # fmt: skip
 
 
-def check(sending: Sending, summary: Any, *, torn: int) -> None:
-    """Every row is stored whole, and none twice; `torn`: as many in part, and said to be."""
+def check(sending: Sending, summary: Any, *, in_part: int) -> None:
+    """Every row is stored whole, and none twice; at most so many are there in part, too."""
     stored = sending.stored()
-    whole = [message for message in stored if not message.torn]
+    whole = [message for message in stored if not damaged(message)]
     counts = Counter(int(message.body) for message in whole)
     doubled = sum(count > 1 for count in counts.values())
     assert (ROWS - len(counts), doubled) == (0, 0), summary
-    assert summary.acked == ROWS and summary.duplicates_possible <= torn, summary
-    assert len(stored) - len(whole) <= torn, summary
+    assert summary.acked == ROWS and summary.duplicates_possible <= in_part, summary
+    assert len(stored) - len(whole) <= in_part, summary
     assert sending.options.ordering == "none" or in_order(stored)
 
 
@@ -51,7 +51,7 @@ def test_a_frozen_broker_doubles_nothing(sending: Sending) -> None:
         broker.freeze()
         sending.later(5.0, broker.thaw)
 
-    check(sending, sending.run(freeze), torn=0)
+    check(sending, sending.run(freeze), in_part=0)
 
 
 def test_a_killed_broker_doubles_nothing(sending: Sending) -> None:
@@ -64,7 +64,7 @@ def test_a_killed_broker_doubles_nothing(sending: Sending) -> None:
 
     # A killed broker is away for longer than a frozen one.
     sending.options = sending.options.with_(order_wait_ms=200_000)
-    check(sending, sending.run(kill), torn=1)
+    check(sending, sending.run(kill), in_part=1)
 
 
 def test_delayed_messages_are_found_where_they_wait(cluster: LocalCluster, tmp_path: Path) -> None:
