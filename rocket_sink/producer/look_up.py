@@ -1,8 +1,10 @@
 """Whether a broker has a message: a look-up by the client id that the message was sent with.
 
 Source: QueryMessageProcessor.queryMessage with `_UNIQUE_KEY_QUERY`, IndexService.buildIndex. The
-index follows the log by some milliseconds and is kept as long as the log. A message that is
-delivered later is indexed under the topic in which it waits, until it is delivered.
+index follows the log by some milliseconds and is kept as long as the log. A broker that crashed
+drops the newest file of it (IndexService.load) and fills it again from the log files that it
+recovers, or from all with `messageIndexSafe=true`. A message that is delivered later is indexed
+under the topic in which it waits, until it is delivered.
 """
 
 from __future__ import annotations
