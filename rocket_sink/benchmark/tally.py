@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
+
+_END: Final = struct.Struct("ddqq?")
+"""A good end: began, ended, first number, how many, maybe doubled. Packed, for what is kept as
+objects is most of a sender's memory, and its garbage collector's work, after some seconds."""
 
 
 class Tally:
@@ -21,7 +27,7 @@ class Tally:
 
     def __init__(self, now_s: float, *, keep: bool = False) -> None:
         self._keep = keep
-        self._stored: list[tuple[float, float, range, bool]] = []
+        self._stored = bytearray()
         self._failed: list[tuple[float, float, str, range, bool]] = []
         self.restart(now_s)
 
@@ -35,7 +41,7 @@ class Tally:
         self, began_s: float, now_s: float, numbers: range, *, maybe_duplicate: bool = False
     ) -> None:
         """The messages of these numbers are stored; `maybe_duplicate`: the sender says so."""
-        self._stored.append((began_s, now_s, numbers, maybe_duplicate))
+        self._stored += _END.pack(began_s, now_s, numbers.start, len(numbers), maybe_duplicate)
 
     def failed_with(
         self, began_s: float, now_s: float, error: BaseException, numbers: range, *, unknown: bool
@@ -46,7 +52,7 @@ class Tally:
     @property
     def ok(self) -> int:
         """Messages that are stored."""
-        return sum(len(numbers) for _, _, numbers, _ in self._stored)
+        return sum(count for _, _, _, count, _ in self._ends())
 
     @property
     def doubtful(self) -> int:
@@ -56,7 +62,7 @@ class Tally:
     @property
     def acked(self) -> list[int]:
         """Numbers of the messages that are stored; none without `keep`."""
-        return [n for _, _, numbers, _ in self._stored for n in numbers] if self._keep else []
+        return self._numbers() if self._keep else []
 
     @property
     def announced(self) -> list[int]:
@@ -65,7 +71,7 @@ class Tally:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, under the names that the Java yardstick prints."""
-        times = [(end[0], end[1]) for end in self._stored]
+        times = [(end[0], end[1]) for end in self._ends()]
         times += [(end[0], end[1]) for end in self._failed]
         longest_s = max((now_s - began_s for began_s, now_s in times), default=0.0)
         return {
@@ -75,9 +81,16 @@ class Tally:
         }  # fmt: skip
 
     def _doubtful(self) -> list[int]:
-        stored = [n for _, _, numbers, twice in self._stored if twice for n in numbers]
+        stored = self._numbers(doubtful=True)
         return stored + [n for *_, numbers, unknown in self._failed if unknown for n in numbers]
 
+    def _numbers(self, *, doubtful: bool = False) -> list[int]:
+        ends = (end for end in self._ends() if end[4] or not doubtful)
+        return [n for _, _, first, count, _ in ends for n in range(first, first + count)]
+
+    def _ends(self) -> Iterator[tuple[float, float, int, int, bool]]:
+        return _END.iter_unpack(self._stored)
+
     def _pause_s(self) -> float:
-        times = [self._began_s, *sorted(now_s for _, now_s, _, _ in self._stored)]
+        times = [self._began_s, *sorted(now_s for _, now_s, _, _, _ in self._ends())]
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
