@@ -53,7 +53,6 @@ class Inquiry:
         """Of the proof, in all answers since `_since_s`."""
         self._outstanding = 0
         self._failed = False
-        self._torn = False
         self._found: dict[str, StoredMessage] = {}
 
     def step(self, now_s: float) -> None:
@@ -72,7 +71,7 @@ class Inquiry:
             for topic in topics_of(request.topic, timed=request.timed)
             for message_id in request.proof
         ]
-        self._outstanding, self._failed, self._torn = len(questions), False, False
+        self._outstanding, self._failed = len(questions), False
         self._found.clear()
         for topic, message_id in questions:
             look_up(
@@ -90,13 +89,12 @@ class Inquiry:
             self._inquiries.engine.routes.refresh(self.flight.request.topic, now_s)
         if message is not None and message.message_id is not None:
             self._found[message.message_id] = message
-            self._torn |= message.torn
         if not self._outstanding and self in self._inquiries.open:
             self._judge(now_s)
 
     def _judge(self, now_s: float) -> None:
         engine, proof = self._inquiries.engine, self.flight.request.proof
-        if not self._torn and all(message_id in self._found for message_id in proof):
+        if all(one in self._found and not self._found[one].torn for one in proof):
             self._inquiries.close(self, now_s)
             engine._proved_stored(self.flight, self._found[proof[0]], now_s)
             return

@@ -33,15 +33,15 @@ Question = tuple[str, str, str]
 class StoredMessages:
     """Asks the brokers for messages of an earlier time.
 
-    Attributes:
-        torn: by id, what the last `find` saw only in part (`StoredMessage.torn`).
-
     Args:
         since_ms: no message looked for is older (ms since 1970).
         brokers: by topic, names of brokers that must answer besides those of its route: a message
             may be on one that is not in the route just now. Looked at with each question.
         advice: what to do when a broker does not answer, for the error.
         by_route: ask the brokers of the topic's route.
+
+    Attributes:
+        torn: by id, what the last `find` saw only in part (`StoredMessage.torn`).
 
     Raises from all methods:
         DeliveryError: a broker gave no answer within `storedCheckTimeout`.

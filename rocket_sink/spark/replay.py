@@ -168,11 +168,11 @@ class ReplayCheck:
         last = _whole(stored.torn, ids, texts)
         found |= last
         rest = request.select([one not in found for one in ids])
-        accounts.found_stored(request.message_count - (rest.message_count if rest else 0))
+        kept = request.message_count - (rest.message_count if rest else 0)
+        accounts.found_stored(kept)
         if rest is None:
             return []
         accounts.torn(0 if last else 1)
-        kept = request.message_count - rest.message_count
         _LOG.warning(_TORN, broker, kept, request.message_count, request.topic)
         rest.maybe_duplicate = False
         return [rest]

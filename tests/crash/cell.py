@@ -15,6 +15,7 @@ from rocket_sink.cluster import LocalCluster
 from rocket_sink.producer.admin import Admin
 from rocket_sink.producer.topic_reader import read_topic
 from rocket_sink.wire.ids import offset_message_id
+from tests.damaged import damaged
 
 from . import ledger_log
 from .files import write_whole
@@ -31,8 +32,6 @@ from .schedule import (
     Schedule,
 )
 
-_SENT = {"UNIQ_KEY", "__SHARDINGKEY"}
-"""What a message was sent with; its broker adds to it."""
 STAGED = ("topic_deleted", "checkpoint_deleted")
 _WAITING = (*STAGED, "queues_changed")
 
@@ -159,7 +158,7 @@ class Cell:
                 ledger_log.row_of(one.body), one.message_id or "",
                 (f"{one.store_host[0]}:{one.store_host[1]}", one.queue_id), one.queue_offset,
                 offset_message_id(*one.store_host, one.prepared_transaction_offset),
-                life=int(bool(self.kept)), torn=one.torn and not one.properties.keys() >= _SENT,
+                life=int(bool(self.kept)), torn=damaged(one),
             )
             for one in stored
         ]  # fmt: skip

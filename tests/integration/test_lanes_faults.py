@@ -21,6 +21,7 @@ from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.producer.topic_reader import read_topic
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.worker import TaskRun
+from tests.damaged import damaged
 
 from .lanes import LANES
 
@@ -89,11 +90,6 @@ class Sending:
 
     def stored(self) -> list[Any]:
         return list(read_topic(self.cluster.name_server, self.topic))
-
-
-def damaged(message: Any) -> bool:
-    """A killed broker kept it without all that was sent; the sharding key is the last of that."""
-    return message.torn and "__SHARDINGKEY" not in message.properties
 
 
 def in_order(stored: list[Any]) -> bool:

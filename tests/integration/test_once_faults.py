@@ -14,8 +14,9 @@ from rocket_sink.cluster import LocalCluster
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.worker import TaskRun
+from tests.damaged import damaged
 
-from .test_lanes_faults import CTX, ROWS, Sending, damaged, in_order
+from .test_lanes_faults import CTX, ROWS, Sending, in_order
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 

@@ -9,24 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from rocket_sink.cluster import LocalCluster
-from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import Admin
-from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.producer.topic_reader import read_topic
-from rocket_sink.spark.contract import resolve_columns
-from rocket_sink.spark.worker import TaskRun
 from rocket_sink.testing import Drop, FaultProxies
+from tests.spark.one_task import run_task
+
+from .test_lanes_faults import CTX
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
 ROWS = 40
 HEAD = 25
-CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
 PROVES_PROPERTIES = {"enabledAppendPropCRC": "true", "forceVerifyPropCRC": "true"}
 
 
@@ -57,26 +54,14 @@ def tear(broker: Any, first: bytes, name: bytes) -> None:
 def send(cluster: LocalCluster, topic: str, ledger: Path, lost: bytes) -> Any:
     """One batch, whose answer is lost, and whose broker is killed in the middle of a message."""
     (broker,) = cluster.brokers
-    rows = pa.RecordBatch.from_pydict(
-        {"body": [body(i) for i in range(ROWS)], "sharding_key": ["Zürich"] * ROWS}
-    )
+    rows = {"body": [body(i) for i in range(ROWS)], "sharding_key": ["Zürich"] * ROWS}
     with FaultProxies(cluster.name_server) as proxies, ThreadPoolExecutor(1) as thread:
         proxies.of(broker.address).on_send(Drop())
         options = SinkOptions.parse(
             {"nameServer": proxies.name_server, "topic": topic, "ledger": str(ledger),
              "delivery": "effectively_once", "storedCheckTimeout": 300_000, "storedCheckDelay": 500}
         )  # fmt: skip
-
-        def task() -> Any:
-            pool = ProducerPool()
-            run = TaskRun(options, CTX, pool=pool)
-            run.feed(rows, resolve_columns(rows.schema, options))
-            try:
-                return run.finish()
-            finally:
-                pool.close()
-
-        summary = thread.submit(task)
+        summary = thread.submit(run_task, options, CTX, rows)
         with Admin(nameServer=cluster.name_server) as admin:
             while admin.count(topic) < ROWS:
                 time.sleep(0.1)

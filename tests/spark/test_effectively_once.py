@@ -6,7 +6,7 @@ import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,12 +134,9 @@ def test_lost_answers_double_nothing(world: World, behaviour: Any) -> None:
     assert 0 < summary.found_stored < ROWS
 
 
-NOTHING: Any = object()
-
-
 @pytest.mark.parametrize(
     ("kept", "whole"),
-    [(NOTHING, 0), ((), 0), (("UNIQ_KEY", "WAIT"), 0), (("UNIQ_KEY", "WAIT", "__SHARDINGKEY"), 1)],
+    [(None, 0), ((), 0), (("UNIQ_KEY", "WAIT"), 0), (("UNIQ_KEY", "WAIT", "__SHARDINGKEY"), 1)],
     ids=["a head", "a body", "a body and its id", "all but the broker's properties"],
 )
 def test_a_batch_that_a_killed_broker_stored_in_part(
@@ -154,7 +151,7 @@ def test_a_batch_that_a_killed_broker_stored_in_part(
         _store_in_part(broker, kept=kept)
     summary = world.run(CTX, storedCheckTimeout=5000)
     torn = [m.body for m in world.cluster.messages("t") if m.torn]
-    assert len(torn) == (0 if kept is NOTHING else 2)
+    assert len(torn) == (0 if kept is None else 2)
     assert world.stored() + Counter(torn if whole else ()) == world.expected()
     assert (summary.acked, summary.duplicates_possible) == (ROWS, 0 if whole else 2)
     assert summary.found_stored > 0 and caplog.text.count("was killed while it wrote") == 2
@@ -197,7 +194,7 @@ def _store_in_part(
     broker: Any,
     then: Callable[[], None] = lambda: None,
     *,
-    kept: Any = NOTHING,
+    kept: Sequence[str] | None = None,
     head: int | None = None,
 ) -> None:
     """Of the next request so many messages, and these properties of the one behind them."""
@@ -208,9 +205,9 @@ def _store_in_part(
         if left and (len(stored) > 2 or head is not None):
             left.clear()
             whole = len(stored) // 2 if head is None else head
-            for message in stored[whole + (kept is not NOTHING) :]:
+            for message in stored[whole + (kept is not None) :]:
                 broker.store.remove(message.commit_log_offset)
-            if kept is not NOTHING:
+            if kept is not None:
                 torn = stored[whole]
                 some = {name: torn.properties[name] for name in kept}
                 broker.store.tear(torn.commit_log_offset, some)
