@@ -32,11 +32,6 @@ IMPURE_MODULES = {
 }  # fmt: skip
 IMPURE_CALLS = {"now", "utcnow", "today", "urandom", "getpid", "getenv", "uuid4", "open", "print"}
 
-LINES_MAX = 300
-LONG_FILES = {
-    "errors.py": "one tree, read as one table",
-}
-
 
 def module_of(path: Path) -> str:
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -128,33 +123,21 @@ def impurities(source: str, module: str, *, is_package: bool = False) -> list[st
     return wrong
 
 
-def check(rule, module: str) -> list[str]:
-    path = MODULES[module]
-    return rule(path.read_text(), module, is_package=path.name == "__init__.py")
+def check_all(rule, modules) -> list[str]:
+    wrong = []
+    for module in modules:
+        path = MODULES[module]
+        wrong += rule(path.read_text(), module, is_package=path.name == "__init__.py")
+    return wrong
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_imports_point_downwards(module):
-    assert check(upward_imports, module) == []
-    assert check(facade_imports, module) == []
+def test_imports_point_downwards():
+    assert check_all(upward_imports, MODULES) == []
+    assert check_all(facade_imports, MODULES) == []
 
 
-@pytest.mark.parametrize("module", sorted(m for m in MODULES if layer_of(m) in PURE))
-def test_the_core_is_pure(module):
-    assert check(impurities, module) == []
-
-
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_files_are_short(module):
-    path = MODULES[module]
-    lines = len(path.read_text().splitlines())
-    name = path.relative_to(PACKAGE).as_posix()
-    assert lines <= LINES_MAX or name in LONG_FILES, f"{name} has {lines} lines: split it by job"
-
-
-def test_the_list_of_long_files_is_no_longer_than_it_must_be():
-    for name in LONG_FILES:
-        assert len((PACKAGE / name).read_text().splitlines()) > LINES_MAX, name
+def test_the_core_is_pure():
+    assert check_all(impurities, [m for m in MODULES if layer_of(m) in PURE]) == []
 
 
 IDLE_IMPORT = """
