@@ -1,0 +1,137 @@
+"""A topic as the official Java client sees it: the judge for what our producer stores.
+
+`ReadTopic.java` runs on the jars of a RocketMQ version, as the consumer of an application does:
+the same pull, the same decoder (MessageDecoder, which inflates bodies). That decoder stops at the
+first message it cannot read and the consumer goes on behind it, so a message that is not in the
+list was lost to every Java consumer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocket_sink.cluster import LocalCluster, find_java, resolve_jars
+from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.topic_reader import await_dispatched
+
+FOLDER = Path(__file__).parent
+GENERATIONS = ("5.3.3", "4.9.7")
+"""Client versions that tests read with; their jars come from the cluster's cache."""
+
+_OPENS = ("java.base/java.lang", "java.base/java.nio", "java.base/sun.nio.ch")
+"""Packages that the 4.9 client opens by reflection, which Java 17 refuses otherwise."""
+
+
+@dataclass(frozen=True)
+class JavaMessage:
+    """A message as the consumer's application gets it.
+
+    `message_id` is the client's id (UNIQ_KEY), times are ms since 1970. `body` is None when it is
+    longer than was asked for; `body_length` and `body_sha256` are those of the inflated body.
+    """
+
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+    sys_flag: int
+    born_ms: int
+    store_ms: int
+    offset_message_id: str
+    message_id: str
+    keys: str | None
+    tags: str | None
+    properties: dict[str, str]
+    body_length: int
+    body_sha256: bytes
+    body: bytes | None
+
+    def has_body(self, body: bytes) -> bool:
+        """True when the body is this one, whether or not it was printed."""
+        return self.body_sha256 == hashlib.sha256(body).digest()
+
+
+def read_with_java(
+    cluster: LocalCluster | str,
+    topic: str,
+    version: str = GENERATIONS[0],
+    *,
+    longest_body: int = 1 << 16,
+    may_skip: bool = False,
+    timeout_s: float = 280,
+) -> list[JavaMessage]:
+    """All messages of a topic, queue by queue, in queue order.
+
+    Args:
+        cluster: a cluster without authentication and TLS, or its name server.
+        version: of the client; any that `resolve_jars` knows.
+        longest_body: bytes; of longer bodies only length and digest are taken.
+        may_skip: the client may leave out offsets (it is an AssertionError otherwise).
+
+    Raises:
+        AssertionError: the client failed, or went over offsets without a message.
+    """
+    name_server = cluster if isinstance(cluster, str) else cluster.name_server
+    with Admin(nameServer=name_server, timeout_s=30.0) as admin:
+        await_dispatched(admin, topic)
+    lines = run_java(
+        FOLDER / "ReadTopic.java", name_server, topic, str(longest_body),
+        version=version, timeout_s=timeout_s,
+    )  # fmt: skip
+    skipped = [" ".join(fields) for kind, *fields in lines if kind == "skipped"]
+    assert may_skip or not skipped, f"the Java client {version} skipped {topic}: {skipped}"
+    return [_message(fields) for kind, *fields in lines if kind == "message"]
+
+
+def run_java(
+    source: Path, *arguments: str, version: str, lines: str = "", timeout_s: float = 280
+) -> list[list[str]]:
+    """Compile and run a source file on a version's jars; the fields of its lines "judge ...".
+
+    Other lines are the libraries' logs.
+
+    Raises:
+        AssertionError: it failed, or its last line is not "judge end".
+    """
+    java = find_java()
+    jars = resolve_jars(version, java=java)
+    opens = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS]
+    with tempfile.TemporaryDirectory(prefix="rocket-sink-java-") as home:
+        done = subprocess.run(
+            # Logs go to the home folder.
+            [str(java.executable), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+             f"-Duser.home={home}", *opens, str(source), *arguments],
+            input=lines, capture_output=True, text=True, encoding="utf-8", timeout=timeout_s,
+            env={**os.environ, "CLASSPATH": os.pathsep.join(map(str, jars))}, check=False,
+        )  # fmt: skip
+    found = [line.split(" ")[1:] for line in done.stdout.splitlines() if line.startswith("judge ")]
+    assert done.returncode == 0, done.stderr[-3000:] or done.stdout[-3000:]
+    assert found[-1:] == [["end"]], done.stdout[-3000:] + done.stderr[-3000:]
+    return found[:-1]
+
+
+def octets(field: str) -> bytes | None:
+    """The bytes of a field; None for "-"."""
+    return None if field == "-" else bytes.fromhex(field[1:])
+
+
+def text(field: str) -> str | None:
+    """The text of a field; None for "-"."""
+    data = octets(field)
+    return None if data is None else data.decode()
+
+
+def _message(fields: Sequence[str]) -> JavaMessage:
+    broker, *numbers, offset_id, message_id, keys, tags, properties, length, digest, body = fields
+    queue_id, offset, sys_flag, born_ms, store_ms = map(int, numbers)
+    pairs = [pair.split("=") for pair in properties[1:].split(",") if pair]
+    return JavaMessage(
+        broker, queue_id, offset, sys_flag, born_ms, store_ms, offset_id, message_id,
+        text(keys), text(tags), {text(name) or "": text(value) or "" for name, value in pairs},
+        int(length), octets(digest) or b"", octets(body),
+    )  # fmt: skip
