@@ -11,7 +11,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.values import SendRequest
 from rocket_sink.wire.batch import check_batch, encode_inner
 from rocket_sink.wire.codes import V5_0_0
-from rocket_sink.wire.compress import CompressionType, compress
+from rocket_sink.wire.compress import CompressionType, compress_body
 from rocket_sink.wire.namespace import with_namespace
 from rocket_sink.wire.properties import properties_of
 
@@ -44,9 +44,7 @@ class Composer:
         self._limit = options.max_message_size_bytes
         self._compress_over = options.compress_over_bytes
         self._level = options.compress_level
-        self._kind = (
-            None if options.compress_type == "none" else CompressionType.of(options.compress_type)
-        )
+        self._kind = CompressionType.of_option(options.compress_type)
         self._extra = {"INSTANCE_ID": options.namespace} if options.namespace else None
 
     def topic(self, name: str) -> str:
@@ -68,8 +66,8 @@ class Composer:
         body, sys_flag = message.body, 0
         if len(body) > self._limit:
             raise self._too_large(message)
-        if self._kind is not None and len(body) >= self._compress_over:
-            body, sys_flag = compress(body, self._kind, self._level), self._kind.sys_flag
+        if len(body) >= self._compress_over:
+            body, sys_flag = compress_body(body, self._kind, self._level, self._compress_over)
         message_id = message.message_id or self._new_id()
         if self._extra is not None:
             extra = {**self._extra, **(extra or {})}

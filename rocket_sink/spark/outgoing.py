@@ -14,7 +14,7 @@ from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.spark.accounts import TaskSummary
 from rocket_sink.spark.pending import DecodedMessage, PendingRequest, decode_message
 from rocket_sink.wire.codes import V5_0_0, SysFlag
-from rocket_sink.wire.compress import CompressionType, compress
+from rocket_sink.wire.compress import CompressionType, compress_body
 from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.properties import (
     TIMER_DELAY_MS,
@@ -154,10 +154,8 @@ class HomeChooser:
 
 def compressed(body: bytes, options: SinkOptions) -> tuple[bytes, int]:
     """The body as a single message carries it, and its MessageSysFlag bits."""
-    if options.compress_type == "none" or len(body) < options.compress_over_bytes:
-        return body, 0
-    kind = CompressionType.of(options.compress_type)
-    return compress(body, kind, options.compress_level), kind.sys_flag
+    kind = CompressionType.of_option(options.compress_type)
+    return compress_body(body, kind, options.compress_level, options.compress_over_bytes)
 
 
 def _is_timer(message: DecodedMessage) -> bool:

@@ -1,7 +1,9 @@
 """Body compression as the Java client does it for single messages (CompressionType, Compressor).
 
-zlib streams, LZ4 frames, Zstandard frames. Inflation stops at a cap: a stored body comes from
-anybody, and 16 KiB of zlib can hold 16 MiB. lz4 and zstandard are the extra `compression`.
+zlib streams, LZ4 frames, Zstandard frames. A body that Java cannot inflate is lost to its consumers
+with all that follows it in the same answer, so nothing is written that its decompressors refuse,
+and what they refuse is refused here. Inflation stops at a cap: a stored body comes from any sender,
+and 16 KiB of zlib can hold 16 MiB. lz4 and zstandard are the extra `compression`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,11 @@ from rocket_sink.wire.command import DEFAULT_LIMITS
 DEFAULT_LEVEL: Final = 5
 """DefaultMQProducer.compressLevel."""
 INFLATE_CAP: Final = DEFAULT_LIMITS.body_bytes
+
+_LZ4_MAGIC: Final = bytes.fromhex("04224d18")
+_LZ4_FLAGS_AT: Final = len(_LZ4_MAGIC)
+_LZ4_INDEPENDENT: Final = 0x20
+_LZ4_DICTIONARY: Final = 0x01
 
 
 class CompressionType(enum.Enum):
@@ -39,6 +46,11 @@ class CompressionType(enum.Enum):
             raise ConfigurationError(
                 f"{name!r} is no compression type; use zlib, lz4 or zstd"
             ) from None
+
+    @classmethod
+    def of_option(cls, value: str) -> CompressionType | None:
+        """The type that the option `compressType` names; None for "none"."""
+        return None if value == "none" else cls.of(value)
 
     @classmethod
     def of_sys_flag(cls, sys_flag: int) -> CompressionType:
@@ -68,9 +80,32 @@ def compress(body: bytes, kind: CompressionType, level: int = DEFAULT_LEVEL) -> 
     if kind is CompressionType.ZLIB:
         return zlib.compress(body, level)
     if kind is CompressionType.LZ4:
-        # Java's LZ4FrameOutputStream ignores the level too.
-        return bytes(_lz4().compress(body))
+        # As Java's LZ4FrameOutputStream: no level, blocks of 4 MiB (fewer bytes where the body is
+        # shorter) that do not depend on each other. The library's default links them.
+        lz4 = _lz4()
+        size = lz4.BLOCKSIZE_MAX4MB
+        return bytes(lz4.compress(body, block_size=size, block_linked=False))
     return bytes(_zstd().ZstdCompressor(level=level).compress(body))
+
+
+def compress_body(
+    body: bytes, kind: CompressionType | None, level: int, over_bytes: int
+) -> tuple[bytes, int]:
+    """The body as a single message carries it, and its MessageSysFlag bits.
+
+    A body is left as it is that is shorter than `over_bytes`, or that compression does not shrink:
+    one of the greatest size would pass the broker's limit (Java sends it, and is refused).
+
+    Args:
+        kind: None: nothing is compressed.
+
+    Raises:
+        ConfigurationError: the library for `kind` is not installed.
+    """
+    if kind is None or len(body) < over_bytes:
+        return body, 0
+    smaller = compress(body, kind, level)
+    return (smaller, kind.sys_flag) if len(smaller) < len(body) else (body, 0)
 
 
 def inflate(body: bytes, kind: CompressionType, *, cap: int = INFLATE_CAP) -> bytes:
@@ -105,11 +140,22 @@ def _inflate_zlib(body: bytes, cap: int) -> tuple[bytes, bool]:
 
 
 def _inflate_lz4(body: bytes, cap: int) -> tuple[bytes, bool]:
+    if len(body) > _LZ4_FLAGS_AT and body.startswith(_LZ4_MAGIC):
+        flags = body[_LZ4_FLAGS_AT]
+        # LZ4FrameInputStream: "Dependent block stream is unsupported", "Reserved0 field must be 0".
+        if not flags & _LZ4_INDEPENDENT or flags & _LZ4_DICTIONARY:
+            raise RemoteProtocolError(
+                "an LZ4 body has linked blocks or a dictionary, which Java cannot inflate either: "
+                "its consumers skip this message"
+            )
     inflater = _lz4().LZ4FrameDecompressor()
     try:
-        return inflater.decompress(body, max_length=cap + 1), inflater.eof
+        data = inflater.decompress(body, max_length=cap + 1)
     except (RuntimeError, ValueError, EOFError, MemoryError) as error:
         raise RemoteProtocolError(f"an LZ4 body cannot be inflated: {error}") from None
+    if inflater.unused_data:
+        raise _trailing("LZ4", len(inflater.unused_data))
+    return data, inflater.eof
 
 
 def _inflate_zstd(body: bytes, cap: int) -> tuple[bytes, bool]:
@@ -121,9 +167,16 @@ def _inflate_zstd(body: bytes, cap: int) -> tuple[bytes, bool]:
         if len(data) <= cap:
             # The reader does not tell a cut stream from a whole one; it is known to be small now.
             inflater.decompress(body)
-        return data, inflater.eof
     except (zstandard.ZstdError, MemoryError) as error:
         raise RemoteProtocolError(f"a ZSTD body cannot be inflated: {error}") from None
+    if inflater.unused_data:
+        raise _trailing("ZSTD", len(inflater.unused_data))
+    return data, inflater.eof
+
+
+def _trailing(name: str, count: int) -> RemoteProtocolError:
+    """Java reads on behind a frame, into an error or another frame; clients write one frame."""
+    return RemoteProtocolError(f"{count} bytes follow the frame of a {name} body")
 
 
 def _lz4() -> Any:

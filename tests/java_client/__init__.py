@@ -21,7 +21,7 @@ from rocket_sink.producer.admin import Admin
 from rocket_sink.producer.topic_reader import await_dispatched
 
 FOLDER = Path(__file__).parent
-GENERATIONS = ("5.3.3", "4.9.7")
+GENERATIONS = ("5.3.3", "4.9.7", "5.5.0")
 """Client versions that tests read with; their jars come from the cluster's cache."""
 
 _OPENS = ("java.base/java.lang", "java.base/java.nio", "java.base/sun.nio.ch")

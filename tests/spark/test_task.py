@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 import time
 from collections.abc import Callable
@@ -191,6 +192,12 @@ class TestSends:
         run = Run(StubEngine(), requestMaxBytes=4096).feed(body=[b"a" * 9000]).finish()
         (request,) = run.engine.requests
         assert not request.batch and request.sys_flag & 1 and len(bytes(request.body)) < 100
+
+    def test_a_single_message_that_does_not_shrink_is_sent_as_it_is(self) -> None:
+        noise = random.Random(1).randbytes(9000)
+        run = Run(StubEngine(), requestMaxBytes=4096).feed(body=[noise]).finish()
+        (request,) = run.engine.requests
+        assert (request.sys_flag, bytes(request.body)) == (0, noise)
 
 
 class TestRefusedRows:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import random
 import zlib
 
+import lz4.frame
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink.errors import ConfigurationError, RemoteProtocolError
-from rocket_sink.wire.compress import CompressionType, compress, inflate
+from rocket_sink.wire.compress import CompressionType, compress, compress_body, inflate
 
 KINDS = list(CompressionType)
 
@@ -96,3 +98,34 @@ def test_a_missing_library_is_named_with_its_extra(kind: CompressionType, monkey
     for call in (lambda: compress(b"x", kind), lambda: inflate(b"x", kind)):
         with pytest.raises(ConfigurationError, match=r"rocket-sink\[compression\]"):
             call()
+
+
+def test_lz4_blocks_do_not_depend_on_each_other():
+    """Java: "Dependent block stream is unsupported"; conformance tests have Java read them."""
+    for size in (10, 65_536, 65_537, 5 << 20):
+        assert compress(bytes(size), CompressionType.LZ4)[4] & 0x20
+    linked = bytes(lz4.frame.compress(bytes(65_537), block_linked=True))
+    with pytest.raises(RemoteProtocolError, match="linked blocks"):
+        inflate(linked, CompressionType.LZ4)
+
+
+@pytest.mark.parametrize("kind", [CompressionType.LZ4, CompressionType.ZSTD])
+def test_nothing_may_follow_a_frame(kind: CompressionType):
+    """Java fails on it, or appends it where it is another frame: never the first frame alone."""
+    whole = compress(b"body", kind)
+    for behind in (b"more", whole):
+        with pytest.raises(RemoteProtocolError, match="bytes follow"):
+            inflate(whole + behind, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_body_that_does_not_shrink_stays_as_it_is(kind: CompressionType):
+    noise = random.Random(1).randbytes(70_000)
+    assert compress_body(noise, kind, 5, 4096) == (noise, 0)
+    body, sys_flag = compress_body(noise * 2, kind, 5, 4096)
+    # Noise twice: only a window of more than 64 KiB sees that it comes again.
+    assert (sys_flag != 0) == (len(body) < 140_000)
+    body, sys_flag = compress_body(bytes(4096), kind, 5, 4096)
+    assert (inflate(body, kind), sys_flag) == (bytes(4096), kind.sys_flag)
+    assert compress_body(bytes(4095), kind, 5, 4096) == (bytes(4095), 0)
+    assert compress_body(bytes(4096), None, 5, 0) == (bytes(4096), 0)
