@@ -23,8 +23,9 @@ from rocket_sink.wire import answers, requests, requests_read
 from rocket_sink.wire.codes import PermName, ResponseCode
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.namespace import with_namespace
+from rocket_sink.wire.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
 from rocket_sink.wire.route import TopicRoute, decode_route
-from rocket_sink.wire.stored import StoredMessage
+from rocket_sink.wire.stored import Allowance, StoredMessage
 
 _GROUP: Final = "TOOLS_CONSUMER"
 """A group that brokers let pull without a subscription group of its own."""
@@ -126,7 +127,8 @@ class Admin:
     ) -> tuple[list[StoredMessage], int]:
         """Messages from `offset` on, and the next offset to ask for.
 
-        None at the end of the queue; an offset that is gone moves on to the oldest one.
+        None at the end of the queue; an offset that is gone moves on to the oldest one. Fewer than
+        `max_messages` where they would take more than 16 MiB of memory.
         """
         frame = requests_read.pull_message(
             consumer_group=_GROUP,
@@ -137,7 +139,9 @@ class Admin:
             max_msg_bytes=PULL_BYTES,
             broker_name=queue.broker_name,
         )
-        answer = answers.decode_pull_answer(self._invoke(queue, frame, answers.PULL_STATUS))
+        answer = answers.decode_pull_answer(
+            self._invoke(queue, frame, answers.PULL_STATUS), begin=offset
+        )
         return answer.messages, answer.next_begin_offset
 
     def read_queue(
@@ -151,7 +155,7 @@ class Admin:
             messages, following = self.pull(queue, offset, max_messages=min(end - offset, 1024))
             yield from (message for message in messages if message.queue_offset < end)
             # A store that is still dispatching answers "nothing" once or twice.
-            empty = 0 if messages or following > offset else empty + 1
+            empty = 0 if following > offset else empty + 1
             if empty:
                 if empty > _EMPTY_PULLS:
                     return
@@ -178,29 +182,45 @@ class Admin:
         return sum(self.max_offset(q) - self.min_offset(q) for q in self.queues(topic))
 
     def query_by_unique_key(
-        self, topic: str, message_id: str, *, max_messages: int = 32
+        self, topic: str, message_id: str, *, max_messages: int = 32, bodies: bool = True
     ) -> list[StoredMessage]:
-        """The stored messages with this client id, from all brokers of the topic."""
+        """The stored messages with this client id, from all brokers of the topic.
+
+        Args:
+            bodies: False: bodies are left out (empty).
+
+        Raises:
+            RemoteProtocolError: the messages would take more than 64 MiB of memory.
+        """
         topic = with_namespace(self.options.namespace, topic)
-        return self._query(topic, message_id, max_messages, unique_key=True)
+        return self._query(topic, message_id, max_messages, unique_key=True, bodies=bodies)
 
     def query_by_key(self, topic: str, key: str, *, max_messages: int = 32) -> list[StoredMessage]:
-        """The stored messages with this index key."""
+        """The stored messages with this index key.
+
+        Raises: as `query_by_unique_key`.
+        """
         topic = with_namespace(self.options.namespace, topic)
-        return self._query(topic, key, max_messages, unique_key=False)
+        return self._query(topic, key, max_messages, unique_key=False, bodies=True)
 
     def _query(
-        self, topic: str, key: str, max_messages: int, *, unique_key: bool
+        self, topic: str, key: str, max_messages: int, *, unique_key: bool, bodies: bool
     ) -> list[StoredMessage]:
         frame = requests_read.query_message(
             topic=topic, key=key, max_num=max_messages, unique_key=unique_key
         )
-        wanted = "UNIQ_KEY" if unique_key else "KEYS"
+        name = UNIQ_KEY if unique_key else KEYS
+        allowance = Allowance()
         found: list[StoredMessage] = []
-        for name, address in _masters(self._route(topic)).items():
-            answer = self._call(name, address, frame, {0, ResponseCode.QUERY_NOT_FOUND})
-            found += answers.decode_query_answer(answer)
-        return [m for m in found if key in m.properties.get(wanted, "").split(" ")]
+        for broker_name, address in _masters(self._route(topic)).items():
+            answer = self._call(broker_name, address, frame, {0, ResponseCode.QUERY_NOT_FOUND})
+            found += answers.decode_query_answer(
+                answer,
+                allowance=allowance,
+                wanted=lambda properties: key in properties.get(name, "").split(KEY_SEPARATOR),
+                bodies=bodies,
+            )
+        return found
 
     # --- topics ------------------------------------------------------------------------------
 

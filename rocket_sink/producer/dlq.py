@@ -238,7 +238,7 @@ class Resender:
         if letter.resends >= self._max_resends:
             self.report.left_alone += 1
             return True
-        copies = self._admin.query_by_unique_key(topic, letter.message_id)
+        copies = self._admin.query_by_unique_key(topic, letter.message_id, bodies=False)
         if any(resends_of(copy) > letter.resends for copy in copies):
             self.report.already += 1
             return True

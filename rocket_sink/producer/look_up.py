@@ -19,6 +19,7 @@ from rocket_sink.routing.verdict import error_for_answer
 from rocket_sink.wire.answers import decode_query_answer
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.properties import UNIQ_KEY
 from rocket_sink.wire.requests_read import query_message
 from rocket_sink.wire.stored import StoredMessage
 
@@ -52,7 +53,8 @@ def look_up(
 ) -> None:
     """Ask one broker for one id; `done(message, error, now_s)` is called once.
 
-    The message is a torn one (`StoredMessage.torn`) only if the broker has no whole one.
+    The message comes without its body, which is not inflated. It is a torn one
+    (`StoredMessage.torn`) only if the broker has no whole one.
 
     Args:
         since_ms: the message was not stored before this time (ms since 1970).
@@ -85,5 +87,7 @@ def _found(answer: Frame, message_id: str) -> StoredMessage | None:
         raise error or InvalidAnswerError(f"a look-up was answered by code {answer.code}")
     if answer.code != ResponseCode.SUCCESS:
         return None
-    found = [m for m in decode_query_answer(answer) if m.message_id == message_id]
+    found = decode_query_answer(
+        answer, wanted=lambda properties: properties.get(UNIQ_KEY) == message_id, bodies=False
+    )
     return min(found, key=lambda message: message.torn, default=None)

@@ -154,7 +154,8 @@ class Answerer:
         self._admin.close()
 
     def _visible(self, topic: str, message_id: str) -> bool:
-        return bool(self._admin.query_by_unique_key(topic, message_id, max_messages=1))
+        found = self._admin.query_by_unique_key(topic, message_id, max_messages=1, bodies=False)
+        return bool(found)
 
     def _end(self, query_id: str, epoch: int) -> None:
         report = self._endings.end(query_id, epoch, wait_s=0.0, again=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +21,10 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.producer.dlq import DeadLetter
 from rocket_sink.spark.stored_rows import STORED_SCHEMA, stored_batch
+from rocket_sink.wire.stored import memory_bytes
 
 _ROWS: Final = 1000
+_CHUNK_BYTES: Final = 16 << 20
 _KEPT: Final = ("body", "tags", "keys", "sharding_key", "properties", "flag", "message_id",
                 "event_time")  # fmt: skip
 CODE: Final = "CONSUMER_GAVE_UP"
@@ -128,6 +129,13 @@ def _lines(chunk: list[DeadLetter], file: Any) -> int:
 
 
 def _chunks(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
-    iterator = iter(letters)
-    while chunk := list(islice(iterator, _ROWS)):
+    chunk: list[DeadLetter] = []
+    size = 0
+    for letter in letters:
+        chunk.append(letter)
+        size += memory_bytes(letter.message)
+        if len(chunk) >= _ROWS or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
         yield chunk

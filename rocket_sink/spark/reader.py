@@ -20,6 +20,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import Admin
 from rocket_sink.spark.read_options import EARLIEST, LATEST, ReadOptions
 from rocket_sink.spark.stored_rows import STORED_SCHEMA, stored_batch
+from rocket_sink.wire.stored import memory_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +82,7 @@ class MessageReader(DataSourceReader):
                 seen = message.queue_offset + 1
                 if partition.takes(message):
                     rows.append((partition.queue.broker_name, message))
-                    size += len(message.body)
+                    size += memory_bytes(message)
                 if len(rows) >= _BATCH_ROWS or size >= _BATCH_BYTES:
                     yield stored_batch(rows)
                     rows, size = [], 0

@@ -16,7 +16,13 @@ from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, RemotePro
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.command import DEFAULT_LIMITS, RESPONSE_FLAG, Frame, Limits
 from rocket_sink.wire.scalars import INT32_MAX, INT64_MAX, parse_int32, parse_int64, printable
-from rocket_sink.wire.stored import StoredMessage, decode_stored
+from rocket_sink.wire.stored import (
+    Allowance,
+    StoredMessage,
+    Wanted,
+    decode_poll,
+    decode_stored,
+)
 from rocket_sink.wire.strict_json import load_json, quote_numeric_keys
 
 SEND_STATUS: Final[Mapping[int, str]] = MappingProxyType(
@@ -143,7 +149,10 @@ def _offset(text: str | None) -> int:
 
 
 class PullAnswer(NamedTuple):
-    """The answer to a pull; `status` is Java's PullStatus."""
+    """The answer to a pull; `status` is Java's PullStatus.
+
+    `next_begin_offset` is that of the first message that is not in `messages`.
+    """
 
     status: str
     next_begin_offset: int
@@ -163,8 +172,13 @@ PULL_STATUS: Final[Mapping[int, str]] = MappingProxyType(
 """Response codes of a pull that has an answer -> Java's PullStatus."""
 
 
-def decode_pull_answer(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> PullAnswer:
-    """The answer to PULL_MESSAGE.
+def decode_pull_answer(
+    frame: Frame, *, limits: Limits = DEFAULT_LIMITS, begin: int | None = None
+) -> PullAnswer:
+    """The answer to PULL_MESSAGE: of its messages as many as `limits.poll_bytes` has room for.
+
+    Args:
+        begin: the offset that was asked for; messages before it are left out.
 
     Raises:
         LocalProtocolError: the code is not in PULL_STATUS.
@@ -172,13 +186,13 @@ def decode_pull_answer(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> Pull
     status = PULL_STATUS.get(frame.code)
     if status is None:
         raise LocalProtocolError(f"the answer {frame.code} has no messages or offsets")
-    found = status == "FOUND" and frame.body is not None
+    following = long_field(frame, "nextBeginOffset")
+    messages: list[StoredMessage] = []
+    if status == "FOUND" and frame.body is not None:
+        messages, left_out = decode_poll(frame.body, limits=limits, begin=begin)
+        following = following if left_out is None else left_out
     return PullAnswer(
-        status,
-        long_field(frame, "nextBeginOffset"),
-        long_field(frame, "minOffset"),
-        long_field(frame, "maxOffset"),
-        decode_stored(frame.body, limits=limits) if found and frame.body is not None else [],
+        status, following, long_field(frame, "minOffset"), long_field(frame, "maxOffset"), messages
     )
 
 
@@ -187,11 +201,23 @@ def decode_offset_answer(frame: Frame) -> int:
     return long_field(frame, "offset")
 
 
-def decode_query_answer(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> list[StoredMessage]:
-    """The messages in the answer to a query by key or a view; none for QUERY_NOT_FOUND."""
+def decode_query_answer(
+    frame: Frame,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    allowance: Allowance | None = None,
+    wanted: Wanted | None = None,
+    bodies: bool = True,
+) -> list[StoredMessage]:
+    """The messages in the answer to a query by key or a view; none for QUERY_NOT_FOUND.
+
+    Args, Raises: as `decode_stored`.
+    """
     if frame.code == ResponseCode.QUERY_NOT_FOUND or frame.body is None:
         return []
-    return decode_stored(frame.body, limits=limits)
+    return decode_stored(
+        frame.body, limits=limits, allowance=allowance, wanted=wanted, bodies=bodies
+    )
 
 
 def decode_recall_answer(frame: Frame) -> str:

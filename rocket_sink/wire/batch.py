@@ -11,7 +11,7 @@ short properties length   2, properties (UTF-8)
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -101,13 +101,16 @@ def decode_batch(data: bytes | memoryview) -> list[InnerMessage]:
     Raises:
         RemoteProtocolError: lengths that do not fit.
     """
+    return list(iter_batch(data))
+
+
+def iter_batch(data: bytes | memoryview) -> Iterator[InnerMessage]:
+    """As `decode_batch`, one at a time: 8 MiB of inner messages become 380,000 objects."""
     view = memoryview(data)
-    messages = []
     at = 0
     while at < len(view):
         message, at = _decode_inner(view, at)
-        messages.append(message)
-    return messages
+        yield message
 
 
 def _decode_inner(view: memoryview, at: int) -> tuple[InnerMessage, int]:

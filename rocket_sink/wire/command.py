@@ -37,6 +37,10 @@ class Limits:
     """A longer remark is cut, not refused: it is text for people."""
     body_bytes: int = 8 * 1024 * 1024
     """One stored message's body after inflation."""
+    answer_bytes: int = 64 * 1024 * 1024
+    """Memory for the decoded messages of one answer that is read whole (a look-up)."""
+    poll_bytes: int = 16 * 1024 * 1024
+    """Memory for the decoded messages of one pull; a pull's other messages are pulled again."""
     route_bytes: int = 1024 * 1024
     route_queues: int = 65_536
     route_brokers: int = 4096

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, TypeAlias
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.batch import decode_batch
+from rocket_sink.wire.batch import iter_batch
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.command import DEFAULT_LIMITS, Body, Limits
 from rocket_sink.wire.compress import CompressionType, inflate
@@ -33,6 +34,7 @@ from rocket_sink.wire.properties import (
     decode_properties,
     encode_properties,
 )
+from rocket_sink.wire.scalars import printable
 
 MAGIC_V1: Final = -626_843_481
 MAGIC_V2: Final = -626_843_477
@@ -81,14 +83,101 @@ class StoredMessage:
         return offset_message_id(*self.store_host, self.commit_log_offset)
 
 
-def decode_stored(buffer: Body, *, limits: Limits = DEFAULT_LIMITS) -> list[StoredMessage]:
-    """The messages in the body of a pull, query or view answer; inner batches are unwrapped.
+class Allowance:
+    """Memory, in bytes, that decoded messages may take together; shared by answers that are kept
+    together. An answer of 500 kB can hold gigabytes of compressed bodies."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int = DEFAULT_LIMITS.answer_bytes) -> None:
+        self.left = left
+
+    def take(self, size: int) -> None:
+        """Raise RemoteProtocolError when no such room is left."""
+        self.left -= size
+        if self.left < 0:
+            raise RemoteProtocolError(
+                "the messages of an answer take too much memory when they are decoded: ask for "
+                "fewer at a time, or pull them by their offsets"
+            )
+
+
+Wanted: TypeAlias = Callable[[Mapping[str, str]], bool]
+"""Whether a message is asked for, by its properties."""
+
+
+def decode_stored(
+    buffer: Body,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    allowance: Allowance | None = None,
+    wanted: Wanted | None = None,
+    bodies: bool = True,
+) -> list[StoredMessage]:
+    """The messages in the body of a query or view answer; inner batches are unwrapped.
+
+    Args:
+        allowance: for this and other answers; by default `limits.answer_bytes` for this one.
+        wanted: others are left out, and their bodies are not inflated.
+        bodies: False: bodies are left out (empty), and are not inflated.
 
     Raises:
-        RemoteProtocolError: lengths, text or a compressed body that do not fit.
+        RemoteProtocolError: lengths, text or a compressed body that do not fit, or messages that
+            take more memory than is allowed.
         ConfigurationError: the library of a body's compression is not installed.
     """
+    allowance = Allowance(limits.answer_bytes) if allowance is None else allowance
+    messages = []
+    for message in _iter_stored(buffer, limits, wanted, bodies, allowance):
+        allowance.take(memory_bytes(message))
+        messages.append(message)
+    return messages
+
+
+def decode_poll(
+    buffer: Body, *, limits: Limits = DEFAULT_LIMITS, begin: int | None = None
+) -> tuple[list[StoredMessage], int | None]:
+    """The first messages in the body of a pull's answer, one at least and then as many as
+    `limits.poll_bytes` has room for; and the queue offset of the first one that is left out.
+
+    Args:
+        begin: messages of smaller offsets are left out: a pull from the middle of an inner batch
+            is answered with the whole of it.
+
+    Raises: as `decode_stored`.
+    """
     messages: list[StoredMessage] = []
+    left = limits.poll_bytes
+    for message in _iter_stored(buffer, limits):
+        if begin is not None and message.queue_offset < begin:
+            continue
+        left -= memory_bytes(message)
+        if left < 0 and messages:
+            return messages, message.queue_offset
+        messages.append(message)
+    return messages, None
+
+
+def memory_bytes(message: StoredMessage) -> int:
+    """About what the value takes in memory; rather too much than too little."""
+    properties = message.properties
+    texts = sum(map(len, properties)) + sum(map(len, properties.values()))
+    return _VALUE_BYTES + len(message.body) + _PROPERTY_BYTES * len(properties) + 4 * texts
+
+
+_VALUE_BYTES: Final = 1024
+_PROPERTY_BYTES: Final = 200
+"""Two texts and their place in a mapping; a character takes 4 bytes beside a rare one."""
+
+
+def _iter_stored(
+    buffer: Body,
+    limits: Limits,
+    wanted: Wanted | None = None,
+    bodies: bool = True,
+    allowance: Allowance | None = None,
+) -> Iterator[StoredMessage]:
+    """One at a time; inner batches, which are inflated whole, count while they are unwrapped."""
     view = memoryview(buffer)
     while len(view):
         if len(view) < _HEAD.size:
@@ -96,13 +185,15 @@ def decode_stored(buffer: Body, *, limits: Limits = DEFAULT_LIMITS) -> list[Stor
         (size,) = _INT.unpack_from(view)
         if not _HEAD.size <= size <= len(view):
             raise RemoteProtocolError(f"a stored message of {size} bytes, {len(view)} are left")
-        message = _decode_one(_Cursor(view[:size]), limits)
-        if message.sys_flag & SysFlag.INNER_BATCH and message.sys_flag & SysFlag.NEED_UNWRAP:
-            messages += _unwrap(message)
-        else:
-            messages.append(message)
+        message, body = _decode_one(_Cursor(view[:size]))
         view = view[size:]
-    return messages
+        if message.sys_flag & SysFlag.INNER_BATCH and message.sys_flag & SysFlag.NEED_UNWRAP:
+            unwrapped = _unwrap(replace(message, body=_inflated(message, body, limits)), allowance)
+            for inner in unwrapped:
+                if wanted is None or wanted(inner.properties):
+                    yield inner if bodies else replace(inner, body=b"")
+        elif wanted is None or wanted(message.properties):
+            yield replace(message, body=_inflated(message, body, limits)) if bodies else message
 
 
 class _Cursor:
@@ -134,7 +225,8 @@ class _Cursor:
         return address, port
 
 
-def _decode_one(cursor: _Cursor, limits: Limits) -> StoredMessage:
+def _decode_one(cursor: _Cursor) -> tuple[StoredMessage, bytes]:
+    """A message without its body, and the body as it is stored."""
     _, magic, crc, queue_id, flag, queue_offset, offset, sys_flag, born_ms = cursor.unpack(_HEAD)
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise RemoteProtocolError(f"{magic} is not the magic code of a stored message")
@@ -143,17 +235,15 @@ def _decode_one(cursor: _Cursor, limits: Limits) -> StoredMessage:
     store_host = cursor.host(sys_flag & SysFlag.STOREHOST_V6)
     reconsume_times, prepared_offset, body_length = cursor.unpack(_TAIL)
     body = cursor.take(max(body_length, 0))
-    if body and sys_flag & SysFlag.COMPRESSED:
-        body = inflate(body, CompressionType.of_sys_flag(sys_flag), cap=limits.body_bytes)
     topic = cursor.take(int.from_bytes(cursor.take(1 if magic == MAGIC_V1 else 2), "big"))
     properties = cursor.take(int.from_bytes(cursor.take(2), "big"))
     torn = properties.endswith(b"\0")
     if torn:
         # Before it is read as text: the zeros may begin in the middle of a character.
         properties = properties[: properties.rfind(PROPERTY_SEPARATOR.encode()) + 1]
-    return StoredMessage(
+    message = StoredMessage(
         topic=_text(topic),
-        body=body,
+        body=b"",
         queue_id=queue_id,
         queue_offset=queue_offset,
         commit_log_offset=offset,
@@ -169,6 +259,20 @@ def _decode_one(cursor: _Cursor, limits: Limits) -> StoredMessage:
         properties=decode_properties(_text(properties)),
         torn=torn,
     )
+    return message, body
+
+
+def _inflated(message: StoredMessage, body: bytes, limits: Limits) -> bytes:
+    if not body or not message.sys_flag & SysFlag.COMPRESSED:
+        return body
+    try:
+        kind = CompressionType.of_sys_flag(message.sys_flag)
+        return inflate(body, kind, cap=limits.body_bytes)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(
+            f"the message at offset {message.queue_offset} of queue {message.queue_id} of "
+            f"{printable(message.topic, 127)}: {error}; begin behind it to read on"
+        ) from None
 
 
 def _text(data: bytes) -> str:
@@ -178,18 +282,21 @@ def _text(data: bytes) -> str:
         raise RemoteProtocolError(f"a stored text is not UTF-8: {error.reason}") from None
 
 
-def _unwrap(message: StoredMessage) -> list[StoredMessage]:
-    """The messages inside an inner batch (MessageDecoder.decodeMessage)."""
-    return [
-        replace(
+def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[StoredMessage]:
+    """The messages inside an inner batch (MessageDecoder.decodeMessage).
+
+    Each counts, wanted or not: an answer of a few hundred bytes can hold millions.
+    """
+    for position, inner in enumerate(iter_batch(message.body)):
+        if allowance is not None:
+            allowance.take(_VALUE_BYTES + len(inner.body))
+        yield replace(
             message,
             body=inner.body,
             flag=inner.flag,
             properties=inner.properties,
             queue_offset=message.queue_offset + position,
         )
-        for position, inner in enumerate(decode_batch(message.body))
-    ]
 
 
 def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -> bytes:

@@ -1,0 +1,181 @@
+"""What the messages of one answer may take in memory, whatever they are compressed to."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rocket_sink.errors import RemoteProtocolError
+from rocket_sink.wire.answers import decode_pull_answer, decode_query_answer
+from rocket_sink.wire.batch import encode_inner
+from rocket_sink.wire.codes import SysFlag
+from rocket_sink.wire.command import DEFAULT_LIMITS, Frame
+from rocket_sink.wire.compress import CompressionType, compress
+from rocket_sink.wire.peer import decode_transaction_check
+from rocket_sink.wire.stored import (
+    Allowance,
+    StoredMessage,
+    decode_poll,
+    decode_stored,
+    encode_stored,
+    memory_bytes,
+)
+
+MIB = 1 << 20
+KINDS = list(CompressionType)
+
+
+@contextmanager
+def memory_below(limit: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < limit, f"{peak / MIB:.0f} MiB"
+
+
+def bomb(kind: CompressionType, size: int, key: str = "k", offset: int = 0) -> bytes:
+    """A stored message whose body of zeros takes `size` bytes when it is inflated."""
+    message = StoredMessage(
+        "t", b"", queue_offset=offset, sys_flag=kind.sys_flag,
+        properties={"KEYS": key, "UNIQ_KEY": key},
+    )  # fmt: skip
+    return encode_stored(message, stored_body=compress(bytes(size), kind))
+
+
+def inner_bomb(offset: int = 0) -> tuple[bytes, int]:
+    """An inner batch of under 1 kB, and the number of messages in it."""
+    count = 8 * MIB // len(encode_inner(b"", ""))
+    batch = compress(encode_inner(b"", "") * count, CompressionType.ZSTD, 19)
+    flag = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP | CompressionType.ZSTD.sys_flag
+    message = StoredMessage("t", b"", queue_offset=offset, sys_flag=flag)
+    return encode_stored(message, stored_body=batch), count
+
+
+def pull_answer(body: bytes) -> Frame:
+    return Frame(0, {"nextBeginOffset": "1000000", "minOffset": "0", "maxOffset": "9"}, body)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_that_is_read_whole(kind: CompressionType) -> None:
+    answer = Frame(0, {}, bomb(kind, 8 * MIB) * 64)
+    with memory_below(90 * MIB), pytest.raises(RemoteProtocolError, match="ask for fewer"):
+        decode_query_answer(answer)
+    assert len(decode_query_answer(Frame(0, {}, bomb(kind, 4 * MIB) * 15))) == 15
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_wanted_is_not_inflated(kind: CompressionType) -> None:
+    """A look-up may be answered with others of the same hash; a broker, with anything."""
+    answer = Frame(0, {}, bomb(kind, 8 * MIB, "other") * 500 + bomb(kind, 8 * MIB, "mine"))
+
+    def wanted(properties: Any) -> bool:
+        return bool(properties["KEYS"] == "mine")
+
+    with memory_below(2 * MIB):
+        (found,) = decode_query_answer(answer, wanted=wanted, bodies=False)
+    assert (found.body, found.properties["UNIQ_KEY"]) == (b"", "mine")
+    with memory_below(20 * MIB):
+        (found,) = decode_query_answer(answer, wanted=wanted)
+    assert len(found.body) == 8 * MIB
+
+
+def test_answers_that_are_kept_together_share_an_allowance() -> None:
+    allowance = Allowance(20 * MIB)
+    answer = Frame(0, {}, bomb(CompressionType.ZLIB, 8 * MIB))
+    kept = [decode_query_answer(answer, allowance=allowance) for _ in range(2)]
+    assert len(kept) == 2
+    with pytest.raises(RemoteProtocolError, match="too much memory"):
+        decode_query_answer(answer, allowance=allowance)
+
+
+@pytest.mark.parametrize("read", [decode_query_answer, decode_transaction_check])
+def test_an_inner_batch_of_a_kilobyte(read: Callable[[Frame], Any]) -> None:
+    data, count = inner_bomb()
+    assert len(data) < 1000 and count > 381_000
+    for bodies in (data, data * 1000):
+        with memory_below(90 * MIB), pytest.raises(RemoteProtocolError):
+            read(Frame(0, {}, bodies))
+
+
+def test_looking_for_one_id_among_inner_batches_ends() -> None:
+    data, _ = inner_bomb()
+    with memory_below(40 * MIB), pytest.raises(RemoteProtocolError, match="ask for fewer"):
+        decode_stored(data * 10_000, wanted=lambda properties: False, bodies=False)
+
+
+def pulled(pages: Callable[[int], Frame], end: int) -> Iterator[StoredMessage]:
+    """All messages, as a reader gets them that begins where the last answer was left."""
+    begin = 0
+    while begin < end:
+        answer = decode_pull_answer(pages(begin), begin=begin)
+        assert sum(map(memory_bytes, answer.messages)) <= DEFAULT_LIMITS.poll_bytes
+        yield from answer.messages
+        assert answer.next_begin_offset > begin
+        begin = answer.next_begin_offset
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pull_takes_what_it_has_room_for(kind: CompressionType) -> None:
+    made = [bomb(kind, 4 * MIB, offset=offset) for offset in range(20)]
+    with memory_below(40 * MIB):
+        offsets = []
+        for message in pulled(lambda begin: pull_answer(b"".join(made[begin:])), 20):
+            assert len(message.body) == 4 * MIB
+            offsets.append(message.queue_offset)
+    assert offsets == list(range(20))
+
+
+def test_a_pull_into_the_middle_of_an_inner_batch() -> None:
+    """Brokers answer with the whole batch; its earlier messages have been read."""
+    count = 40_000
+    batch = encode_inner(b"", "") * count
+    flag = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
+    data = encode_stored(StoredMessage("t", batch, queue_offset=0, sys_flag=flag))
+    offsets = [message.queue_offset for message in pulled(lambda _: pull_answer(data), count)]
+    assert offsets == list(range(count))
+
+
+def test_a_message_over_the_room_of_a_poll_comes_alone() -> None:
+    large = encode_stored(StoredMessage("t", bytes(DEFAULT_LIMITS.poll_bytes - 900)))
+    messages, left_out = decode_poll(large * 2)
+    assert (len(messages), left_out) == (1, 0)
+
+
+def test_many_small_properties() -> None:
+    """64 kB of text become a mapping of megabytes."""
+    properties = {f"{number:x}": "v" for number in range(9000)}
+    data = encode_stored(StoredMessage("t", b"x", properties=properties)) * 200
+    assert len(data) < DEFAULT_LIMITS.frame_bytes
+    with memory_below(90 * MIB), pytest.raises(RemoteProtocolError, match="ask for fewer"):
+        decode_stored(data)
+    with memory_below(30 * MIB):
+        decode_poll(data)
+
+
+def test_the_estimate_is_no_less_than_the_truth() -> None:
+    for message in (
+        StoredMessage("topic", b"", properties={}),
+        StoredMessage("topic", bytes(100_000), properties={"a": "b"}),
+        StoredMessage("topic", b"", properties={f"{n:x}": f"{n}" for n in range(5000)}),
+        StoredMessage("topic", b"", properties={"name": "x" * 30_000 + "😀"}),
+    ):
+        data = encode_stored(message) * 10
+        tracemalloc.start()
+        kept = decode_stored(data)
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert taken / len(kept) <= memory_bytes(kept[0]) <= 5 * taken / len(kept)
+
+
+def test_the_error_tells_which_message_it_is() -> None:
+    """Reading can go on behind it."""
+    data = bomb(CompressionType.LZ4, 9 * MIB, offset=41)
+    with pytest.raises(RemoteProtocolError, match=r"offset 41 of queue 0 of t: .*8388608"):
+        decode_pull_answer(pull_answer(data))
