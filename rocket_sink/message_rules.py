@@ -1,7 +1,8 @@
 """What a message may hold: the names, texts and sizes that brokers take, and the checks of them.
 
-Java checks in `Validators.checkMessage` and `Message.putUserProperty`, and not at all for control
-characters, which can inject properties (apache/rocketmq#4241).
+Java checks in `Validators.checkMessage` and `Message.putUserProperty`, and not at all for the
+separators 0x01 and 0x02, which can inject properties (apache/rocketmq#4241). What Java sends is
+legal here too, unless the wire cannot carry it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,14 @@ RESERVED_PROPERTIES: Final = frozenset(
 """Names a user property may not have: MessageConst.STRING_HASH_SET (51 names), and the names
 that this package's own columns and fields write, so that one message cannot say two things."""
 
+JAVA_BLANKS: Final = "".join(map(chr, range(0x21)))
+"""What `String.trim` cuts off, and so what `Message.putUserProperty` takes for blank."""
+TAG_BLANKS: Final = JAVA_BLANKS[3:]
+"""What is cut off around a tag, as consumers cut it off their filters' tags (FilterAPI); the
+characters that the wire does not carry stay, and are refused."""
+
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_UNCARRIED: Final = re.compile(r"[\x01\x02]|\x00\Z")
 NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 _TOPICS_MAX: Final = 1000
 _good_topics: Final[set[str]] = set()
@@ -66,11 +74,17 @@ _good_topics: Final[set[str]] = set()
 
 
 def is_control_free(text: str) -> bool:
-    """True when `text` has no C0 control character or DEL.
-
-    0x01 and 0x02 separate properties on the wire and cannot be escaped (MessageDecoder).
-    """
+    """True when `text` has no C0 control character or DEL."""
     return _CONTROL.search(text) is None
+
+
+def is_carried(text: str) -> bool:
+    """True when the text of a property comes out of the wire as it went in.
+
+    0x01 and 0x02 separate properties and cannot be escaped (MessageDecoder). 0x00 at the end is
+    what a killed broker leaves of properties that it was writing (`wire.stored`).
+    """
+    return _UNCARRIED.search(text) is None
 
 
 def check_topic(topic: str) -> None:
@@ -108,16 +122,16 @@ def check_topic_once(topic: str) -> None:
 def check_property(name: str, value: str) -> None:
     """Raise MessageError unless `name` and `value` may be a user property.
 
-    Codes: RESERVED_PROPERTY, INVALID_PROPERTY (blank, not a string, a control character,
-    a lone surrogate).
+    Codes: RESERVED_PROPERTY, INVALID_PROPERTY (blank, not a string, 0x01, 0x02, 0x00 at the end),
+    INVALID_TEXT (a lone surrogate).
     """
     for part, text in (("name", name), ("value", value)):
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, str) or not text.strip(JAVA_BLANKS):
             raise MessageError(f"a property's {part} is blank: {name!r}", code="INVALID_PROPERTY")
-        if not is_control_free(text):
+        if not is_carried(text):
             raise MessageError(
-                f"the {part} of the property {name!r} has a control character; 0x01 and 0x02 "
-                "separate properties on the wire and cannot be escaped",
+                f"the {part} of the property {name!r} has 0x01 or 0x02, which separate properties "
+                "on the wire and cannot be escaped, or 0x00 at its end",
                 code="INVALID_PROPERTY",
             )
         _check_utf8(text, f"the {part} of the property {name!r}")
@@ -174,7 +188,7 @@ def checked_keys(keys: Iterable[str] | str) -> tuple[str, ...]:
     for key in keys:
         if type(key) is str and _is_word(key):
             continue
-        if not key or any(character.isspace() for character in key):
+        if not key or " " in key:
             raise MessageError(
                 f"the key {key!r} is empty or holds a blank; blanks separate keys on the wire",
                 code="INVALID_KEYS",
@@ -184,10 +198,10 @@ def checked_keys(keys: Iterable[str] | str) -> tuple[str, ...]:
 
 
 def checked_tags(tags: str) -> str:
-    """The tag without blanks around it; MessageError: INVALID_TAGS."""
+    """The tag without TAG_BLANKS around it; MessageError: INVALID_TAGS."""
     if type(tags) is str and _is_word(tags) and "|" not in tags:
         return tags
-    tags = tags.strip()
+    tags = tags.strip(TAG_BLANKS)
     if not tags or "||" in tags:
         raise MessageError(
             f"tags {tags!r}: one tag without '||' (a message has one tag; '||' is the "
@@ -200,8 +214,10 @@ def checked_tags(tags: str) -> str:
 
 def check_field(what: str, text: str, code: str = "INVALID_TEXT") -> str:
     """The text; MessageError(`code`) when it is empty or the wire cannot carry it."""
-    if not isinstance(text, str) or not text or not is_control_free(text):
-        raise MessageError(f"{what} {text!r} is empty or has a control character", code=code)
+    if not isinstance(text, str) or not text or not is_carried(text):
+        raise MessageError(
+            f"{what} {text!r} is empty, has 0x01 or 0x02, or ends with 0x00", code=code
+        )
     _check_utf8(text, what)
     return text
 

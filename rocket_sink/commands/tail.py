@@ -14,6 +14,7 @@ from rocket_sink.commands.output import print_json_line
 from rocket_sink.commands.sink_input import resolved_options, sink_options
 from rocket_sink.commands.times import time_value
 from rocket_sink.message import MessageQueue
+from rocket_sink.wire.properties import split_keys
 
 if TYPE_CHECKING:
     from rocket_sink.producer.admin import Admin
@@ -120,7 +121,7 @@ def _wanted(message: StoredMessage, key: str | None, tag: str | None) -> bool:
     properties = message.properties
     if tag is not None and properties.get("TAGS") != tag:
         return False
-    return key is None or key in properties.get("KEYS", "").split()
+    return key is None or key in split_keys(properties)
 
 
 def _print(queue: MessageQueue, message: StoredMessage, as_json: bool) -> None:

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rocket_sink.errors import MessageError, SendError
+from rocket_sink.errors import MessageError, NoRouteError, SendError
 from rocket_sink.message import Message, MessageQueue, SendResult
 from rocket_sink.message_rules import RESERVED_PROPERTIES
 from rocket_sink.producer.admin import Admin
-from rocket_sink.wire.properties import KEYS, SHARDING_KEY, TAGS
+from rocket_sink.wire.properties import SHARDING_KEY, TAGS, split_keys
 from rocket_sink.wire.stored import StoredMessage
 
 PREFIX: Final = "%DLQ%"
@@ -67,7 +67,7 @@ class DeadLetter:
     @property
     def keys(self) -> tuple[str, ...]:
         """Its index keys."""
-        return tuple(self.message.properties.get(KEYS, "").split())
+        return split_keys(self.message.properties)
 
     def to_message(self, topic: str) -> Message:
         """The message to send: its fields and user properties, the counter one higher.
@@ -238,7 +238,11 @@ class Resender:
         if letter.resends >= self._max_resends:
             self.report.left_alone += 1
             return True
-        copies = self._admin.query_by_unique_key(topic, letter.message_id, bodies=False)
+        try:
+            copies = self._admin.query_by_unique_key(topic, letter.message_id, bodies=False)
+        except NoRouteError:
+            # There is no such topic, so nothing was sent to it; the producer may create it.
+            return False
         if any(resends_of(copy) > letter.resends for copy in copies):
             self.report.already += 1
             return True

@@ -26,7 +26,14 @@ from rocket_sink.spark.checks_properties import (
 )
 from rocket_sink.spark.contract_rows import RowBatch, text_at
 from rocket_sink.spark.halves import HALF_BYTES
-from rocket_sink.spark.text_columns import all_blank, empty, invalid_utf8, with_blank, with_control
+from rocket_sink.spark.text_columns import (
+    all_blank,
+    empty,
+    invalid_utf8,
+    with_blank,
+    with_control,
+    with_separator,
+)
 from rocket_sink.wire.columns_buffers import (
     Int64s,
     Mask,
@@ -131,7 +138,7 @@ def _mask(found: pa.Array) -> Mask:
 
 
 def _suspect_texts(text: pa.Array) -> Mask:
-    return empty(text) | with_control(text) | invalid_utf8(text)
+    return empty(text) | with_separator(text) | invalid_utf8(text)
 
 
 def _suspect_topics(topics: pa.Array) -> Mask:
@@ -181,7 +188,7 @@ def _suspect_queues(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
         ids = ints_of(batch.queue_id, 0)
         yield (ids < 0) | (ids >= _INT32)
     if batch.broker_name is not None:
-        yield _suspect_texts(batch.broker_name)
+        yield _suspect_texts(batch.broker_name) | with_control(batch.broker_name)
     if options.ordering == "strict":
         yield no_queue & no_key
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from rocket_sink.errors import MessageError
 from rocket_sink.message_rules import RESERVED_PROPERTIES, check_property
 from rocket_sink.spark.contract_rows import RowBatch, text_at
-from rocket_sink.spark.text_columns import all_blank, invalid_utf8, with_control
+from rocket_sink.spark.text_columns import all_blank, invalid_utf8, with_separator
 from rocket_sink.wire.columns_buffers import Int64s, Mask, is_text, lengths_of, nulls_of
 from rocket_sink.wire.columns_properties import (
     EVENT_TIME_PROPERTY,
@@ -41,7 +41,7 @@ def suspect_entries(batch: RowBatch) -> SuspectEntries:
     names, values, offsets = entries_of(batch.properties)
     found = np.zeros(len(names), np.bool_)
     for part in (names, values):
-        found |= with_control(part) | invalid_utf8(part) | all_blank(part)
+        found |= with_separator(part) | invalid_utf8(part) | all_blank(part)
     reserved = [*sorted(RESERVED_PROPERTIES)]
     if batch.event_time_ms is not None:
         reserved.append(EVENT_TIME_PROPERTY)

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink.errors import ColumnError
+from rocket_sink.message_rules import TAG_BLANKS
 from rocket_sink.spark.contract_plan import ColumnPlan
 from rocket_sink.spark.contract_rows import RowBatch
-from rocket_sink.spark.text_columns import BLANKS, empty, invalid_utf8, only_printable_ascii
+from rocket_sink.spark.text_columns import empty, only_printable_ascii
 from rocket_sink.wire.columns_buffers import INT32_MAX, Int64s, as_binary, nulls_of
 
 _PER_MS: Final = {"us": 1_000, "ns": 1_000_000}
@@ -110,10 +111,8 @@ def _tags(array: pa.Array) -> pa.Array | None:
         tags = pc.if_else(pa.array(none), pa.scalar(None, tags.type), tags)
     if only_printable_ascii(tags, spaces=False):
         return tags
-    wrong = pa.array(invalid_utf8(tags))
-    trimmed = pc.utf8_trim(pc.if_else(wrong, pa.scalar(None, tags.type), tags), characters=BLANKS)
-    kept = pc.or_kleene(wrong, pc.equal(pc.binary_length(trimmed), 0))
-    return pc.if_else(kept, tags, trimmed)
+    trimmed = pc.ascii_trim(tags, characters=TAG_BLANKS)
+    return pc.if_else(pc.equal(pc.binary_length(trimmed), 0), tags, trimmed)
 
 
 def _keys(array: pa.Array) -> pa.Array | None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from rocket_sink.message_rules import RESERVED_PROPERTIES
 from rocket_sink.wire.columns_properties import EVENT_TIME_PROPERTY
-from rocket_sink.wire.properties import KEY_SEPARATOR, KEYS, SHARDING_KEY, TAGS, UNIQ_KEY
+from rocket_sink.wire.properties import KEYS, SHARDING_KEY, TAGS, UNIQ_KEY, split_keys
 from rocket_sink.wire.stored import StoredMessage
 
 _MILLIS: Final = pa.timestamp("ms", tz="UTC")
@@ -73,11 +73,6 @@ def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def keys_of(properties: Mapping[str, str]) -> list[str]:
-    """The index keys."""
-    return properties.get(KEYS, "").split(KEY_SEPARATOR) if properties.get(KEYS) else []
-
-
 def _row(broker_name: str, message: StoredMessage) -> dict[str, Any]:
     properties = message.properties
     system = {
@@ -89,7 +84,7 @@ def _row(broker_name: str, message: StoredMessage) -> dict[str, Any]:
         "topic": message.topic,
         "body": message.body,
         "tags": properties.get(TAGS),
-        "keys": [key for key in keys_of(properties) if key] or None,
+        "keys": list(split_keys(properties)) or None,
         "sharding_key": properties.get(SHARDING_KEY),
         "properties": _pairs(user_properties(properties)) or None,
         "flag": message.flag,

@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rocket_sink.wire.columns_buffers import (
     Bytes,
@@ -22,15 +21,6 @@ from rocket_sink.wire.columns_buffers import (
     offsets_of,
 )
 
-BLANKS: Final = (
-    "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006"
-    "\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
-)
-"""What `str.strip` and `str.isspace` take for blank."""
-_WIDE_BLANKS: Final = "[" + "".join(c for c in BLANKS if c > "\x7f") + "]"
-_ALL_BLANK: Final = f"^[{BLANKS}]*$"
-_BLANK_LEADS: Final = np.array([0x20, 0xC2, 0xE1, 0xE2, 0xE3], np.uint8)
-"""First bytes of the blanks in UTF-8, control characters left out."""
 _SMALL: Final = 16
 """Rows that are looked at one by one when a bad one is among them."""
 
@@ -57,35 +47,23 @@ def with_control(array: pa.Array) -> Mask:
     return _rows_with(array, (data < 0x20) | (data == 0x7F))
 
 
+def with_separator(array: pa.Array) -> Mask:
+    """True where the text has 0x01, 0x02 or 0x00: where `is_carried` may be False."""
+    return _rows_with_up_to(array, 0x02)
+
+
 def with_blank(array: pa.Array) -> Mask:
-    """True where the text has a blank; where it is not UTF-8 the answer means nothing."""
-    data = bytes_of(array)
-    found = np.zeros(len(array), np.bool_)
-    if not len(data):
-        return found
-    if int(data.min()) <= 0x20:
-        found |= _rows_with(array, data <= 0x20)
-    if int(data.max()) >= 0x80:
-        found |= _matches(array, _WIDE_BLANKS)
-    return found
+    """True where the text has a blank, or a control character."""
+    return _rows_with_up_to(array, 0x20)
 
 
 def all_blank(array: pa.Array) -> Mask:
-    """True where the text is there and has nothing but blanks, or nothing at all.
-
-    Where it is not UTF-8, or has control characters, the answer means nothing.
-    """
-    found = empty(array)
+    """True where the text is there and has nothing but JAVA_BLANKS, or nothing at all."""
     data = bytes_of(array)
-    if not len(data) or only_printable_ascii(array, spaces=False):
-        return found
-    offsets = offsets_of(array)
-    filled = np.flatnonzero(lengths_of(array))
-    leads = data[offsets[filled] - offsets[0]]
-    candidates = filled[np.isin(leads, _BLANK_LEADS)]
-    if len(candidates):
-        found[candidates] |= _matches(array.take(pa.array(candidates)), _ALL_BLANK)
-    return found
+    if not len(data) or int(data.min()) > 0x20:
+        return empty(array)
+    found: Mask = ~_rows_with(array, data > 0x20)
+    return found & ~nulls_of(array) if array.null_count else found
 
 
 def invalid_utf8(array: pa.Array) -> Mask:
@@ -118,10 +96,12 @@ def _is_invalid(value: bytes | None) -> bool:
     return False
 
 
-def _matches(array: pa.Array, pattern: str) -> Mask:
-    found = pc.match_substring_regex(array, pattern).fill_null(False)
-    mask: Mask = found.to_numpy(zero_copy_only=False)
-    return mask
+def _rows_with_up_to(array: pa.Array, greatest: int) -> Mask:
+    """True where the text has a byte of at most `greatest`."""
+    data = bytes_of(array)
+    if not len(data) or int(data.min()) > greatest:
+        return np.zeros(len(array), np.bool_)
+    return _rows_with(array, data <= greatest)
 
 
 def _rows_with(array: pa.Array, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Mask:
@@ -135,7 +115,6 @@ def _rows_with(array: pa.Array, wanted: np.ndarray[tuple[int], np.dtype[np.bool_
 
 
 __all__ = [
-    "BLANKS",
     "Bytes",
     "all_blank",
     "empty",
@@ -143,4 +122,5 @@ __all__ = [
     "only_printable_ascii",
     "with_blank",
     "with_control",
+    "with_separator",
 ]

@@ -2,7 +2,7 @@
 
 Source: MessageDecoder.messageProperties2String. The order of the properties is the one of
 `rocket_sink.wire.properties`, so that both make the same bytes. Nothing is escaped on the wire:
-control characters are refused before (`rocket_sink.spark.checks`).
+separators are refused before (`rocket_sink.spark.checks`).
 """
 
 from __future__ import annotations

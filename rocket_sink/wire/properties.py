@@ -1,7 +1,7 @@
 """Message properties as text: name 0x01 value 0x02, without any escape (MessageDecoder).
 
 A separator inside a name or value would inject other properties, so `Message` and the column checks
-refuse control characters before anything comes here; the encoder refuses the two once more.
+refuse the two before anything comes here; the encoder refuses them once more.
 """
 
 from __future__ import annotations
@@ -139,7 +139,13 @@ def _all_properties(message: Message, message_id: str, extra: Mapping[str, str] 
 
 def keys_of(text: str) -> tuple[str, ...]:
     """The index keys in a wire text; none in a batch's."""
-    return tuple(decode_properties(text).get(KEYS, "").split())
+    return split_keys(decode_properties(text))
+
+
+def split_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
+    """The index keys among a message's properties, parted where brokers part them: at blanks only
+    (IndexService.buildIndex), not at tabs or no-break spaces."""
+    return tuple(key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key)
 
 
 def _within_limit(text: str, message: Message) -> str:

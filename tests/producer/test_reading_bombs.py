@@ -98,7 +98,7 @@ def test_a_look_up_by_key_says_what_to_do(cluster: FakeCluster, topic: str) -> N
 def test_look_ups_of_effectively_once(cluster: FakeCluster, topic: str, make_engine: Any) -> None:
     engine = make_engine()
     ids = [f"ID{number}" for number in range(COUNT)]
-    with memory_below(10 * MIB):
+    with memory_below(3 * MIB):
         assert StoredMessages(engine, since_ms=0).find(topic, ids, timed=False) == set(ids)
 
 
@@ -108,7 +108,7 @@ def test_dead_letters(cluster: FakeCluster, topic: str, tmp_path: Path) -> None:
             assert sum(1 for _ in dlq.read(admin, dlq.DlqQuery(GROUP))) == 2 * COUNT
         resender = dlq.Resender(admin, lambda message: None)  # type: ignore[arg-type, return-value]
         (letter,) = dlq.read(admin, dlq.DlqQuery(GROUP, limit=1))
-        with memory_below(10 * MIB):
+        with memory_below(3 * MIB):
             resender.resend(letter)
         assert resender.report.resent == 1
         with memory_below(150 * MIB):

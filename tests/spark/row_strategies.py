@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message
+from rocket_sink.message_rules import is_control_free
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.properties import properties_of
 
@@ -262,6 +263,8 @@ def _queue_code(row: dict[str, Any], options: SinkOptions) -> str | None:
         try:
             Message("t", b"x", sharding_key=text_of(broker))
         except MessageError:
+            return "INVALID_QUEUE"
+        if not is_control_free(text_of(broker) or ""):
             return "INVALID_QUEUE"
     if options.ordering == "strict" and key is None and queue is None:
         return "MISSING_SHARDING_KEY"

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_sink.errors import MessageError
-from rocket_sink.message_rules import FORBIDDEN_TOPICS, check_property
+from rocket_sink.message_rules import (
+    FORBIDDEN_TOPICS,
+    JAVA_BLANKS,
+    check_property,
+    is_carried,
+    is_control_free,
+)
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark import text_columns
 from rocket_sink.spark.checks import Checked, validate
@@ -246,9 +252,24 @@ def test_only_refused_rows_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPa
     assert looked_at == [2]
 
 
-def test_the_blanks_are_pythons() -> None:
-    every = "".join(chr(i) for i in range(0x110000) if chr(i).isspace())
-    assert every == text_columns.BLANKS
+SHORT = st.text(st.sampled_from("\x00\x01\x02\x03\t a|\x7f\x85\u00a0\u3000\U0001f600"), max_size=4)
+
+
+@given(st.lists(st.none() | SHORT, max_size=40), st.integers(0, 5))
+def test_screens_pass_nothing_that_a_message_refuses(values: list[str | None], first: int) -> None:
+    array = pa.array(values, pa.string())[first:]
+    texts = values[first:]
+    blank = [text is not None and not text.strip(JAVA_BLANKS) for text in texts]
+    assert text_columns.all_blank(array).tolist() == blank
+    for screen, rule in (
+        (text_columns.with_separator, is_carried),
+        (text_columns.with_blank, lambda text: " " not in text),
+        (text_columns.with_control, is_control_free),
+    ):
+        bad = np.array([text is not None and not rule(text) for text in texts], np.bool_)
+        assert not (bad & ~screen(array)).any()
+        printable = [text is not None and text.isprintable() and " " not in text for text in texts]
+        assert not (np.array(printable, np.bool_) & screen(array)).any()
 
 
 @given(st.lists(st.none() | st.binary(max_size=6), max_size=80), st.integers(0, 5))
@@ -271,5 +292,6 @@ def test_bytes_under_a_null_accuse_nobody() -> None:
     buffers = pa.array(["a", "\x01", "c"]).buffers()
     validity = pa.py_buffer(np.packbits([1, 0, 1], bitorder="little"))
     tags = pa.Array.from_buffers(pa.string(), 3, [validity, *buffers[1:]])
-    assert not text_columns.with_control(tags).any()
+    assert not text_columns.with_separator(tags).any()
+    assert not text_columns.all_blank(tags).any()
     assert check(pa.table({"body": ["x"] * 3, "tags": tags})).refused == ()
