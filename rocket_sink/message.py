@@ -42,7 +42,7 @@ class Message:
         body: 1 byte or more; text is encoded as UTF-8 by `Message.of_text`, never silently.
         tags: one tag for filters at the broker; blanks around it are cut off.
         keys: index keys; none may hold a blank, which separates them on the wire.
-        sharding_key: chooses the queue, and travels as `__SHARDINGKEY`.
+        sharding_key: chooses the queue (option `shardingHash`), and travels as `__SHARDINGKEY`.
         properties: user properties; names that RocketMQ reserves are refused.
         delay_level: 1 to 18, or 0 for none.
         delay_ms: deliver so many milliseconds after the broker stored it (5.x brokers).

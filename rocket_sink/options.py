@@ -58,7 +58,7 @@ class SinkOptions:
     create_topic_key: str = option("createTopicKey", Kind.TEXT, "TBW102", _M, "template topic whose route is used for a topic that does not exist yet; empty: never create", java="createTopicKey")
     default_topic_queue_nums: int = option("defaultTopicQueueNums", Kind.INTEGER, 4, _M, "most queues per broker of a topic made on the fly", low=1, high=65536, java="defaultTopicQueueNums")
     max_message_size_bytes: int = option("maxMessageSize", Kind.BYTES, 4_194_304, _M, "largest body, before compression", low=1, high=16_000_000, java="maxMessageSize")
-    compress_over_bytes: int = option("compressMsgBodyOverHowmuch", Kind.BYTES, 4096, _M, "bodies of single messages from this size on are compressed; batches never are", low=0, java="compressMsgBodyOverHowmuch")
+    compress_over_bytes: int = option("compressMsgBodyOverHowmuch", Kind.BYTES, 4096, _M, "bodies of single messages from this size on are compressed, where that makes them smaller; batches never are", low=0, java="compressMsgBodyOverHowmuch")
     compress_level: int = option("compressLevel", Kind.INTEGER, 5, _M, "compression level", low=0, high=9, java="compressLevel")
     compress_type: str = option("compressType", Kind.CHOICE, "zlib", _M, "compression of single messages", choices=("none", "zlib", "lz4", "zstd"), java="compressType")
     property_policy: str = option("propertyPolicy", Kind.CHOICE, "error", _M, "illegal user properties: refuse the row, or leave the property out", choices=("error", "drop"))
@@ -95,7 +95,7 @@ class SinkOptions:
     queue_selector: str = option("queueSelector", Kind.CHOICE, "round_robin", _R, "queue of messages without sharding key", choices=("round_robin", "random", "weighted", "least_latency"))
     broker_weights: tuple[tuple[str, float], ...] = option("brokerWeights", Kind.WEIGHTS, (), _R, "queueSelector=weighted: the brokers' weights, as in 'broker-a=2, broker-b=1' (others weigh 1); empty: number of queues over latency")
     machine_room: str = option("machineRoom", Kind.TEXT, "", _R, "messages without sharding key go to brokers of this room while one of them will do; a broker's room is what stands before the @ in its name")
-    sharding_hash: str = option("shardingHash", Kind.CHOICE, "java", _R, "queue of messages with a sharding key: String.hashCode of the Java client, SipHash of the gRPC clients, or rendezvous", choices=("java", "siphash24", "rendezvous"))
+    sharding_hash: str = option("shardingHash", Kind.CHOICE, "java", _R, "queue of messages with a sharding key. java: String.hashCode of the key's text, numbers too, as SelectMessageQueueByHash does with a String; java_long: keys that are whole numbers by Long.hashCode, as it does with a Long (or an Integer from 0 on), others as java; siphash24: as the gRPC clients; rendezvous: fewest keys move when brokers come and go", choices=("java", "java_long", "siphash24", "rendezvous"))
 
     delivery: str = option("delivery", Kind.CHOICE, "at_least_once", _D, "effectively_once: ids that a replay repeats, and the brokers are asked before anything is sent that may be stored already; needs a ledger. transactional: half messages, which consumers see once the epoch is in the ledger (foreachBatch and sink.write); needs a ledger", choices=("at_least_once", "effectively_once", "transactional"))
     replay_check: str = option("replayCheck", Kind.CHOICE, "auto", _D, "effectively_once: rows that are looked up before they are sent: those of epochs that were begun before, all, or none", choices=("auto", "always", "never"))

@@ -1,6 +1,7 @@
 """Key hashes, for one key and for a whole Arrow column, that give the same numbers.
 
-Sources: `java.lang.String.hashCode` with `SelectMessageQueueByHash` (the Java remoting client);
+Sources: `java.lang.String.hashCode` and `java.lang.Long.hashCode` with `SelectMessageQueueByHash`
+(the Java remoting client, which hashes the object that the application gives it);
 SipHash-2-4 of the 5.x gRPC clients (siphash.py); rendezvous hashing (rendezvous.py). Python's own
 `hash()` is never used: it differs between processes.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -30,6 +32,7 @@ from rocket_sink.routing.siphash import IntArray, sip_hash24, sip_hash24_block
 
 __all__ = [
     "java_hash", "java_hash_array", "java_index", "java_index_array",
+    "java_long_hash", "java_long_hash_array",
     "jump_index", "jump_index_array", "rendezvous", "rendezvous_array", "rendezvous_of_hashes",
     "sip_hash24", "sip_index", "sip_index_array", "siphash_array",
 ]  # fmt: skip
@@ -38,6 +41,9 @@ BLOCK_BYTES: Final = 1 << 18
 """Bytes of keys hashed at a time: the intermediates (a few words per byte) stay in cache."""
 
 _INVERSE_31: Final = pow(31, -1, 1 << 32)
+_LONG: Final = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
+_LONG_MAX: Final = (1 << 63) - 1
+_LONG_DIGITS: Final = len(str(_LONG_MAX))
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -47,6 +53,18 @@ def java_hash(text: str) -> int:
     value = 0
     for unit in units.tolist():
         value = (31 * value + unit) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def java_long_hash(text: str) -> int:
+    """`Long.hashCode()` of the number whose text it is (Long.toString); `java_hash` of other texts.
+
+    Of numbers from 0 to 2^31 - 1 it is also Integer's.
+    """
+    if _LONG.fullmatch(text) is None or not -_LONG_MAX - 1 <= (number := int(text)) <= _LONG_MAX:
+        return java_hash(text)
+    bits = number & 0xFFFFFFFF_FFFFFFFF
+    value = (bits ^ bits >> 32) & 0xFFFFFFFF
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
@@ -78,6 +96,14 @@ def sip_index_array(hashes: IntArray, count: int) -> IntArray:
 def java_hash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
     """`java_hash` of each key: int32, one per row."""
     return _hash_column(keys, _java_hash_block, np.int32)
+
+
+def java_long_hash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
+    """`java_long_hash` of each key: int32, one per row.
+
+    Costs one pass per digit of the longest number of a block, beside the texts' hashes.
+    """
+    return _hash_column(keys, _java_long_hash_block, np.int32)
 
 
 def siphash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
@@ -195,6 +221,30 @@ def _java_hash_block(data: IntArray, offsets: IntArray) -> IntArray:
     # An empty key at the very front asks for 31^-1; its sum is 0, so any power will do.
     hashes: IntArray = (sums[ends] - sums[offsets[:-1]]) * powers[np.maximum(ends - 1, 0)]
     return hashes.view(np.int32)
+
+
+def _java_long_hash_block(data: IntArray, offsets: IntArray) -> IntArray:
+    hashes = _java_hash_block(data, offsets)
+    rows = np.flatnonzero(offsets[1:] > offsets[:-1])
+    negative = data[offsets[rows]] == ord("-")
+    digits = offsets[rows + 1] - offsets[rows] - negative
+    fits = (digits > 0) & (digits <= _LONG_DIGITS)
+    rows, negative, digits = rows[fits], negative[fits], digits[fits]
+    if not len(rows):
+        return hashes
+    starts = offsets[rows] + negative
+    # No number's text begins with a zero but that of 0 itself.
+    good = (data[starts] != ord("0")) | ((digits == 1) & ~negative)
+    magnitude = np.zeros(len(rows), np.uint64)
+    for position in range(int(digits.max())):
+        inside = digits > position
+        digit = data[np.minimum(starts + position, len(data) - 1)] - np.uint8(ord("0"))
+        good &= ~inside | (digit <= 9)
+        magnitude = np.where(inside, magnitude * np.uint64(10) + digit, magnitude)
+    good &= magnitude <= np.uint64(_LONG_MAX) + negative
+    bits = np.where(negative, np.uint64(0) - magnitude, magnitude)
+    hashes[rows[good]] = (bits ^ bits >> np.uint64(32)).astype(np.uint32).view(np.int32)[good]
+    return hashes
 
 
 def _unit_offsets(data: IntArray) -> IntArray:

@@ -1,15 +1,16 @@
 """The queue that owns a sharding key, for one key and for a column of keys.
 
-`java` and `siphash24` are what the Java remoting clients and the gRPC clients compute, so that
-producers of both kinds agree; a changed number of queues moves most keys. `rendezvous` first
-chooses the broker, by weight of its queues, then the queue on it by jump hashing, and moves only
-the keys that it must.
+`java` and `java_long` are what the Java remoting clients compute when their selector is given a
+String or a Long, `siphash24` what the gRPC clients do, so that producers of all kinds agree. A key
+is a text here: `java_long` alone takes that of a whole number for a number. A changed number of
+queues moves most keys. `rendezvous` first chooses the broker, by weight of its queues, then the
+queue on it by jump hashing, and moves only the keys that it must.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -32,8 +33,8 @@ def owner(info: PublishInfo, key: str, sharding_hash: str = "java") -> MessageQu
     if not info.ok:
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
     count = len(info.queues)
-    if sharding_hash == "java":
-        return info.queues[hashing.java_index(hashing.java_hash(key), count)]
+    if sharding_hash in _JAVA:
+        return info.queues[hashing.java_index(_JAVA[sharding_hash][0](key), count)]
     value = hashing.sip_hash24(key.encode("utf-8", "surrogatepass"))
     if sharding_hash == "siphash24":
         return info.queues[hashing.sip_index(value, count)]
@@ -47,8 +48,8 @@ def owners(info: PublishInfo, keys: pa.Array, sharding_hash: str = "java") -> In
     """
     if not info.ok:
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
-    if sharding_hash == "java":
-        return hashing.java_index_array(hashing.java_hash_array(keys), len(info.queues))
+    if sharding_hash in _JAVA:
+        return hashing.java_index_array(_JAVA[sharding_hash][1](keys), len(info.queues))
     return _OWNERS[sharding_hash](hashing.siphash_array(keys), info)
 
 
@@ -66,6 +67,11 @@ def _by_rendezvous(hashes: IntArray, info: PublishInfo) -> IntArray:
     return found
 
 
+_JAVA: Final[dict[str, tuple[Callable[[str], int], Callable[[Any], IntArray]]]] = {
+    "java": (hashing.java_hash, hashing.java_hash_array),
+    "java_long": (hashing.java_long_hash, hashing.java_long_hash_array),
+}
+"""Of a key and of a column of keys."""
 _OWNERS: Final[dict[str, Callable[[IntArray, PublishInfo], IntArray]]] = {
     "siphash24": _by_remainder,
     "rendezvous": _by_rendezvous,

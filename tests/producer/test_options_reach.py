@@ -22,11 +22,11 @@ def requests_of(cluster, *codes):
     return [r for broker in cluster.brokers for r in broker.requests if r.code in codes]
 
 
-@pytest.mark.parametrize("sharding_hash", ["java", "siphash24", "rendezvous"])
+@pytest.mark.parametrize("sharding_hash", ["java", "java_long", "siphash24", "rendezvous"])
 def test_sharding_hash(cluster, make_producer, sharding_hash):
     producer = make_producer(shardingHash=sharding_hash)
     info = PublishInfo.of("orders", cluster.route("orders"))
-    keys = [f"key-{number}" for number in range(12)]
+    keys = [*(f"key-{number}" for number in range(6)), *map(str, range(1 << 40, (1 << 40) + 6))]
     found = [producer.send(Message("orders", b"x", sharding_key=key)).queue for key in keys]
     assert found == [owner(info, key, sharding_hash) for key in keys]
 

@@ -174,3 +174,47 @@ def test_java_index_is_javas_remainder_and_absolute_value(value, count):
     remainder = int(np.fmod(np.int64(value), np.int64(count)))
     assert hashing.java_index(value, count) == abs(remainder)
     assert hashing.java_index_array(np.array([value], np.int32), count)[0] == abs(remainder)
+
+
+# Long.toString's text, Long.hashCode; and texts that are no Long's, with their String.hashCode.
+LONGS = [
+    ("0", 0), ("7", 7), ("-1", 0), ("-2", 1), ("2147483647", 2147483647),
+    ("2147483648", -2147483648), ("4294967296", 1), ("-4294967296", -1), ("1099511627776", 256),
+    ("9223372036854775807", -2147483648), ("-9223372036854775808", -2147483648),
+    ("1234567890123", 1912276436),
+]  # fmt: skip
+NO_LONGS = [
+    "", "-", "-0", "00", "01", "-01", "+1", " 1", "1 ", "1\n", "1.0", "0x1", "1e3", "--1", "1-",
+    "9223372036854775808", "-9223372036854775809", "9999999999999999999", "99999999999999999999",
+    "18446744073709551616", "184467440737095516170", "１", "1é", "é1", "abc", "user-1",
+]  # fmt: skip
+
+
+def test_numbers_hash_as_longs_and_other_texts_as_strings():
+    assert [hashing.java_long_hash(text) for text, _ in LONGS] == [value for _, value in LONGS]
+    for text in NO_LONGS:
+        assert hashing.java_long_hash(text) == hashing.java_hash(text), text
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+@given(
+    st.lists(
+        st.none()
+        | st.sampled_from([text for text, _ in LONGS] + NO_LONGS)
+        | st.integers(-(2**64), 2**64).map(str)
+        | st.integers(-200, 200).map(str)
+        | st.text("-0123456789a", max_size=22),
+        max_size=50,
+    ),
+    st.integers(0, 3),
+)
+def test_a_column_of_numbers_hashes_as_each_one_does(kind, keys, first):
+    hashes = hashing.java_long_hash_array(column(keys, kind)[first:])
+    assert hashes.dtype == np.int32
+    assert hashes.tolist() == [hashing.java_long_hash(key or "") for key in keys[first:]]
+
+
+def test_a_column_of_numbers_beside_bytes_that_are_no_text():
+    keys = [b"\xff1", b"12", b"\xc3", b"-7"]
+    expected = [hashing.java_long_hash(key.decode("utf-8", "replace")) for key in keys]
+    assert hashing.java_long_hash_array(pa.array(keys, pa.binary())).tolist() == expected

@@ -13,7 +13,7 @@ from rocket_sink.routing.hashing import rendezvous
 from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
 
-HASHES = ["java", "siphash24", "rendezvous"]
+HASHES = ["java", "java_long", "siphash24", "rendezvous"]
 KEYS = [f"user-{number}" for number in range(500)]
 
 

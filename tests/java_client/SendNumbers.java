@@ -1,0 +1,44 @@
+import java.util.Scanner;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
+import org.apache.rocketmq.common.message.Message;
+
+/**
+ * Sends a message for each whole number of standard input with the official producer and
+ * SelectMessageQueueByHash, to which it gives the number as the type that it is told.
+ *
+ * <p>Usage: SendNumbers NAME_SERVER TOPIC String|Long|Integer. Lines: sent NUMBER BROKER QUEUE
+ */
+public final class SendNumbers {
+    public static void main(String[] arguments) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("java-judge");
+        producer.setNamesrvAddr(arguments[0]);
+        producer.setSendMsgTimeout(30_000);
+        producer.start();
+        Scanner lines = new Scanner(System.in);
+        while (lines.hasNext()) {
+            String text = lines.next();
+            Message message = new Message(arguments[1], "tag", text, text.getBytes());
+            SendResult result =
+                producer.send(message, new SelectMessageQueueByHash(), key(arguments[2], text));
+            System.out.println("judge sent " + text + " " + result.getMessageQueue().getBrokerName()
+                + " " + result.getMessageQueue().getQueueId());
+        }
+        System.out.println("judge end");
+        System.out.flush();
+        producer.shutdown();
+        System.exit(0);
+    }
+
+    private static Object key(String type, String text) {
+        switch (type) {
+            case "Long":
+                return Long.valueOf(text);
+            case "Integer":
+                return Integer.valueOf(text);
+            default:
+                return text;
+        }
+    }
+}

@@ -1,0 +1,69 @@
+"""Queues of numeric sharding keys: those that the official Java producer chooses."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.message import Message
+from rocket_sink.producer.producer import Producer
+from rocket_sink.spark.table_producer import TableProducer
+from tests.java_client import FOLDER, GENERATIONS, read_with_java, run_java
+
+from .conftest import make_topic
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+SMALL = [*range(25), 1001, 123_456_789, 2**31 - 1]
+NUMBERS = [
+    *SMALL, -1, -2, -1001, -(2**31), 2**31, 2**32 - 1, 2**32, 2**32 + 7, -(2**32),
+    1_700_000_000_123, 10**18, 2**63 - 1, -(2**63),
+]  # fmt: skip
+PATIENT = {"sendMsgTimeout": "60s"}
+Places = dict[str, tuple[str, int]]
+
+
+def java_places(real: LocalCluster, topic: str, kind: str, numbers: list[int]) -> Places:
+    sent = run_java(
+        FOLDER / "SendNumbers.java", real.name_server, topic, kind, version=GENERATIONS[0],
+        lines="".join(f"{number}\n" for number in numbers),
+    )  # fmt: skip
+    return {text: (broker, int(queue)) for _, text, broker, queue in sent}
+
+
+def stored_places(real: LocalCluster, topic: str, prefix: str) -> Places:
+    return {
+        message.keys.removeprefix(prefix): (message.broker_name, message.queue_id)
+        for message in read_with_java(real, topic)
+        if message.keys is not None and message.keys.startswith(prefix)
+    }
+
+
+def test_numbers_go_where_java_sends_them(real: LocalCluster) -> None:
+    topic = "sharded-numbers"
+    make_topic(real, topic, real.brokers)
+    by_kind = {kind: java_places(real, topic, kind, NUMBERS) for kind in ("String", "Long")}
+    assert by_kind["String"] != by_kind["Long"]
+    for sharding_hash, kind in (("java", "String"), ("java_long", "Long")):
+        options = {"nameServer": real.name_server, "shardingHash": sharding_hash, **PATIENT}
+        one, table = f"{kind}-one-", f"{kind}-table-"
+        with Producer(**options) as producer:
+            for number in NUMBERS:
+                text = str(number)
+                producer.send(Message(topic, b"x", keys=[one + text], sharding_key=text))
+        with TableProducer(topic=topic, **options) as rows:
+            result = rows.send(
+                pa.table(
+                    {
+                        "body": [b"x"] * len(NUMBERS),
+                        "keys": [f"{table}{number}" for number in NUMBERS],
+                        "sharding_key": pa.array(NUMBERS, pa.int64()),
+                    }
+                )
+            )
+        assert not result.dead_letters.num_rows
+        assert stored_places(real, topic, one) == by_kind[kind]
+        assert stored_places(real, topic, table) == by_kind[kind]
+    integers = java_places(real, topic, "Integer", SMALL)
+    assert integers == {text: by_kind["Long"][text] for text in integers}
