@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rocket_sink.message import Message
 from rocket_sink.producer import dlq
 from rocket_sink.producer.admin import Admin
 from rocket_sink.producer.dlq import RESENDS, DlqQuery, Resender
@@ -101,6 +102,30 @@ def run(cluster: FakeCluster, admin: Admin) -> Run:
         return work.report
 
     return go
+
+
+ODD = ["a\u00a0b", "a\tb", "\u3000", "a\x85b", "a\nb\x7f"]
+"""Texts that Java sends (test_conformance_texts has Java say so)."""
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_whatever_java_sends_is_sent_again(cluster: FakeCluster, run: Run, text: str) -> None:
+    give_up(cluster, 1, TAGS=text, KEYS=f"{text} k2", __SHARDINGKEY=text, value=text, **{text: "v"})
+    assert (report := run()).resent == 1, report.first_error
+    (message,) = cluster.messages("orders")
+    for name, value in (("TAGS", text), ("KEYS", f"{text} k2"), ("value", text), (text, "v")):
+        assert message.properties[name] == value
+
+
+def test_a_topic_that_is_not_there_is_left_to_the_send(cluster: FakeCluster, admin: Admin) -> None:
+    give_up(cluster, 1)
+    sent: list[Message] = []
+    send: Any = sent.append
+    resender = Resender(admin, send, to_topic="new")
+    for letter in dlq.read(admin, DlqQuery(GROUP)):
+        resender.resend(letter)
+    assert [message.topic for message in sent] == ["new"]
+    assert resender.report.settled
 
 
 def test_a_message_goes_back_as_it_was(cluster: FakeCluster, run: Run) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.frame import DEFAULT_LIMITS
+from rocket_sink.wire.answers import decode_runtime_info
+from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame
 from rocket_sink.wire.header_json import decode_json_header
 
 JSON_BOMBS = [
@@ -45,6 +47,19 @@ JSON_BOMBS = [
 def test_json_bombs_are_refused(header: bytes):
     with pytest.raises(RemoteProtocolError):
         decode_json_header(header, DEFAULT_LIMITS)
+
+
+def test_values_without_number_are_refused():
+    """16 MiB of empty lists, or of short names, would take half a gigabyte."""
+    names = ",".join(f'"{number:x}":{{}}' for number in range(600_000))
+    for table in (b"[" + b"[]," * 5_000_000 + b"[]]", b"{" + names.encode() + b"}"):
+        body = b'{"table":' + table + b"}"
+        tracemalloc.start()
+        with pytest.raises(RemoteProtocolError, match="values"):
+            decode_runtime_info(Frame(0, {}, body))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 10 * len(body)
 
 
 def test_depth_within_the_limit_and_braces_in_text_pass():
