@@ -199,13 +199,32 @@ class UnknownHostError(ConnectError):
 
 
 class TlsError(ConnectError):
-    """The TLS handshake failed; the text names the check that failed and the option for it.
-
-    Facts: `address`; `final` (bool): a certificate or the protocol was refused, and the same
-    settings and files will fail again.
-    """
+    """The TLS handshake failed, and may succeed the next time. Facts: `address`."""
 
     code = "TLS"
+
+
+class TlsRefusedError(TlsError):
+    """A certificate or the protocol was refused: the same settings and files will fail again.
+
+    The text names the check that failed and the option for it. Facts: `address`.
+    """
+
+    code = "TLS_REFUSED"
+    isolates = Isolate.NOTHING
+    retriable = False
+    fatal = True
+
+
+class LocalResourcesError(ConnectError):
+    """This process has no descriptor or memory left for a connection; the peer is not to blame.
+
+    Facts: `address`, `errno`.
+    """
+
+    code = "LOCAL_RESOURCES"
+    isolates = Isolate.NOTHING
+    refreshes_route = False
 
 
 class NameServerUnavailableError(NotSentError):

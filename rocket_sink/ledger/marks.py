@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 NO_WAY: Final = frozenset(
     {
-        "CONNECT", "CONNECTION_LOST", "HELD_BACK", "NAME_SERVER_UNAVAILABLE", "NO_ROUTE",
-        "REQUEST_TIMEOUT", "TLS", "UNKNOWN_HOST", "UNWRITTEN",
+        "CONNECT", "CONNECTION_LOST", "HELD_BACK", "LOCAL_RESOURCES", "NAME_SERVER_UNAVAILABLE",
+        "NO_ROUTE", "REQUEST_TIMEOUT", "TLS", "TLS_REFUSED", "UNKNOWN_HOST", "UNWRITTEN",
     }
 )  # fmt: skip
 """Error codes that tell of the way to the brokers and nothing of the letter."""

@@ -80,7 +80,12 @@ class Link:
 
     @property
     def wants_write(self) -> bool:
-        return bool(self.outbox) if self.is_open else self.transport.wants_write
+        return self.unwritten if self.is_open else self.transport.wants_write
+
+    @property
+    def unwritten(self) -> bool:
+        """Frames, or parts of them, wait for the kernel."""
+        return bool(self.outbox) or self.transport.unsent
 
     def flush(self, now_s: float) -> None:
         """Write what the kernel takes.
@@ -89,7 +94,7 @@ class Link:
             StreamEnded, TlsError
         """
         outbox = self.outbox
-        while outbox:
+        while outbox or self.transport.unsent:
             count = self.transport.write(outbox.gather())
             if not count:
                 break

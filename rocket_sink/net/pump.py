@@ -17,7 +17,7 @@ from rocket_sink.net.readiness import READ, WRITE, Readiness
 from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.rpc_hooks import RpcHooks
 from rocket_sink.net.tls import Security, TlsSettings
-from rocket_sink.net.transport import StreamEnded, StreamState
+from rocket_sink.net.transport import StreamEnded, StreamState, no_resources
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.connection import Connection
@@ -37,7 +37,11 @@ class Pump:
     def __init__(
         self, options: SinkOptions, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Raises OptionError when the TLS files cannot be read."""
+        """
+        Raises:
+            OptionError: the TLS files cannot be read.
+            LocalResourcesError: there are no descriptors left.
+        """
         settings = TlsSettings.of(options)
         self._security = Security(settings) if settings else None
         self._connect_timeout_s = options.connect_timeout_ms / 1000
@@ -49,7 +53,10 @@ class Pump:
         self.on_request: Callable[[Link, Frame], bool] = lambda link, frame: False
         """Serves a peer's request; False: it is answered with code 3."""
         self.rpc_hooks = RpcHooks()
-        self._readiness = Readiness()
+        try:
+            self._readiness = Readiness()
+        except OSError as error:
+            raise no_resources("make a client", error) from error
         self._resolver = Resolver(self._readiness.wake, clock=clock)
         self._links: dict[str, Link] = {}
         self._retired: set[Link] = set()
@@ -152,7 +159,7 @@ class Pump:
         except (StreamEnded, TlsError) as ended:
             self.fail(link, ended, now_s)
             return
-        wanted = READ | WRITE if link.outbox else READ
+        wanted = READ | WRITE if link.outbox or link.transport.unsent else READ
         if wanted != link.interest:
             self._readiness.watch(link, wanted)
 
@@ -240,7 +247,7 @@ class Pump:
             due_s = link.connection.next_deadline_s
             if due_s is not None and now_s >= due_s:
                 self._expire(link, now_s)
-            if link.retired and not link.connection.in_flight and not link.outbox:
+            if link.retired and not link.connection.in_flight and not link.unwritten:
                 self.fail(link, StreamEnded("retired"), now_s)
 
     def _expire(self, link: Link, now_s: float) -> None:
@@ -259,7 +266,7 @@ class Pump:
             return
         link.retired = True
         self._retired.add(link)
-        if not link.connection.in_flight and not link.outbox:
+        if not link.connection.in_flight and not link.unwritten:
             self.fail(link, StreamEnded("retired"), now_s)
 
     def fail(self, link: Link, cause: Exception, now_s: float) -> None:

@@ -17,10 +17,15 @@ class Readiness:
     """A selector over the links' sockets; `wake` may be called from any thread."""
 
     def __init__(self) -> None:
+        """Raises OSError when there are no descriptors left."""
         self._selector = selectors.DefaultSelector()
         self._unresolved: dict[Link, None] = {}
         """Without a socket yet; whoever looks their names up wakes the wait."""
-        self._wake_read, self._wake_write = socket.socketpair()
+        try:
+            self._wake_read, self._wake_write = socket.socketpair()
+        except OSError:
+            self._selector.close()
+            raise
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
         self._selector.register(self._wake_read, READ, None)

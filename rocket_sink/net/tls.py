@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rocket_sink.errors import OptionError, TlsError
+from rocket_sink.errors import OptionError
+from rocket_sink.net.tls_stream import NoTlsError
 from rocket_sink.option_spec import Secret
 from rocket_sink.options import SinkOptions
 
@@ -130,30 +131,30 @@ _VALIDITY: Final = {9: "is not valid yet", 10: "has expired"}
 _UNTRUSTED: Final = {2, 18, 19, 20, 21}
 """The issuer is unknown: X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT, ..., _LEAF_SIGNATURE."""
 
-_REFUSALS: Final = frozenset(
-    {
-        "TLSV1_ALERT_UNKNOWN_CA",
-        "TLSV13_ALERT_CERTIFICATE_REQUIRED",
-        "SSLV3_ALERT_BAD_CERTIFICATE",
-        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
-        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
-    }
-)
-_REASONS: Final = {
-    "WRONG_VERSION_NUMBER": "the server does not speak TLS on this port; set tlsMode=off or use "
-    "its TLS port",
-    "UNSUPPORTED_PROTOCOL": "the server only speaks TLS older than 1.2",
-    "TLSV1_ALERT_PROTOCOL_VERSION": "the server refuses TLS 1.2 and 1.3",
-    "TLSV1_ALERT_UNKNOWN_CA": "the server does not trust our certificate (option tlsCert)",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "the server refuses our certificate (option tlsCert)",
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the server does not accept our certificate, or wants one "
-    "(options tlsCert and tlsKey)",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "our certificate has expired (option tlsCert)",
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the server wants a client certificate (options tlsCert "
-    "and tlsKey)",
-    "SSLV3_ALERT_HANDSHAKE_FAILURE": "the server refused the handshake; it may want a client "
-    "certificate (options tlsCert and tlsKey)",
+_ABOUT_US: Final = {
+    "UNKNOWN_CA": "the server does not trust our certificate (option tlsCert)",
+    "BAD_CERTIFICATE": "the server refuses our certificate, or wants one (options tlsCert and "
+    "tlsKey)",
+    "UNSUPPORTED_CERTIFICATE": "the server does not take our kind of certificate (option tlsCert)",
+    "CERTIFICATE_REVOKED": "our certificate has been revoked (option tlsCert)",
+    "CERTIFICATE_EXPIRED": "our certificate has expired (option tlsCert)",
+    "CERTIFICATE_UNKNOWN": "the server does not accept our certificate, or wants one (options "
+    "tlsCert and tlsKey)",
+    "CERTIFICATE_REQUIRED": "the server wants a client certificate (options tlsCert and tlsKey)",
+    "ACCESS_DENIED": "the server does not let our certificate in (option tlsCert)",
 }
+"""Alerts about the client certificate, by their names in RFC 8446, 6.2."""
+_ABOUT_ALL: Final = {
+    "HANDSHAKE_FAILURE": "the server refused the handshake; it may want a client certificate "
+    "(options tlsCert and tlsKey)",
+    "PROTOCOL_VERSION": "the server refuses TLS 1.2 and 1.3",
+    "INSUFFICIENT_SECURITY": "the server wants stronger ciphers",
+    "UNRECOGNIZED_NAME": "the server does not know the name that it was asked for (option "
+    "tlsServerName)",
+    "UNSUPPORTED_PROTOCOL": "the server only speaks TLS older than 1.2",
+}
+_REASONS: Final = _ABOUT_US | _ABOUT_ALL
+_SILENT: Final = "it may not speak TLS on this port (tlsMode=off)"
 
 
 def refuses_us(error: OSError) -> bool:
@@ -162,42 +163,61 @@ def refuses_us(error: OSError) -> bool:
     In TLS 1.3 it comes after our side of the handshake, so that requests may have been written;
     but a server without a finished handshake reads none of them.
     """
-    return isinstance(error, ssl.SSLError) and error.reason in _REFUSALS
+    return _reason(error) in _ABOUT_US
 
 
 def is_final(error: OSError) -> bool:
     """A certificate or the protocol is refused; a mere end of the stream may be a restart."""
+    refused = isinstance(error, (ssl.SSLCertVerificationError, NoTlsError))
+    return refused or _reason(error) in _REASONS
+
+
+def explain(error: OSError, name: str, *, answered: bool) -> str:
+    """Why a handshake failed with a server that was verified as `name`.
+
+    Args:
+        answered: the server had sent something before.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
-        return True
-    return isinstance(error, ssl.SSLError) and error.reason in _REASONS
+        return _certificate(error, name)
+    if isinstance(error, NoTlsError):
+        return "the server does not speak TLS on this port; set tlsMode=off or use its TLS port"
+    reason = _reason(error)
+    if reason in _REASONS:
+        return _REASONS[reason]
+    if not isinstance(error, ConnectionError):
+        return reason or str(error)
+    if not answered:
+        return f"the server closed the connection without an answer; {_SILENT}"
+    return (
+        "the server closed the connection in the middle of it; it may want a client certificate "
+        "(options tlsCert and tlsKey)"
+    )
 
 
-def explain(error: OSError, address: str, name: str, *, final: bool) -> TlsError:
-    """The TlsError for a failed handshake with `address`, verified as `name`."""
-    why = _why(error, name)
-    return TlsError(f"TLS handshake with {address} failed: {why}", address=address, final=final)
+def hint(*, answered: bool) -> str:
+    """What to add when a handshake takes too long."""
+    return "" if answered else f"; the server has answered nothing: {_SILENT}"
 
 
-def _why(error: OSError, name: str) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        code = error.verify_code
-        if code in _NAME_MISMATCH:
-            return (
-                f"the certificate does not name {name}; name servers hand out IP addresses: set "
-                "tlsServerName to a name in the certificate, or tlsMode=verify-ca"
-            )
-        if code in _VALIDITY:
-            return f"the certificate {_VALIDITY[code]}"
-        if code in _UNTRUSTED:
-            return (
-                f"the certificate's issuer is not trusted ({error.verify_message}); "
-                "set tlsCa to the issuer's certificate"
-            )
-        return f"the certificate is refused: {error.verify_message}"
-    if isinstance(error, ssl.SSLEOFError | ConnectionError):
+def _reason(error: OSError) -> str:
+    """OpenSSL's name of the reason; an alert's without the protocol that it puts before."""
+    reason = error.reason if isinstance(error, ssl.SSLError) else None
+    return str(reason or "").rpartition("_ALERT_")[2]
+
+
+def _certificate(error: ssl.SSLCertVerificationError, name: str) -> str:
+    code = error.verify_code
+    if code in _NAME_MISMATCH:
         return (
-            "the server closed the connection; it may not speak TLS here (tlsMode=off) or want a "
-            "client certificate (options tlsCert and tlsKey)"
+            f"the certificate does not name {name}; name servers hand out IP addresses: set "
+            "tlsServerName to a name in the certificate, or tlsMode=verify-ca"
         )
-    reason = getattr(error, "reason", None) or str(error)
-    return _REASONS.get(str(reason), str(reason))
+    if code in _VALIDITY:
+        return f"the certificate {_VALIDITY[code]}"
+    if code in _UNTRUSTED:
+        return (
+            f"the certificate's issuer is not trusted ({error.verify_message}); "
+            "set tlsCa to the issuer's certificate"
+        )
+    return f"the certificate is refused: {error.verify_message}"

@@ -15,22 +15,29 @@ import ssl
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rocket_sink.errors import ConnectError, OptionError, TlsError, UnknownHostError
+from rocket_sink.errors import (
+    ConnectError,
+    LocalResourcesError,
+    OptionError,
+    TlsError,
+    TlsRefusedError,
+    UnknownHostError,
+)
 from rocket_sink.net import tls
 from rocket_sink.net.resolve import Resolver
+from rocket_sink.net.tls_stream import TlsStream
 
 READ_BYTES: Final = 65_536
 GATHER_BUFFERS: Final = 1000
 """Buffers in one sendmsg; IOV_MAX is 1024 on Linux and macOS."""
 GATHER_BYTES: Final = 1 << 20
-TLS_RECORD_BYTES: Final = 16_384
-"""One record per TLS write: a longer write may hand some records to the kernel and still report
-that nothing was written, and then a frame that arrived whole would count as not sent."""
-
 USER_TIMEOUT_MS: Final = 10_000
 """A peer whose kernel acknowledges nothing for so long is gone (Linux). A frozen process is not
 concerned: its kernel goes on acknowledging."""
 _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
+
+
+_NO_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class StreamState(enum.Enum):
@@ -57,14 +64,18 @@ class Transport:
         self.address = address
         self.state = StreamState.RESOLVING
         self.wants_write = True
+        self.unsent = False
+        """TLS: what `write` has taken is not all with the kernel yet."""
         self._host, self._port = parse_address(address)
         self._security = security
         self._resolver = resolver
         self._targets: list[Any] = []
-        self._record = b""
         self._heard = False
         self._failure: OSError | None = None
         self._socket: Any = None
+        self._tls: TlsStream | None = None
+        self._stream: Any = None
+        """What is read and written: the socket, or TLS over it."""
         self._context: ssl.SSLContext | None = None
         self.full_read = READ_BYTES if security is None else 0
         """Of so many bytes is a `read` that may have left some; TLS gives a record at a time."""
@@ -106,19 +117,22 @@ class Transport:
     def write(self, buffers: Sequence[Any]) -> int:
         """Hand as much as possible to the kernel; the number of bytes it took, 0 when full.
 
+        TLS takes a record at a time; while a part of it is `unsent` it takes none.
+
         Raises:
             StreamEnded
             TlsError: the server refuses our certificate; it has read nothing.
         """
         try:
-            if self._security is not None:
-                return self._write_record(buffers)
-            return int(self._socket.sendmsg(buffers))
+            count = int(self._stream.sendmsg(buffers))
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
             self._hear_refusal()
             raise StreamEnded(f"writing failed: {_text(error)}") from error
+        if self._tls is not None:
+            self.unsent = self._tls.unsent
+        return count
 
     def read(self) -> bytes | None:
         """What has arrived, at most READ_BYTES; None when nothing has.
@@ -128,8 +142,8 @@ class Transport:
             TlsError: the server refuses our certificate; it has read nothing.
         """
         try:
-            data: bytes = self._socket.recv(READ_BYTES)
-        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            data: bytes = self._stream.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:
             self._check_refusal(error)
@@ -141,10 +155,10 @@ class Transport:
 
     def _hear_refusal(self) -> None:
         """A write failed: the alert that tells why may still wait to be read."""
-        if self._security is None or self._heard:
+        if self._tls is None or self._heard:
             return
         try:
-            self._socket.recv(1)
+            self._tls.recv(1)
         except OSError as error:
             self._check_refusal(error)
 
@@ -153,16 +167,18 @@ class Transport:
             raise self._refused(error) from error
 
     def _refused(self, error: OSError) -> TlsError:
-        assert self._security is not None
+        assert self._security is not None and self._tls is not None
+        why = tls.explain(error, self._server_name, answered=self._tls.answered)
         final = not self._security.reload(self._context) and tls.is_final(error)
-        return tls.explain(error, self.address, self._server_name, final=final)
+        return (TlsRefusedError if final else TlsError)(
+            f"TLS handshake with {self.address} failed: {why}", address=self.address
+        )
 
     @property
     def readable_now(self) -> bool:
         """TLS: decrypted bytes wait although the socket is not readable."""
-        if self._security is None or self.state is not StreamState.OPEN:
-            return False
-        return int(self._socket.pending()) > 0
+        tls = self._tls
+        return tls is not None and self.state is StreamState.OPEN and tls.readable_now
 
     def close(self) -> None:
         self.state = StreamState.CLOSED
@@ -175,10 +191,13 @@ class Transport:
         if self.state is StreamState.RESOLVING:
             return self._unknown_host("the name look-up took too long")
         self._resolver.forget(self._host, self._port)
-        step = "TLS handshake" if self.state is StreamState.HANDSHAKING else "connecting"
+        step, hint = "connecting", ""
+        if self.state is StreamState.HANDSHAKING:
+            answered = self._tls is not None and self._tls.answered
+            step, hint = "TLS handshake", tls.hint(answered=answered)
         return ConnectError(
             f"{step} to {self.address} took too long (option connectTimeoutMs, or the share of "
-            "sendMsgTimeout)",
+            f"sendMsgTimeout){hint}",
             address=self.address,
         )
 
@@ -203,9 +222,13 @@ class Transport:
             family, kind, protocol, _, target = self._targets.pop()
             try:
                 self._socket = _new_socket(family, kind, protocol)
-                code = self._socket.connect_ex(target)
             except OSError as error:
-                code, self._failure = error.errno or errno.EIO, error
+                self._failure = error
+                if error.errno in _NO_RESOURCES:
+                    self.state = StreamState.CLOSED
+                    raise no_resources(f"connect to {self.address}", error, self.address) from error
+                continue
+            code = self._socket.connect_ex(target)
             if code in (0, errno.EINPROGRESS):
                 return
             self._failure = OSError(code, errno.errorcode.get(code, ""))
@@ -219,6 +242,7 @@ class Transport:
     def _connected(self) -> None:
         if self._security is None:
             self.state, self.wants_write = StreamState.OPEN, False
+            self._stream = self._socket
             return
         self.state = StreamState.HANDSHAKING
         try:
@@ -228,9 +252,7 @@ class Transport:
             raise TlsError(
                 f"{error.text}; needed by {self.address}", address=self.address
             ) from error
-        self._socket = self._context.wrap_socket(
-            self._socket, do_handshake_on_connect=False, server_hostname=self._server_name
-        )
+        self._stream = self._tls = TlsStream(self._socket, self._context, self._server_name)
 
     @property
     def _server_name(self) -> str:
@@ -238,27 +260,23 @@ class Transport:
         return self._security.server_name or self._host
 
     def _handshake(self) -> None:
+        assert self._tls is not None
         try:
-            self._socket.do_handshake()
-        except ssl.SSLWantReadError:
-            self.wants_write = False
-        except ssl.SSLWantWriteError:
-            self.wants_write = True
+            done = self._tls.handshake()
         except OSError as error:
             raise self._refused(error) from error
-        else:
-            self.state, self.wants_write = StreamState.OPEN, False
+        self.wants_write = self.unsent = self._tls.unsent
+        if done:
+            self.state = StreamState.OPEN
 
-    def _write_record(self, buffers: Sequence[Any]) -> int:
-        """OpenSSL wants the same bytes again after WANT_WRITE: the record is kept until it went."""
-        if not self._record:
-            self._record = _first_bytes(buffers, TLS_RECORD_BYTES)
-        try:
-            count = int(self._socket.send(self._record))
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return 0
-        self._record = self._record[count:]
-        return count
+
+def no_resources(what: str, error: OSError, address: str = "") -> LocalResourcesError:
+    """The error for `what` could not be done for want of descriptors or memory."""
+    return LocalResourcesError(
+        f"cannot {what}: {_text(error)}; this process has run out of descriptors or memory: close "
+        "what it does not need, or raise its limits (ulimit -n)",
+        address=address, errno=error.errno,
+    )  # fmt: skip
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -275,23 +293,16 @@ def parse_address(address: str) -> tuple[str, int]:
 
 def _new_socket(family: int, kind: int, protocol: int) -> socket.socket:
     made = socket.socket(family, kind, protocol)
-    made.setblocking(False)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if _USER_TIMEOUT is not None:
-        made.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, USER_TIMEOUT_MS)
+    try:
+        made.setblocking(False)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if _USER_TIMEOUT is not None:
+            made.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, USER_TIMEOUT_MS)
+    except OSError:
+        made.close()
+        raise
     return made
-
-
-def _first_bytes(buffers: Sequence[Any], limit: int) -> bytes:
-    parts, left = [], limit
-    for buffer in buffers:
-        part = memoryview(buffer).cast("B")[:left]
-        parts.append(part)
-        left -= len(part)
-        if not left:
-            break
-    return b"".join(parts)
 
 
 def _text(error: OSError | None) -> str:

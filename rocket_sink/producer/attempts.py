@@ -13,7 +13,6 @@ from rocket_sink.errors import (
     NoRouteError,
     Outcome,
     SendError,
-    TlsError,
     TopicNotFoundError,
 )
 from rocket_sink.producer.core import EngineCore
@@ -150,7 +149,7 @@ class AttemptEnds(EngineCore):
 
     def _decide(self, flight: Flight, error: SendError, now_s: float) -> Decision:
         request, story = flight.request, flight.told()
-        if isinstance(error, (NoRouteError, TlsError)) and self.routes.hopeless(request.topic):
+        if isinstance(error, NoRouteError) and self.routes.hopeless(request.topic):
             return Decision(Action.GIVE_UP)
         if (
             isinstance(error, AuthenticationError)

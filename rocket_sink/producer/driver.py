@@ -228,7 +228,7 @@ class Driver(Leading):
     def _keep_alive(self) -> bool:
         """Heartbeats that are due, when nobody else drives; False: never needed again."""
         with self._lock:
-            if self._closing or self._thread is not None or self.engine.broken:
+            if self._closing or self._thread is not None or self.engine.closed:
                 return False
             if self._leader is not None or self.engine.pending:
                 return True

@@ -22,12 +22,12 @@ _claiming: Final = threading.Lock()
 def local_ip() -> str:
     """This host's address as seen from outside, else the loopback. Sends nothing."""
     for target in ("192.0.2.1", "198.51.100.1"):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                 probe.connect((target, 9))
                 return str(probe.getsockname()[0])
-            except OSError:
-                continue
+        except OSError:
+            continue
     return "127.0.0.1"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-from rocket_sink.errors import NameServerUnavailableError, SendError, TlsError
+from rocket_sink.errors import NameServerUnavailableError, SendError, TlsRefusedError
 from rocket_sink.net.pump import Pump
 from rocket_sink.net.rpc import Call
 from rocket_sink.routing.verdict import printable
@@ -22,7 +22,7 @@ TRY_S: Final = 1.0
 ANSWERS: Final = frozenset((ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
 """Codes that settle a question; others ("name server not ready") send it to the next server."""
 
-Unavailable = NameServerUnavailableError | TlsError
+Unavailable = NameServerUnavailableError | TlsRefusedError
 Done = Callable[[Frame | None, Unavailable | None, float], None]
 
 
@@ -39,8 +39,8 @@ class NameServers:
         return f"<NameServers {';'.join(self._addresses)}>"
 
     def ask(self, frame: Frame, done: Done, now_s: float) -> None:
-        """`done(answer, None, now)` with code 0 or 17, or `done(None, error, now)`: a TlsError
-        when every server failed by one that is final, which will be so the next time."""
+        """`done(answer, None, now)` with code 0 or 17, or `done(None, error, now)`: a
+        TlsRefusedError when every server failed by one, which will be so the next time."""
         _Question(self, frame, done, now_s + self._timeout_s).next(now_s)
 
     def prefer(self, address: str) -> None:
@@ -93,10 +93,10 @@ class _Question:
         self.next(now_s)
 
     def _unavailable(self) -> Unavailable:
-        errors = [one for one in self._errors if isinstance(one, TlsError)]
-        if len(errors) == len(self._reasons) and all(one.facts.get("final") for one in errors):
+        errors = [one for one in self._errors if isinstance(one, TlsRefusedError)]
+        if errors and len(errors) == len(self._reasons):
             # each refuses us or is refused by us: to ask again would change nothing
-            return TlsError("; ".join(one.text for one in errors), **errors[-1].facts)
+            return TlsRefusedError("; ".join(one.text for one in errors), **errors[-1].facts)
         lines = "; ".join(f"{address}: {reason}" for address, reason in self._reasons.items())
         return NameServerUnavailableError(
             f"no name server answered ({lines}); check the option nameServer",

@@ -142,7 +142,7 @@ class _Oneway:
             raise type(link.ended)(str(link.ended), **link.ended.facts) from link.ended
         if link.ended is not None:
             raise UnwrittenError(f"the oneway message was not sent: {link.ended}")
-        if link.is_open and not link.outbox:
+        if link.is_open and not link.unwritten:
             return True
         if now_s >= self._deadline_s:
             raise UnwrittenError(f"{link.address} did not take the oneway message in time")

@@ -16,7 +16,7 @@ from rocket_sink.errors import (
     NoRouteError,
     RemoteProtocolError,
     SendError,
-    TlsError,
+    TlsRefusedError,
 )
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.name_servers import NameServers, Unavailable
@@ -164,7 +164,7 @@ class Routes:
         def ended(frame: Frame | None, error: Unavailable | None, at_s: float) -> None:
             state.fetching = False
             if frame is None:
-                state.error, state.final = error, isinstance(error, TlsError)
+                state.error, state.final = error, isinstance(error, TlsRefusedError)
                 if state.info is not None:
                     # The next look-up is due in a second, not with every send.
                     state.fetched_s = max(state.fetched_s, at_s - self._interval_s + REFRESH_S)

@@ -24,13 +24,13 @@ from rocket_sink.errors import (
     GoAwayError,
     InvalidQueueError,
     Isolate,
+    LocalResourcesError,
     MessageError,
     NameServerUnavailableError,
     NoRouteError,
     Outcome,
     RequestTimeoutError,
     SendError,
-    TlsError,
     TopicNotFoundError,
     UnwrittenError,
 )
@@ -47,7 +47,11 @@ _SILENT: Final = (ConnectError, UnwrittenError, RequestTimeoutError, ConnectionL
 """Nothing at the address answered: for the detector to find out."""
 _ONCE: Final = (TopicNotFoundError, InvalidQueueError)
 """Tried again after one look at the route; the second time the answer is final."""
-_NO_CHOICE: Final = (NameServerUnavailableError, NoRouteError)  # time is what helps
+_NO_CHOICE: Final = (
+    NameServerUnavailableError,
+    NoRouteError,
+    LocalResourcesError,
+)  # time is what helps
 
 
 class Ordering(enum.Enum):
@@ -244,11 +248,7 @@ def decide_degraded(
 
 
 def _costs_only_time(error: SendError | MessageError) -> bool:
-    """Of a certificate that is refused, time changes nothing."""
-    nobody_there = isinstance(error, (ConnectError, *_NO_CHOICE)) and not isinstance(
-        error, TlsError
-    )
-    return nobody_there or error_is(error, "backs_off")
+    return isinstance(error, (ConnectError, *_NO_CHOICE)) or error_is(error, "backs_off")
 
 
 def error_is(error: SendError | MessageError, fact: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import socket
 import ssl
+import struct
 import threading
 from pathlib import Path
 
@@ -16,8 +18,10 @@ from rocket_sink.errors import (
     OptionError,
     RemoteProtocolError,
     TlsError,
+    TlsRefusedError,
     UnknownHostError,
 )
+from rocket_sink.net import tls
 from rocket_sink.net.pump import Pump
 from rocket_sink.net.resolve import KEEP_S, Resolver
 from rocket_sink.net.rpc import invoke
@@ -100,7 +104,7 @@ class Echo:
         reader = FrameReader()
         try:
             if self._context is not None:
-                peer = _handshaken(self._context, peer)
+                peer = handshaken(self._context, peer)
             while data := peer.recv(65_536):
                 reader.receive_data(data)
                 while (frame := reader.next_frame()) is not NEED_DATA:
@@ -114,7 +118,7 @@ class Echo:
         self._listener.close()
 
 
-def _handshaken(context, peer):
+def handshaken(context, peer):
     wrapped = context.wrap_socket(peer, server_side=True, do_handshake_on_connect=False)
     try:
         wrapped.do_handshake()
@@ -351,9 +355,165 @@ def test_tls_expired(authority, serve):
         ask(address, tlsMode="verify-full", tlsCa=authority.file)
 
 
-def test_tls_to_a_plain_server(serve):
+def close_at_once(peer):
+    pass
+
+
+def close_after_reading(peer):
+    peer.recv(65_536)
+
+
+def reset_after_reading(peer):
+    peer.recv(65_536)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def greet(peer):
+    """Before it is asked, as SSH and SMTP servers do."""
+    peer.sendall(b"SSH-2.0-OpenSSH\r\n")
+    linger(peer)
+
+
+def answer_http(peer):
+    peer.recv(65_536)
+    peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    linger(peer)
+
+
+def answer_rocketmq(peer):
+    peer.recv(65_536)
+    peer.sendall(encode_frame(response_to(Frame(105, {}), 1, remark="decode error")))
+    linger(peer)
+
+
+def answer_one_byte(peer):
+    peer.recv(65_536)
+    peer.sendall(b"\0")
+
+
+def linger(peer):
+    peer.settimeout(10)
+    while peer.recv(65_536):
+        pass
+
+
+class Plain(Echo):
+    """A server without TLS that does what it is given with each connection, and closes it."""
+
+    def __init__(self, act):
+        self._act = act
+        super().__init__()
+
+    def _serve(self, peer):
+        with peer, contextlib.suppress(OSError):
+            self._act(peer)
+
+
+@pytest.fixture
+def plain():
+    made = []
+
+    def start(act):
+        made.append(Plain(act))
+        return made[-1].address
+
+    yield start
+    for server in made:
+        server.close()
+
+
+ENDS = [close_at_once, close_after_reading, reset_after_reading]
+ANSWERS = [greet, answer_http, answer_rocketmq, answer_one_byte]
+
+
+@pytest.mark.parametrize("act", ENDS + ANSWERS)
+def test_tls_to_a_plain_server(plain, act):
+    with pytest.raises(TlsError, match="tlsMode=off"):
+        ask(plain(act), tlsMode="insecure")
+
+
+def test_tls_to_a_plain_server_of_ours(serve):
     with pytest.raises(TlsError, match="tlsMode=off"):
         ask(serve(), tlsMode="insecure")
+
+
+def worded(reason, text=None):
+    error = ssl.SSLError(ssl.SSL_ERROR_SSL, text or f"[SSL: {reason}] some words (_ssl.c:992)")
+    error.reason = reason
+    return error
+
+
+WORDS = [
+    ssl.SSLZeroReturnError(ssl.SSL_ERROR_ZERO_RETURN, "TLS/SSL connection has been closed (EOF)"),
+    ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "EOF occurred in violation of protocol (_ssl.c:992)"),
+    ssl.SSLSyscallError(ssl.SSL_ERROR_SYSCALL, "Some I/O error occurred (_ssl.c:992)"),
+    ConnectionResetError(104, "Connection reset by peer"),
+    worded("UNEXPECTED_EOF_WHILE_READING"),
+    worded("WRONG_VERSION_NUMBER"),
+    worded("RECORD_LAYER_FAILURE"),
+    worded("PACKET_LENGTH_TOO_LONG"),
+    worded(None, "unknown error (0xa000126)"),
+]
+"""How releases of OpenSSL and of Python tell of what is no TLS, and of its end."""
+
+
+@pytest.mark.parametrize("act", [close_after_reading, reset_after_reading, *ANSWERS])
+@pytest.mark.parametrize("words", WORDS, ids=repr)
+def test_a_plain_server_is_recognised_whatever_openssl_calls_it(plain, monkeypatch, act, words):
+    handshake = ssl.SSLObject.do_handshake
+
+    def other_words(self):
+        try:
+            handshake(self)
+        except ssl.SSLWantReadError:
+            raise
+        except OSError:
+            raise words from None
+
+    monkeypatch.setattr(ssl.SSLObject, "do_handshake", other_words)
+    with pytest.raises(TlsError, match="tlsMode=off"):
+        ask(plain(act), tlsMode="insecure")
+
+
+@pytest.mark.parametrize("act", ANSWERS)
+def test_an_answer_without_tls_is_final(plain, act):
+    with pytest.raises(TlsRefusedError, match="does not speak TLS"):
+        ask(plain(act), tlsMode="insecure")
+
+
+@pytest.mark.parametrize("act", ENDS)
+def test_a_connection_that_ends_may_be_a_restart(plain, act):
+    with pytest.raises(TlsError) as caught:
+        ask(plain(act), tlsMode="insecure")
+    assert not caught.value.fatal
+
+
+def say_nothing(peer):
+    linger(peer)
+
+
+def test_a_handshake_that_takes_too_long_says_what_was_heard(plain):
+    with pytest.raises(ConnectError, match=r"too long.*tlsMode=off"):
+        ask(plain(say_nothing), tlsMode="insecure", connectTimeoutMs=300)
+
+
+def begin_tls(peer):
+    peer.recv(65_536)
+    peer.sendall(b"\x16\x03\x03\x00\x7a\x02")
+
+
+def test_a_tls_server_that_closes_in_the_middle_is_none_without_tls(plain):
+    with pytest.raises(TlsError, match="client certificate") as caught:
+        ask(plain(begin_tls), tlsMode="insecure")
+    assert "tlsMode=off" not in str(caught.value) and not caught.value.fatal
+
+
+@pytest.mark.parametrize("name", ["UNKNOWN_CA", "CERTIFICATE_REQUIRED", "PROTOCOL_VERSION"])
+@pytest.mark.parametrize("protocol", ["TLSV1", "SSLV3", "TLSV13"])
+def test_an_alert_is_known_by_its_name_alone(name, protocol):
+    alert = worded(f"{protocol}_ALERT_{name}")
+    assert tls.is_final(alert) and tls.refuses_us(alert) == ("PROTOCOL" not in name)
+    assert "tlsMode=off" not in tls.explain(alert, "127.0.0.1", answered=True)
 
 
 def test_plain_to_a_tls_server_says_so(authority, serve):

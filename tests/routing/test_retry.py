@@ -54,6 +54,8 @@ TABLE = [
     # error, unordered action, strict action, isolate, reachable, refresh
     (errors.ConnectError, "retry_now", "retry_same_queue", "broker", False, True),
     (errors.TlsError, "retry_now", "retry_same_queue", "broker", False, True),
+    (errors.TlsRefusedError, "fatal", "fatal", "nothing", False, True),
+    (errors.LocalResourcesError, "retry_after", "retry_same_queue", "nothing", False, False),
     (errors.UnknownHostError, "retry_now", "retry_same_queue", "broker", False, True),
     (errors.UnwrittenError, "retry_now", "retry_same_queue", "broker", False, False),
     (errors.NameServerUnavailableError, "retry_after", "retry_same_queue", "nothing", True, False),
@@ -90,8 +92,8 @@ def test_the_table(error, free, strict, isolate, reachable, refresh):
 
 
 def test_the_table_has_every_leaf_of_the_tree():
-    leaves = {error for error in all_errors() if not error.__subclasses__()} | {errors.ConnectError}
-    assert {line[0] for line in TABLE} == leaves
+    leaves = {error for error in all_errors() if not error.__subclasses__()}
+    assert {line[0] for line in TABLE} == leaves | {errors.ConnectError, errors.TlsError}
 
 
 @pytest.mark.parametrize("error", all_errors(), ids=lambda error: error.__name__)
@@ -159,10 +161,17 @@ def test_busy_answers_cost_the_patient_only_time():
     assert not call(errors.UnwrittenError, 3, patient=True).retries
 
 
-@pytest.mark.parametrize("error", [errors.ConnectError, errors.NameServerUnavailableError])
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.ConnectError, errors.TlsError, errors.LocalResourcesError,
+        errors.NameServerUnavailableError,
+    ],
+)  # fmt: skip
 def test_nobody_to_ask_costs_the_patient_only_time(error):
     assert call(error, 3, patient=True).retries and not call(error, 3).retries
-    assert not call(errors.TlsError, 3, patient=True).retries, "a refused certificate stays refused"
+    refused = call(errors.TlsRefusedError, 1, patient=True)
+    assert not refused.retries, "a refused certificate stays refused"
 
 
 def test_backoff_doubles_up_to_its_limit():

@@ -1,0 +1,90 @@
+"""TLS in our hands: what was taken cannot be taken back, and everything else can."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+
+import pytest
+
+from rocket_sink.net.pump import Pump
+from rocket_sink.options import SinkOptions
+from rocket_sink.wire.command import Frame
+from rocket_sink.wire.frame import NEED_DATA, FrameReader
+from tests.net.test_transport import IP, Echo, authority, handshaken, serve
+
+assert authority and serve  # fixtures
+
+
+class Late(Echo):
+    """Reads nothing until `go`; then everything, into `bodies`."""
+
+    def __init__(self, files):
+        self.go, self.bodies = threading.Event(), []
+        self.changed = threading.Condition()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*files)
+        super().__init__(context)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+
+    def _serve(self, peer):
+        reader = FrameReader()
+        with handshaken(self._context, peer) as stream:
+            self.go.wait(60)
+            while data := stream.recv(65_536):
+                reader.receive_data(data)
+                while (frame := reader.next_frame()) is not NEED_DATA:
+                    with self.changed:
+                        self.bodies.append(bytes(frame.body[:8]))
+                        self.changed.notify_all()
+
+
+class Sent:
+    def __init__(self, number):
+        self.name = b"%08d" % number
+
+    def on_answer(self, frame, sent_s, now_s):
+        raise AssertionError("nothing is answered")
+
+    def on_failed(self, error, now_s):
+        pass
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("size", [1000, 16_000, 300_000])
+def test_what_is_taken_back_never_arrives_and_all_else_does(authority, size):
+    """A peer that reads nothing for a while, as a broker that is suspected and comes back."""
+    server = Late(authority.server("ip", IP))
+    options = SinkOptions.parse(
+        nameServer=server.address, tlsMode="verify-full", tlsCa=authority.file
+    )
+    pump = Pump(options)
+    try:
+        link = pump.link(server.address, pump.clock())
+        while not link.is_open:
+            pump.poll(0.05)
+        sent = [Sent(number) for number in range(20_000_000 // size)]
+        for one in sent:
+            frame = Frame(1, None, one.name + bytes(size))
+            pump.call(server.address, frame, one, deadline_s=pump.clock() + 100, now_s=pump.clock())
+        before = -1
+        while before != link.outbox.size:
+            before = link.outbox.size
+            for _ in range(5):
+                pump.poll(0.01)
+        assert link.outbox, "the kernel took it all: this shows nothing"
+        back = {one.name for one in link.withdraw()}
+        assert back
+        kept = {one.name for one in sent} - back
+        last = Sent(99_999_999)
+        frame = Frame(1, None, last.name)
+        pump.call(server.address, frame, last, deadline_s=pump.clock() + 100, now_s=pump.clock())
+        server.go.set()
+        while last.name not in server.bodies and not link.closed:
+            pump.poll(0.01)
+        assert sorted(server.bodies) == sorted({*kept, last.name})
+    finally:
+        server.go.set()
+        pump.close()
+        server.close()
