@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.cluster.tls import make_certificates
-from rocket_sink.errors import NotSentError, SendError, TlsError
+from rocket_sink.errors import NotSentError, SendError, TlsError, TlsRefusedError
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
+from tests.net.test_transport import IP, authority
+from tests.tls_relay import TlsRelay
+
+assert authority  # a fixture
 
 pytestmark = pytest.mark.cluster
 
@@ -104,3 +109,27 @@ def test_c66_plain_text_where_it_may_be_and_where_not(requiring, enforcing):
 def test_c66_tls_to_brokers_without(real):
     with pytest.raises((TlsError, SendError), match="tlsMode=off"):
         send(real, tlsMode="insecure")
+
+
+@pytest.mark.parametrize(
+    ("case", "named"), [("wrong CA", "tlsCa"), ("no client certificate", "tlsCert")]
+)
+def test_a_refusal_of_the_brokers_alone_is_fatal_at_once(
+    requiring, authority, tmp_path, case, named
+):
+    """The name server's certificate is one of ours, so that only Netty's handshake fails."""
+    relay = TlsRelay(requiring.name_server, authority.server("ns", IP))
+    trusted = authority.file.read_text()
+    if case == "no client certificate":
+        trusted += Path(requiring.tls_ca).read_text()
+    (tmp_path / "trusted.pem").write_text(trusted)
+    options = {"tlsMode": "verify-full", "tlsCa": tmp_path / "trusted.pem"}
+    try:
+        with Producer(nameServer=relay.address, sendMsgTimeout=60_000, **options) as producer:
+            for _ in range(5):
+                with pytest.raises(TlsRefusedError, match=named) as caught:
+                    producer.send(Message("tls", b"x"))
+                assert caught.value.attempts == 1
+            assert producer.isolations() == []
+    finally:
+        relay.close()

@@ -1,0 +1,179 @@
+"""Brokers whose certificates will not do, or who will not have ours: fatal at once, for every lane.
+
+The name server's certificate is good, so that the failure is the brokers' alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink import TableProducer
+from rocket_sink.errors import TlsRefusedError
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.spool_files import read_batches, sealed_files
+from rocket_sink.message import Message
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.producer import Producer
+from rocket_sink.wire.codes import RequestCode
+from tests.net.test_transport import DAY, IP, NOW, Authority, authority
+from tests.spark.one_task import run_task
+from tests.tls_relay import TlsFront
+
+from .waiting import until
+
+assert authority  # a fixture
+
+NAMED = {
+    "wrong CA": "tlsCa",
+    "expired": "has expired",
+    "wrong host": "tlsServerName",
+    "no client certificate": "tlsCert",
+    "client certificate of a stranger": "tlsCert",
+}
+"""What is wrong, and what the error names."""
+
+
+@pytest.fixture
+def front(cluster, authority, tmp_path):
+    """Makes the relays for one of the cases; gives the client's options."""
+    made = []
+    (tmp_path / "bad").mkdir()
+    stranger = Authority(tmp_path / "bad", "bad-ca")
+
+    def files(wrong, name):
+        if name == "name server":
+            return authority.server("ns", IP)
+        if wrong == "wrong CA":
+            return stranger.server(name, IP)
+        if wrong == "expired":
+            return authority.server(name, IP, until=NOW - DAY)
+        return authority.server(name) if wrong == "wrong host" else authority.server(name, IP)
+
+    def start(wrong, version=ssl.TLSVersion.TLSv1_3):
+        def prepare(context):
+            context.maximum_version = version
+            if "client certificate" in wrong:
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(authority.file)
+
+        made.append(TlsFront(cluster, lambda name: files(wrong, name), prepare))
+        options = {
+            "nameServer": made[-1].name_server, "tlsMode": "verify-full",
+            "tlsCa": str(authority.file),
+        }  # fmt: skip
+        if wrong == "client certificate of a stranger":
+            cert, key = stranger.server("client")
+            options |= {"tlsCert": str(cert), "tlsKey": str(key)}
+        return made[-1], options
+
+    yield start
+    for one in made:
+        one.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("wrong", NAMED)
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_one_attempt_and_no_broker_is_blamed(front, wrong, version):
+    relays, options = front(wrong, version)
+    # the deadline is far: what waits for it, fails by the test's own time-out
+    with Producer(**options, sendMsgTimeout=600_000) as producer:
+        with pytest.raises(TlsRefusedError, match=NAMED[wrong]):
+            producer.send(Message("orders", b"x"))
+        assert sum(relays.connections) == 1
+        for send in (
+            lambda: producer.send_async(Message("orders", b"x")).result(60),
+            lambda: producer.send_batch([Message("orders", b"x"), Message("orders", b"y")]),
+            lambda: producer.send(Message("orders", b"x", delay_ms=1000)),
+        ):
+            with pytest.raises(TlsRefusedError, match=NAMED[wrong]):
+                send()
+        assert producer.isolations() == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("wrong", ["wrong CA", "expired", "wrong host"])
+def test_a_oneway_message_is_told_too(front, wrong):
+    _, options = front(wrong)
+    with (
+        Producer(**options, sendMsgTimeout=600_000) as producer,
+        pytest.raises(TlsRefusedError, match=NAMED[wrong]),
+    ):
+        producer.send_oneway(Message("orders", b"x"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("wrong", NAMED)
+def test_a_table_is_an_error_and_no_row_a_dead_letter(front, cluster, wrong, tmp_path):
+    _, options = front(wrong)
+    ledger = str(tmp_path / "ledger")
+    with (
+        TableProducer(**options, topic="orders", ledger=ledger) as producer,
+        pytest.raises(TlsRefusedError, match=NAMED[wrong]),
+    ):
+        producer.send(pa.table({"body": [b"%d" % n for n in range(50)]}))
+    assert "dead_letter" not in _kinds(locate(ledger))
+    assert cluster.messages("orders") == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("wrong", NAMED)
+@pytest.mark.parametrize("ordering", ["none", "strict"])
+def test_a_spark_task_fails_and_no_row_is_a_dead_letter(
+    front, cluster, wrong, ordering, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    _, options = front(wrong)
+    place = locate(str(tmp_path / "ledger"))
+    parsed = SinkOptions.parse(**options, topic="orders", ledger=place.uri, ordering=ordering)
+    rows = {"body": [b"%d" % n for n in range(50)], "sharding_key": [f"k{n}" for n in range(50)]}
+    with pytest.raises(TlsRefusedError, match=NAMED[wrong]):
+        run_task(parsed, RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach"), rows)
+    assert "dead_letter" not in _kinds(place)
+    assert cluster.messages("orders") == []
+
+
+def _kinds(place):
+    filesystem = place.filesystem()
+    batches = (
+        batch
+        for file in sealed_files(place, filesystem)
+        for batch in read_batches(file.path, filesystem)
+    )
+    return {kind for batch in batches for kind in batch["kind"].to_pylist()}
+
+
+@pytest.mark.timeout(60)
+def test_a_producer_goes_on_when_the_files_are_right_again(front, cluster, authority, tmp_path):
+    """Its heartbeats as well: a fatal error ends sends, not the client."""
+    relays, options = front("wrong host")
+    ca = tmp_path / "ca.pem"
+    (tmp_path / "other").mkdir()
+    shutil.copy(Authority(tmp_path / "other", "other-ca").file, ca)
+    options |= {"tlsCa": str(ca), "tlsMode": "verify-ca"}
+    with Producer(**options, sendMsgTimeout=5000, heartbeatBrokerInterval=300) as producer:
+        with pytest.raises(TlsRefusedError, match="tlsCa"):
+            producer.send(Message("orders", b"x"))
+        assert relays.connections == [0, 0]
+        shutil.copy(authority.file, ca)
+        # Routes are asked for once a second.
+        until(lambda: _is_stored(producer), 30.0)
+        beats = _heartbeats(cluster)
+        until(lambda: _heartbeats(cluster) > beats + 2, 30.0)
+
+
+def _heartbeats(cluster):
+    requests = [frame for broker in cluster.brokers for frame in broker.requests]
+    return sum(frame.code == RequestCode.HEART_BEAT for frame in requests)
+
+
+def _is_stored(producer):
+    try:
+        return producer.send(Message("orders", b"x")).outcome.delivered
+    except TlsRefusedError:
+        return False
