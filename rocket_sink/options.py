@@ -51,7 +51,7 @@ class SinkOptions:
     tls_ca: str = option("tlsCa", Kind.TEXT, "", _C, "file of trusted certificates (PEM); the system's when empty")
     tls_cert: str = option("tlsCert", Kind.TEXT, "", _C, "client certificate (PEM)")
     tls_key: str = option("tlsKey", Kind.TEXT, "", _C, "client key (PEM)")
-    tls_key_password: Secret | None = option("tlsKeyPassword", Kind.SECRET, None, _C, "password of the client key")
+    tls_key_password: Secret | None = option("tlsKeyPassword", Kind.SECRET, None, _C, "password of the client key; value, env:NAME or file:PATH")
     tls_server_name: str = option("tlsServerName", Kind.TEXT, "", _C, "name to verify in the server's certificate instead of the address")
 
     topic: str = option("topic", Kind.TEXT, "", _M, "topic of all rows; wins over the topic column")

@@ -16,6 +16,7 @@ from rocket_sink.errors import OptionError
 from rocket_sink.net.tls_stream import NoTlsError
 from rocket_sink.option_spec import Secret
 from rocket_sink.options import SinkOptions
+from rocket_sink.secret_source import resolve
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class TlsSettings:
         """A new context; the files are read now.
 
         Raises:
-            OptionError: a file is missing or not what the option asks for.
+            OptionError: a file, or what the password refers to, is missing or not what the option
+                asks for.
         """
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
@@ -68,7 +70,8 @@ class TlsSettings:
         return context
 
     def _load_client_certificate(self, context: ssl.SSLContext) -> None:
-        password = self.key_password.reveal() if self.key_password else ""
+        given = self.key_password
+        password = resolve("tlsKeyPassword", given).reveal() if given else ""
         try:
             context.load_cert_chain(self.cert, self.key or None, password=lambda: password)
         except (OSError, ssl.SSLError) as error:

@@ -6,11 +6,13 @@ go out at once, in order, because a row given up must be durable before anything
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from rocket_sink.errors import OptionError
 from rocket_sink.ledger.letters import dead_letter_rows
 from rocket_sink.ledger.records import (
     RunContext,
@@ -20,8 +22,9 @@ from rocket_sink.ledger.records import (
     send_rows,
 )
 from rocket_sink.option_spec import Secret
-from rocket_sink.options import SinkOptions
+from rocket_sink.options import OPTIONS, SinkOptions
 from rocket_sink.producer.values import Attempt, Completion
+from rocket_sink.secret_source import resolve
 from rocket_sink.spark.accounts import TaskSummary
 from rocket_sink.spark.checks import Refused
 from rocket_sink.spark.contract_rows import RowBatch
@@ -213,5 +216,12 @@ def _indices(refused: Sequence[Refused]) -> Any:
 
 
 def _secrets_of(options: SinkOptions) -> tuple[str, ...]:
-    values = (getattr(options, name) for name in options.__dataclass_fields__)
-    return tuple(value.reveal() for value in values if isinstance(value, Secret) and value)
+    """What no text may show: the secrets themselves, wherever the options say that they are."""
+    found = []
+    for option in OPTIONS:
+        value = getattr(options, option.attribute)
+        if isinstance(value, Secret) and value:
+            # What cannot be read here was not used here.
+            with contextlib.suppress(OptionError):
+                found.append(resolve(option.name, value).reveal())
+    return tuple(found)

@@ -56,6 +56,20 @@ def test_c66_the_clients_key_has_a_password(authority, serve, version):
         ask(address, **trusted(authority, **{**keys, "tlsKeyPassword": "4321"}))
 
 
+def test_the_password_is_read_from_where_the_option_says(
+    authority, serve, version, tmp_path, monkeypatch
+):
+    address = mutual(authority, serve, version, ssl.CERT_REQUIRED)
+    keys = client(authority, password="1234")
+    monkeypatch.setenv("KEY_PASSWORD", "1234")
+    (tmp_path / "password").write_text("1234\n")
+    for given in ("env:KEY_PASSWORD", f"file:{tmp_path / 'password'}"):
+        assert ask(address, **trusted(authority, **{**keys, "tlsKeyPassword": given})) == b"hello"
+    for missing in ("env:KEY_PASSWORT", "file:/nowhere/password"):
+        with pytest.raises(OptionError, match=r"tlsKeyPassword.*(KEY_PASSWORT|nowhere)"):
+            ask(address, **trusted(authority, **{**keys, "tlsKeyPassword": missing}))
+
+
 @pytest.mark.parametrize("need", [ssl.CERT_NONE, ssl.CERT_OPTIONAL])
 def test_c66_a_server_that_does_not_insist(authority, serve, version, need):
     address = mutual(authority, serve, version, need)

@@ -299,6 +299,22 @@ class TestFailures:
             run.feed(body=bodies(5)).finish()
         assert not run.letters
 
+    def test_a_secret_is_masked_wherever_it_came_from(
+        self, tmp_path: Any, monkeypatch: Any
+    ) -> None:
+        monkeypatch.setenv("THE_KEY", "canary-access")
+        (tmp_path / "secret").write_text("canary-secret\n")
+        (tmp_path / "password").write_text("canary-password\n")
+        echo = "refused canary-access with canary-secret and canary-password"
+        run = Run(
+            StubEngine(lambda r, q: MessageIllegalError(echo)),
+            accessKey="env:THE_KEY",
+            secretKey=f"file:{tmp_path / 'secret'}",
+            tlsKeyPassword=f"file:{tmp_path / 'password'}",
+        )
+        run.feed(body=bodies(1)).finish()
+        assert run.letters[0]["last_error"] == "refused *** with *** and ***"
+
     @pytest.mark.parametrize(
         ("options", "text"),
         [
