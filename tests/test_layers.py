@@ -18,7 +18,16 @@ PACKAGE = ROOT / "rocket_sink"
 
 # A module may import its own layer and those below it.
 LAYERS = ["values", "wire", "routing", "net", "producer", "ledger", "spark", "top"]
-VALUES = {"message", "message_rules", "errors", "options", "option_spec", "java", "secret_source"}
+VALUES = {
+    "message",
+    "message_rules",
+    "errors",
+    "options",
+    "option_spec",
+    "java",
+    "secret_source",
+    "forks",
+}
 BESIDE = {"cluster", "testing"}
 """May use everything up to the producer; used from the top only."""
 FACADE = "rocket_sink"

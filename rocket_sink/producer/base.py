@@ -8,7 +8,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.errors import NotSentError, ProducerClosedError, ProtocolError
+from rocket_sink.errors import (
+    ConfigurationError,
+    NotSentError,
+    ProducerClosedError,
+    ProtocolError,
+)
+from rocket_sink.forks import ForkLock
 from rocket_sink.message import Message, SendResult
 from rocket_sink.net.link import Link
 from rocket_sink.net.rpc_hooks import RpcHook, RpcHooks
@@ -49,7 +55,7 @@ class ProducerBase:
         if options is not None and more:
             options = options.with_(**more)
         self.options = options if options is not None else SinkOptions.parse(more)
-        self._id_lock = threading.Lock()
+        self._renewing = ForkLock()
         self._closed = False
         self._credentials = credentials
         self._group = with_namespace(self.options.namespace, self.options.producer_group)
@@ -60,14 +66,21 @@ class ProducerBase:
         self._start()
 
     def _start(self) -> None:
-        self._engine = SendEngine(
+        """Make what is this process's own, with all its locks: at first, and after a fork."""
+        engine = SendEngine(
             self.options,
             shared=SharedHealth.in_process(),
             record_attempts=False,
             credentials=self._credentials,
         )
-        self._engine.pump.rpc_hooks = self._rpc_hooks
-        self._engine.identity.claim()
+        engine.pump.rpc_hooks = self._rpc_hooks
+        try:
+            engine.identity.claim()
+        except ConfigurationError:
+            engine.close()
+            raise
+        self._id_lock = threading.Lock()
+        self._engine = engine
         self._driver = Driver(self._engine)
         self._composer = Composer(self.options, self._new_id, self._new_ids)
         self._timeout_s = self.options.send_msg_timeout_ms / 1000
@@ -150,6 +163,7 @@ class ProducerBase:
 
     def broker_health(self) -> list[BrokerHealth]:
         """What is known of each broker now: is it avoided, for how long, how quick is it."""
+        self._renew_after_fork()
         with self._driver.lock:
             return self._engine.brokers.health(self._engine.clock())
 
@@ -158,6 +172,7 @@ class ProducerBase:
 
         Times are seconds of `time.monotonic`. At most the last 10,000 events are kept.
         """
+        self._renew_after_fork()
         with self._driver.lock:
             return self._engine.isolations()
 
@@ -173,12 +188,17 @@ class ProducerBase:
     def _check_open(self) -> None:
         if self._closed:
             raise ProducerClosedError("the producer is closed")
-        if self._engine.identity.of_pid != os.getpid():
-            # A fork: the connections are the parent's, and so are the locks' owners.
-            self._id_lock = threading.Lock()
-            self._engine.abandon()
-            self._start()
+        self._renew_after_fork()
         self._driver.keeper.start()
+
+    def _renew_after_fork(self) -> None:
+        """The connections are the parent's, and so are the locks' owners."""
+        if self._engine.identity.of_pid == os.getpid():
+            return
+        with self._renewing:
+            if self._engine.identity.of_pid != os.getpid():
+                self._engine.abandon()
+                self._start()
 
     def _new_id(self) -> str:
         with self._id_lock:

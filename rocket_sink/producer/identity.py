@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import threading
 import time
 from typing import Final
 from weakref import WeakValueDictionary
 
 from rocket_sink.errors import ConfigurationError
+from rocket_sink.forks import ForkLock
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.ids import MessageIds, month_start_ms
 from rocket_sink.wire.namespace import with_namespace
 
 _claimed: Final[WeakValueDictionary[tuple[int, str, str], Identity]] = WeakValueDictionary()
-_claiming: Final = threading.Lock()
+_claiming: Final = ForkLock()
 
 
 def local_ip() -> str:

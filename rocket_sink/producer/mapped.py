@@ -12,12 +12,13 @@ import fcntl
 import mmap
 import os
 import struct
-import threading
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Final
+
+from rocket_sink.forks import ForkLock
 
 _SLOT: Final = struct.Struct(
     "<IIHHI"
@@ -116,7 +117,7 @@ class MappedFile:
     """A file of a fixed size, mapped for reading and writing, with one lock for writers."""
 
     _opened: ClassVar[dict[Path, MappedFile]] = {}
-    _guard: ClassVar[threading.Lock] = threading.Lock()
+    _guard: ClassVar = ForkLock()
 
     @classmethod
     def shared(cls, path: Path, size: int) -> MappedFile:
@@ -145,8 +146,7 @@ class MappedFile:
         self._path = path
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC
         self._number = os.open(path, flags, 0o600)
-        self._thread_lock = threading.Lock()
-        self._pid = os.getpid()
+        self._thread_lock = ForkLock()
         try:
             status = os.fstat(self._number)
             if status.st_uid != os.getuid():
@@ -162,10 +162,7 @@ class MappedFile:
 
     def lock(self) -> bool:
         """Take the writers' lock; False when it is held for too long."""
-        if self._pid != os.getpid():
-            # A thread of the parent may have held it while this process was forked.
-            self._pid, self._thread_lock = os.getpid(), threading.Lock()
-        if not self._thread_lock.acquire(timeout=_LOCK_TRIES * _LOCK_PAUSE_S):
+        if not self._thread_lock.acquire(_LOCK_TRIES * _LOCK_PAUSE_S):
             return False
         for _ in range(_LOCK_TRIES):
             try:
@@ -198,11 +195,3 @@ class MappedFile:
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == self._inode
-
-
-def _unlock_after_fork() -> None:
-    """A thread of the parent may have held it."""
-    MappedFile._guard = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock_after_fork)

@@ -8,12 +8,12 @@ end with `os._exit`, so nothing may need an orderly end.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from rocket_sink.forks import ForkLock
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.shared import SharedHealth
@@ -46,7 +46,7 @@ class ProducerPool:
     ) -> None:
         self._clock = clock
         self._make = make or make_engine
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._pid = os.getpid()
         self._idle: dict[str, list[_Idle]] = {}
         self._out: dict[int, tuple[SendEngine, str, float]] = {}
@@ -164,6 +164,3 @@ _worker_pool = ProducerPool()
 def worker_pool() -> ProducerPool:
     """This process's pool."""
     return _worker_pool
-
-
-os.register_at_fork(after_in_child=lambda: setattr(_worker_pool, "_lock", threading.Lock()))

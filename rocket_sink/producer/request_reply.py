@@ -40,12 +40,15 @@ class Requests(ProducerBase):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._asked: dict[str, Future[PushedReply]] = {}
-        self._asked_lock = threading.Lock()
-        self._introduced: set[str] = set()
         self.late_replies = 0
         """Replies that nobody waited for any more."""
         self._handlers[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._replied
+
+    def _start(self) -> None:
+        super()._start()
+        self._asked: dict[str, Future[PushedReply]] = {}
+        self._asked_lock = threading.Lock()
+        self._introduced: set[str] = set()
 
     def request(
         self, message: Message, timeout_s: float = 3.0, *, queue: MessageQueue | None = None

@@ -77,11 +77,13 @@ class TransactionSends(ProducerBase):
     ) -> None:
         super().__init__(options, **more)
         self._listener: TransactionListener | None = None
-        self._checks: queue.Queue[tuple[str, TransactionCheck]] | None = None
-        self._checker_pid = 0
         self._handlers[RequestCode.CHECK_TRANSACTION_STATE] = self._hold_check
         if transaction_listener is not None:
             self.on_transaction_check = transaction_listener
+
+    def _start(self) -> None:
+        super()._start()
+        self._checks: queue.Queue[tuple[str, TransactionCheck]] | None = None
 
     @property
     def on_transaction_check(self) -> TransactionListener | None:
@@ -215,8 +217,7 @@ class TransactionSends(ProducerBase):
         if self._listener is None or check.producer_group != self._group:
             _LOG.warning("no listener for the transaction check of group %s", check.producer_group)
             return
-        if self._checks is None or self._checker_pid != self._engine.identity.of_pid:
-            self._checker_pid = self._engine.identity.of_pid
+        if self._checks is None:
             self._checks = queue.Queue(_HELD_CHECKS)
             threading.Thread(
                 target=self._answer_checks, args=(self._checks,),

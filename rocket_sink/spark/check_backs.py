@@ -16,13 +16,13 @@ transactionCheckMax questions: neither touches the message that was made visible
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import RocketSinkError
+from rocket_sink.forks import ForkLock
 from rocket_sink.producer.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transaction_values import ROLLBACK, UNKNOWN, TransactionState
@@ -178,7 +178,7 @@ def _decided(decide: CheckBacks, message: StoredMessage) -> TransactionState:
 
 
 _answerers: dict[tuple[str, str], Answerer] = {}
-_lock: Final = threading.Lock()
+_lock: Final = ForkLock()
 
 
 def driver_answerer(spark: SparkSession, options: SinkOptions) -> Answerer:

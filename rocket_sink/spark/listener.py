@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.records import RunContext, confirmed_row
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _ATTRIBUTE: Final = "_rocket_sink_folders"
 _LOG: Final = logging.getLogger(__name__)
-_LOCK: Final = threading.Lock()
+_LOCK: Final = ForkLock()
 
 
 def install_fold(options: SinkOptions, session: SparkSession | None = None) -> Folder | None:

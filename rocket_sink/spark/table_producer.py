@@ -6,7 +6,6 @@ a Spark task costs, a tenth of what `Producer` spends on the objects of a single
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import ColumnError, ConfigurationError, ProducerClosedError
+from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import COLUMNS, DEAD_LETTER, LEDGER_SCHEMA
 from rocket_sink.ledger.spool import SpoolWriter
@@ -73,7 +73,7 @@ class TableProducer:
                 "bodyFormat=json is Spark's to_json: without Spark make a column 'body' yourself"
             )
         self._pool = ProducerPool(make=SendEngine)
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._sends = 0
         self._closed = False
 

@@ -1,0 +1,281 @@
+"""A forked child goes on, whatever lock another thread of the parent held at that moment."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink import Producer, TableProducer
+from rocket_sink.forks import ForkLock
+from rocket_sink.message import Message
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer import identity
+from rocket_sink.producer.mapped import MappedFile, MappedTable
+from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.spark import check_backs, listener
+from rocket_sink.testing import FakeCluster
+from tests.test_layers import MODULES, layer_of
+
+_LONGEST_S = 20.0
+"""For a child; only one that hangs needs it."""
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as fake:
+        fake.create_topic("orders", 4)
+        yield fake
+
+
+@contextlib.contextmanager
+def held(*locks: Any) -> Iterator[None]:
+    """Another thread holds them."""
+    go, has = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        for lock in locks:
+            lock.acquire()
+        has.set()
+        go.wait()
+        for lock in locks:
+            lock.release()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    has.wait()
+    try:
+        yield
+    finally:
+        go.set()
+        thread.join()
+
+
+def fork(action: Callable[[], object]) -> int:
+    """A child that calls it; its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        action()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def end_of(pid: int) -> object:
+    """The child's exit code, or that it hung."""
+    until_s = time.monotonic() + _LONGEST_S
+    while time.monotonic() < until_s:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return "hangs"
+
+
+def check(action: Callable[[], object], *locks: Any) -> None:
+    with held(*locks):
+        assert end_of(fork(action)) == 0
+
+
+def test_a_lock_is_free_in_the_child_and_stays_held_in_the_parent() -> None:
+    lock = ForkLock()
+
+    def child() -> None:
+        assert lock.acquire(0)
+        assert not lock.acquire(0.01)
+        lock.release()
+        with lock:
+            pass
+
+    with held(lock):
+        assert end_of(fork(child)) == 0
+        assert not lock.acquire(0)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("_driver.lock",), ("_id_lock",), ("_asked_lock",), ("_renewing",), ("_gatherer._lock",),
+     ("tracer._lock",)],
+)  # fmt: skip
+def test_a_producer(cluster: FakeCluster, names: tuple[str, ...]) -> None:
+    options = {"autoBatch": True, "enableTrace": True, "sendMsgTimeout": 60_000}
+    with Producer(nameServer=cluster.name_server, **options) as producer:
+        producer.send(Message("orders", b"parent"))
+        locks = [_reached(producer, name) for name in names]
+
+        def child() -> None:
+            assert producer.broker_health() == []
+            assert producer.isolations() == []
+            assert producer.send(Message("orders", b"sync")).outcome.delivered
+            assert producer.send_async(Message("orders", b"async")).result(60).outcome.delivered
+            with producer._asked_lock:
+                pass
+            producer.close()
+
+        check(child, *locks)
+        assert producer.send(Message("orders", b"parent")).outcome.delivered
+    bodies = sorted(message.body for message in cluster.messages("orders"))
+    assert bodies == [b"async", b"parent", b"parent", b"sync"]
+
+
+def _reached(owner: Any, path: str) -> Any:
+    for name in path.split("."):
+        owner = getattr(owner, name)
+    return owner
+
+
+def test_many_threads_of_a_child_make_one_client(cluster: FakeCluster) -> None:
+    with Producer(nameServer=cluster.name_server, sendMsgTimeout=60_000) as producer:
+        producer.send(Message("orders", b"parent"))
+        cluster.brokers[0].requests.clear()
+
+        def child() -> None:
+            ready, clients = threading.Barrier(8), []
+
+            def send() -> None:
+                ready.wait()
+                producer._check_open()
+                clients.append(producer._engine)
+
+            threads = [threading.Thread(target=send) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(clients) == 8 and len(set(map(id, clients))) == 1
+
+        for _ in range(5):
+            check(child)
+
+
+def test_a_child_that_asks_makes_itself_known_to_all_brokers(cluster: FakeCluster) -> None:
+    """The parent has: its topics are no topics that the child's client is known for."""
+    with Producer(nameServer=cluster.name_server) as producer:
+        producer._be_reachable("orders", producer._engine.clock() + 20)
+        assert producer._introduced == {"orders"} and producer._engine.errands.all_greeted()
+        seen = []
+
+        def child() -> None:
+            def instead(*more: Any) -> None:
+                seen.append(producer._engine.errands.all_greeted())
+                raise InterruptedError
+
+            producer._wait = instead  # type: ignore[method-assign, assignment]
+            with contextlib.suppress(InterruptedError):
+                producer.request(Message("orders", b"ping"), 20.0)
+            assert seen == [True]
+            assert not producer._asked
+
+        check(child)
+
+
+def test_the_claim_of_a_client_id() -> None:
+    options = SinkOptions.parse(nameServer="n:1", instanceName="one")
+    check(lambda: identity.Identity(options).claim(), identity._claiming)
+
+
+def test_the_pool(cluster: FakeCluster) -> None:
+    pool, options = ProducerPool(), SinkOptions.parse(nameServer=cluster.name_server)
+
+    def child() -> None:
+        with pool.engine(options) as engine:
+            assert engine.publish_info("orders").ok
+        pool.close()
+
+    with pool.engine(options):
+        pass
+    check(child, pool._lock)
+    pool.close()
+
+
+def test_a_table_producer(cluster: FakeCluster) -> None:
+    table = pa.table({"body": [b"%d" % n for n in range(50)]})
+    with TableProducer(nameServer=cluster.name_server, topic="orders") as producer:
+        producer.send(table)
+
+        def child() -> None:
+            assert producer.send(table).summary.acked == 50
+            producer.close()
+
+        check(child, producer._lock, producer._pool._lock)
+        assert producer.send(table).summary.acked == 50
+    assert len(cluster.messages("orders")) == 150
+
+
+def test_the_opening_of_a_shared_file(tmp_path: Any) -> None:
+    check(lambda: MappedFile.shared(tmp_path / "new", 4096).close(), MappedFile._guard)
+
+
+def test_the_writers_lock_of_a_shared_file(tmp_path: Any) -> None:
+    """A child that found it held would never write again: it gives up after milliseconds."""
+    file = MappedFile.shared(tmp_path / "table", 4096)
+    table = MappedTable(file, 0, 4, 512)
+    assert table.put("key", b"parent's")
+
+    def child() -> None:
+        for number in range(5):
+            assert table.put("key", b"%d" % number)
+
+    # Held as between the thread's lock and the file's, which the parent would keep.
+    check(child, file._thread_lock)
+    assert table.get("key") == b"4"
+    assert table.put("key", b"parent's"), "the parent's own lock is as it was"
+    file.close()
+
+
+@pytest.mark.parametrize("lock", [listener._LOCK, check_backs._lock])
+def test_what_the_driver_shares(lock: ForkLock) -> None:
+    check(lambda: lock.__enter__(), lock)
+
+
+RENEWED = {
+    "rocket_sink.producer.base": "of the client that is made anew",
+    "rocket_sink.producer.leading": "of its driver",
+    "rocket_sink.producer.keeper": "of its driver",
+    "rocket_sink.producer.gathering": "of the client",
+    "rocket_sink.producer.tracing": "of the client",
+    "rocket_sink.producer.request_reply": "of the client",
+    "rocket_sink.producer.ticket": "of one request",
+    "rocket_sink.producer.send_future": "of one request, which ends in the process that sent it",
+    "rocket_sink.spark.listener": "of the thread that folds, which only the driver's process has",
+    "rocket_sink.spark.backfill": "of one call",
+}
+"""Modules with locks that no child meets, and why."""
+
+
+def locks_in(source: str) -> list[int]:
+    """Lines that make a lock of `threading`."""
+    names = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier"}
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", getattr(node.func, "id", None)) in names
+    ]
+
+
+def test_every_other_lock_is_free_after_a_fork() -> None:
+    layers = {"values", "wire", "routing", "net", "producer", "ledger", "spark"}
+    found = {
+        module
+        for module, path in MODULES.items()
+        if layer_of(module) in layers and locks_in(path.read_text())
+    }
+    assert found == {*RENEWED, "rocket_sink.forks"}, "a lock that outlives a fork is a ForkLock"
+    assert locks_in("import threading\nlock = threading.Lock()") == [2]
