@@ -10,13 +10,13 @@ nearest one.
 from __future__ import annotations
 
 import difflib
-import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from rocket_sink.errors import OptionError
+from rocket_sink.lazy import lazy
 from rocket_sink.option_spec import Kind, Option, Secret, option, option_of
 
 _C, _M, _S, _R, _D, _L, _K = (
@@ -183,7 +183,7 @@ class SinkOptions:
             if getattr(self, o.attribute) != o.default
         }
 
-    @functools.cached_property
+    @lazy
     def digest(self) -> str:
         """A digest of all values, credentials by their own digest: the key of producer pools."""
         parts = []

@@ -278,4 +278,8 @@ def test_every_other_lock_is_free_after_a_fork() -> None:
         if layer_of(module) in layers and locks_in(path.read_text())
     }
     assert found == {*RENEWED, "rocket_sink.forks"}, "a lock that outlives a fork is a ForkLock"
+    hidden = [
+        module for module, path in MODULES.items() if "functools.cached_p" in path.read_text()
+    ]
+    assert hidden == ["rocket_sink.lazy"], "has a lock of its own before Python 3.12"
     assert locks_in("import threading\nlock = threading.Lock()") == [2]

@@ -27,6 +27,7 @@ VALUES = {
     "java",
     "secret_source",
     "forks",
+    "lazy",
 }
 BESIDE = {"cluster", "testing"}
 """May use everything up to the producer; used from the top only."""

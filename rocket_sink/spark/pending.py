@@ -8,7 +8,6 @@ of an input batch are free as soon as they are encoded, whatever happens to thei
 from __future__ import annotations
 
 import enum
-import functools
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from rocket_sink.errors import SendError
+from rocket_sink.lazy import lazy
 from rocket_sink.message import MessageQueue
 from rocket_sink.wire.columns_buffers import Int64s
 
@@ -133,7 +133,7 @@ class PendingRequest:
         """The request body as buffers to be written one after the other; nothing is copied."""
         return [piece.body for piece in self.pieces]
 
-    @functools.cached_property
+    @lazy
     def first_message_id(self) -> str:
         """`UNIQ_KEY` of the first message."""
         return decode_message(self.pieces[0]).property("UNIQ_KEY") or ""

@@ -18,7 +18,6 @@ only limit looked at here is the one that would corrupt the frame, the propertie
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -26,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocket_sink.errors import LocalProtocolError
+from rocket_sink.lazy import lazy
 from rocket_sink.message_rules import PROPERTIES_MAX_BYTES
 from rocket_sink.wire.columns_buffers import Int64s, ints_of, lengths_of, offsets_of
 from rocket_sink.wire.columns_cut import QueueGroups, RequestSlice, cut_requests, group_by_queue
@@ -80,12 +80,12 @@ class EncodedBatch:
     def __len__(self) -> int:
         return len(self.messages)
 
-    @functools.cached_property
+    @lazy
     def offsets(self) -> Int64s:
         """n + 1 offsets into `data`."""
         return offsets_of(self.messages).astype(np.int64, copy=False)
 
-    @functools.cached_property
+    @lazy
     def data(self) -> pa.Buffer:
         """The buffer that `offsets` point into."""
         return self.messages.buffers()[2] or pa.py_buffer(b"")
