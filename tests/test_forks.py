@@ -19,7 +19,7 @@ from rocket_sink import Producer, TableProducer
 from rocket_sink.forks import ForkLock
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer import identity
+from rocket_sink.producer import identity, request_reply
 from rocket_sink.producer.mapped import MappedFile, MappedTable
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark import check_backs, listener
@@ -164,8 +164,12 @@ def test_many_threads_of_a_child_make_one_client(cluster: FakeCluster) -> None:
             check(child)
 
 
-def test_a_child_that_asks_makes_itself_known_to_all_brokers(cluster: FakeCluster) -> None:
+def test_a_child_that_asks_makes_itself_known_to_all_brokers(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The parent has: its topics are no topics that the child's client is known for."""
+    # A busy machine may need more than half a second for it.
+    monkeypatch.setattr(request_reply, "_GREETING_S", _LONGEST_S)
     with Producer(nameServer=cluster.name_server) as producer:
         producer._be_reachable("orders", producer._engine.clock() + 20)
         assert producer._introduced == {"orders"} and producer._engine.errands.all_greeted()
