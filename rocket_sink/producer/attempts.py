@@ -26,8 +26,9 @@ from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.stored import StoredMessage
 
-_STALE_ROUTE: Final = (InvalidQueueError, TopicNotFoundError)
-"""The broker says that the route is wrong: without a new one the next attempt fails alike."""
+_STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, TopicNotFoundError)
+"""The route lacks the queue or its broker's master, or the broker says that it is wrong: without a
+new one the next attempt fails alike."""
 
 
 class AttemptEnds(EngineCore):
@@ -88,6 +89,8 @@ class AttemptEnds(EngineCore):
         asks = asks and in_flight and not self._stopping
         if error.outcome is Outcome.UNKNOWN and not asks and story.unknown is None:
             story.unknown = error
+        if decision.refresh_route and not self._stopping:
+            self.routes.refresh(flight.request.topic, now_s)
         if in_flight:
             self._draw_conclusions(flight, decision, error, sent_s, now_s)
             self._recorded(flight, now_s, sent_s, error.outcome, error=error)
@@ -107,11 +110,12 @@ class AttemptEnds(EngineCore):
             again.pinned = flight.queue
         topic, delay_s = flight.request.topic, decision.delay_s
         stale = isinstance(error, _STALE_ROUTE)
-        if isinstance(error, ConnectError) and decision.action is Action.RETRY_AFTER:
+        if isinstance(error, ConnectError) and decision.action is not Action.RETRY_NOW:
             look_up_s = self.routes.next_look_up_s(topic, now_s)
-            stale = look_up_s == 0.0
             # Half of what is left is kept for the attempt itself.
-            delay_s = max(delay_s, min(look_up_s or 0.0, (flight.deadline_s - now_s) / 2))
+            half_s = (flight.deadline_s - now_s) / 2
+            stale = look_up_s is not None and look_up_s <= half_s
+            delay_s = max(delay_s, min(look_up_s or 0.0, half_s))
         if stale and self.routes.fetching(topic):
             self._after_look_up(again, now_s)
         elif delay_s > 0:
@@ -183,7 +187,7 @@ class AttemptEnds(EngineCore):
         sent_s: float | None,
         now_s: float,
     ) -> None:
-        """What the failure says about the broker, the route and the connection."""
+        """What the failure says about the broker and the connection."""
         home, topic = flight.home, flight.request.topic
         rtt_ms = (now_s - (sent_s or flight.handed_s)) * 1000
         if not self._stopping and decision.isolate is Isolate.BROKER:
@@ -194,8 +198,6 @@ class AttemptEnds(EngineCore):
             )
         elif not self._stopping and decision.isolate is Isolate.TOPIC:
             self.brokers.isolate_topic(topic, home, now_s, error.code)
-        if decision.refresh_route and not self._stopping:
-            self.routes.refresh(topic, now_s)
         if decision.reconnect and flight.link is not None and not flight.link.retired:
             self.pump.retire(flight.link, now_s)
 

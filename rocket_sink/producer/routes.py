@@ -3,7 +3,7 @@
 The rules for what the name servers say: an unknown topic falls back to the template topic
 (TBW102); a route that was known is dropped only after two "does not exist" (Java keeps it for
 ever, apache/rocketmq#8025); with all name servers down the old route stays in use; a route without
-a master is no route yet and is asked for again.
+a master is no route yet and is asked for again, each second while anything is sent to the topic.
 """
 
 from __future__ import annotations
@@ -45,6 +45,12 @@ class _Topic:
         self.misses = 0
         self.error: SendError | None = None
         self.final = False
+
+    def drop(self) -> None:
+        """There is no route now. `fetched_s` was that of the route: left as it is, it would put the
+        next look-up off for the rest of `pollNameServerInterval`."""
+        self.info = None
+        self.fetched_s = float("-inf")
 
 
 class Routes:
@@ -194,7 +200,7 @@ class Routes:
         if info.ok:
             state.info, state.fetched_s, state.error = info, now_s, None
             return
-        state.info = None
+        state.drop()
         state.error = NoRouteError(
             f"topic {topic!r} has no writable queue on a broker with a master", topic=topic
         )
@@ -204,7 +210,7 @@ class Routes:
         if state.info is not None and state.misses < MISSES_MAX:
             state.fetched_s = now_s - self._interval_s + REFRESH_S
             return
-        state.info = None
+        state.drop()
         if self._template and topic != self._template:
             template = self._template
             self._ask(topic, state, template, self._found_template, self._give_up, now_s)

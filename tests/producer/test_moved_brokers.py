@@ -1,14 +1,17 @@
-"""All brokers of the known route are gone: they have moved, or are away for a while."""
+"""Brokers of the known route are gone: they have moved, are away for a while, or are replaced."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocket_sink.errors import Outcome
+from rocket_sink.errors import Outcome, SendError
+from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.shared import SharedHealth
@@ -87,3 +90,97 @@ def test_an_inquiry_follows_a_broker_that_moves(cluster: FakeCluster, make_engin
 
 def _codes(broker: Any) -> set[int]:
     return {request.code for request in broker.requests}
+
+
+def _demote(broker: Any) -> None:
+    """The master is gone, and routes list its slave only."""
+    broker.is_master = False
+    broker.kill()
+
+
+def _promote(broker: Any) -> None:
+    """Another process is the master now, and routes say so."""
+    broker.fail_over()
+    broker.is_master = True
+
+
+@pytest.mark.parametrize("mode", ["send", "send_async", "send_batch", "queue", "strict"])
+def test_a_new_master_is_found_though_the_route_had_only_a_slave(
+    cluster: FakeCluster, make_producer: Any, mode: str
+) -> None:
+    """The route is not old: it was fetched at the wrong moment, and polled an hour later."""
+    producer = make_producer(
+        pollNameServerInterval="1h", sendMsgTimeout="60s", orderWaitMs="60s",
+        ordering="strict" if mode == "strict" else "none",
+    )  # fmt: skip
+    queue = MessageQueue("orders", "broker-a", 0)
+    key = "k" if mode == "strict" else None
+    producer.send(Message("orders", b"before", sharding_key=key))
+    calls = {
+        "send": lambda: producer.send(Message("orders", b"x")),
+        "send_async": lambda: producer.send_async(Message("orders", b"x")).result(60),
+        "send_batch": lambda: producer.send_batch([Message("orders", b"x")] * 2),
+        "queue": lambda: producer.send(Message("orders", b"x"), queue=queue),
+        "strict": lambda: producer.send(Message("orders", b"x", sharding_key="k")),
+    }
+    failures: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            calls[mode]()
+        except BaseException as failure:
+            failures.append(failure)
+
+    for broker in cluster.brokers:
+        _demote(broker)
+    give_up_s = time.monotonic() + 30
+    while producer._engine.routes.addresses() and time.monotonic() < give_up_s:
+        with contextlib.suppress(SendError):
+            producer.send(Message("orders", b"meanwhile"), timeout_ms=500)
+    assert not producer._engine.routes.addresses()
+    sender = threading.Thread(target=call)
+    sender.start()
+    for broker in cluster.brokers:
+        _promote(broker)
+    sender.join(30)
+    assert not sender.is_alive() and not failures
+    assert b"x" in {message.body for message in cluster.messages("orders")}
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_request_of_one_queue_waits_for_its_new_master(
+    cluster: FakeCluster, make_engine: Any, ordered: bool
+) -> None:
+    """The route is a good one for all others: its broker alone has no master in it."""
+    engine = make_engine(pollNameServerInterval="1h", sendMsgTimeout="60s", orderWaitMs="60s")
+    engine.publish_info("orders")
+    late = cluster.brokers[1]
+    _demote(late)
+    queue = MessageQueue("orders", late.name, 0)
+    engine.submit(request(1, queue=queue, ordered=ordered))
+    until_s = engine.clock() + 20
+    while late.name in engine.publish_info("orders").masters and engine.clock() < until_s:
+        engine.drive()
+    assert late.name not in engine.publish_info("orders").masters
+    if engine.take():  # refused three times, before there was a new route
+        engine.submit(request(1, queue=queue, ordered=ordered))
+    _promote(late)
+    (completion,) = engine.drain(engine.clock() + 30)
+    assert completion.outcome is Outcome.ACKED
+
+
+def test_a_topic_that_is_made_after_all_is_found(cluster: FakeCluster, make_engine: Any) -> None:
+    """It was deleted a moment ago, when its route was young."""
+    engine = make_engine(createTopicKey="", pollNameServerInterval="1h")
+    engine.publish_info("orders")
+    cluster.delete_topic("orders")
+    until_s = engine.clock() + 30
+    while not engine.routes.hopeless("orders") and engine.clock() < until_s:
+        engine.routes.refresh("orders", engine.clock())
+        engine.drive()
+    assert send(engine, 1).outcome is Outcome.NOT_SENT
+    cluster.create_topic("orders", 4)
+    while engine.routes.hopeless("orders") and engine.clock() < until_s:
+        engine.routes.get("orders", engine.clock())
+        engine.drive()
+    assert send(engine, 2).outcome is Outcome.ACKED
