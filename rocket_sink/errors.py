@@ -12,6 +12,7 @@
     ├── SendError                   a send ended without a good answer
     │   ├── NotSentError            no complete frame left this process: safe to send again
     │   ├── RejectedError           the broker said that it did not store the message
+    │   ├── DegradedError           stored with less durability than asked for (onDegraded=fail)
     │   └── UnknownOutcomeError     a complete frame left, no valid answer came: maybe stored
     ├── DeliveryError               a Spark task or epoch that cannot vouch for all its rows
     ├── LedgerError                 the Delta ledger, its spool or its fold
@@ -369,6 +370,18 @@ class NotStoredError(RejectedError):
     """SYSTEM_ERROR (1) with a remark that proves that nothing was stored."""
 
     code = "NOT_STORED"
+
+
+class DegradedError(SendError):
+    """`onDegraded=fail`: the message is stored, and a durability condition was missed.
+
+    Facts: `result` (the SendResult, with its `status`), `broker_name`, `topic`.
+    """
+
+    code = "DEGRADED"
+    outcome = Outcome.ACKED_DEGRADED
+    retriable = False
+    isolates = Isolate.NOTHING
 
 
 class UnknownOutcomeError(SendError):

@@ -124,9 +124,15 @@ class Pump:
         except ConnectError as error:
             owner.on_failed(error, now_s)
             return
+        self.call_on(link, frame, owner, deadline_s=deadline_s, now_s=now_s)
+
+    def call_on(
+        self, link: Link, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
+    ) -> None:
+        """As `call`, on this very connection."""
         if self.rpc_hooks:
-            frame = self.rpc_hooks.before(address, frame)
-            owner = self.rpc_hooks.watched(owner, address, frame)
+            frame = self.rpc_hooks.before(link.address, frame)
+            owner = self.rpc_hooks.watched(owner, link.address, frame)
         head = link.connection.send_request(frame, deadline_s=deadline_s, token=owner)
         buffers = [head, frame.body] if frame.body else [head]
         self.send(link, owner, buffers, sum(map(len, buffers)), now_s)

@@ -17,7 +17,13 @@ from rocket_sink.errors import (
 )
 from rocket_sink.producer.core import EngineCore
 from rocket_sink.producer.flight import Flight
-from rocket_sink.producer.outcomes import attempt_of, completed, given_up, result_of
+from rocket_sink.producer.outcomes import (
+    attempt_of,
+    completed,
+    degraded,
+    given_up,
+    result_of,
+)
 from rocket_sink.producer.values import Attempt, Completion
 from rocket_sink.routing.retry import Action, Decision, decide, decide_degraded
 from rocket_sink.routing.verdict import SEND_STATUS, error_for_answer
@@ -66,7 +72,8 @@ class AttemptEnds(EngineCore):
         if self._record or flight.story is not None:
             outcome = result_outcome(frame.code)
             attempts = self._recorded(flight, now_s, sent_s, outcome, answer=answer)
-        self._complete(flight, completed(flight, result_of(flight, answer, rtt_s), attempts), now_s)
+        end = degraded if frame.code else completed
+        self._complete(flight, end(flight, result_of(flight, answer, rtt_s), attempts), now_s)
 
     def _failed(self, flight: Flight, error: SendError, sent_s: float | None, now_s: float) -> None:
         """An attempt ended without being stored, or nobody knows."""

@@ -1,9 +1,10 @@
 """What the engine knows of its brokers right now: load, usual latency, suspicion, isolation.
 
 Suspicion comes long before anything is given up: a broker with a request unanswered for longer
-than `suspectAfterMs` (and than its own usual latency explains) gets no new requests while another
-will do. A request that was written keeps waiting for its attempt's deadline, because giving it up
-early would double messages at every pause of a broker's collector.
+than `suspectAfterMs` (and than its own usual latency explains, or that gives no other sign of life)
+gets no new requests while another will do. A request that was written keeps waiting for its
+attempt's deadline, because giving it up early would double messages at every pause of a broker's
+collector.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from rocket_sink.producer.shared import SharedHealth
 from rocket_sink.producer.values import BrokerHealth
 from rocket_sink.routing.fault import FaultProfile, Isolation, LatencyFaultTolerance
 from rocket_sink.routing.pacing import AimdWindow
+from rocket_sink.wire.connection import LIVES_S
 
 if TYPE_CHECKING:
     from rocket_sink.producer.flight import Flight
+    from rocket_sink.routing.publish import PublishInfo
 
 VIEW_S: Final = 0.02
 """Age at which the isolated brokers are read again from the (shared) table."""
@@ -37,7 +40,9 @@ _SUSPECT_MAX_S: Final = 3.0
 class Broker:
     """Load and latency of one broker; smoothed as in RFC 6298."""
 
-    __slots__ = ("deviation_s", "held", "in_flight", "latency_s", "name", "suspect", "window")
+    __slots__ = (
+        "deviation_s", "held", "in_flight", "latency_s", "name", "silent", "suspect", "window",
+    )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,6 +50,8 @@ class Broker:
         self.latency_s = 0.0
         self.deviation_s = 0.0
         self.suspect = False
+        self.silent = False
+        """Suspect, and it gives no sign of life when it is asked for one: frozen, or cut off."""
         self.window: AimdWindow | None = None
         """Set from the first busy answer until it has grown to the engine's own."""
         self.held: deque[Flight] = deque()
@@ -168,10 +175,21 @@ class Brokers:
     def reachable(self, name: str) -> bool:
         return name not in self._unreachable
 
-    def shunned(self, name: str) -> bool:
-        """Under suspicion, or with far more in flight than the others."""
+    def reachable_in(self, info: PublishInfo, last: str | None) -> Callable[[str], bool]:
+        """As `reachable`; with the 4.x profile: in the better half of the route's brokers, without
+        the one whose attempt just failed."""
+        if not (self.enabled and self.table.profile.better_half):
+            return self.reachable
+        names = [name for name in info.homes if name in info.masters and name != last]
+        return self.table.better_half(names, self._viewed_s).__contains__
+
+    def suspicion(self, name: str) -> int:
+        """How little a broker is to be relied on: 1 suspect, 2 silent, 3 with far more in flight
+        than the others."""
         broker = self._brokers.get(name)
-        return broker is not None and (broker.suspect or self.overloaded(broker))
+        if broker is None:
+            return 0
+        return 3 if self.overloaded(broker) else 2 * broker.silent or int(broker.suspect)
 
     def overloaded(self, broker: Broker) -> bool:
         if broker.window is not None and not broker.has_room:
@@ -244,15 +262,28 @@ class Brokers:
             )
         return found
 
-    def judge(self, oldest: Iterable[tuple[str, float]], now_s: float) -> list[str]:
-        """Set suspicion from each broker's oldest unanswered request; the newly suspect."""
+    def judge(
+        self, connections: Iterable[tuple[str, float | None, float]], now_s: float
+    ) -> list[str]:
+        """Set suspicion; the newly suspect.
+
+        Args:
+            connections: of each, its broker, when its oldest unanswered request was written (None:
+                there is none), and when something was last heard on it.
+        """
         ages: dict[str, float] = {}
-        for name, sent_s in oldest:
-            ages[name] = max(ages.get(name, 0.0), now_s - sent_s)
+        heard: dict[str, float] = {}
+        for name, sent_s, heard_s in connections:
+            heard[name] = max(heard.get(name, heard_s), heard_s)
+            if sent_s is not None:
+                ages[name] = max(ages.get(name, 0.0), now_s - sent_s)
         fresh = []
         for broker in self._brokers.values():
             age_s = ages.get(broker.name, 0.0)
-            suspect = age_s > broker.suspect_after_s(self._floor_s)
+            quiet_s = min(age_s, now_s - heard.get(broker.name, now_s))
+            # A sign of life was asked for (`Errands`), which no usual latency of sends delays.
+            broker.silent = age_s > self._floor_s and quiet_s > LIVES_S
+            suspect = broker.silent or age_s > broker.suspect_after_s(self._floor_s)
             if suspect and not broker.suspect:
                 fresh.append(broker.name)
             broker.suspect = suspect

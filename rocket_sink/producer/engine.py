@@ -262,7 +262,7 @@ class SendEngine(Placing, AttemptEnds):
     def _tick(self, now_s: float) -> None:
         self._wall_offset_s = time.time() - now_s
         self.brokers.view(now_s)
-        for name in self.brokers.judge(self.errands.oldest(), now_s):
+        for name in self.brokers.judge(self.errands.connections(), now_s):
             self._move_unsent(name, now_s)
         for topic in list(self._parked):
             self._unpark(topic, now_s)

@@ -10,6 +10,7 @@ from rocket_sink.errors import ConnectError, SendError
 from rocket_sink.net.link import Link
 from rocket_sink.net.rpc import Call
 from rocket_sink.wire import requests
+from rocket_sink.wire.connection import LIVES_S
 from rocket_sink.wire.frame import Frame
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 _LOOK_S: Final = 0.5
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
+_ASK_S: Final = LIVES_S / 2
+"""A connection with a request older than this, on which nothing was heard for so long, is asked for
+a sign of life: half of the time for which one counts."""
 Introduced = Callable[[SendError | None, float], None]
 
 
@@ -31,10 +35,12 @@ class Errands:
         self._detects = options.start_detector_enable and options.latency_fault_enable
         self._detect_timeout_s = options.detect_timeout_ms / 1000
         self._greeted: dict[str, tuple[Link, float]] = {}
+        self._asked: set[Link] = set()
         self._next_look_s = 0.0
         self._opened = 0
 
     def run(self, now_s: float) -> None:
+        self._ask_for_life(now_s)
         opened = self._engine.pump.opened
         if now_s < self._next_look_s and opened == self._opened:
             return
@@ -58,13 +64,41 @@ class Errands:
             for address in addresses
         )
 
-    def oldest(self) -> Iterator[tuple[str, float]]:
-        """(broker name, time written) of the oldest unanswered request of each link in use."""
+    def connections(self) -> Iterator[tuple[str, float | None, float]]:
+        """What `Brokers.judge` wants to know of each."""
         names = {address: name for name, address in self._engine.routes.addresses().items()}
         for link in self._engine.pump.links:
+            if link.address in names:
+                yield names[link.address], link.connection.oldest_sent_s, link.heard_s
+
+    def _ask_for_life(self, now_s: float) -> None:
+        """A heartbeat on each connection that owes an old answer and is silent otherwise.
+
+        Its answer tells a broker that holds a request (it waits for its slave) from a frozen one:
+        `Connection.open_request`, `Brokers.silent`. One at a time; it expires with the request.
+        """
+        for link in self._engine.pump.links:
             sent_s = link.connection.oldest_sent_s
-            if sent_s is not None and link.address in names:
-                yield names[link.address], sent_s
+            if sent_s is None or link in self._asked:
+                continue
+            until_s = link.connection.oldest_deadline_s
+            if until_s is None or now_s - max(sent_s, link.heard_s) <= _ASK_S:
+                continue
+            self._asked.add(link)
+
+            def ended(
+                answer: Frame | None, error: SendError | None, at_s: float, link: Link = link
+            ) -> None:
+                self._asked.discard(link)
+
+            self._engine.pump.call_on(
+                link, self._heartbeat(), Call(ended), deadline_s=until_s, now_s=now_s
+            )
+
+    def _heartbeat(self) -> Frame:
+        return requests.heartbeat(
+            client_id=self._engine.identity.client_id, producer_groups=[self._group]
+        )
 
     def _greet(self, address: str, now_s: float) -> None:
         """A heartbeat on each connection, at once and every 30 s: it makes the group known."""
@@ -88,10 +122,9 @@ class Errands:
                 self._engine.brokers.versions[address] = answer.version
             done(error, at_s)
 
-        frame = requests.heartbeat(
-            client_id=self._engine.identity.client_id, producer_groups=[self._group]
+        self._engine.pump.call(
+            address, self._heartbeat(), Call(ended), deadline_s=deadline_s, now_s=now_s
         )
-        self._engine.pump.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
 
     def _probe(self, addresses: dict[str, str], now_s: float) -> None:
         """Ask brokers that nobody answered at (LatencyFaultToleranceImpl.detectByOneRound)."""

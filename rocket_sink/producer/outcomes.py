@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocket_sink.errors import BrokerTooOldError, Outcome, SendError
+from rocket_sink.errors import BrokerTooOldError, DegradedError, Outcome, SendError
 from rocket_sink.message import MessageQueue, SendResult
 from rocket_sink.producer.flight import Flight
 from rocket_sink.producer.values import Attempt, Completion
@@ -81,6 +81,19 @@ def completed(flight: Flight, result: SendResult, attempts: list[Attempt]) -> Co
     )
 
 
+def degraded(flight: Flight, result: SendResult, attempts: list[Attempt]) -> Completion:
+    """Stored, less durably than asked for: by `onDegraded` the result, or an error that has it."""
+    completion = completed(flight, result, attempts)
+    if flight.engine.options.on_degraded == "fail":
+        completion.result = None
+        completion.error = DegradedError(
+            f"{result.queue.broker_name} stored the message and answered {result.status}, which "
+            "onDegraded=fail does not accept; sent again it is stored twice",
+            result=result, broker_name=result.queue.broker_name, topic=flight.request.topic,
+        )  # fmt: skip
+    return completion
+
+
 def given_up(flight: Flight, error: SendError) -> Completion:
     """The request's end without an acknowledgement of its last attempt.
 
@@ -89,7 +102,7 @@ def given_up(flight: Flight, error: SendError) -> Completion:
     """
     story = flight.told()
     if story.degraded is not None:
-        return completed(flight, story.degraded, story.attempts)
+        return degraded(flight, story.degraded, story.attempts)
     cause = story.unknown or error
     if cause is not error and error.__cause__ is None:
         cause.__cause__ = error

@@ -111,8 +111,8 @@ class Placing(EngineCore):
         queue = self._chooser.select(
             info,
             available=brokers.available_for(info.topic),
-            reachable=brokers.reachable,
-            suspect=brokers.shunned,
+            reachable=brokers.reachable_in(info, last),
+            suspicion=brokers.suspicion,
             last_broker=last,
             load=brokers,
         )
@@ -141,7 +141,12 @@ class Placing(EngineCore):
             self._failed(flight, refused, None, now_s)
             return
         until_s = self._attempt_deadline(flight, now_s)
-        opaque = link.connection.open_request(deadline_s=until_s, token=flight)
+        opaque = link.connection.open_request(
+            deadline_s=until_s,
+            token=flight,
+            # Given up while the broker holds it, it is stored there and sent to another one, too.
+            latest_s=flight.deadline_s if self._bounds.attempt_cap_s is None else until_s,
+        )
         head = self._head(flight, queue, opaque)
         flight.link = link
         size = flight.wire_bytes = len(head) + flight.body_bytes

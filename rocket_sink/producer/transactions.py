@@ -16,6 +16,7 @@ import threading
 from typing import Any, Final
 
 from rocket_sink.errors import (
+    DegradedError,
     InvalidAnswerError,
     MessageError,
     NotStoredError,
@@ -118,7 +119,8 @@ class TransactionSends(ProducerBase):
         it is in the result, and the state is UNKNOWN. END_TRANSACTION is awaited, where Java
         sends it oneway and never learns of a failure; only UNKNOWN, which no broker answers, is
         oneway. A half message whose outcome is unknown is not executed: the error is raised, and
-        the listener may be asked about a transaction that it never saw (answer ROLLBACK).
+        the listener may be asked about a transaction that it never saw (answer ROLLBACK). A half
+        message that is stored degraded is rolled back.
 
         Raises:
             MessageError: INVALID_DELAY (a half message cannot be timed, Java drops the delay), or
@@ -136,8 +138,12 @@ class TransactionSends(ProducerBase):
         request = self._composer.single(message, {TRAN_MSG: "true", PGROUP: self._group})
         request.timed = True  # never in a batch
         request.sys_flag |= SysFlag.TRANSACTION_PREPARED
-        half = self._result(self._wait(request, (message,), "transaction"))
         identified = named(message, request.message_id)
+        try:
+            half = self._result(self._wait(request, (message,), "transaction"))
+        except DegradedError as degraded:
+            self._end(identified, degraded.facts["result"], ROLLBACK, None)
+            raise
         state, failure = ROLLBACK, None
         if half.outcome is Outcome.ACKED:
             state, failure = executed(execute, identified, arg)

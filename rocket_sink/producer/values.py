@@ -118,7 +118,8 @@ class Attempt:
 class Completion:
     """The end of one request: exactly one per `submit`.
 
-    `result` is set when the outcome is delivered (`outcome.delivered`), else `error`.
+    `result` is set when the outcome is delivered (`outcome.delivered`), else `error`; with
+    `onDegraded=fail` a degraded one has a DegradedError, and the result is a fact of that.
     `maybe_duplicate`: some attempt's outcome is unknown, so that the messages may be stored more
     than once (or, when the outcome is not delivered, may be stored although nobody said so).
     `outcome` is the request's as a whole: UNKNOWN as soon as one attempt's is unknown and none

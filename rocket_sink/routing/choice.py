@@ -2,7 +2,9 @@
 
 Brokers are tried in tiers: available, then reachable, then any; never the one that just failed
 while another will do; and none without a master. A broker under suspicion (an old unanswered
-request, which nothing has failed on yet) is skipped like an unavailable one.
+request, which nothing has failed on yet) is skipped like an unavailable one; when all are under
+suspicion, the least suspected ones are taken: half of the requests to a frozen broker, each time
+that a slow one is late, would put them all there in the end.
 
 Within a tier every selector gives each queue its share: while the turn is at a broker that will
 not do, messages are dealt out over the remaining queues by a cursor of their own, and the turn is
@@ -15,7 +17,7 @@ Cost: constant when the brokers are well, whatever their number; else one pass o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from rocket_sink.errors import ConfigurationError
@@ -25,6 +27,7 @@ from rocket_sink.routing.rng import Rng
 from rocket_sink.routing.selectors import Load, Selector, View
 
 Predicate = Callable[[str], bool]
+Degree = Callable[[str], int]
 
 TOPICS_MAX: Final = 1024
 VIEWS_MAX: Final = 64
@@ -35,8 +38,8 @@ def _always(broker_name: str) -> bool:
     return True
 
 
-def _never(broker_name: str) -> bool:
-    return False
+def _none(broker_name: str) -> int:
+    return 0
 
 
 class QueueChooser:
@@ -60,13 +63,14 @@ class QueueChooser:
         *,
         available: Predicate = _always,
         reachable: Predicate = _always,
-        suspect: Predicate = _never,
+        suspicion: Degree = _none,
         last_broker: str | None = None,
         load: Load | None = None,
     ) -> MessageQueue | None:
         """The next queue; None when no broker of the route has a queue and a master.
 
-        Predicates take broker names. `last_broker` is the one whose attempt just failed.
+        Predicates take broker names, and so does `suspicion`: 0 is none, more is worse.
+        `last_broker` is the one whose attempt just failed.
         """
         views = self._views(info)
         whole = views.whole
@@ -76,7 +80,7 @@ class QueueChooser:
         near = self._near
 
         def well(name: str) -> bool:
-            return name != last_broker and available(name) and not suspect(name)
+            return name != last_broker and available(name) and not suspicion(name)
 
         def best(name: str) -> bool:
             return well(name) and (near is None or near(name))
@@ -84,7 +88,7 @@ class QueueChooser:
         position = self._selector.select(whole, load, self._rng, best)
         if position is not None:
             return whole.queue_at(position)
-        for tier in _tiers(well, reachable, suspect, last_broker):
+        for tier in _tiers(whole.brokers, well, reachable, suspicion, last_broker):
             brokers = [name for name in whole.brokers if tier(name)]
             if near is not None:
                 brokers = [name for name in brokers if near(name)] or brokers
@@ -105,7 +109,11 @@ class QueueChooser:
 
 
 def _tiers(
-    well: Predicate, reachable: Predicate, suspect: Predicate, last_broker: str | None
+    names: Iterable[str],
+    well: Predicate,
+    reachable: Predicate,
+    suspicion: Degree,
+    last_broker: str | None,
 ) -> Iterator[Predicate]:
     """From the best to the last resort.
 
@@ -113,8 +121,9 @@ def _tiers(
     time-out, and a failure may have been one busy answer.
     """
     yield well
-    yield lambda name: name != last_broker and reachable(name) and not suspect(name)
-    yield lambda name: name != last_broker and reachable(name)
+    degrees = {name: suspicion(name) for name in names if name != last_broker and reachable(name)}
+    least = min(degrees.values(), default=0)
+    yield lambda name: degrees.get(name) == least
     yield reachable
     yield lambda name: name != last_broker
     yield _always

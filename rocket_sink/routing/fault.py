@@ -9,14 +9,14 @@ writers of one broker at the same moment may lose one update; each write is righ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from rocket_sink.routing.fault_profile import PROFILES, FaultProfile
 
 __all__ = [
-    "PROFILES", "FaultItem", "FaultProfile", "FaultStore", "Health", "Isolation",
+    "PROFILES", "FaultItem", "FaultProfile", "FaultStore", "Isolation",
     "LatencyFaultTolerance", "MemoryFaultStore",
 ]  # fmt: skip
 
@@ -91,14 +91,6 @@ class Isolation:
     reachable: bool = True
     topic: str | None = None
     """Only this topic is affected."""
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """The table at one moment, for one topic: the predicates that QueueChooser asks."""
-
-    available: Callable[[str], bool]
-    reachable: Callable[[str], bool]
 
 
 class LatencyFaultTolerance:
@@ -180,24 +172,16 @@ class LatencyFaultTolerance:
         item = self.store.get(name)
         return item is None or item.reachable
 
-    def health(self, now_s: float, topic: str | None = None) -> Health:
-        """The predicates for one choice; 4.x puts its better half where 5.x asks for reachable."""
-        reachable: Callable[[str], bool] = self.is_reachable
-        if self.profile.better_half:
-            reachable = self._in_better_half(now_s)
-        return Health(lambda name: self.is_available(name, now_s, topic), reachable)
+    def better_half(self, names: Iterable[str], now_s: float) -> set[str]:
+        """The better half of these brokers, at least one: where 4.x sends while none is available.
 
-    def pick_one_at_least(self, now_s: float, index: int) -> str | None:
-        """A broker of the table when none is available; `index` (>= 0) spreads the choice.
-
-        5.x: any that is reachable; 4.x: one of the better half.
+        Java: LatencyFaultToleranceImpl.pickOneAtLeast of 4.9, over all brokers that it knows. There
+        the latency is that of the last request, and a connection that is refused at once makes a
+        dead broker the quickest; here the unreachable ones come last.
         """
-        items = self._items()
-        if self.profile.better_half:
-            items = self._better_half(items, now_s)
-        else:
-            items = [item for item in items if item.reachable]
-        return items[index % len(items)].broker_name if items else None
+        items = [self.store.get(name) or FaultItem(name) for name in names]
+        items.sort(key=lambda i: (now_s < i.start_s, not i.reachable, i.latency_ms, i.start_s))
+        return {item.broker_name for item in items[: max(len(items) // 2, 1)]}
 
     def remove(self, name: str) -> None:
         """Forget a broker, for one that has no address any more."""
@@ -244,18 +228,3 @@ class LatencyFaultTolerance:
     def _items(self) -> list[FaultItem]:
         found = (self.store.get(name) for name in self.store.names() if _PAIR not in name)
         return [item for item in found if item is not None]
-
-    def _better_half(self, items: list[FaultItem], now_s: float) -> list[FaultItem]:
-        ranked = sorted(items, key=lambda i: (now_s < i.start_s, i.latency_ms, i.start_s))
-        return ranked[: max(len(ranked) // 2, 1)]
-
-    def _in_better_half(self, now_s: float) -> Callable[[str], bool]:
-        better: set[str] | None = None
-
-        def reachable(name: str) -> bool:
-            nonlocal better
-            if better is None:  # asked only when no broker is available: not worth it before
-                better = {item.broker_name for item in self._better_half(self._items(), now_s)}
-            return name in better
-
-        return reachable

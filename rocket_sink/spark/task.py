@@ -268,10 +268,7 @@ class TaskBody:
 
     def _delivered(self, request: PendingRequest, completion: Completion) -> None:
         if completion.outcome is Outcome.ACKED_DEGRADED and self._options.on_degraded == "fail":
-            result = completion.result
-            raise DeliveryError(
-                f"onDegraded=fail: the broker answered {result.status if result else 'degraded'}"
-            )
+            raise DeliveryError(f"onDegraded=fail: {completion.error}")
         self._accounts.delivered(
             completion.outcome, request.message_count, maybe_duplicate=request.maybe_duplicate
         )

@@ -18,6 +18,7 @@ import dataclasses
 import enum
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.command import ONEWAY_FLAG, Body
@@ -57,6 +58,11 @@ __all__ = [
     "PeerRequest",
     "Violation",
 ]
+
+
+LIVES_S: Final = 0.5
+"""A peer that was heard so recently is alive: what it has not answered yet, it holds."""
+_RENEWAL_S: Final = 0.1
 
 
 class ConnectionState(enum.Enum):
@@ -102,11 +108,17 @@ class Connection:
 
     # --- sending -----------------------------------------------------------------------------
 
-    def open_request(self, *, deadline_s: float, token: object) -> int:
+    def open_request(
+        self, *, deadline_s: float, token: object, latest_s: float = float("-inf")
+    ) -> int:
         """Enter a request into the table and return its opaque id.
 
         For callers that make the head themselves (SendTemplate); they must hand the heads to the
         kernel in the order of these calls.
+
+        Args:
+            latest_s: until then the request does not expire while the peer holds it: it was
+                written, and the peer has been heard since and within the last `LIVES_S`.
 
         Raises:
             LocalProtocolError: the connection is not open.
@@ -114,7 +126,7 @@ class Connection:
         if self.state is not ConnectionState.OPEN:
             self._check_open()
         opaque = self._opaques.take(self._pending)
-        pending = Pending(opaque, token, deadline_s)
+        pending = Pending(opaque, token, deadline_s, latest_s)
         self._pending[opaque] = pending
         self._unwritten.append(pending)
         if self._earliest_s is None or deadline_s < self._earliest_s:
@@ -234,13 +246,15 @@ class Connection:
     # --- time and end ------------------------------------------------------------------------
 
     def expire(self, now_s: float) -> list[Expired]:
-        """Take the requests out whose deadline is at or before `now_s`.
+        """Take the requests out whose deadline is at or before `now_s`, but for those that the peer
+        holds (`open_request`).
 
         Costs nothing before the earliest deadline, one scan of the table after it.
         """
         if self._earliest_s is None or now_s < self._earliest_s:
             return []
         due = [pending for pending in self._pending.values() if pending.deadline_s <= now_s]
+        due = [pending for pending in due if not self._renew(pending, now_s)]
         for pending in due:
             self._settle(pending)
         if not all(pending.written for pending in due):
@@ -249,6 +263,16 @@ class Connection:
         deadlines = [pending.deadline_s for pending in self._pending.values()]
         self._earliest_s = min(deadlines, default=None)
         return [Expired(pending.token, pending.written) for pending in due]
+
+    def _renew(self, pending: Pending, now_s: float) -> bool:
+        """Give a request that the peer holds more time; False: its time is over."""
+        heard_s = self.last_heard_s
+        if pending.sent_s is None or heard_s is None or now_s >= pending.latest_s:
+            return False
+        if heard_s <= pending.sent_s or now_s - heard_s > LIVES_S:
+            return False
+        pending.deadline_s = min(now_s + _RENEWAL_S, pending.latest_s)
+        return True
 
     def close(self) -> list[Lost]:
         """End the connection; everything in flight comes back once. Closing twice is nothing."""
@@ -274,6 +298,13 @@ class Connection:
         # Requests are written in the order of the table, so its first entry is the oldest.
         for pending in self._pending.values():
             return pending.sent_s
+        return None
+
+    @property
+    def oldest_deadline_s(self) -> float | None:
+        """The deadline of the request that `oldest_sent_s` is about."""
+        for pending in self._pending.values():
+            return pending.deadline_s
         return None
 
     # --- inside ------------------------------------------------------------------------------

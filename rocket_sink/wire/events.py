@@ -60,12 +60,13 @@ class Lost(NamedTuple):
 class Pending:
     """One request in flight, as the request table keeps it; `settled` once it has left."""
 
-    __slots__ = ("deadline_s", "opaque", "sent_s", "settled", "token", "written")
+    __slots__ = ("deadline_s", "latest_s", "opaque", "sent_s", "settled", "token", "written")
 
-    def __init__(self, opaque: int, token: object, deadline_s: float) -> None:
+    def __init__(self, opaque: int, token: object, deadline_s: float, latest_s: float) -> None:
         self.opaque = opaque
         self.token = token
         self.deadline_s = deadline_s
+        self.latest_s = latest_s
         self.sent_s: float | None = None
         self.written = False
         self.settled = False

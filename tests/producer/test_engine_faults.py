@@ -52,6 +52,52 @@ def test_a_frozen_broker_cannot_collect_the_window(cluster, make_engine):
     assert all(c.outcome is Outcome.ACKED for c in engine.drain())
 
 
+def test_a_frozen_broker_cannot_collect_the_window_while_the_other_has_fits(cluster, make_engine):
+    """Each fit makes the living one suspect, too: then the lesser evil is it, and not both."""
+    engine = make_engine(sendMsgTimeout=600_000)
+    frozen, well = cluster.brokers
+    for number in range(40):
+        send(engine, number)
+    frozen.freeze()
+    number = 100
+    for _ in range(8):
+        for delay in (Delay(300), Delay(450), Delay(600)):
+            well.on_send(delay, times=8)
+        done, until_s = 0, engine.clock() + 30
+        while done < 60 and engine.clock() < until_s:
+            while engine.pending < 40:
+                engine.submit(request(number))
+                number += 1
+            done += len(engine.poll(0.05))
+    stuck = engine.brokers.of(frozen.name).in_flight
+    frozen.thaw()
+    assert done >= 60, "all places were taken by what the frozen broker holds"
+    assert all(c.outcome is Outcome.ACKED for c in engine.drain())
+    # what it got before it was suspect: FREE_IN_FLIGHT, and 1.25 times what the other one had
+    assert stuck <= 28
+
+
+def test_a_frozen_broker_is_suspected_though_its_answers_took_long(cluster, make_engine):
+    """What it holds may be slow; what asks for a sign of life is not."""
+    engine = make_engine(sendMsgTimeout=600_000)
+    frozen = cluster.brokers[0]
+    queue = MessageQueue("orders", frozen.name, 0)
+    engine.publish_info("orders")
+    broker = engine.brokers.of(frozen.name)
+    for _ in range(20):
+        broker.measure(1e6)
+        broker.measure(1e-6)
+    frozen.freeze()
+    engine.submit(request(1, queue=queue))
+    began_s = engine.clock()
+    while engine.available(frozen.name) and engine.clock() < began_s + 60:
+        engine.drive()
+    took_s = engine.clock() - began_s
+    frozen.thaw()
+    engine.drain()
+    assert took_s < broker.suspect_after_s(0.0)
+
+
 def test_a_short_pause_doubles_nothing(cluster, make_engine):
     """300 ms, as a garbage collection: suspected, but nothing written is given up."""
     engine = make_engine()

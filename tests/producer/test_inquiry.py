@@ -121,7 +121,7 @@ def test_an_index_that_is_late_is_waited_for(cluster, make_engine):
 def test_without_a_proof_it_is_repeated(cluster, make_engine):
     """What the proof is for: the same lost answer doubles the message."""
     for broker in cluster.brokers:
-        broker.on_send(Drop(), times=1)
+        broker.on_send(CloseConnection(), times=1)
     completion = send(make_engine(**QUICK), request(1))
     assert completion.maybe_duplicate and len(bodies(cluster)) > 1
 

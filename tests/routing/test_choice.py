@@ -82,19 +82,22 @@ subset = st.sets(st.sampled_from("abcdef"))
 
 @given(brokers, subset, subset, subset, st.none() | st.sampled_from("abcdef"), st.data())
 def test_tiers(queues, unavailable, unreachable, suspects, last, data):
+    degrees = {name: data.draw(st.integers(1, 3)) for name in sorted(suspects)}
     info = info_of(queues)
     choose = chooser(data.draw(st.sampled_from(SELECTORS)), data.draw(st.integers(0, 99)))
     names = set(queues)
     well = names - unavailable - suspects - {last}
     reached = names - unreachable
-    tiers = [well, reached - suspects - {last}, reached - {last}, reached, names - {last}, names]
+    least = min((degrees.get(name, 0) for name in reached - {last}), default=0)
+    doubted = {name for name in reached - {last} if degrees.get(name, 0) == least}
+    tiers = [well, doubted, reached, names - {last}, names]
     best = next(tier for tier in tiers if tier)
     for _ in range(6):
         queue = choose.select(
             info,
             available=lambda name: name not in unavailable,
             reachable=lambda name: name not in unreachable,
-            suspect=lambda name: name in suspects,
+            suspicion=lambda name: degrees.get(name, 0),
             last_broker=last,
             load=Loads(dict.fromkeys(queues, 5.0)),
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocket_sink.routing.choice import QueueChooser
 from rocket_sink.routing.fault import (
     EXTENSION_S,
     PROFILES,
@@ -16,6 +18,9 @@ from rocket_sink.routing.fault import (
     LatencyFaultTolerance,
     MemoryFaultStore,
 )
+from rocket_sink.routing.publish import PublishInfo
+from rocket_sink.routing.selectors import selector_named
+from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 
 NOW = 1000.0
 FIVE = [
@@ -96,23 +101,39 @@ def test_c36_remove_and_reachable():
     faults.remove("a")
 
 
-def test_c36_pick_one_at_least_is_the_reachable_one():
-    faults = table()
-    assert faults.pick_one_at_least(NOW, 0) is None
+def test_c36_the_reachable_one_is_picked_while_none_is_available():
+    faults, choose = table(), QueueChooser(selector_named("round_robin"), random.Random(1))
+    route = TopicRoute(
+        tuple(QueueData(name, 4, 4) for name in "abc"),
+        tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in "abc"),
+    )
+
+    def chosen():
+        queues = [
+            choose.select(
+                PublishInfo.of("t", route),
+                available=lambda name: faults.is_available(name, NOW),
+                reachable=faults.is_reachable,
+            )
+            for _ in range(30)
+        ]
+        return {queue.broker_name for queue in queues}
+
+    assert chosen() == set("abc")
     for name in ("a", "b", "c"):
         bad(faults, name, reachable=name == "b")
-    assert {faults.pick_one_at_least(NOW, index) for index in range(10)} == {"b"}
+    assert chosen() == {"b"}
     bad(faults, "b")
-    assert faults.pick_one_at_least(NOW, 3) is None
+    assert chosen() == set("abc")
 
 
-def test_pick_one_at_least_of_4x_is_of_the_better_half():
+def test_the_better_half_of_4x_is_the_quicker_one():
     faults = table("4.x")
     for number, name in enumerate("abcde"):
         good(faults, name, 600 + number)
-    assert {faults.pick_one_at_least(NOW, index) for index in range(10)} == {"a", "b"}
-    health = faults.health(NOW)
-    assert [name for name in "abcdex" if health.reachable(name)] == ["a", "b"]
+    assert faults.better_half("edcba", NOW) == {"a", "b"}
+    assert faults.better_half("edc", NOW) == {"c"}
+    assert faults.better_half("ex", NOW) == {"x"}, "one that never had trouble"
 
 
 def test_better_half_puts_available_brokers_first():
@@ -120,9 +141,17 @@ def test_better_half_puts_available_brokers_first():
     good(faults, "slow", 5000)
     good(faults, "fast", 700)
     later = NOW + 180.0  # both are available again, and the faster one is better
-    assert faults.pick_one_at_least(later, 0) == "fast"
+    assert faults.better_half(["slow", "fast"], later) == {"fast"}
     bad(faults, "fast", later)
-    assert faults.pick_one_at_least(later, 0) == "slow"
+    assert faults.better_half(["slow", "fast"], later) == {"slow"}
+
+
+def test_better_half_puts_unreachable_brokers_last():
+    """One that refuses connections fails at once, and would be the quickest."""
+    faults = table("4.x")
+    good(faults, "slow", 5000)
+    bad(faults, "dead")
+    assert faults.better_half(["dead", "slow"], NOW) == {"slow"}
 
 
 def test_5x_success_never_shortens_isolation_and_4x_does():
@@ -202,7 +231,6 @@ def test_a_topic_is_isolated_on_one_broker_only():
     event = faults.isolate_topic("orders", "a", NOW, "NO_PERMISSION")
     assert (event.topic, event.broker_name, event.cause) == ("orders", "a", "NO_PERMISSION")
     assert not faults.is_available("a", NOW, "orders")
-    assert not faults.health(NOW, "orders").available("a")
     assert faults.is_available("a", NOW)
     assert faults.is_available("a", NOW, "others")
     assert faults.is_available("b", NOW, "orders")

@@ -73,6 +73,7 @@ TABLE = [
     (errors.AuthenticationError, "fatal", "fatal", "nothing", True, False),
     (errors.UnsupportedRequestError, "fatal", "fatal", "nothing", True, False),
     (errors.NotStoredError, "retry_now", "retry_same_queue", "broker", True, False),
+    (errors.DegradedError, "give_up", "give_up", "nothing", True, False),
     (errors.RequestTimeoutError, "retry_now", "give_up", "broker", False, True),
     (errors.ConnectionLostError, "retry_now", "retry_same_queue", "broker", False, True),
     (errors.BrokerError, "retry_now", "retry_same_queue", "broker", True, False),

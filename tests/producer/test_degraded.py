@@ -1,0 +1,136 @@
+"""Stored with less durability than asked for, and brokers that hold a request until they say so."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from rocket_sink.errors import DegradedError, Outcome
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.producer.transactions import COMMIT
+from rocket_sink.testing import Answer, Delay
+from rocket_sink.wire.codes import RequestCode
+
+from .conftest import request, send
+
+HELD_S = 1.8
+"""Longer than an attempt's share of three seconds, and well within them."""
+
+
+def every(cluster, behaviour, times=None):
+    for broker in cluster.brokers:
+        broker.on_send(behaviour, times=times)
+
+
+@pytest.mark.parametrize("mode", ["send", "send_async", "gathered", "send_batch", "transaction"])
+@pytest.mark.parametrize("code", [10, 11, 12])
+def test_on_degraded_fail_reaches_every_caller(cluster, make_producer, mode, code):
+    every(cluster, Answer(code))
+    producer = make_producer(onDegraded="fail", autoBatch=mode == "gathered")
+    message = Message("orders", b"body")
+    calls = {
+        "send": lambda: producer.send(message),
+        "send_async": lambda: producer.send_async(message).result(20),
+        "gathered": lambda: producer.send_async(message).result(20),
+        "send_batch": lambda: producer.send_batch([message, message]),
+        "transaction": lambda: producer.send_in_transaction(message, lambda *_: COMMIT),
+    }
+    with pytest.raises(DegradedError, match="onDegraded=fail") as caught:
+        calls[mode]()
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.result.outcome is Outcome.ACKED_DEGRADED
+    assert again.result.broker_address in {broker.address for broker in cluster.brokers}
+    if mode == "transaction":
+        assert not cluster.messages("orders")
+        assert not any(broker.half_messages() for broker in cluster.brokers)
+    else:
+        assert len(cluster.messages("orders")) == 1 + (mode == "send_batch")
+
+
+@pytest.mark.parametrize(("code", "sends"), [(10, 2), (11, 1), (12, 2)])
+def test_on_degraded_retry_through_the_producer(cluster, make_producer, code, sends):
+    """Of a missing slave (11) another attempt would hear the same."""
+    cluster.brokers[0].on_send(Answer(code), times=1)
+    producer = make_producer(onDegraded="retry")
+    queue = MessageQueue("orders", cluster.brokers[0].name, 0)
+    result = producer.send(Message("orders", b"body"), queue=queue)
+    assert result.outcome is (Outcome.ACKED if sends == 2 else Outcome.ACKED_DEGRADED)
+    assert result.maybe_duplicate is (sends == 2)
+    assert len(cluster.messages("orders")) == sends
+
+
+@pytest.mark.parametrize("mode", ["send", "send_async", "send_batch"])
+def test_a_request_that_a_living_broker_holds_is_not_doubled(cluster, make_producer, mode):
+    """As with a dead slave: each answer comes late, whatever else is asked is answered at once."""
+    every(cluster, Delay(HELD_S * 1000))
+    producer = make_producer(sendMsgTimeout="20s", retryTimesWhenSendFailed=19)
+    message = Message("orders", b"body")
+    calls = {
+        "send": lambda: producer.send(message),
+        "send_async": lambda: producer.send_async(message).result(30),
+        "send_batch": lambda: producer.send_batch([message])[0],
+    }
+    result = calls[mode]()
+    assert not result.maybe_duplicate and result.attempts == 1
+    assert len(cluster.messages("orders")) == 1
+
+
+def test_a_frozen_broker_gets_no_more_than_its_share(cluster, make_engine):
+    """It was heard of just before, and then no more."""
+    engine = make_engine(sendMsgTimeout="60s", retryTimesWhenSendFailed=59)
+    frozen = cluster.brokers[0]
+    send(engine, "warm", queue=MessageQueue("orders", frozen.name, 0))
+    frozen.freeze()
+    queues = iter([MessageQueue("orders", broker.name, 0) for broker in cluster.brokers])
+    completion = send(engine, 1, choose=lambda info, available: next(queues))
+    frozen.thaw()
+    assert completion.outcome is Outcome.ACKED and completion.maybe_duplicate
+    first, _ = completion.attempts
+    assert first.error_code == "REQUEST_TIMEOUT"
+    assert first.rtt_ms < 30_000, "it waited as for a broker that lives"
+
+
+def test_a_broker_that_freezes_while_it_holds_a_request_is_given_up(cluster, make_engine):
+    engine = make_engine(sendMsgTimeout="60s", retryTimesWhenSendFailed=59)
+    frozen = cluster.brokers[0]
+    send(engine, "warm", queue=MessageQueue("orders", frozen.name, 0))
+    frozen.on_send(Delay(600_000))
+    queues = iter([MessageQueue("orders", broker.name, 0) for broker in cluster.brokers])
+    engine.submit(request(1, choose=lambda info, available: next(queues)))
+    until_s = engine.clock() + 2.5
+    while engine.clock() < until_s:
+        engine.drive()
+    assert engine.pending and not engine.has_ended, "an attempt's share of 1 s was all it got"
+    frozen.freeze()
+    (completion,) = engine.drain()
+    frozen.thaw()
+    assert completion.outcome is Outcome.ACKED
+    assert 2000 < completion.attempts[0].rtt_ms < 30_000
+
+
+def test_the_time_of_an_attempt_that_the_user_set_is_kept(cluster, make_engine):
+    every(cluster, Delay(600_000))
+    engine = make_engine(sendMsgTimeout="60s", sendMsgMaxTimeoutPerRequest=700)
+    completion = send(engine, 1)
+    assert completion.outcome is Outcome.UNKNOWN
+    assert len(completion.attempts) == 3
+
+
+def test_a_sign_of_life_is_asked_for_only_of_brokers_that_owe_an_old_answer(cluster, make_engine):
+    engine = make_engine(heartbeatBrokerInterval="1h")
+    name = cluster.brokers[0].name
+    queue = MessageQueue("orders", name, 0)
+    for number in range(20):
+        send(engine, number, queue=queue)
+    until_s = engine.clock() + 0.5
+    while engine.clock() < until_s:
+        engine.drive()
+    assert _heartbeats(cluster.brokers[0]) == 1
+    cluster.brokers[0].on_send(Delay(1500))
+    send(engine, "held", queue=queue)
+    assert _heartbeats(cluster.brokers[0]) > 1
+
+
+def _heartbeats(broker):
+    return sum(request.code == RequestCode.HEART_BEAT for request in broker.requests)
