@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
 
 from rocket_sink.errors import Outcome, SendError
 from rocket_sink.message import Message, MessageQueue
+from rocket_sink.producer.brokers import VIEW_S
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, Delay, FakeCluster
 
@@ -52,6 +54,7 @@ def test_4x_sends_to_the_better_half_while_no_broker_is_available(profile, used)
                 broker.on_send(Delay(20 if number < 2 else 1500), times=None)
                 producer.send(Message("orders", b"slow"), queue=queue)
             assert not any(one.available for one in producer.broker_health())
+            time.sleep(2 * VIEW_S)
             results = [producer.send(Message("orders", b"x")) for _ in range(8)]
     assert {result.queue.broker_name for result in results} == used
 
