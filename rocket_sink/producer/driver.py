@@ -34,6 +34,8 @@ _LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 1.0
 _KEEP_S: Final = 0.5
 """Longest wait for the answers to heartbeats; others are read the next time."""
+_LOOKS: Final = 3
+"""Per interval of heartbeats: one that has just missed its time is a third late at most."""
 
 
 class Driver(Leading):
@@ -43,8 +45,10 @@ class Driver(Leading):
         super().__init__(engine)
         self._thread: threading.Thread | None = None
         self._closing = False
-        interval_s = engine.options.heartbeat_broker_interval_ms / 1000
-        self.keeper = Keeper(self._keep_alive, interval_s)
+        every_s = engine.options.heartbeat_broker_interval_ms / 1000 / _LOOKS
+        if engine.errands.detects:
+            every_s = min(every_s, engine.options.detect_interval_ms / 1000)
+        self.keeper = Keeper(self._keep_alive, every_s)
 
     @property
     def lock(self) -> threading.Lock:
@@ -226,7 +230,8 @@ class Driver(Leading):
         call_back(done)
 
     def _keep_alive(self) -> bool:
-        """Heartbeats that are due, when nobody else drives; False: never needed again."""
+        """Heartbeats and probes that are due, and their answers, when nobody else drives; False:
+        never needed again."""
         with self._lock:
             if self._closing or self._thread is not None or self.engine.closed:
                 return False

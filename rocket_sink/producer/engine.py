@@ -272,6 +272,8 @@ class SendEngine(Placing, AttemptEnds):
             self._let_go(broker, now_s)
         self.inquiries.step(now_s)
         self.errands.run(now_s)
+        # The caller may have his answer by now, and drive no more for a while.
+        self.pump.write()
 
     def _inquire(self, flight: Flight, error: SendError, now_s: float) -> None:
         self.inquiries.begin(flight, error, now_s)

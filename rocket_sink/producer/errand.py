@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rocket_sink.producer.engine import SendEngine
 
 _LOOK_S: Final = 0.5
+_DRIVEN_MAX_S: Final = 0.05
+"""Between two ticks of an engine that is driven; a longer gap counts as so much."""
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
 _ASK_S: Final = LIVES_S / 2
 """A connection with a request older than this, on which nothing was heard for so long, is asked for
@@ -32,15 +34,23 @@ class Errands:
         options = engine.options
         self._group = engine.identity.group
         self._interval_s = options.heartbeat_broker_interval_ms / 1000
-        self._detects = options.start_detector_enable and options.latency_fault_enable
+        self.detects = options.start_detector_enable and options.latency_fault_enable
         self._detect_timeout_s = options.detect_timeout_ms / 1000
         self._greeted: dict[str, tuple[Link, float]] = {}
+        self._detect_interval_s = options.detect_interval_ms / 1000
+        self._probes: dict[str, float] = {}
+        """{broker name: when its probe has failed, in driven seconds}"""
+        self._driven_s = 0.0
+        self._run_s = float("-inf")
         self._asked: set[Link] = set()
         self._next_look_s = 0.0
         self._opened = 0
 
     def run(self, now_s: float) -> None:
+        self._driven_s += min(now_s - self._run_s, _DRIVEN_MAX_S)
+        self._run_s = now_s
         self._ask_for_life(now_s)
+        self._judge_probes(now_s)
         opened = self._engine.pump.opened
         if now_s < self._next_look_s and opened == self._opened:
             return
@@ -48,7 +58,7 @@ class Errands:
         addresses = self._engine.routes.addresses()
         for address in set(addresses.values()):
             self._greet(address, now_s)
-        if self._detects:
+        if self.detects:
             self._probe(addresses, now_s)
 
     def look_now(self) -> None:
@@ -135,14 +145,37 @@ class Errands:
                 brokers.table.remove(name)
                 continue
 
-            def ended(
-                answer: Frame | None, error: SendError | None, at_s: float, name: str = name
-            ) -> None:
-                brokers.probed(name, at_s, alive=answer is not None)
+            if name in self._probes:
+                continue
+            failed_s = self._driven_s + self._detect_timeout_s
+            deadline_s = now_s + self._detect_timeout_s + 2 * self._detect_interval_s
 
+            def ended(
+                answer: Frame | None,
+                error: SendError | None,
+                at_s: float,
+                name: str = name,
+                deadline_s: float = deadline_s,
+                failed_s: float = failed_s,
+            ) -> None:
+                pending = self._probes.get(name) == failed_s
+                if pending:
+                    del self._probes[name]
+                if answer is not None:
+                    brokers.probed(name, at_s, alive=True)
+                elif pending and at_s < deadline_s:
+                    brokers.probed(name, at_s, alive=False)
+
+            self._probes[name] = failed_s
             frame = requests.query_max_offset(topic=topic, queue_id=0)
-            deadline_s = now_s + self._detect_timeout_s
             self._engine.pump.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
+
+    def _judge_probes(self, now_s: float) -> None:
+        """A probe fails when it is unanswered for `detectTimeout` while somebody reads the answers:
+        between the sends of a synchronous caller nobody does."""
+        for name in [one for one, failed_s in self._probes.items() if self._driven_s >= failed_s]:
+            del self._probes[name]
+            self._engine.brokers.probed(name, now_s, alive=False)
 
     def say_goodbye(self, timeout_s: float) -> None:
         """Unregister at the brokers that are connected."""

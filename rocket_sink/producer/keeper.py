@@ -1,9 +1,10 @@
-"""Heartbeats of a producer that nobody uses.
+"""Heartbeats and probes of a producer that nobody uses.
 
 A synchronous producer is driven by its callers. Between their calls a broker hears nothing of it,
 drops the channel after 120 s (ClientChannelManager) and forgets the group: nothing is lost, but
 `producerConnection` does not list it any more, and the next send connects anew. Java's client has
-a scheduled task for it (MQClientInstance.startScheduledTask).
+scheduled tasks for it (MQClientInstance.startScheduledTask, and
+LatencyFaultToleranceImpl.startDetector for the probes of brokers that did not answer).
 """
 
 from __future__ import annotations
@@ -12,10 +13,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Final
-
-_PER_INTERVAL: Final = 3
-"""Looks per interval of heartbeats: one that has just missed its time is a third late at most."""
 
 
 class Keeper:
@@ -25,9 +22,9 @@ class Keeper:
         look: a bound method; its object is not kept alive, and the thread ends with it.
     """
 
-    def __init__(self, look: Callable[[], bool], interval_s: float) -> None:
+    def __init__(self, look: Callable[[], bool], every_s: float) -> None:
         self._look = weakref.WeakMethod(look)
-        self._every_s = interval_s / _PER_INTERVAL
+        self._every_s = every_s
         self._stop = threading.Event()
         self._started = False
 

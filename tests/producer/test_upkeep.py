@@ -6,9 +6,11 @@ import time
 
 import pytest
 
+from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.identity import new_message_ids
+from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.ids import decode_message_id
@@ -80,6 +82,59 @@ def test_a_broker_that_is_back_is_found_by_a_probe(cluster, make):
     until(found, 20.0)
     codes = {request.code for request in broker.requests}
     assert RequestCode.GET_MAX_OFFSET in codes and RequestCode.SEND_MESSAGE_V2 not in codes
+
+
+class HandClock:
+    """Stands still until it is put forward."""
+
+    def __init__(self):
+        self.now_s = time.monotonic()
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
+    """A caller who sends now and then drives for a moment each time: the connection is made in one
+    of them, the probe written in the next, its answer read in a third."""
+    clock = HandClock()
+    engine = SendEngine(SinkOptions.parse(nameServer=cluster.name_server), clock=clock)
+    while not engine.routes.get("orders", clock()):
+        engine.drive(0.01)
+        clock.now_s += 0.01
+    broker = cluster.brokers[0]
+    if dead:
+        broker.freeze()
+    table = engine.brokers.table
+    table.update(broker.name, 1.0, clock(), isolation=True, reachable=False, cause="CONNECT")
+    engine.isolations()
+    clock.now_s += 3.0
+    for _ in range(30):
+        engine.drive(0.01)
+        time.sleep(0.002)
+        clock.now_s += 0.7  # nobody drives
+    events = [event.cause for event in engine.isolations()]
+    assert table.is_reachable(broker.name) is not dead
+    assert ("PROBE_FAILED" in events) is dead
+    broker.thaw()
+    engine.close(0.2)
+
+
+def test_a_sync_producer_finds_a_broker_that_is_back_between_its_sends(cluster):
+    """The thread of the heartbeats sends the probe and reads its answer; nobody else does."""
+    options = {"detectInterval": 1000, "heartbeatBrokerInterval": "1h"}
+    options |= {"latencyMax": "50", "notAvailableDuration": "600000"}
+    with Producer(nameServer=cluster.name_server, **options) as producer:
+        broker = cluster.brokers[0]
+        table = producer._engine.brokers.table
+        producer.send(Message("orders", b"first"))
+        broker.kill()
+        until(
+            lambda: (producer.send(Message("orders", b"x")), not table.is_reachable(broker.name))[1]
+        )
+        broker.restart()
+        until(lambda: table.is_reachable(broker.name), 30.0)
 
 
 def test_a_route_is_dropped_when_it_is_missing_twice(cluster, make):
