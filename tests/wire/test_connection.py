@@ -75,6 +75,45 @@ def test_c52_an_expired_request_leaves_the_table():
     assert connection.next_deadline_s is None
 
 
+def test_a_request_that_a_living_peer_holds_does_not_expire():
+    connection = Connection()
+    opaque = connection.open_request(deadline_s=1.0, token="held", latest_s=3.0)
+    assert connection.expire(0.9) == []
+    connection.mark_written("held", 0.1)
+    other = sent(connection.send_request(REQUEST, deadline_s=9.0, token="other"))
+    connection.mark_written("other", 0.8)
+    connection.receive_data(answer_to(other), 0.9)
+    assert connection.expire(1.0) == [], "it was heard since, and just now"
+    assert connection.expire(1.35) == [], "0.45 s ago"
+    assert connection.expire(1.5) == [Expired("held", True)], "and then no more"
+    assert opaque is not None and connection.in_flight == 0
+
+
+@pytest.mark.parametrize(("written_s", "heard_s"), [(None, 0.9), (0.95, 0.9), (0.1, None)])
+def test_a_request_without_a_sign_of_life_expires(written_s, heard_s):
+    """Not written yet; nothing heard since; nothing heard at all."""
+    connection = Connection()
+    other = sent(connection.send_request(REQUEST, deadline_s=9.0, token="other"))
+    connection.mark_written("other", 0.0)
+    connection.open_request(deadline_s=1.0, token="t", latest_s=3.0)
+    if written_s is not None:
+        connection.mark_written("t", written_s)
+    if heard_s is not None:
+        connection.receive_data(answer_to(other), heard_s)
+    assert connection.expire(1.0) == [Expired("t", written_s is not None)]
+
+
+def test_a_held_request_expires_at_the_latest():
+    connection = Connection()
+    connection.open_request(deadline_s=1.0, token="held", latest_s=1.2)
+    connection.mark_written("held", 0.1)
+    other = sent(connection.send_request(REQUEST, deadline_s=9.0, token="other"))
+    connection.mark_written("other", 0.8)
+    connection.receive_data(answer_to(other), 1.0)
+    assert connection.expire(1.1) == []
+    assert connection.expire(1.2) == [Expired("held", True)]
+
+
 def test_c52_tables_belong_to_connections():
     """Java's table is global: an answer on one connection settles another's request."""
     one, other = Connection(), Connection(first_opaque=100)
