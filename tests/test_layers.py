@@ -28,6 +28,8 @@ VALUES = {
     "secret_source",
     "forks",
     "lazy",
+    "owner",
+    "private_file",
 }
 BESIDE = {"cluster", "testing"}
 """May use everything up to the producer; used from the top only."""

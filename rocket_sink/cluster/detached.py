@@ -8,8 +8,8 @@ a home at a time (a file lock).
 
 from __future__ import annotations
 
-import fcntl
 import json
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,6 +23,7 @@ from rocket_sink.cluster.conf import Secrets
 from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress
 from rocket_sink.cluster.layout import MARK_PROPERTY, NAME_SERVER, Nodes, Runtime, Wanted, launch
 from rocket_sink.errors import ClusterError
+from rocket_sink.private_file import FileLock
 
 _STATE_FILE = "cluster.json"
 _GRACE_S = 25.0
@@ -116,7 +117,7 @@ def up(
     are free, the same ports. Arguments and errors are those of LocalCluster.
     """
     wanted = Wanted(brokers, version, acl, tls, queues, broker_config or {}, heap_mb)
-    with _locked(home) as folder:
+    with _locked(home, progress) as folder:
         running = status(folder)
         if running is not None:
             if running.running:
@@ -133,14 +134,15 @@ def status(home: Path | None = None) -> ClusterState | None:
     return state if state and any(node.alive for node in state.nodes) else None
 
 
-def down(home: Path | None = None) -> bool:
+def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
     """End the cluster that `up` started in `home`, and only that; its data stays.
 
-    True when something was ended. Safe to call twice. Brokers take some 15 s to end in order.
+    `progress` gets a line when another command is at work on the home, which is waited for. True
+    when something was ended. Safe to call twice. Brokers take some 15 s to end in order.
     """
     if not (_folder(home) / _STATE_FILE).exists():
         return False
-    with _locked(home) as folder:
+    with _locked(home, progress) as folder:
         state = _load(folder)
         ended = _end(state) if state else False
         (folder / _STATE_FILE).unlink(missing_ok=True)
@@ -185,8 +187,9 @@ def _save(runtime: Runtime, version: str, nodes: Nodes) -> ClusterState:
     )
     plain = {"version": version, "nodes": [asdict(node) for node in state.nodes]}
     file = runtime.home / _STATE_FILE
-    scratch = file.with_suffix(".new")
-    scratch.write_text(json.dumps(plain, indent=1), encoding="utf-8")
+    scratch = file.with_suffix(f".{runtime.mark}.new")
+    with scratch.open("x", encoding="utf-8") as out:
+        json.dump(plain, out, indent=1)
     scratch.replace(file)
     return state
 
@@ -239,9 +242,26 @@ def _folder(home: Path | None) -> Path:
 
 
 @contextmanager
-def _locked(home: Path | None) -> Iterator[Path]:
+def _locked(home: Path | None, progress: Progress | None) -> Iterator[Path]:
     folder = _folder(home)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    lock = FileLock(folder / ".lock")
+
+    def waits(holder: str) -> None:
+        if progress:
+            progress(f"{holder} is at work on the cluster in {folder}: waiting for its end")
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.stat().st_mode & stat.S_IWOTH:
+            # Brokers write files of known names there, and follow links that others put there.
+            raise ClusterError(
+                f"Everybody may write to the cluster's folder {folder}: choose another one, or "
+                f"`chmod o-w {folder}` when what lies in it is yours."
+            )
+        lock.acquire(on_wait=waits)
+    except OSError as error:
+        raise ClusterError(f"The cluster's folder {folder} cannot be used: {error}.") from error
+    try:
         yield folder
+    finally:
+        lock.release()

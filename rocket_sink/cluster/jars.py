@@ -7,7 +7,6 @@ it is there whole or not at all. A filled cache needs no network.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from rocket_sink.cluster.ivy import IvyRun
 from rocket_sink.cluster.lock import Artifact, format_lock, load_lock, sha256_of
 from rocket_sink.errors import ClusterError
 from rocket_sink.java import Java, find_java
+from rocket_sink.private_file import FileLock
 
 DEFAULT_VERSION = "5.3.3"
 """The RocketMQ version that is started unless another is asked for."""
@@ -165,21 +165,19 @@ def only_one(lock: Path, tell: Progress) -> Iterator[None]:
 
     Raises ClusterError when the cache cannot be written.
     """
+    held = FileLock(lock)
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
+        held.acquire(on_wait=lambda by: tell(f"{by} is filling {lock.parent}: waiting for it"))
     except OSError as error:
         raise ClusterError(
-            f"The cache {lock.parent} cannot be written ({error.strerror}): set {CACHE_ENV} to a "
+            f"The cache {lock.parent} cannot be written ({error}): set {CACHE_ENV} to a "
             "folder that can."
         ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell(f"another process is filling {lock.parent}: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    try:
         yield
+    finally:
+        held.release()
 
 
 def _silent(_text: str) -> None:

@@ -94,7 +94,7 @@ def down(home: Path | None, as_json: bool) -> None:
 
     if not as_json and clusters.status(home):
         note("stopping (brokers take some seconds to end in good order)")
-    ended = clusters.down(home)
+    ended = clusters.down(home, progress=Steps())
     if as_json:
         print_json({"ended": ended})
     else:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.lock import fold_lock
+from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.place import Place, path_part
 from rocket_sink.ledger.small_file import write_bytes
 
@@ -26,8 +26,8 @@ _LOCK: Final = "transactions.lock"
 @contextlib.contextmanager
 def ends_lock(place: Place, wait_s: float) -> Iterator[bool]:
     """Be the only one that ends epochs of the ledger; False when another one is, all the time."""
-    with fold_lock(place, place.filesystem(), wait_s, name=_LOCK) as got:
-        yield got
+    with ledger_lock(place, wait_s, name=_LOCK) as lock:
+        yield lock is not None
 
 
 class EndMark:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.lock import fold_lock
+from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.manifest import Manifest, manifest_path, unfinished, write_manifest
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.place import Place, locate
@@ -57,7 +57,7 @@ class FoldSummary:
     """What one call of `fold` did.
 
     `torn_files` were cut by a crash: their whole batches are in. `recovered` folds were begun by a
-    process that died. `busy`: another live fold had the lock, nothing was done.
+    process that died. `busy`: another live fold had the lock, `holder`, and nothing was done.
     """
 
     folds: int = 0
@@ -67,6 +67,7 @@ class FoldSummary:
     torn_files: int = 0
     recovered: int = 0
     busy: bool = False
+    holder: str = ""
     duration_ms: float = 0.0
 
 
@@ -99,11 +100,14 @@ def fold(
     if filesystem.get_file_info(place.spool).type == fs.FileType.NotFound:
         upgrade_table(spark, place)
         return FoldSummary()
-    with fold_lock(place, filesystem, wait_s) as locked:
-        if not locked:
-            return FoldSummary(busy=True)
+    lock = LedgerLock(place)
+    if not lock.acquire(wait_s):
+        return FoldSummary(busy=True, holder=lock.holder())
+    try:
         folder = _Folder(spark, place, filesystem, on_step or (lambda step: None))
         summary = folder.run()
+    finally:
+        lock.release()
     release(spark, place)
     return replace(summary, duration_ms=(time.monotonic() - started_s) * 1000)
 

@@ -33,7 +33,7 @@ def write_bytes(
         return True
     # A name of its own: two writers of one partial file would cut each other's text.
     partial = Path(f"{path}.{uuid.uuid4().hex}{PARTIAL}")
-    with partial.open("wb") as file:
+    with partial.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

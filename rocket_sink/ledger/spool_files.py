@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.owner import Owner, this_process
 from rocket_sink.ledger.place import Place, path_part
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import KINDS, LEDGER_SCHEMA
+from rocket_sink.owner import Owner, this_process
 
 if TYPE_CHECKING:
     from pyarrow import fs

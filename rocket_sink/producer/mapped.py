@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from rocket_sink.forks import ForkLock
+from rocket_sink.private_file import open_private
 
 _SLOT: Final = struct.Struct(
     "<IIHHI"
@@ -144,12 +145,11 @@ class MappedFile:
         """
         self._users = 0
         self._path = path
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC
-        self._number = os.open(path, flags, 0o600)
+        self._number = open_private(path)
         self._thread_lock = ForkLock()
         try:
             status = os.fstat(self._number)
-            if status.st_uid != os.getuid():
+            if status.st_uid != os.geteuid():
                 raise PermissionError(f"{path} belongs to another user")
             if status.st_size < size:
                 # Real blocks, not a hole: touching a hole on a full disk is a SIGBUS.
@@ -191,7 +191,7 @@ class MappedFile:
     def _is_at(self, path: Path) -> bool:
         """The path still names this file; folders of executors come and go."""
         try:
-            status = path.stat()
+            status = path.lstat()
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == self._inode

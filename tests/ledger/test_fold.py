@@ -11,10 +11,10 @@ import pytest
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import fold as fold_module
-from rocket_sink.ledger import lock as lock_module
+from rocket_sink.ledger import lease as lease_module
 from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.ledger import Ledger
-from rocket_sink.ledger.lock import fold_lock
+from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.table import ensure_table, fold_app_id, last_txn_version
@@ -238,7 +238,7 @@ def test_history_cannot_be_edited(spark, tables):
 
 def test_on_an_object_store(spark, tmp_path, monkeypatch):
     """No append, no rename, no kernel lock: a local folder stands in for one."""
-    monkeypatch.setattr(lock_module, "_SETTLE_S", 0.2)
+    monkeypatch.setattr(lease_module, "_SETTLE_S", 0.2)
     place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
     spool(place, 0)
     with pytest.raises(Killed):
@@ -250,16 +250,15 @@ def test_on_an_object_store(spark, tmp_path, monkeypatch):
 
 
 def test_a_dead_holders_lock_on_an_object_store_is_taken_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock_module, "_SETTLE_S", 0.1)
+    monkeypatch.setattr(lease_module, "_SETTLE_S", 0.1)
     place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
-    filesystem = place.filesystem()
-    with fold_lock(place, filesystem, 5) as first:
+    with ledger_lock(place, 5) as first:
         assert first
         path = Path(place.folds) / "lock"
         holder = path.read_text()
-        with fold_lock(place, filesystem, 0.3) as second:
+        with ledger_lock(place, 0.3) as second:
             assert not second
         owner = holder.partition(" ")[0].rpartition("~")[0]
-        path.write_text(f"{owner}~1000 dead")  # our pid, of a process of long ago
-        with fold_lock(place, filesystem, 5) as third:
+        path.write_text(f"{owner}~1 dead")  # our pid, of a process of long ago
+        with ledger_lock(place, 5) as third:
             assert third

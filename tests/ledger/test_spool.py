@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,11 +15,11 @@ from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import spool_files
-from rocket_sink.ledger.owner import Owner, host_name, this_process
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.spool_files import is_whole, new_name, read_batches, sealed_files
+from rocket_sink.owner import Owner, this_process
 
 from .values import accounts, context, sends
 
@@ -159,10 +160,12 @@ def test_owners(monkeypatch):
     me = this_process()
     assert Owner.parse(str(me)) == me
     assert me.is_alive() is True
-    assert Owner(me.host, me.pid, me.start_ms - 60_000).is_alive() is False  # the pid used again
-    assert Owner(host_name(), 2**22 + 12345, 0).is_alive() is False
-    assert Owner("elsewhere", me.pid, me.start_ms).is_alive() is None
-    for text in ("", "a~b", "a~b~c", "~~"):
+    assert replace(me, start=me.start - 6_000).is_alive() is False  # the pid used again
+    assert replace(me, pid=2**22 + 12345).is_alive() is False
+    assert replace(me, boot="elsewhere").is_alive() is None
+    assert replace(me, pid_namespace="1").is_alive() is None
+    assert replace(me, host="renamed").is_alive() is True  # the boot id names the machine
+    for text in ("", "a~b", "a~b~c", "~~", "~~~~", "h~b~n~1~x"):
         assert Owner.parse(text) is None
 
 

@@ -257,3 +257,17 @@ def test_the_fault_table_works_on_it(tmp_path):
     other = LatencyFaultTolerance(store=open_in(tmp_path))
     assert not other.is_available("broker-a", 105.0) and other.is_available("broker-a", 111.0)
     assert not other.is_reachable("broker-a")
+
+
+@pytest.mark.parametrize("attack", [Path.symlink_to, Path.hardlink_to])
+def test_a_link_to_a_file_of_the_users_is_neither_mapped_nor_extended(tmp_path, attack):
+    (tmp_path / "made").mkdir()
+    open_in(tmp_path / "made").close()
+    name = next((tmp_path / "made").glob("*.health")).name
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    attack(tmp_path / name, precious)
+    health = open_in(tmp_path)
+    health.put("broker-a", FaultItem("broker-a", 1.0, 2.0, False, 3.0))
+    assert not health.is_shared
+    assert precious.read_text() == "precious"

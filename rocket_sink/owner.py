@@ -1,0 +1,150 @@
+"""Which process owns an open spool file or a lock, and whether it still lives.
+
+A process is named by host, boot id, pid namespace, pid and start time: a pid alone is used again by
+others, and two containers of one machine have the same pids. Linux tells all of them; elsewhere the
+boot id and the namespace are empty and the host's name stands for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+_PROC: Final = Path("/proc")
+_BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
+_SAME_START_MS: Final = 2000
+"""Without /proc a start is a wall-clock time, and clocks are set while processes run."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process.
+
+    Attributes:
+        host: its host's name, for readers; two hosts may have the same.
+        boot: the kernel's boot id.
+        pid_namespace: number of the namespace in which `pid` counts.
+        start: clock ticks from the boot to its start; without /proc, ms since 1970.
+    """
+
+    host: str
+    boot: str
+    pid_namespace: str
+    pid: int
+    start: int
+
+    def __str__(self) -> str:
+        return f"{self.host}~{self.boot}~{self.pid_namespace}~{self.pid}~{self.start}"
+
+    @classmethod
+    def parse(cls, text: str) -> Owner | None:
+        """The inverse of `str`; None for other text, such as an older version's three parts."""
+        parts = text.split("~")
+        if len(parts) != 5 or not all(p.isascii() and p.isdigit() for p in parts[3:]):
+            return None
+        return cls(parts[0], parts[1], parts[2], int(parts[3]), int(parts[4]))
+
+    def is_alive(self) -> bool | None:
+        """None: of another host, boot or pid namespace, which cannot be asked from here."""
+        me = this_process()
+        if (self.boot, self.pid_namespace) != (me.boot, me.pid_namespace):
+            return None
+        if not _sees_own_pids() if self.boot else self.host != me.host:
+            return None
+        try:
+            start = _start_of(self.pid)
+        except psutil.NoSuchProcess:
+            return False
+        except psutil.AccessDenied:
+            return True
+        return abs(start - self.start) <= (0 if self.boot else _SAME_START_MS)
+
+    def describe(self) -> str:
+        """For people."""
+        return f"process {self.pid} on {self.host}"
+
+
+def this_process() -> Owner:
+    """The owner that this process is."""
+    return Owner(host_name(), _boot_id(), _pid_namespace(), os.getpid(), _own_start())
+
+
+@functools.cache
+def host_name() -> str:
+    """This host's name, fit for a file name."""
+    return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()) or "localhost"
+
+
+@functools.cache
+def _boot_id() -> str:
+    try:
+        return re.sub(r"[^0-9a-f]", "", _BOOT_ID.read_text())
+    except OSError:
+        return ""
+
+
+@functools.cache
+def _pid_namespace() -> str:
+    try:
+        return re.sub(r"\D", "", str((_PROC / "self/ns/pid").readlink()))
+    except OSError:
+        return ""
+
+
+@functools.cache
+def _own_start() -> int:
+    return _ticks(_PROC / "self/stat") if _boot_id() else _start_of(os.getpid())
+
+
+@functools.cache
+def _sees_own_pids() -> bool:
+    """False where /proc is that of another pid namespace: its numbers are other processes'."""
+    try:
+        return str((_PROC / "self").readlink()) == str(os.getpid())
+    except OSError:
+        return False
+
+
+def _forget_own() -> None:
+    for known in (_pid_namespace, _own_start, _sees_own_pids):
+        known.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_own)
+
+
+def _start_of(pid: int) -> int:
+    """Its start, as `Owner.start`.
+
+    Raises:
+        psutil.NoSuchProcess: it has ended, if only to a zombie.
+        psutil.AccessDenied: it exists, and more is not told.
+    """
+    if not _boot_id():
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            raise psutil.NoSuchProcess(pid)
+        return int(process.create_time() * 1000)
+    try:
+        # psutil gives seconds since 1970, which move when the clock is set.
+        return _ticks(_PROC / str(pid) / "stat")
+    except OSError as error:
+        # /proc may hide other users' processes (hidepid).
+        if not isinstance(error, ProcessLookupError) and psutil.pid_exists(pid):
+            raise psutil.AccessDenied(pid) from error
+        raise psutil.NoSuchProcess(pid) from error
+
+
+def _ticks(path: Path) -> int:
+    """Field 22 of proc(5)'s `stat`; the name before it may hold blanks and brackets."""
+    fields = path.read_bytes().rpartition(b")")[2].split()
+    if fields[0] in (b"Z", b"X"):
+        raise ProcessLookupError(f"{path}: a zombie")
+    return int(fields[19])

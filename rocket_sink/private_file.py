@@ -1,0 +1,165 @@
+"""Small files of our own, and locks on them, in folders that others may write to.
+
+What lies at the path may have been put there by another user: a link to a file of ours, a pipe that
+blocks, a file that this user cannot lock for long. Nothing is followed, truncated or written unless
+it is a plain file of this user, and a text that is not ours stays as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from rocket_sink.owner import Owner, this_process
+
+_POLL_S: Final = 0.1
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_TEXT: Final = 512
+
+
+def open_private(path: Path) -> int:
+    """Open a plain file of this user for reading and writing, or create it with mode 0600.
+
+    Also the folder's owner may own it, who can put anything into the folder: so root can use what
+    belongs to the user whose folder it is. A file of this user that others may open is closed to
+    them, for whoever can open a file can lock it.
+
+    Returns a descriptor that the caller closes.
+
+    Raises:
+        OSError: PermissionError when what is there is a link, has a second name, is no plain file
+            or belongs to another user; else as `os.open`.
+    """
+    try:
+        handle = os.open(path, _FLAGS, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _refused(path, "is a symbolic link") from error
+        raise
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise _refused(path, "is not a plain file")
+        if status.st_nlink > 1:
+            raise _refused(path, "has a second name (a hard link)")
+        own = status.st_uid == os.geteuid()
+        if not own and status.st_uid != path.parent.stat().st_uid:
+            raise _refused(path, f"belongs to another user (uid {status.st_uid})")
+        if own and stat.S_IMODE(status.st_mode) & 0o077:
+            os.fchmod(handle, 0o600)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder that another user's link stands for; one that is not there is right.
+
+    Raises:
+        PermissionError
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(status.st_mode) and status.st_uid != os.geteuid():
+        raise _refused(path, f"is a symbolic link of another user (uid {status.st_uid})")
+
+
+def _refused(path: Path, what: str) -> PermissionError:
+    text = f"{what}, and is not touched: see who can write to its folder, and remove it"
+    return PermissionError(errno.EPERM, text, str(path))
+
+
+class FileLock:
+    """The kernel's lock (`flock`) on a file: dropped when its holder dies.
+
+    The file stays after its release: were it removed, two could lock two files of one name. It
+    holds the name of its holder.
+
+    Raises from `acquire`:
+        OSError: as `open_private`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = None
+
+    def acquire(
+        self, wait_s: float | None = None, *, on_wait: Callable[[str], None] = lambda holder: None
+    ) -> bool:
+        """Take the lock; False when another one had it all the time.
+
+        Args:
+            wait_s: longest wait; None: as long as it takes.
+            on_wait: called once with the holder's description before the first wait.
+        """
+        handle = open_private(self._path)
+        try:
+            until_s = None if wait_s is None else time.monotonic() + wait_s
+            waiting = False
+            while not _try_lock(handle):
+                if until_s is not None and time.monotonic() >= until_s:
+                    return False
+                if not waiting:
+                    waiting = True
+                    on_wait(_holder(handle))
+                time.sleep(_POLL_S)
+            _note_holder(handle)
+            self._handle, handle = handle, -1
+            return True
+        finally:
+            if handle >= 0:
+                os.close(handle)
+
+    def release(self) -> None:
+        """Give it up; nothing when it is not held."""
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            os.close(handle)
+
+    def holder(self) -> str:
+        """Who has it, or had it last; for messages."""
+        handle = open_private(self._path)
+        try:
+            return _holder(handle)
+        finally:
+            os.close(handle)
+
+
+def describe_holder(text: str) -> str:
+    """The holder that a lock's text names."""
+    owner = Owner.parse(text.partition(" ")[0].strip())
+    return owner.describe() if owner else "another process"
+
+
+def _holder(handle: int) -> str:
+    return describe_holder(_text(handle))
+
+
+def _text(handle: int) -> str:
+    return os.pread(handle, _MOST_TEXT, 0).decode(errors="replace")
+
+
+def _note_holder(handle: int) -> None:
+    found = _text(handle)
+    # Three parts: written by an older version.
+    ours = Owner.parse(found.strip()) or (found.count("~") == 2 and found.count("\n") == 1)
+    if not found or ours:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{this_process()}\n".encode(), 0)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

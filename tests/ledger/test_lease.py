@@ -1,0 +1,169 @@
+"""The lock of object stores: a live holder keeps it however long, a killed one for the lease."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+
+from rocket_sink import owner
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger import lease as lease_module
+from rocket_sink.ledger.lease import Lease
+from rocket_sink.ledger.lock import LedgerLock
+from rocket_sink.ledger.place import Place
+
+LOCAL = fs.LocalFileSystem()
+LONG_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "_SETTLE_S", 0.2)
+    monkeypatch.setattr(lease_module, "_POLL_S", 0.05)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process looks at locks as one of another machine does."""
+    here = owner.this_process()
+    monkeypatch.setattr(owner.Owner, "is_alive", lambda self: None)
+    assert here.is_alive() is None
+    return
+
+
+HOLDER = """
+import sys
+from pyarrow import fs
+from rocket_sink.ledger import lease
+lease._SETTLE_S = 0.1
+lock = lease.Lease(fs.LocalFileSystem(), sys.argv[1], lease_s=1.5)
+assert lock.acquire(0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def held(path: Path) -> subprocess.Popen[bytes]:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    return holder
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_holder_of_another_host_keeps_it_while_it_lives_and_no_longer(tmp_path: Path) -> None:
+    path = tmp_path / "locks" / "lock"
+    holder = held(path)
+    other = Lease(LOCAL, str(path), lease_s=1.5)
+    waits: list[str] = []
+    try:
+        # Three leases long.
+        assert not other.acquire(4.5, on_wait=waits.append)
+        assert waits == [f"process {holder.pid} on {owner.host_name()}"]
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert path.exists()
+    assert other.acquire(LONG_S)
+    other.release()
+    assert not path.exists()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_looks_that_do_not_wait_find_a_dead_holder_in_the_end(tmp_path: Path) -> None:
+    """As the background fold looks: again and again, without a wait."""
+    path = tmp_path / "lock"
+    holder = held(path)
+    holder.kill()
+    holder.communicate()
+    until_s = time.monotonic() + LONG_S
+    while not (lock := Lease(LOCAL, str(path), lease_s=1.5)).acquire(0):
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+    lock.release()
+
+
+def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    holder = held(path)
+    other = Lease(LOCAL, str(path), lease_s=1000)
+    assert not other.acquire(0)
+    holder.kill()
+    holder.communicate()
+    assert other.acquire(0)
+    other.release()
+
+
+def test_a_holder_that_lost_it_says_so(tmp_path: Path) -> None:
+    lock = Lease(LOCAL, str(tmp_path / "lock"), lease_s=0.3)
+    assert lock.acquire(0)
+    lock.check()
+    (tmp_path / "lock").write_text("another~boot~1~2~3 aa 30000 1")
+    until_s = time.monotonic() + LONG_S
+    with pytest.raises(LedgerError, match="another process may hold it"):
+        while time.monotonic() < until_s:
+            lock.check()
+            time.sleep(0.05)
+    lock.release()
+    assert (tmp_path / "lock").read_text().startswith("another~")
+
+
+def test_a_holder_that_cannot_renew_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Lease(LOCAL, str(tmp_path / "lock"), lease_s=0.3)
+    assert lock.acquire(0)
+
+    def refuse(self: Lease) -> None:
+        raise OSError("the store is away")
+
+    monkeypatch.setattr(Lease, "_write", refuse)
+    until_s = time.monotonic() + LONG_S
+    with pytest.raises(LedgerError, match="could not be renewed"):
+        while time.monotonic() < until_s:
+            lock.check()
+            time.sleep(0.05)
+    lock.release()
+
+
+def test_of_many_at_once_one_holds_it(tmp_path: Path) -> None:
+    inside, most, rounds = 0, 0, 0
+    guard = threading.Lock()
+
+    def work() -> None:
+        nonlocal inside, most, rounds
+        lock = LedgerLock(Place(f"file:{tmp_path}", str(tmp_path), is_local=False))
+        assert lock.acquire(LONG_S)
+        with guard:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.1)
+        lock.check()
+        with guard:
+            inside -= 1
+            rounds += 1
+        lock.release()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert (most, rounds) == (1, 4)
+    assert not (tmp_path / "_spool" / "_folds" / "lock").exists()
+
+
+@pytest.mark.parametrize("text", ["", "host~12~34 abcdef", "nonsense", "a b c d"])
+def test_what_cannot_be_judged_is_taken_for_alive_at_first(tmp_path: Path, text: str) -> None:
+    (tmp_path / "lock").write_text(text)
+    assert not Lease(LOCAL, str(tmp_path / "lock")).acquire(0)
+    assert (tmp_path / "lock").read_text() == text

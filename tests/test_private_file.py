@@ -1,0 +1,191 @@
+"""Locks and files in folders that others may write to: nothing of the user's is touched.
+
+The judges are the kernel (`flock`, modes) and the bytes of the file that was attacked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.cluster import detached
+from rocket_sink.cluster.jars import only_one
+from rocket_sink.errors import ClusterError, LedgerError
+from rocket_sink.ledger.lock import ledger_lock
+from rocket_sink.ledger.place import locate
+from rocket_sink.owner import this_process
+from rocket_sink.private_file import FileLock, check_folder
+
+TEXT = "what the user must not lose\n"
+
+
+def lock_ledger(folder: Path) -> None:
+    with ledger_lock(locate(folder), 0):
+        pass
+
+
+def lock_cluster(folder: Path) -> None:
+    detached.down(folder)
+
+
+def lock_jars(folder: Path) -> None:
+    with only_one(folder / "jars.lock", print):
+        pass
+
+
+USERS = {
+    "ledger": ("_spool/_folds/lock", lock_ledger),
+    "cluster": (".lock", lock_cluster),
+    "jars": ("jars.lock", lock_jars),
+}
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("attack", ["symlink", "hard link", "pipe", "folder"])
+def test_a_lock_that_is_no_file_of_ours_is_refused_and_not_touched(
+    tmp_path: Path, user: str, attack: str
+) -> None:
+    name, take = USERS[user]
+    precious = tmp_path / "precious"
+    precious.write_text(TEXT)
+    home = tmp_path / "home"
+    path = home / name
+    path.parent.mkdir(parents=True)
+    (home / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
+    if attack == "symlink":
+        path.symlink_to(precious)
+    elif attack == "hard link":
+        path.hardlink_to(precious)
+    elif attack == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises((LedgerError, ClusterError), match=path.name):
+        take(home)
+    assert precious.read_text() == TEXT
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_link_to_nothing_makes_nothing(tmp_path: Path, user: str) -> None:
+    name, take = USERS[user]
+    home, target = tmp_path / "home", tmp_path / "made"
+    (home / name).parent.mkdir(parents=True)
+    (home / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
+    (home / name).symlink_to(target)
+    with pytest.raises((LedgerError, ClusterError), match="symbolic link"):
+        take(home)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_plain_file_with_another_text_keeps_it(tmp_path: Path, user: str) -> None:
+    name, take = USERS[user]
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
+    path.write_text(TEXT)
+    take(tmp_path)
+    assert path.read_text() == TEXT
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_lock_files_are_for_their_owner_alone(tmp_path: Path, user: str) -> None:
+    """A reader of the file could lock it for ever; older versions made it for all to read."""
+    name, take = USERS[user]
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for made_before in (False, True):
+        (tmp_path / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
+        if made_before:
+            path.chmod(0o644)
+        take(tmp_path)
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of others")
+def test_another_users_lock_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch(mode=0o666)
+    os.chown(path, 12345, 12345)
+    with pytest.raises(PermissionError, match="uid 12345"):
+        FileLock(path).acquire(0)
+    os.chown(tmp_path, 12345, 12345)  # in a folder of the same user: whose files root may use
+    assert FileLock(path).acquire(0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make links of others")
+def test_a_folder_behind_another_users_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    link = tmp_path / "_spool"
+    link.symlink_to(tmp_path / "target")
+    check_folder(link)
+    lock_ledger(tmp_path)  # a spool on another disk, by a link of this user
+    os.chown(link, 12345, 12345, follow_symlinks=False)
+    with pytest.raises(LedgerError, match="another user"):
+        lock_ledger(tmp_path)
+
+
+def test_a_home_that_everybody_may_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(ClusterError, match="chmod o-w"):
+        detached.up(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+HOLDER = """
+    import sys, time
+    from pathlib import Path
+    from rocket_sink.private_file import FileLock
+    lock = FileLock(Path(sys.argv[1]))
+    assert lock.acquire(0)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_who_waits_says_for_whom_and_goes_on_when_the_holder_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    code = "\n".join(line.strip() for line in HOLDER.splitlines())
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    said: list[str] = []
+    told = threading.Event()
+
+    def hear(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    (tmp_path / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
+    waiter = threading.Thread(target=lambda: detached.down(tmp_path, progress=hear))
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        waiter.start()
+        assert told.wait(60)
+        assert f"process {holder.pid} on " in said[0]
+        assert str(tmp_path) in said[0]
+        assert waiter.is_alive()
+    finally:
+        holder.kill()
+        holder.communicate()
+    waiter.join(60)
+    assert not waiter.is_alive()
+    assert len(said) == 1
+
+
+def test_the_kernel_sees_the_lock(tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / "lock")
+    assert lock.acquire(0)
+    with (tmp_path / "lock").open() as other:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.release()
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert (tmp_path / "lock").read_text() == f"{this_process()}\n"
