@@ -16,6 +16,7 @@
     │   └── UnknownOutcomeError     a complete frame left, no valid answer came: maybe stored
     ├── DeliveryError               a Spark task or epoch that cannot vouch for all its rows
     ├── LedgerError                 the Delta ledger, its spool or its fold
+    │   └── DamagedSpoolError       a spool file that does not hold what was written
     └── ClusterError                the local RocketMQ cluster
 
 Retry facts are class attributes, so that the decision tables of `rocket_sink.routing` are built
@@ -440,6 +441,15 @@ class LedgerError(RocketSinkError):
     """The ledger cannot be read or written as it is; the text says what to do."""
 
     code = "LEDGER"
+
+
+class DamagedSpoolError(LedgerError):
+    """A spool file that its task closed does not hold what the task wrote.
+
+    A fold puts such a file aside, below `_spool/_quarantine`, and goes on with the others.
+    """
+
+    code = "SPOOL_DAMAGED"
 
 
 class ClusterError(RocketSinkError):

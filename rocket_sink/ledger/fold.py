@@ -26,7 +26,8 @@ from rocket_sink.ledger.manifest import Manifest, manifest_path, unfinished, wri
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
-from rocket_sink.ledger.spool_files import is_whole, read_batches, sealed_files
+from rocket_sink.ledger.spool_batches import is_whole, read_batches
+from rocket_sink.ledger.spool_files import sealed_files
 from rocket_sink.ledger.table import (
     ensure_table,
     first_line,

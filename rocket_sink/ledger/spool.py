@@ -20,8 +20,8 @@ import pyarrow as pa
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.small_file import fsync_folder
+from rocket_sink.ledger.spool_batches import BatchWriter
 from rocket_sink.ledger.spool_files import OPEN, PARTIAL, SEALED, new_name
 
 _CHUNK: Final = 4 * 1024 * 1024
@@ -46,7 +46,7 @@ class SpoolWriter:
         self._place = ledger_path if isinstance(ledger_path, Place) else locate(ledger_path)
         self._ctx = ctx
         self._file: IO[bytes] | None = None
-        self._stream: pa.ipc.RecordBatchStreamWriter | None = None
+        self._stream: BatchWriter | None = None
         self._path = ""
         self._name = ""
         self.rows = 0
@@ -57,7 +57,7 @@ class SpoolWriter:
         with self._errors():
             for batch in batches:
                 if batch.num_rows:
-                    self._opened().write_batch(batch)
+                    self._opened().write(batch)
                     self.rows += batch.num_rows
             if self._file is not None:
                 self._file.flush()
@@ -92,7 +92,7 @@ class SpoolWriter:
         with contextlib.suppress(Exception):
             self.seal()
 
-    def _opened(self) -> pa.ipc.RecordBatchStreamWriter:
+    def _opened(self) -> BatchWriter:
         if self._stream is None:
             self._name = new_name(self._ctx)
             if self._place.is_local:
@@ -101,7 +101,7 @@ class SpoolWriter:
             else:
                 handle = tempfile.NamedTemporaryFile(prefix="rocket-sink-", suffix=OPEN)  # noqa: SIM115
                 self._path, self._file = handle.name, handle
-            self._stream = pa.ipc.new_stream(self._file, LEDGER_SCHEMA)
+            self._stream = BatchWriter(self._file)
         return self._stream
 
     def _seal_local(self, file: IO[bytes]) -> str:

@@ -15,12 +15,9 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.place import Place, path_part
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.ledger.schema import KINDS, LEDGER_SCHEMA
 from rocket_sink.owner import Owner, this_process
 
 if TYPE_CHECKING:
@@ -30,9 +27,6 @@ OPEN: Final = ".open"
 SEALED: Final = ".arrow"
 PARTIAL: Final = ".part"
 """An upload to a remote file system that has no atomic writes."""
-
-_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
-"""Arrow's end-of-stream mark: without it a cut between two batches would look like an end."""
 
 STALE_AFTER_S: Final = 3600.0
 """An open file of another host that nobody wrote to for so long has lost its owner."""
@@ -106,67 +100,3 @@ def _take(info: fs.FileInfo, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
         return []  # its owner, or another fold, was faster
     taken = filesystem.get_file_info(target)
     return [taken] if taken.is_file else []
-
-
-def is_whole(path: str, filesystem: fs.FileSystem) -> bool:
-    """True when the file ends as a closed stream does; a dead owner's does not."""
-    with filesystem.open_input_file(path) as file:
-        size = file.size()
-        return bool(size > len(_END) and file.read_at(len(_END), size - len(_END)) == _END)
-
-
-def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
-    """The file's batches in today's schema; of a cut file all whole ones.
-
-    Raises:
-        LedgerError: a file that was closed cannot be read, or is of a newer rocket-sink.
-        FileNotFoundError
-    """
-    whole = is_whole(path, filesystem)
-    with filesystem.open_input_stream(path) as stream:
-        try:
-            reader = pa.ipc.open_stream(stream)
-            while True:
-                batch = reader.read_next_batch()
-                if not whole:
-                    _check(batch)
-                yield _fitted(batch, path)
-        except StopIteration:
-            return
-        except (pa.ArrowInvalid, OSError) as error:
-            if whole:
-                raise LedgerError(
-                    f"the spool file {path} was written whole and cannot be read: {error}. Nothing "
-                    "is deleted; look at its storage, or move the file away to go on without it",
-                    path=path,
-                ) from error
-
-
-def _check(batch: pa.RecordBatch) -> None:
-    """After a power cut, blocks that were never written read as zeros: nulls and empty texts."""
-    batch.validate(full=True)
-    import pyarrow.compute as pc
-
-    known = pc.is_in(batch.column("kind"), pa.array(KINDS))
-    if not pc.all(known, min_count=0).as_py():
-        raise pa.ArrowInvalid("rows of no kind")
-
-
-def _fitted(batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
-    """The batch in `LEDGER_SCHEMA`; an older rocket-sink's columns are fewer."""
-    if batch.schema.equals(LEDGER_SCHEMA):
-        return batch
-    unknown = set(batch.schema.names) - set(LEDGER_SCHEMA.names)
-    if unknown:
-        raise LedgerError(
-            f"the spool file {path} has columns that this rocket-sink does not know "
-            f"({', '.join(sorted(unknown))}): it is of a newer version; fold with that one",
-            path=path,
-        )
-    arrays = [
-        batch.column(f.name).cast(f.type)
-        if f.name in batch.schema.names
-        else pa.nulls(len(batch), f.type)
-        for f in LEDGER_SCHEMA
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=LEDGER_SCHEMA)

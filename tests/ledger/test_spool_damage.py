@@ -1,0 +1,231 @@
+"""Damaged spool files: of thousands of mutants none gives a row that was not written.
+
+The judge is the original table: what is read from a mutant is equal to it, or is a typed error.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import fs
+
+from rocket_sink.errors import DamagedSpoolError, LedgerError
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.spool_batches import is_whole, read_batches
+
+from .values import accounts, context, letter, sends
+
+LOCAL = fs.LocalFileSystem()
+MUTANTS = 1500
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    root = tmp_path_factory.mktemp("original")
+    writer = SpoolWriter(str(root), context())
+    writer.append(sends(context(), 3), letter(context(), tags="a", keys=[["k1", "k2"]]))
+    writer.append(letter(context(), properties=[[("a", "1")]]), accounts(context(), acked=3))
+    sealed = writer.seal()
+    assert sealed is not None
+    return Path(sealed).read_bytes()
+
+
+def read(path: Path) -> list[pa.RecordBatch]:
+    return list(read_batches(str(path), LOCAL))
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """One mutant; sometimes equal to the original."""
+    changed = bytearray(data)
+    at = rng.randrange(len(data))
+    length = rng.choice((1, 2, 4, 8, 64, 512))
+    match rng.randrange(7):
+        case 0:
+            changed[at] ^= 1 << rng.randrange(8)
+        case 1:
+            changed[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
+        case 2:
+            changed[at : at + length] = rng.randbytes(length)
+        case 3:
+            del changed[at : at + length]
+        case 4:
+            changed[at:at] = rng.randbytes(length)
+        case 5:
+            other = rng.randrange(len(data))
+            changed[at : at + length] = data[other : other + length]
+        case 6:
+            changed[at : at + length] = bytes(min(length, len(data) - at))
+    return bytes(changed)
+
+
+def test_of_many_mutants_none_gives_other_rows(original: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "mutant.arrow"
+    path.write_bytes(original)
+    written = read(path)
+    ends = Counter[str]()
+    for seed in range(MUTANTS):
+        rng = random.Random(seed)
+        data = mutated(original, rng)
+        path.write_bytes(data)
+        whole = is_whole(str(path), LOCAL)
+        try:
+            found = read(path)
+        except LedgerError as error:
+            assert whole
+            assert str(path) in str(error)
+            ends[type(error).__name__] += 1
+            continue
+        pa.Table.from_batches(found, LEDGER_SCHEMA).to_pylist()
+        if whole:
+            assert [batch.to_pylist() for batch in found] == [b.to_pylist() for b in written], seed
+            ends["equal"] += 1
+        else:  # its end was hit: it counts as cut
+            assert all(a.equals(b) for a, b in zip(found, written, strict=False)), seed
+            ends["cut"] += 1
+    # A change of what no reader looks at, such as padding, is none.
+    assert ends["DamagedSpoolError"] > 0.6 * MUTANTS, ends
+    assert ends["LedgerError"] < 0.05 * MUTANTS, ends
+
+
+def without_checksums(data: bytes) -> bytes:
+    """The same rows as the version before wrote them."""
+    reader = pa.ipc.open_stream(data)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, LEDGER_SCHEMA) as stream:
+        for batch in reader:
+            stream.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=LEDGER_SCHEMA))
+    return bytes(sink.getvalue())
+
+
+def test_an_older_versions_file_is_read_and_checked_as_far_as_it_can_be(
+    original: bytes, tmp_path: Path
+) -> None:
+    old = without_checksums(original)
+    path = tmp_path / "old.arrow"
+    path.write_bytes(old)
+    assert [b.num_rows for b in read(path)] == [3, 1, 1, 1]
+    for seed in range(MUTANTS // 3):
+        path.write_bytes(mutated(old, random.Random(seed)))
+        try:
+            found = read(path)
+        except LedgerError:
+            continue
+        # Values can be read, whatever they are.
+        pa.Table.from_batches(found, LEDGER_SCHEMA).to_pylist()
+
+
+def one_batch(**columns: list[object]) -> pa.RecordBatch:
+    row = sends(context(), 1)
+    arrays = [
+        pa.array(columns[f.name], f.type) if f.name in columns else row.column(f.name)
+        for f in LEDGER_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=LEDGER_SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "of_any_version"),
+    [
+        ("kind", "sent", True), ("kind", None, True), ("at", None, True), ("at", -1, True),
+        ("at", 2**62, True), ("isolated_until", 2**62, True), ("rtt_ms", float("nan"), True),
+        ("rtt_ms", float("inf"), True), ("query_id", None, True), ("outcome", "ackec", False),
+        ("reason", "", False), ("resolution", "x", False), ("message_count", -7, False),
+        ("partition", -1, False),
+    ],
+)  # fmt: skip
+def test_values_that_no_task_writes(
+    tmp_path: Path, column: str, value: object, of_any_version: bool
+) -> None:
+    path = tmp_path / "old.arrow"
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, LEDGER_SCHEMA) as stream:
+        stream.write_batch(one_batch(**{column: [value]}))
+    with pytest.raises(DamagedSpoolError, match=column):
+        read(path)
+    if of_any_version:
+        writer = SpoolWriter(str(tmp_path), context())
+        writer.append(one_batch(**{column: [value]}))
+        with pytest.raises(DamagedSpoolError, match=column):
+            read(Path(writer.seal() or ""))
+
+
+def batches_cut(data: bytes) -> list[bytes]:
+    """The file's messages as bytes: the schema, the batches, the end."""
+    cuts, rest = [], pa.BufferReader(data)
+    start = 0
+    while start < len(data) - 8:
+        rest.seek(start)
+        pa.ipc.read_message(rest)
+        cuts.append(data[start : rest.tell()])
+        start = rest.tell()
+    return [*cuts, data[start:]]
+
+
+@pytest.mark.parametrize("order", [[0, 2, 3, 4, 5], [0, 1, 3, 2, 4, 5], [0, 1, 1, 2, 3, 4, 5]])
+def test_batches_that_are_missing_doubled_or_out_of_place(
+    original: bytes, tmp_path: Path, order: list[int]
+) -> None:
+    parts = batches_cut(original)
+    assert b"".join(parts) == original
+    path = tmp_path / "mixed.arrow"
+    path.write_bytes(b"".join(parts[index] for index in order))
+    with pytest.raises(DamagedSpoolError, match="checksum"):
+        read(path)
+
+
+def test_rows_behind_an_end_mark_are_not_forgotten(original: bytes, tmp_path: Path) -> None:
+    parts = batches_cut(original)
+    path = tmp_path / "ended.arrow"
+    path.write_bytes(b"".join([*parts[:2], parts[-1], *parts[2:]]))
+    with pytest.raises(DamagedSpoolError, match="follow the end"):
+        read(path)
+
+
+def test_slices_have_the_checksum_that_their_reader_finds(tmp_path: Path) -> None:
+    writer = SpoolWriter(str(tmp_path), context())
+    rows = sends(context(), 20)
+    letters = pa.concat_batches([letter(context(), keys=[["k"] * n]) for n in range(20)])
+    for start in range(0, 20, 7):
+        writer.append(rows.slice(start, 5), letters.slice(start, 5))
+    found = read(Path(writer.seal() or ""))
+    expected = [b.slice(s, 5) for s in range(0, 20, 7) for b in (rows, letters)]
+    assert [b.to_pylist() for b in found] == [b.to_pylist() for b in expected]
+
+
+def test_a_storage_that_cannot_be_read_is_no_damage(
+    original: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file.arrow"
+    path.write_bytes(original)
+
+    class Away:
+        """A store whose connection breaks."""
+
+        def open_input_file(self, name: str) -> object:
+            return LOCAL.open_input_file(name)
+
+        def open_input_stream(self, name: str) -> object:
+            return pa.PythonFile(Broken(), mode="r")
+
+    class Broken:
+        closed = False
+
+        def read(self, size: int = -1) -> bytes:
+            raise OSError("connection reset")
+
+        def close(self) -> None:
+            pass
+
+        def readable(self) -> bool:
+            return True
+
+        def seekable(self) -> bool:
+            return False
+
+    with pytest.raises(LedgerError, match="connection reset") as caught:
+        list(read_batches(str(path), Away()))
+    assert not isinstance(caught.value, DamagedSpoolError)
