@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rocket_sink.commands.base import Group
-from rocket_sink.commands.ledger_input import check_there, fold_option, quick_ledger
+from rocket_sink.commands.ledger_input import (
+    check_there,
+    fold_option,
+    folded_or_said,
+    note_faults,
+    quick_ledger,
+)
 from rocket_sink.commands.output import note, print_json, print_json_line, show, table
 from rocket_sink.commands.sink_input import absolute
 from rocket_sink.commands.spark_input import Decorated, spark_options, spark_session
@@ -78,9 +84,10 @@ def fold(
     if as_json:
         print_json(summary)
     elif summary.busy:
-        note("another fold is at work")
+        note(f"another fold is at work ({summary.holder}): nothing was done")
     else:
         note(f"{summary.rows:,} rows of {summary.files:,} files folded in")
+        note_faults(summary)
 
 
 @ledger.command(example="    rocket-sink ledger optimize --ledger ledger/")
@@ -157,7 +164,7 @@ def show_view(
         rows = views.rows_of(quick.query(views.newest(named, limit)))
     else:
         with _opened("show", path, master, spark_conf, packages) as (spark, found):
-            found.sync(spark)
+            folded_or_said(found, spark)
             frame = filtered(views.view(found.rows(spark), named), where, of="the view's columns")
             newest = frame.orderBy("at", ascending=False).limit(limit)
             rows = views.rows_of(newest.toArrow())

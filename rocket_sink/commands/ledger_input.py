@@ -13,6 +13,10 @@ from rocket_sink.commands.spark_input import Decorated
 from rocket_sink.errors import LedgerError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rocket_sink.ledger.fold import FoldSummary
+    from rocket_sink.ledger.ledger import Ledger
     from rocket_sink.ledger.quick import QuickLedger
 
 
@@ -42,6 +46,26 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
             "takes them in"
         )
     return found
+
+
+def folded_or_said(ledger: Ledger, spark: SparkSession) -> FoldSummary:
+    """Fold; a note tells when what is shown lacks rows."""
+    summary = ledger.sync(spark)
+    if summary.busy:
+        note(
+            f"{summary.holder} is folding the ledger: what tasks wrote last is not in yet, and not "
+            "shown"
+        )
+    note_faults(summary)
+    return summary
+
+
+def note_faults(summary: FoldSummary) -> None:
+    """Tell which files a fold could not take."""
+    for path in summary.damaged:
+        note(f"damaged, put aside, its rows are not in: {path}")
+    for path in summary.left:
+        note(f"cannot be read by this rocket-sink, its rows are not in: {path}")
 
 
 def check_there(path: str) -> None:

@@ -8,7 +8,12 @@ from pathlib import Path
 import click
 
 from rocket_sink.commands.base import Command
-from rocket_sink.commands.ledger_input import check_there, fold_option, quick_ledger
+from rocket_sink.commands.ledger_input import (
+    check_there,
+    fold_option,
+    folded_or_said,
+    quick_ledger,
+)
 from rocket_sink.commands.output import note, print_json, show
 from rocket_sink.commands.sink_input import absolute
 from rocket_sink.commands.spark_input import spark_options, spark_session
@@ -62,7 +67,8 @@ def report(
         from rocket_sink.ledger.report import figures
 
         found = figures(quick.query, quick.path, scope, epochs=epochs,
-                        unfolded_epochs=quick.unfolded_epochs)  # fmt: skip
+                        unfolded_epochs=quick.unfolded_epochs,
+                        quarantined_files=quick.quarantined_files)  # fmt: skip
     else:
         with spark_session(
             "report", master=master, spark_conf=spark_conf, packages=packages, small=True
@@ -71,8 +77,8 @@ def report(
             from rocket_sink.ledger.report import build_report
 
             ledger = Ledger(path)
-            ledger.sync(spark)
-            found = build_report(spark, ledger, scope, epochs=epochs)
+            unfolded = ledger.unfolded_epochs() if folded_or_said(ledger, spark).busy else 0
+            found = build_report(spark, ledger, scope, epochs=epochs, unfolded_epochs=unfolded)
     if html:
         html.write_text(to_html(found), encoding="utf-8")
         note(f"written to {html}")

@@ -157,10 +157,11 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
     path = sink_options.get("ledger")
     if not path:
         return report
+    from rocket_sink.commands.ledger_input import folded_or_said
     from rocket_sink.ledger.ledger import Ledger
 
     ledger = Ledger(str(path))
-    ledger.sync(spark)
+    folded_or_said(ledger, spark)
     report.ledger = ledger.path
     if report.query_id and ledger.exists(spark):
         epochs = ledger.epochs(spark).where(f"query_id = '{report.query_id}'")

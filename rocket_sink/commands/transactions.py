@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rocket_sink.commands.base import Group
-from rocket_sink.commands.ledger_input import check_there
+from rocket_sink.commands.ledger_input import check_there, folded_or_said
 from rocket_sink.commands.output import Bar, note, print_json, print_json_line, show, table
 from rocket_sink.commands.sink_input import absolute, resolved_options, sink_options
 from rocket_sink.commands.spark_input import spark_options, spark_session
@@ -68,7 +68,7 @@ def list_transactions(
     with spark_session(
         "transactions list", master=master, spark_conf=spark_conf, packages=packages, small=True
     ) as spark:
-        found.sync(spark)
+        folded_or_said(found, spark)
         frame = found.transactions(spark, pending=not everything)
         rows = [row.asDict() for row in frame.orderBy("at", ascending=False).head(limit)]
     if as_json:

@@ -119,7 +119,7 @@ class Report:
     """All figures; the lists of epochs and isolations hold the last ones.
 
     `unfolded_epochs` have rows that are not in the figures yet (read without Spark nothing is
-    folded).
+    folded). `quarantined_files` were damaged, and their rows are in no figure.
 
     `as_dict` is for JSON; rich consoles and notebooks show the tables of `ledger.render`.
     """
@@ -134,6 +134,7 @@ class Report:
     dead_letters: list[DeadLetterFigures] = field(default_factory=list)
     errors: list[ErrorFigures] = field(default_factory=list)
     unfolded_epochs: int = 0
+    quarantined_files: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values; times as ISO 8601 text in UTC."""

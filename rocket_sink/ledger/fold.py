@@ -11,23 +11,24 @@ share: Spark's listener events come late, and those of a shutdown never.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import fs
 
-from rocket_sink.errors import LedgerError
+from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.manifest import Manifest, manifest_path, unfinished, write_manifest
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
 from rocket_sink.ledger.spool_batches import is_whole, read_batches
-from rocket_sink.ledger.spool_files import sealed_files
+from rocket_sink.ledger.spool_files import drop_empty_folders, put_aside, sealed_files
 from rocket_sink.ledger.table import (
     ensure_table,
     first_line,
@@ -51,13 +52,27 @@ FOLD_BYTES: Final = 16 * 1024**3
 """Most files and bytes of one append; what is left makes the next one."""
 
 OnStep = Callable[[str], None]
+_Read = Callable[[str, fs.FileSystem], Iterator[pa.RecordBatch]]
+_OverBatches = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+_LOG: Final = logging.getLogger(__name__)
+_FAULT_DDL: Final = "path STRING, damaged BOOLEAN, text STRING"
+
+
+class _Fault(NamedTuple):
+    """Why a file cannot go in."""
+
+    damaged: bool
+    text: str
 
 
 @dataclass(frozen=True)
 class FoldSummary:
     """What one call of `fold` did.
 
-    `torn_files` were cut by a crash: their whole batches are in. `recovered` folds were begun by a
+    `torn_files` were cut by a crash: their whole batches are in. `damaged` names the files that did
+    not hold what their tasks wrote, and were put aside; `left` those that stay in the spool, for
+    they cannot be read now or are of a newer rocket-sink. `recovered` folds were begun by a
     process that died. `busy`: another live fold had the lock, `holder`, and nothing was done.
     """
 
@@ -66,6 +81,8 @@ class FoldSummary:
     rows: int = 0
     bytes: int = 0
     torn_files: int = 0
+    damaged: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     recovered: int = 0
     busy: bool = False
     holder: str = ""
@@ -145,6 +162,8 @@ class _Folder:
         self._step("listed")
         for share in _shares(files):
             self._complete(self._next_manifest(ledger_id, share))
+        if not self._place.is_local:
+            drop_empty_folders(self._place, self._fs)
         return self._summary
 
     def _next_manifest(self, ledger_id: str, files: list[fs.FileInfo]) -> Manifest:
@@ -159,6 +178,10 @@ class _Folder:
         last = last_txn_version(self._spark, self._place, app_id)
         self._step("append")
         if last is None or last < manifest.number:
+            manifest = self._sound(manifest)
+            if not manifest.files:
+                self._fs.delete_file(manifest_path(self._place, manifest.number))
+                return
             self._append(manifest, app_id)
         self._check_ours(manifest)
         self._step("appended")
@@ -170,7 +193,42 @@ class _Folder:
         self._step("finished")
         self._add(folds=1, files=len(manifest.files), bytes=manifest.bytes)
 
-    def _append(self, manifest: Manifest, app_id: str) -> None:
+    def _sound(self, manifest: Manifest) -> Manifest:
+        """The manifest without the files that cannot go in; damaged ones are put aside.
+
+        It is not committed, so it may change; it does so first, for no manifest lists what is not
+        there.
+        """
+        self._check_there(manifest)
+        wrong = self._examined(manifest)
+        if not wrong:
+            return manifest
+        paths = [path for path in manifest.paths(self._place) if path not in wrong]
+        infos = self._fs.get_file_info(paths)
+        manifest = write_manifest(self._place, self._fs, manifest.ledger_id, manifest.number, infos)
+        for path, fault in wrong.items():
+            if fault.damaged:
+                moved = put_aside(self._place, self._fs, path)
+                _LOG.error("%s; it is put aside as %s, and its rows are not in", fault.text, moved)
+                self._summary = replace(self._summary, damaged=(*self._summary.damaged, moved))
+            else:
+                _LOG.warning("%s; it stays there, and its rows are not in", fault.text)
+                self._summary = replace(self._summary, left=(*self._summary.left, path))
+        return manifest
+
+    def _examined(self, manifest: Manifest) -> dict[str, _Fault]:
+        """What is wrong with files, by their paths; a file is read before it is read to go in."""
+        paths = manifest.paths(self._place)
+        if manifest.bytes <= DRIVER_BYTES:
+            faults = {path: _fault(path, self._fs) for path in paths}
+            return {path: fault for path, fault in faults.items() if fault is not None}
+        tasks, read = self._tasks(paths, _fault_rows)
+        return {
+            row.path: _Fault(row.damaged, row.text)
+            for row in tasks.mapInArrow(read, _FAULT_DDL).collect()
+        }
+
+    def _check_there(self, manifest: Manifest) -> None:
         paths = manifest.paths(self._place)
         gone = [i.path for i in self._fs.get_file_info(paths) if not i.is_file]
         if gone:
@@ -180,6 +238,9 @@ class _Folder:
                 f"{manifest_path(self._place, manifest.number)}",
                 path=gone[0],
             )
+
+    def _append(self, manifest: Manifest, app_id: str) -> None:
+        paths = manifest.paths(self._place)
         torn = sum(not is_whole(path, self._fs) for path in paths)
         frame, rows = self._frame(manifest, paths)
         writer = frame.write.format("delta").mode("append").option("txnAppId", app_id)
@@ -201,10 +262,14 @@ class _Folder:
             batches = [batch for path in paths for batch in read_batches(path, self._fs)]
             table = pa.Table.from_batches(batches, LEDGER_SCHEMA)
             return self._spark.createDataFrame(table).coalesce(1), table.num_rows
+        tasks, read = self._tasks(paths, read_batches)
+        return tasks.mapInArrow(read, ledger_ddl()), None
+
+    def _tasks(self, paths: list[str], read: _Read) -> tuple[DataFrame, _OverBatches]:
+        """A frame of one row per task, and the function that reads the paths of each."""
         sizes = [info.size or 0 for info in self._fs.get_file_info(paths)]
         bins = _bins(paths, sizes)
-        tasks = self._spark.range(0, len(bins), 1, len(bins))
-        return tasks.mapInArrow(_reader(self._place, bins), ledger_ddl()), None
+        return self._spark.range(0, len(bins), 1, len(bins)), _reader(self._place, bins, read)
 
     def _check_ours(self, manifest: Manifest) -> None:
         """On an object store the lock is only very likely: see whose fold Delta let through."""
@@ -258,14 +323,27 @@ def _bins(paths: list[str], sizes: list[int]) -> list[list[str]]:
     return bins
 
 
-def _reader(
-    place: Place, bins: list[list[str]]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _fault(path: str, filesystem: fs.FileSystem) -> _Fault | None:
+    try:
+        for _ in read_batches(path, filesystem):
+            pass
+    except LedgerError as error:
+        return _Fault(isinstance(error, DamagedSpoolError), str(error))
+    return None
+
+
+def _fault_rows(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
+    fault = _fault(path, filesystem)
+    if fault is not None:
+        yield pa.RecordBatch.from_pylist([{"path": path, **fault._asdict()}])
+
+
+def _reader(place: Place, bins: list[list[str]], read_file: _Read) -> _OverBatches:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filesystem = place.filesystem()
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 for path in bins[index]:
-                    yield from read_batches(path, filesystem)
+                    yield from read_file(path, filesystem)
 
     return read

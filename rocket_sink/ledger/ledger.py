@@ -12,6 +12,7 @@ from rocket_sink.ledger import marks, views
 from rocket_sink.ledger.fold import FoldSummary, fold
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.spool_files import quarantined, waiting_epochs
 from rocket_sink.ledger.table import (
     check_table,
     ensure_table,
@@ -70,6 +71,33 @@ class Ledger:
         Nothing to fold is no error.
         """
         return fold(spark, self._place, wait_s=wait_s)
+
+    def sync_fully(self, spark: SparkSession, *, wait_s: float = 300.0) -> FoldSummary:
+        """As `sync`, for who must not work on less than what tasks have written.
+
+        Raises:
+            LedgerError: another fold had the lock all the time.
+        """
+        summary = self.sync(spark, wait_s=wait_s)
+        if summary.busy:
+            raise LedgerError(
+                f"the ledger {self.path} is being folded by {summary.holder}, for more than "
+                f"{wait_s:g} s: what tasks wrote last is not known yet. Try again after its end",
+                path=self.path,
+            )
+        return summary
+
+    def unfolded_epochs(self) -> int:
+        """Epochs of which tasks have written rows that are not in the table yet, or not all."""
+        return waiting_epochs(self._place, self._place.filesystem())
+
+    def quarantined(self) -> list[str]:
+        """Damaged spool files that folds have put aside: their rows are not in the table.
+
+        One that is whole after all (a bad disk that was read again) goes in by the next fold when
+        it is moved back to its folder below `_spool`.
+        """
+        return quarantined(self._place, self._place.filesystem())
 
     def append(self, spark: SparkSession, *batches: pa.RecordBatch) -> None:
         """Append rows from a driver: resolutions by hand, exported letters."""

@@ -8,6 +8,7 @@ append of it still be under way, Delta lets one of the two through, and both are
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from dataclasses import asdict, dataclass
 
@@ -18,6 +19,7 @@ from rocket_sink.ledger.place import Place
 from rocket_sink.ledger.small_file import write_bytes
 
 _SUFFIX = ".json"
+_SPOOL_FILE = re.compile(r"q-[^/]*/(-?[0-9]+/)?[^/]+\.arrow")
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,19 @@ def unfinished(place: Place, filesystem: fs.FileSystem) -> list[Manifest]:
     return sorted((_read(path, filesystem) for path in paths), key=lambda m: m.number)
 
 
+def _checked(manifest: Manifest) -> Manifest:
+    """A fold deletes what its manifest lists: that must be spool files, whoever wrote it."""
+    for name in manifest.files:
+        if _SPOOL_FILE.fullmatch(name) is None:
+            raise ValueError(f"{name!a} is no spool file")
+    return manifest
+
+
 def _read(path: str, filesystem: fs.FileSystem) -> Manifest:
     try:
         with filesystem.open_input_stream(path) as stream:
             values = json.loads(bytes(stream.read()))
-        return Manifest(**{**values, "files": tuple(values["files"])})
+        return _checked(Manifest(**{**values, "files": tuple(values["files"])}))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LedgerError(
             f"the fold manifest {path} cannot be read: {error}. If the table holds its fold, "

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SPOOL: Final = "_spool"
 """Below the table's folder; Delta looks into no folder whose name starts with `_`."""
 FOLDS: Final = "_folds"
+QUARANTINE: Final = "_quarantine"
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 """Two characters and more: one is a Windows drive."""
@@ -51,6 +52,11 @@ class Place:
     @property
     def folds(self) -> str:
         return f"{self.spool}/{FOLDS}"
+
+    @property
+    def quarantine(self) -> str:
+        """Where damaged spool files go, in folders and by names that they had in the spool."""
+        return f"{self.spool}/{QUARANTINE}"
 
     def filesystem(self) -> fs.FileSystem:
         """pyarrow's file system; made anew, for those handles must not cross a fork.

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.spool_files import waiting_epochs
+from rocket_sink.ledger.spool_files import quarantined, waiting_epochs
 from rocket_sink.ledger.views import VIEWS
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class QuickLedger:
         self.path = place.root
         self.unfolded_epochs = waiting_epochs(place, place.filesystem())
         """Epochs of which tasks have written rows that are not in the table yet, or not all."""
+        self.quarantined_files = len(quarantined(place, place.filesystem()))
         self._session = duckdb.connect()
         for statement in _SPARKS:
             self._session.execute(statement)

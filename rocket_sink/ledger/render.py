@@ -18,7 +18,6 @@ from rocket_sink.ledger.figures import (
     ErrorFigures,
     IsolationFigures,
     Report,
-    Totals,
 )
 
 _HTML_WIDTH: Final = 132
@@ -30,7 +29,7 @@ _EXAMPLE_SHOWN: Final = 60
 def render_report(report: Report) -> RenderableType:
     """All tables; those without rows say so in one line."""
     return Group(
-        _accounts(report.totals, report.unfolded_epochs),
+        _accounts(report),
         _brokers(report.brokers),
         _isolations(report.isolations, report.isolation_count),
         _dead_letters(report.dead_letters),
@@ -47,7 +46,8 @@ def to_html(report: Report) -> str:
     return console.export_html(inline_styles=True)
 
 
-def _accounts(totals: Totals, unfolded_epochs: int) -> RenderableType:
+def _accounts(report: Report) -> RenderableType:
+    totals = report.totals
     notes = {
         "rows_in": f"in {totals.epochs:,} epochs",
         "acked": "stored",
@@ -61,8 +61,15 @@ def _accounts(totals: Totals, unfolded_epochs: int) -> RenderableType:
     rows = [(n.replace("_", " "), getattr(totals, n), note) for n, note in notes.items()]
     table = _table("Accounts", ("", "rows", "note"), rows)
     wrong = []
-    if unfolded_epochs:
-        wrong.append(f"rows of {unfolded_epochs:,} epochs are not folded yet and not counted")
+    if report.unfolded_epochs:
+        wrong.append(
+            f"rows of {report.unfolded_epochs:,} epochs are not folded yet and not counted"
+        )
+    if report.quarantined_files:
+        wrong.append(
+            f"{report.quarantined_files:,} damaged spool files are put aside in "
+            "_spool/_quarantine: their rows are not counted"
+        )
     if totals.not_adding_up:
         wrong.append(f"{totals.not_adding_up:,} epochs do not add up")
     if totals.unconfirmed:

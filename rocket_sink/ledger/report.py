@@ -48,6 +48,7 @@ def build_report(
     epochs: int = 20,
     isolations: int = 50,
     errors: int = 10,
+    unfolded_epochs: int = 0,
 ) -> Report:
     """Read the figures with Spark; the numbers are the longest lists wanted.
 
@@ -60,13 +61,14 @@ def build_report(
         return views.queried(rows, select).toArrow()
 
     return figures(
-        query, ledger.path, scope or Scope(), epochs=epochs, isolations=isolations, errors=errors
-    )
+        query, ledger.path, scope or Scope(), epochs=epochs, isolations=isolations, errors=errors,
+        unfolded_epochs=unfolded_epochs, quarantined_files=len(ledger.quarantined()),
+    )  # fmt: skip
 
 
 def figures(
     query: Query, path: str, scope: Scope, *, epochs: int = 20, isolations: int = 50,
-    errors: int = 10, unfolded_epochs: int = 0,
+    errors: int = 10, unfolded_epochs: int = 0, quarantined_files: int = 0,
 ) -> Report:  # fmt: skip
     """The same of whatever runs the queries."""
     read = _Scoped(query, scope)
@@ -74,7 +76,7 @@ def figures(
     count, events = _isolations(read, isolations)
     return Report(
         path, scope, totals, _brokers(read), last_epochs, events, count, _dead_letters(read),
-        _errors(read, errors), unfolded_epochs,
+        _errors(read, errors), unfolded_epochs, quarantined_files,
     )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ class SpoolWriter:
 
     def _opened(self) -> BatchWriter:
         if self._stream is None:
-            self._name = new_name(self._ctx)
+            self._name = new_name(self._ctx, folders=self._place.is_local)
             if self._place.is_local:
                 self._path = f"{self._place.spool}/{self._name}{OPEN}"
                 self._file = _create(Path(self._path))
@@ -108,7 +108,9 @@ class SpoolWriter:
         os.fsync(file.fileno())
         sealed = self._path.removesuffix(OPEN) + SEALED
         Path(self._path).rename(sealed)
-        fsync_folder(Path(sealed).parent)
+        # A fold may have taken the sealed file, and removed the folder, by now.
+        with contextlib.suppress(FileNotFoundError):
+            fsync_folder(Path(sealed).parent)
         self._forget()
         return sealed
 
@@ -131,7 +133,9 @@ class SpoolWriter:
     def _forget(self) -> None:
         file, self._file, self._stream = self._file, None, None
         if file is not None:
-            file.close()
+            # On a full disk it tries to write what is left once more.
+            with contextlib.suppress(OSError):
+                file.close()
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -140,11 +144,12 @@ class SpoolWriter:
             yield
         except FileNotFoundError as error:
             self._forget()
-            raise LedgerError(
-                f"the spool file {self._path} is gone: a fold took it because this process seemed "
-                "dead; the task must run again",
-                path=self._path,
-            ) from error
+            if not self._place.is_local:
+                raise LedgerError(
+                    f"cannot write the spool of the ledger {self._place.uri}: {error}",
+                    path=self._path,
+                ) from error
+            raise LedgerError(self._gone(), path=self._path) from error
         except (OSError, pa.ArrowException) as error:
             self._forget()
             raise LedgerError(
@@ -152,6 +157,27 @@ class SpoolWriter:
                 "need to write below the ledger's folder",
                 path=self._path,
             ) from error
+
+    def _gone(self) -> str:
+        """Why the open file is not there any more, as far as this side can see."""
+        query = Path(self._place.spool, self._name.partition("/")[0])
+        if not query.is_dir():
+            # Folds remove the folders of epochs, and no other.
+            return (
+                f"the spool folder {query} was deleted while tasks wrote to it, and with it the "
+                "rows that were not folded yet; the task must run again. Leave _spool alone while "
+                "queries run"
+            )
+        taken = self._path.removesuffix(OPEN) + SEALED
+        if Path(taken).exists():
+            return (
+                f"the spool file {self._path} is gone: a fold took it, as {taken}, because this "
+                "process seemed dead; the task must run again"
+            )
+        return (
+            f"the spool file {self._path} is gone: it was deleted, or a fold took it because this "
+            "process seemed dead; the task must run again"
+        )
 
 
 def _create(path: Path) -> IO[bytes]:

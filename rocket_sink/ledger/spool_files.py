@@ -1,8 +1,11 @@
-"""Spool files: their names and states, and how to read one that a crash has cut.
+"""Spool files: their names and states.
 
-    <ledger>/_spool/<query id>/<epoch>/<partition>-<task attempt>-<unique>~<host>~<pid>~<start>.open
+    <ledger>/_spool/<query id>/<epoch>/<partition>-<task attempt>-<unique>~<owner>.open
     the same, renamed to .arrow                        sealed, by its owner or for a dead owner
+    <ledger>/_spool/_quarantine/...                    the same, put aside because it is damaged
 
+On object stores, where files come sealed, the epoch stands before the partition: a folder there is
+an object that stays, and cannot be removed without a risk for a file that is just being written.
 Each is an Arrow IPC stream with the schema of the rocket-sink that wrote it. A rename decides who
 has a file: an owner that lives and finds its file taken fails its task, so that no row written
 after the taking is lost silently.
@@ -10,9 +13,12 @@ after the taking is lost silently.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import LedgerError
@@ -28,16 +34,17 @@ SEALED: Final = ".arrow"
 PARTIAL: Final = ".part"
 """An upload to a remote file system that has no atomic writes."""
 
+_KEPT_FOLDERS: Final = 2
 STALE_AFTER_S: Final = 3600.0
 """An open file of another host that nobody wrote to for so long has lost its owner."""
 
 
-def new_name(ctx: RunContext) -> str:
-    """`<query>/<epoch>/<file>` without the state, unique."""
+def new_name(ctx: RunContext, *, folders: bool = True) -> str:
+    """`<query>/<epoch>/<file>` without the state, unique; without `folders` one level less."""
     partition = "driver" if ctx.partition is None else ctx.partition
     task = "" if ctx.task_attempt_id is None else ctx.task_attempt_id
     file = f"{partition}-{task}-{uuid.uuid4().hex}~{this_process()}"
-    return f"{_part(ctx.query_id)}/{ctx.epoch}/{file}"
+    return f"{_part(ctx.query_id)}/{ctx.epoch}{'/' if folders else '-'}{file}"
 
 
 def _part(text: str) -> str:
@@ -68,7 +75,51 @@ def open_files(place: Place, filesystem: fs.FileSystem, *, query: str) -> list[f
 
 def waiting_epochs(place: Place, filesystem: fs.FileSystem) -> int:
     """Epochs with files, sealed or still written; nothing is taken."""
-    return len({info.path.rpartition("/")[0] for info in _files(place, filesystem)})
+    return len({_epoch(info) for info in _files(place, filesystem)})
+
+
+def _epoch(info: fs.FileInfo) -> tuple[str, str]:
+    folder = info.path.rpartition("/")[0]
+    above, _, last = folder.rpartition("/")
+    return (folder, info.base_name.partition("-")[0]) if last.startswith("q-") else (above, last)
+
+
+def quarantined(place: Place, filesystem: fs.FileSystem) -> list[str]:
+    """Paths of the damaged files that folds have put aside."""
+    from pyarrow import fs
+
+    selector = fs.FileSelector(place.quarantine, recursive=True, allow_not_found=True)
+    return sorted(info.path for info in filesystem.get_file_info(selector) if info.is_file)
+
+
+def put_aside(place: Place, filesystem: fs.FileSystem, path: str) -> str:
+    """Move a damaged file out of the folds' way; returns where it is now."""
+    target = place.quarantine + path.removeprefix(place.spool)
+    filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+    filesystem.move(path, target)
+    return target
+
+
+def drop_empty_folders(place: Place, filesystem: fs.FileSystem) -> None:
+    """Remove the epochs' folders that an older version left on an object store.
+
+    Not the newest ones of a query: a task of that version may just be writing to them.
+    """
+    from pyarrow import fs
+
+    infos = filesystem.get_file_info(fs.FileSelector(place.spool, recursive=True))
+    used = {info.path.rpartition("/")[0] for info in infos if info.is_file}
+    epochs: dict[str, list[int]] = {}
+    for info in infos:
+        query, _, epoch = info.path.removeprefix(f"{place.spool}/").partition("/")
+        if not info.is_file and query.startswith("q-") and epoch.isdigit():
+            epochs.setdefault(query, []).append(int(epoch))
+    for query, numbers in epochs.items():
+        for epoch in sorted(numbers)[:-_KEPT_FOLDERS]:
+            folder = f"{place.spool}/{query}/{epoch}"
+            if folder not in used:
+                with contextlib.suppress(OSError):
+                    filesystem.delete_dir(folder)
 
 
 def _files(place: Place, filesystem: fs.FileSystem) -> Iterator[fs.FileInfo]:
@@ -79,8 +130,22 @@ def _files(place: Place, filesystem: fs.FileSystem) -> Iterator[fs.FileInfo]:
         infos = filesystem.get_file_info(selector)
     except OSError as error:
         raise LedgerError(f"cannot list the spool {place.spool}: {error}") from error
-    skip = f"{place.folds}/"
-    return (i for i in infos if i.is_file and not i.path.startswith(skip))
+    start = f"{place.spool}/q-"
+    found = (info for info in infos if info.is_file and info.path.startswith(start))
+    return _not_linked(place, found) if place.is_local else found
+
+
+def _not_linked(place: Place, infos: Iterable[fs.FileInfo]) -> Iterator[fs.FileInfo]:
+    """Leave out what is elsewhere: a fold deletes what it has taken."""
+    spool = os.path.realpath(place.spool)
+    folders: dict[str, bool] = {}
+    for info in infos:
+        folder = info.path.rpartition("/")[0]
+        if folder not in folders:
+            own = spool + folder.removeprefix(place.spool)
+            folders[folder] = os.path.realpath(folder) == own
+        if folders[folder] and not Path(info.path).is_symlink():
+            yield info
 
 
 def _is_abandoned(info: fs.FileInfo) -> bool:

@@ -6,9 +6,15 @@ table that was made anew never skips rows for what an older one had.
 
 from __future__ import annotations
 
+import contextlib
+import random
+import re
+import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.errors import CheckpointError, LedgerError
+from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import (
     COLUMNS,
@@ -21,6 +27,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+_MAKER_LOCK: Final = "create.lock"
+_MAKER_WAIT_S: Final = 120.0
+_CONFLICT_TRIES: Final = 10
+_CONFLICT_PAUSE_S: Final = 0.5
+_CONFLICT: Final = re.compile(
+    r"DELTA_(METADATA|PROTOCOL)_CHANGED|DELTA_CONCURRENT_|(Metadata|Protocol)ChangedException"
+    r"|Concurrent\w*Exception"
+)
+"""What Delta says when another commit came first."""
 _HISTORY: Final = 100
 """Commits of the table that are looked through for a fold that has just been made."""
 _UPGRADED: Final = tuple(map(str, range(1, SCHEMA_VERSION)))
@@ -41,7 +56,8 @@ class _Identity(NamedTuple):
 
 def is_table(spark: SparkSession, place: Place) -> bool:
     """True when a Delta table is there, of whatever schema."""
-    return bool(_delta_table().isDeltaTable(spark, place.uri))
+    with _log_errors(place):
+        return bool(_delta_table().isDeltaTable(spark, place.uri))
 
 
 def ensure_table(spark: SparkSession, place: Place) -> str:
@@ -50,15 +66,16 @@ def ensure_table(spark: SparkSession, place: Place) -> str:
     Raises:
         LedgerError: as `check_table`, or the table cannot be made.
     """
-    if not is_table(spark, place):
-        _create(spark, place)
-    return _checked(place, _brought_up(spark, place, _identity(spark, place)))
+    found = _identity(spark, place) if is_table(spark, place) else None
+    if found is None or found.version is None or found.version in _UPGRADED:
+        found = _made(spark, place, create=True)
+    return _checked(place, found)
 
 
 def upgrade_table(spark: SparkSession, place: Place) -> None:
     """Bring a ledger of an older schema version up to this one; any other folder is left alone."""
-    if is_table(spark, place):
-        _brought_up(spark, place, _identity(spark, place))
+    if is_table(spark, place) and _identity(spark, place).version in (None, *_UPGRADED):
+        _made(spark, place, create=False)
 
 
 def check_table(spark: SparkSession, place: Place) -> str:
@@ -102,7 +119,8 @@ def read_table(spark: SparkSession, place: Place) -> DataFrame:
         LedgerError: as `check_table`.
     """
     check_table(spark, place)
-    return spark.read.format("delta").load(place.uri)
+    with _log_errors(place):
+        return spark.read.format("delta").load(place.uri)
 
 
 def missing(place: Place) -> LedgerError:
@@ -137,14 +155,16 @@ def last_txn_version(spark: SparkSession, ledger_path: str | Place, app_id: str)
     place = ledger_path if isinstance(ledger_path, Place) else locate(ledger_path)
     if not is_table(spark, place):
         return None
-    version = _snapshot(spark, place).transactions().get(app_id)
-    return int(version.get()) if version.isDefined() else None
+    with _log_errors(place):
+        version = _snapshot(spark, place).transactions().get(app_id)
+        return int(version.get()) if version.isDefined() else None
 
 
 def fold_tokens(spark: SparkSession, place: Place) -> set[str]:
     """The manifests' tokens of the last folds."""
-    history = _delta_table().forPath(spark, place.uri).history(_HISTORY).select("userMetadata")
-    return {row[0] for row in history.collect() if row[0]}
+    with _log_errors(place):
+        history = _delta_table().forPath(spark, place.uri).history(_HISTORY).select("userMetadata")
+        return {row[0] for row in history.collect() if row[0]}
 
 
 def written_rows(spark: SparkSession, place: Place, token: str) -> int:
@@ -179,32 +199,66 @@ def check_not_ahead(
     )  # fmt: skip
 
 
-def _create(spark: SparkSession, place: Place) -> None:
-    """An empty write, then the version: a CREATE TABLE refuses a folder with a spool in it.
+def _made(spark: SparkSession, place: Place, *, create: bool) -> _Identity:
+    """The table after it is made, or brought up to this version.
 
-    Each step may be repeated, by this process or by two at once.
+    Several queries may start on one ledger. A change of the table's version makes each append fail
+    that is under way, of `write_batch` after it has sent; so one at a time looks and changes, under
+    a lock. Where there can be none (a file system that pyarrow does not know), or another host does
+    not see it, Delta lets one through and the others read the table again.
     """
+    with _one_maker(place):
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                if create and not is_table(spark, place):
+                    _create(spark, place)
+                return _brought_up(spark, place, _identity(spark, place))
+            except Exception as error:
+                if tries == _CONFLICT_TRIES or not _is_conflict(error):
+                    raise
+                time.sleep(random.uniform(0, _CONFLICT_PAUSE_S))
+
+
+@contextlib.contextmanager
+def _one_maker(place: Place) -> Iterator[None]:
+    lock = None
+    with contextlib.suppress(LedgerError):
+        lock = LedgerLock(place, _MAKER_LOCK)
+        lock.acquire(_MAKER_WAIT_S)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _is_conflict(error: BaseException) -> bool:
+    return _CONFLICT.search(str(error)) is not None
+
+
+def _create(spark: SparkSession, place: Place) -> None:
+    """An empty write: a CREATE TABLE refuses a folder with a spool in it."""
     writer = spark.createDataFrame([], _spark_schema()).write.format("delta").mode("append")
     for name, value in _PROPERTIES.items():
         writer = writer.option(name, value)
     try:
-        if not is_table(spark, place):
-            writer.partitionBy("kind").save(place.uri)
+        writer.partitionBy("kind").save(place.uri)
     except Exception as error:
-        if not is_table(spark, place):  # else another process was faster
+        if not _is_conflict(error) and not is_table(spark, place):
             raise LedgerError(
                 f"cannot make the ledger table at {place.uri}: {first_line(error)}. The session "
                 "needs Delta's settings (spark.sql.extensions, spark.sql.catalog.spark_catalog); "
                 "rocket_sink.build_session sets them",
                 path=place.uri,
             ) from error
-    _set_version(spark, place)
 
 
 def _brought_up(spark: SparkSession, place: Place, found: _Identity) -> _Identity:
     """The table after its columns and version are made ours, where they are an older version's.
 
-    A kill between the two steps of `_create` leaves our columns without a version.
+    A kill between the two steps of `_made` leaves our columns without a version.
     """
     if found.version is not None and found.version not in _UPGRADED:
         return found
@@ -242,12 +296,13 @@ def _spark_schema() -> StructType:
 def _identity(spark: SparkSession, place: Place) -> _Identity:
     if not is_table(spark, place):
         raise missing(place)
-    if is_classic(spark):
-        metadata = _snapshot(spark, place).metadata()
-        version = metadata.configuration().get(VERSION_PROPERTY)
-        return _Identity(str(metadata.id()), str(version.get()) if version.isDefined() else None)
-    row = _delta_table().forPath(spark, place.uri).detail().select("id", "properties").head()
-    return _Identity(str(row["id"]), row["properties"].get(VERSION_PROPERTY))
+    with _log_errors(place):
+        if is_classic(spark):
+            metadata = _snapshot(spark, place).metadata()
+            given = metadata.configuration().get(VERSION_PROPERTY)
+            return _Identity(str(metadata.id()), str(given.get()) if given.isDefined() else None)
+        row = _delta_table().forPath(spark, place.uri).detail().select("id", "properties").head()
+        return _Identity(str(row["id"]), row["properties"].get(VERSION_PROPERTY))
 
 
 def is_classic(spark: SparkSession) -> bool:
@@ -276,6 +331,27 @@ def _delta_table() -> Any:
     return DeltaTable
 
 
+@contextlib.contextmanager
+def _log_errors(place: Place) -> Iterator[None]:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        raise LedgerError(
+            f"Delta cannot read the ledger {place.uri}: {first_line(error)}. When files of its "
+            "_delta_log are damaged or missing, put them back from a backup. Without one, begin a "
+            "new ledger in another folder and move _spool there: what is not folded yet is in it",
+            path=place.uri,
+        ) from error
+
+
 def first_line(error: BaseException) -> str:
-    """The first line of an error: of Java's, the rest is its stack."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of an error: of Java's, what Java says, for the rest is its stack."""
+    text = str(error)
+    # py4j's own first line only says that an error occurred; at a driver's end Java is gone.
+    with contextlib.suppress(Exception):
+        java = getattr(error, "java_exception", None)
+        text = text if java is None else str(java.toString())
+    return (text.strip() or type(error).__name__).splitlines()[0]

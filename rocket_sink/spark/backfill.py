@@ -113,7 +113,7 @@ class Backfill:
             LedgerError: no ledger of this version, or another backfill is at work on it.
         """
         self._wait_for_others()
-        self.ledger.sync(self._spark)
+        self.ledger.sync_fully(self._spark)
         letters = self._pending()
         if letters is None:
             return Plan()
@@ -142,7 +142,7 @@ class Backfill:
         with _reporting(progress, ended):
             for row in self._sent(frame, tasks, ended).collect():
                 total.add(row)
-        self.ledger.sync(self._spark)
+        self.ledger.sync(self._spark, wait_s=300)
         return total
 
     def _pending(self) -> DataFrame | None:

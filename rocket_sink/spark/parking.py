@@ -47,7 +47,7 @@ def park(
         OptionError: the filter cannot be used.
         LedgerError: no ledger there, or of another version.
     """
-    ledger.sync(spark)
+    ledger.sync_fully(spark)
     pending = ledger.dead_letters(spark, pending=True)
     return _resolve(spark, ledger, pending, letters, where, note, resolution)
 
@@ -68,7 +68,7 @@ def unpark(
     Raises:
         As `park`.
     """
-    ledger.sync(spark)
+    ledger.sync_fully(spark)
     every = ledger.dead_letters(spark, pending=False).dropDuplicates(["letter_id"])
     parked = every.join(_parked(ledger.resolutions(spark)), "letter_id", "left_semi")
     return _resolve(spark, ledger, parked, letters, where, note, UNPARKED)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,8 +17,10 @@ from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import spool_files
+from rocket_sink.ledger.manifest import unfinished
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.small_file import write_bytes
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.spool_batches import is_whole, read_batches
 from rocket_sink.ledger.spool_files import new_name, sealed_files
@@ -236,3 +240,186 @@ def test_places(tmp_path, monkeypatch):
         locate(" ")
     with pytest.raises(LedgerError, match="foreachBatch"):
         locate("weird+scheme://x/y")
+
+
+def test_a_seal_is_durable_before_it_is_seen(tmp_path, monkeypatch):
+    """The file's bytes before its new name, and the name before `seal` returns."""
+    seen = []
+    real_fsync, real_rename = os.fsync, Path.rename
+
+    def fsync(handle):
+        real_fsync(handle)
+        seen.append(("fsync", os.readlink(f"/proc/self/fd/{handle}")))
+
+    def rename(self, target):
+        size = self.stat().st_size
+        seen.append(("rename", str(self), size))
+        return real_rename(self, target)
+
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 3))
+    open_file = writer._path
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", rename)
+    sealed = Path(writer.seal())
+    assert seen == [
+        ("fsync", open_file),
+        ("rename", open_file, sealed.stat().st_size),  # nothing was left in a buffer
+        ("fsync", str(sealed.parent)),
+    ]
+
+
+def test_a_small_file_is_durable_before_it_is_seen(tmp_path, monkeypatch):
+    seen = []
+    real_fsync = os.fsync
+
+    def fsync(handle):
+        real_fsync(handle)
+        name = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        seen.append((name.suffix, sorted(p.suffix for p in tmp_path.iterdir())))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert write_bytes(LOCAL, f"{tmp_path}/a.json", b"{}", is_local=True)
+    assert seen == [(".part", [".part"]), ("", [".json"])]
+
+
+def test_a_fold_that_is_faster_than_the_end_of_a_seal_fails_no_task(tmp_path, monkeypatch):
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 3))
+    real_rename = Path.rename
+
+    def rename_and_fold(self, target):
+        real_rename(self, target)
+        Path(target).unlink()
+        Path(target).parent.rmdir()
+
+    monkeypatch.setattr(Path, "rename", rename_and_fold)
+    assert writer.seal() is not None
+
+
+FULL = """
+    import resource, sys
+    sys.path[:0] = {path!r}
+    from ledger.values import context, letter, sends
+    from rocket_sink.errors import LedgerError
+    from rocket_sink.ledger.place import Place
+    from rocket_sink.ledger.spool import SpoolWriter
+    resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+    place = Place("file:" + {root!r}, {root!r}, is_local={is_local})
+    for size in {sizes}:
+        writer = SpoolWriter(place, context())
+        try:
+            for _ in range(100):
+                writer.append(letter(context(), b"x" * size))
+            writer.seal()
+        except LedgerError as error:
+            assert "cannot write the spool" in str(error), error
+            assert {root!r} in str(error), error
+        else:
+            raise SystemExit("nothing was raised for %d bytes" % size)
+        writer.abort()
+        del writer
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize("sizes", [[1_000], [100_000], [10_000_000], [1_000, 100_000, 3_000_000]])
+def test_a_full_disk_is_a_ledger_error_whatever_the_task_writes(tmp_path, is_local, sizes):
+    path = [str(Path(__file__).parents[1]), *sys.path]
+    code = textwrap.dedent(FULL).format(
+        path=path, root=str(tmp_path), limit=300_000, sizes=sizes, is_local=is_local
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "done\n", done.stderr
+    assert "OSError" not in done.stderr
+
+
+def test_a_deleted_spool_folder_is_named_for_what_it_is(tmp_path):
+    for act in ("seal", "sync"):
+        writer = SpoolWriter(str(tmp_path), context())
+        writer.append(sends(context(), 1))
+        shutil.rmtree(tmp_path / "_spool")
+        with pytest.raises(LedgerError, match="was deleted while tasks wrote") as caught:
+            getattr(writer, act)()
+        assert "a fold took it" not in str(caught.value)
+
+
+def test_a_deleted_file_is_not_blamed_on_a_fold_alone(tmp_path):
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 1))
+    Path(writer._path).unlink()
+    with pytest.raises(LedgerError, match="it was deleted, or a fold took it"):
+        writer.seal()
+
+
+def test_what_a_link_shows_is_no_spool_file(tmp_path):
+    """A fold deletes what it has taken: a link into another folder must not aim it there."""
+    writer = SpoolWriter(str(tmp_path / "other"), context())
+    writer.append(sends(context(), 1))
+    elsewhere = Path(writer.seal())
+    own = SpoolWriter(str(tmp_path / "ledger"), context())
+    own.append(sends(context(), 1))
+    sealed = own.seal()
+    spool = tmp_path / "ledger" / "_spool"
+    (spool / "q-linked").symlink_to(elsewhere.parents[1])
+    (spool / "q-query" / "7").symlink_to(elsewhere.parent)
+    (spool / "q-query" / "0" / "0-1-x~y.arrow").symlink_to(elsewhere)
+    (spool / "q-query" / "0" / "0-1-x~y.open").symlink_to(elsewhere)
+    assert taken(tmp_path / "ledger") == [sealed]
+    (tmp_path / "link").symlink_to(tmp_path / "ledger")  # the user's own way to the ledger
+    assert len(taken(tmp_path / "link")) == 1
+
+
+def test_an_object_store_gets_no_folder_per_epoch(tmp_path):
+    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    for epoch in (3, 12):
+        writer = SpoolWriter(place, context(epoch=epoch))
+        writer.append(sends(context(epoch=epoch), 1))
+        writer.seal()
+    folder = tmp_path / "_spool" / "q-query"
+    assert sorted(p.name.partition("-")[0] for p in folder.iterdir()) == ["12", "3"]
+    assert all(p.is_file() for p in folder.iterdir())
+    assert spool_files.waiting_epochs(place, LOCAL) == 2
+
+
+def test_empty_folders_of_an_older_version_go_and_used_ones_stay(tmp_path):
+    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    spool = tmp_path / "_spool"
+    for epoch in range(6):
+        (spool / "q-query" / str(epoch)).mkdir(parents=True)
+    (spool / "q-other" / "1").mkdir(parents=True)
+    (spool / "_folds").mkdir()
+    (spool / "q-query" / "2" / "0-1-x~y.arrow").touch()
+    spool_files.drop_empty_folders(place, LOCAL)
+    assert sorted(p.name for p in (spool / "q-query").iterdir()) == ["2", "4", "5"]
+    assert (spool / "q-other" / "1").is_dir()
+    assert (spool / "_folds").is_dir()
+
+
+def test_what_is_put_aside_is_found_and_not_folded(tmp_path):
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 1))
+    sealed = Path(writer.seal())
+    place = locate(tmp_path)
+    moved = Path(spool_files.put_aside(place, LOCAL, str(sealed)))
+    assert moved.name == sealed.name
+    assert moved.relative_to(place.quarantine) == sealed.relative_to(place.spool)
+    assert taken(tmp_path) == []
+    assert spool_files.quarantined(place, LOCAL) == [str(moved)]
+    assert spool_files.waiting_epochs(place, LOCAL) == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../../home/user/x.arrow", "q-x/../../x.arrow", "/etc/passwd", "q-x/0/x.txt", "x.arrow"],
+)
+def test_a_manifest_that_lists_other_files_is_refused(tmp_path, name):
+    place = locate(tmp_path)
+    Path(place.folds).mkdir(parents=True)
+    values = {"ledger_id": "x", "number": 1, "files": [name], "bytes": 1, "token": "t"}
+    Path(place.folds, "1.json").write_text(json.dumps(values))
+    with pytest.raises(LedgerError, match="is no spool file"):
+        unfinished(place, LOCAL)

@@ -166,7 +166,7 @@ def reckon(
 ) -> Reckoning:
     """Fold the ledger, ask it for its figures, and compare with what was read back."""
     ledger = Ledger(str(settings.ledger))
-    ledger.sync(spark)
+    ledger.sync_fully(spark)
     letters = ledger.dead_letters(spark).selectExpr("cast(properties['row'] AS int) AS row")
     dead_rows = [row.row for row in letters.where("row IS NOT NULL").collect()]
     return Reckoning(
