@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.lease import Lease
+from rocket_sink.ledger.lease import LEASE_S, Lease
 from rocket_sink.ledger.place import Place
 from rocket_sink.private_file import FileLock, check_folder
 
@@ -22,18 +22,21 @@ LOCK_NAME: Final = "lock"
 class LedgerLock:
     """One of the ledger's locks, by name; not for two threads at once.
 
+    Args:
+        lease_s: on an object store, how long a killed holder on another host blocks others.
+
     Raises from all methods:
         LedgerError: the ledger's folder cannot be read or written, or is not safe to write in.
     """
 
-    def __init__(self, place: Place, name: str = LOCK_NAME) -> None:
+    def __init__(self, place: Place, name: str = LOCK_NAME, *, lease_s: float = LEASE_S) -> None:
         self._place = place
         self._path = f"{place.folds}/{name}"
         self._lock: FileLock | Lease
         if place.is_local:
             self._lock = FileLock(Path(self._path))
         else:
-            self._lock = Lease(place.filesystem(), self._path)
+            self._lock = Lease(place.filesystem(), self._path, lease_s=lease_s)
 
     def acquire(
         self, wait_s: float | None = None, *, on_wait: Callable[[str], None] = lambda holder: None

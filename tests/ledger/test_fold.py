@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import threading
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import LedgerError
@@ -16,6 +19,8 @@ from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.report import build_report
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.table import ensure_table, fold_app_id, last_txn_version
 
@@ -262,3 +267,137 @@ def test_a_dead_holders_lock_on_an_object_store_is_taken_over(tmp_path, monkeypa
         path.write_text(f"{owner}~1 dead")  # our pid, of a process of long ago
         with ledger_lock(place, 5) as third:
             assert third
+
+
+def damage(path: str) -> bytes:
+    """Change one byte of the file's values; gives what it held."""
+    data = Path(path).read_bytes()
+    at = data.index(b"broker-a")
+    Path(path).write_bytes(data[:at] + b"c" + data[at + 1 :])
+    return data
+
+
+@pytest.mark.parametrize("driver_bytes", [fold_module.DRIVER_BYTES, 0])
+def test_a_damaged_file_is_put_aside_and_the_others_go_in(
+    spark, tmp_path, monkeypatch, caplog, driver_bytes
+):
+    monkeypatch.setattr(fold_module, "DRIVER_BYTES", driver_bytes)
+    spool(str(tmp_path), 0)
+    broken = spool(str(tmp_path), 1)
+    spool(str(tmp_path), 2, rows=3)
+    data = damage(broken)
+    summary = fold(spark, str(tmp_path))
+    assert (summary.files, summary.rows) == (2, 5)
+    assert partitions(spark, tmp_path) == {0: 2, 2: 3}
+    [aside] = summary.damaged
+    assert aside == broken.replace("/_spool/", "/_spool/_quarantine/")
+    assert Path(aside).read_bytes() == data.replace(b"broker-a", b"croker-a", 1)
+    assert aside in caplog.text
+    ledger = Ledger(tmp_path)
+    assert ledger.quarantined() == [aside]
+    assert build_report(spark, ledger).quarantined_files == 1
+    assert fold(spark, str(tmp_path)).damaged == ()
+    # Mended and moved back, it goes in.
+    Path(aside).unlink()
+    Path(broken).parent.mkdir(exist_ok=True)
+    Path(broken).write_bytes(data)
+    assert fold(spark, str(tmp_path)).rows == 2
+    assert partitions(spark, tmp_path) == {0: 2, 1: 2, 2: 3}
+    assert ledger.quarantined() == []
+
+
+def test_files_that_are_all_damaged_make_no_commit(spark, tables):
+    before = last_txn_version(spark, str(tables), fold_app_id(ensure_table(spark, locate(tables))))
+    damage(spool(str(tables), 9900))
+    summary = fold(spark, str(tables))
+    assert (summary.folds, summary.rows, len(summary.damaged)) == (0, 0, 1)
+    after = last_txn_version(spark, str(tables), fold_app_id(ensure_table(spark, locate(tables))))
+    assert after == before
+    shutil.rmtree(tables / "_spool" / "_quarantine")
+    assert left(tables) == []
+
+
+@pytest.mark.parametrize("step", ["append", "deleted"])
+def test_a_file_that_is_damaged_in_an_unfinished_fold_is_put_aside_unless_it_is_in(
+    spark, tables, step
+):
+    number = {"append": 9910, "deleted": 9920}[step]
+    spool(str(tables), number)
+    path = spool(str(tables), number + 1)
+    with pytest.raises(Killed):
+        fold(spark, str(tables), on_step=kill_at(step))
+    if step == "append":
+        damage(path)
+    summary = fold(spark, str(tables))
+    found = partitions(spark, tables)
+    assert (found[number], found[number + 1]) == ((2, 0) if step == "append" else (2, 2))
+    assert len(summary.damaged) == (step == "append")
+    shutil.rmtree(tables / "_spool" / "_quarantine", ignore_errors=True)
+    assert left(tables) == []
+
+
+def test_a_newer_versions_file_stays_and_the_others_go_in(spark, tables):
+    newer = Path(spool(str(tables), 9930))
+    new = sends(context(), 1).append_column("from_the_future", pa.array([1]))
+    with pa.OSFile(str(newer), "wb") as out, pa.ipc.new_stream(out, new.schema) as stream:
+        stream.write_batch(new)
+    spool(str(tables), 9931)
+    summary = fold(spark, str(tables))
+    assert summary.left == (str(newer),)
+    assert summary.damaged == ()
+    assert partitions(spark, tables)[9931] == 2
+    assert newer.exists()
+    newer.unlink()
+
+
+def test_an_older_versions_file_goes_in(spark, tables):
+    path = Path(spool(str(tables), 9940))
+    rows = sends(context(partition=9940), 4)
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, LEDGER_SCHEMA) as stream:
+        stream.write_batch(rows)
+    # Its name, too, was another.
+    path.rename(path.with_name(path.name.partition("~")[0] + "~host~12~34.arrow"))
+    assert fold(spark, str(tables)).rows == 4
+    assert partitions(spark, tables)[9940] == 4
+
+
+def test_who_must_not_work_on_stale_rows_waits_or_is_told_who_folds(spark, tables):
+    ledger = Ledger(tables)
+    spool(str(tables), 9950)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait_inside(step: str) -> None:
+        if step == "append":
+            entered.set()
+            assert go_on.wait(120)
+
+    first = threading.Thread(target=lambda: fold(spark, str(tables), on_step=wait_inside))
+    first.start()
+    try:
+        assert entered.wait(60)
+        with pytest.raises(LedgerError, match=f"folded by process {os.getpid()} on"):
+            ledger.sync_fully(spark, wait_s=0.2)
+        assert ledger.sync(spark, wait_s=0).holder.startswith(f"process {os.getpid()} on ")
+        second: list[object] = []
+        waiting = threading.Thread(target=lambda: second.append(ledger.sync_fully(spark)))
+        waiting.start()
+    finally:
+        go_on.set()
+        first.join(120)
+    waiting.join(120)
+    assert len(second) == 1
+    assert partitions(spark, tables)[9950] == 2
+
+
+def test_a_fold_on_an_object_store_leaves_nothing_per_epoch(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(lease_module, "_SETTLE_S", 0.1)
+    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    for epoch in range(20):
+        writer = SpoolWriter(place, context(epoch=epoch))
+        writer.append(sends(writer._ctx, 1))
+        writer.seal()
+    for epoch in range(5):  # of an older version
+        (tmp_path / "_spool" / "q-query" / str(epoch)).mkdir()
+    assert fold(spark, place).rows == 20
+    folders = [p.name for p in (tmp_path / "_spool").rglob("*") if p.is_dir()]
+    assert sorted(folders) == ["3", "4", "_folds", "q-query"]

@@ -1,0 +1,166 @@
+"""The table when it is made: by several queries at once, and when its log is damaged.
+
+The judge of what is in the table is delta-rs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger import table as table_module
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.table import check_not_ahead
+
+from .values import context, sends
+
+pytestmark = pytest.mark.spark
+
+ROUNDS = 3
+WRITERS = 4
+
+
+def check_made(path: Path, rows: int) -> None:
+    table = DeltaTable(path)
+    assert table.metadata().configuration[VERSION_PROPERTY] == str(SCHEMA_VERSION)
+    assert table.to_pyarrow_dataset().count_rows() == rows
+
+
+def at_once(count: int, work: Any) -> None:
+    """Run it in threads that start together; raises what one of them raised."""
+    start, failed = threading.Barrier(count), list[BaseException]()
+
+    def run() -> None:
+        start.wait(60)
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    if failed:
+        raise failed[0]
+
+
+def test_queries_that_start_at_once_on_a_new_ledger_all_write(spark: Any, tmp_path: Path) -> None:
+    for number in range(ROUNDS):
+        path, ids = tmp_path / str(number), set[str]()
+
+        def work(path: Path = path, ids: set[str] = ids) -> None:
+            ledger = Ledger(path)
+            ids.add(ledger.create(spark))
+            ledger.append(spark, sends(context(), 2))
+
+        at_once(WRITERS, work)
+        assert len(ids) == 1
+        check_made(path, 2 * WRITERS)
+        # The version is set once: each change more would fail an append that is under way.
+        changes = [entry for entry in DeltaTable(path).history() if "SET" in entry["operation"]]
+        assert len(changes) == 1
+
+
+def test_where_no_lock_can_be_had_the_table_is_read_again(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "_one_maker", lambda place: contextlib.nullcontext())
+    for number in range(ROUNDS):
+        path, ids = tmp_path / str(number), set[str]()
+        at_once(WRITERS, lambda path=path, ids=ids: ids.add(Ledger(path).create(spark)))
+        assert len(ids) == 1
+        check_made(path, 0)
+
+
+DRIVER = """
+    import sys
+    sys.path[:0] = {path!r}
+    from ledger.values import context, sends
+    from rocket_sink import build_session
+    from rocket_sink.ledger.ledger import Ledger
+    spark = build_session("maker", master="local[1]", conf={{"spark.driver.memory": "600m"}})
+    spark.range(1).count()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for number in range({rounds}):
+        ledger = Ledger({root!r} + "/" + str(number))
+        made = ledger.create(spark)
+        ledger.append(spark, sends(context(), 2))
+        print(made, flush=True)
+    spark.stop()
+"""
+
+
+def test_drivers_that_start_at_once_on_a_new_ledger_all_write(tmp_path: Path) -> None:
+    path = [str(Path(__file__).parents[1]), *sys.path]
+    code = textwrap.dedent(DRIVER).format(path=path, root=str(tmp_path), rounds=ROUNDS)
+    drivers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    try:
+        for driver in drivers:
+            assert driver.stdout is not None
+            assert driver.stdout.readline() == "ready\n"
+        for driver in drivers:
+            assert driver.stdin is not None
+            driver.stdin.write("\n")
+            driver.stdin.flush()
+        ended = [driver.communicate(timeout=300) for driver in drivers]
+    finally:
+        for driver in drivers:
+            driver.kill()
+            driver.wait()
+    assert [driver.returncode for driver in drivers] == [0, 0], [err for _, err in ended]
+    assert ended[0][0] == ended[1][0]
+    assert len(ended[0][0].split()) == ROUNDS
+    for number in range(ROUNDS):
+        check_made(tmp_path / str(number), 4)
+
+
+@pytest.mark.parametrize("damage", ["cut", "nonsense", "missing", "empty"])
+def test_a_damaged_delta_log_is_one_clear_error(spark: Any, tmp_path: Path, damage: str) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.append(spark, sends(context(), 2))
+    ledger.append(spark, sends(context(), 2))
+    log = tmp_path / "_delta_log"
+    newest, first = max(log.glob("*.json")), min(log.glob("*.json"))
+    if damage == "missing":
+        first.unlink()
+    else:
+        data = newest.read_bytes()
+        newest.write_bytes(
+            {"cut": data[: len(data) // 2], "nonsense": b"\0" * 99, "empty": b""}[damage]
+        )
+        newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+    for crc in log.glob("*.crc"):
+        crc.unlink()
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    for use in (
+        lambda: ledger.create(spark),
+        lambda: ledger.rows(spark).count(),
+        lambda: ledger.epochs(spark).count(),
+        lambda: ledger.sync(spark),
+        lambda: ledger.optimize(spark),
+        lambda: ledger.append(spark, sends(context(), 1)),
+        lambda: check_not_ahead(spark, str(tmp_path), "query", 0),
+    ):
+        with pytest.raises(LedgerError, match="backup") as caught:
+            use()
+        assert str(tmp_path) in str(caught.value)
+        assert "An error occurred while calling" not in str(caught.value)
