@@ -45,6 +45,11 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
             f"rows of {found.unfolded_epochs:,} epochs are not folded yet and not shown; --fold "
             "takes them in"
         )
+    if found is not None and found.quarantined_files:
+        note(
+            f"{found.quarantined_files:,} damaged spool files are put aside in _spool/_quarantine: "
+            "their rows are not in"
+        )
     return found
 
 

@@ -122,7 +122,7 @@ def fold(
     if not lock.acquire(wait_s):
         return FoldSummary(busy=True, holder=lock.holder())
     try:
-        folder = _Folder(spark, place, filesystem, on_step or (lambda step: None))
+        folder = _Folder(spark, place, filesystem, on_step or (lambda step: None), lock.check)
         summary = folder.run()
     finally:
         lock.release()
@@ -134,12 +134,18 @@ class _Folder:
     """One holder of the lock at work."""
 
     def __init__(
-        self, spark: SparkSession, place: Place, filesystem: fs.FileSystem, on_step: OnStep
+        self,
+        spark: SparkSession,
+        place: Place,
+        filesystem: fs.FileSystem,
+        on_step: OnStep,
+        check_lock: Callable[[], None],
     ) -> None:
         self._spark = spark
         self._place = place
         self._fs = filesystem
         self._step = on_step
+        self._check_lock = check_lock
         self._summary = FoldSummary()
 
     def run(self) -> FoldSummary:
@@ -245,6 +251,7 @@ class _Folder:
         frame, rows = self._frame(manifest, paths)
         writer = frame.write.format("delta").mode("append").option("txnAppId", app_id)
         writer = writer.option("txnVersion", manifest.number).option("userMetadata", manifest.token)
+        self._check_lock()
         try:
             writer.save(self._place.uri)
         except Exception as error:

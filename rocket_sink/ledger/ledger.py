@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -25,6 +25,10 @@ from rocket_sink.ledger.table import (
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
+
+
+FULL_SYNC_WAIT_S: Final = 300.0
+"""A fold of many files takes minutes."""
 
 
 class Ledger:
@@ -72,12 +76,13 @@ class Ledger:
         """
         return fold(spark, self._place, wait_s=wait_s)
 
-    def sync_fully(self, spark: SparkSession, *, wait_s: float = 300.0) -> FoldSummary:
+    def sync_fully(self, spark: SparkSession, *, wait_s: float | None = None) -> FoldSummary:
         """As `sync`, for who must not work on less than what tasks have written.
 
         Raises:
             LedgerError: another fold had the lock all the time.
         """
+        wait_s = FULL_SYNC_WAIT_S if wait_s is None else wait_s
         summary = self.sync(spark, wait_s=wait_s)
         if summary.busy:
             raise LedgerError(

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import LedgerError, OptionError
-from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.ledger import FULL_SYNC_WAIT_S, Ledger
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.spool_files import open_files
 from rocket_sink.options import SinkOptions
@@ -142,7 +142,7 @@ class Backfill:
         with _reporting(progress, ended):
             for row in self._sent(frame, tasks, ended).collect():
                 total.add(row)
-        self.ledger.sync(self._spark, wait_s=300)
+        self.ledger.sync(self._spark, wait_s=FULL_SYNC_WAIT_S)
         return total
 
     def _pending(self) -> DataFrame | None:

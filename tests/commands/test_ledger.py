@@ -81,6 +81,20 @@ def test_what_is_not_folded_yet_is_told(path: str, capsys: pytest.CaptureFixture
     assert list(Path(path, "_spool").rglob("*.arrow")), "reading folds nothing"
 
 
+def test_what_is_put_aside_is_told(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    aside = Path(path, "_spool", "_quarantine", "q-query", "0", "0-1-x~y.arrow")
+    aside.parent.mkdir(parents=True)
+    aside.touch()
+    out, err = run(capsys, "report", "--ledger", path)
+    assert "1 damaged spool files" in err
+    assert "1 damaged spool files" in out
+    out, err = run(capsys, "report", "--ledger", path, "--json")
+    found = json.loads(out)
+    assert (found["quarantined_files"], found["unfolded_epochs"]) == (1, 0)
+    _, err = run(capsys, "ledger", "show", "sends", "--ledger", path)
+    assert "1 damaged spool files" in err
+
+
 def test_views(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {
         view: [json.loads(line) for line in out.splitlines()]

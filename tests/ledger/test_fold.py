@@ -46,8 +46,8 @@ def partitions(spark, root) -> Counter:
 
 
 def left(root: Path) -> list[str]:
-    """Everything in the spool except the lock."""
-    return [p.name for p in (root / "_spool").rglob("*") if p.is_file() and p.name != "lock"]
+    """Everything in the spool except the locks."""
+    return [p.name for p in (root / "_spool").rglob("*") if p.is_file() and "lock" not in p.name]
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ def test_drivers_that_start_at_once_on_a_new_ledger_all_write(tmp_path: Path) ->
         check_made(tmp_path / str(number), 4)
 
 
-@pytest.mark.parametrize("damage", ["cut", "nonsense", "missing", "empty"])
+@pytest.mark.parametrize("damage", ["cut", "nonsense", "missing"])
 def test_a_damaged_delta_log_is_one_clear_error(spark: Any, tmp_path: Path, damage: str) -> None:
     ledger = Ledger(tmp_path)
     ledger.append(spark, sends(context(), 2))
@@ -144,9 +144,7 @@ def test_a_damaged_delta_log_is_one_clear_error(spark: Any, tmp_path: Path, dama
         first.unlink()
     else:
         data = newest.read_bytes()
-        newest.write_bytes(
-            {"cut": data[: len(data) // 2], "nonsense": b"\0" * 99, "empty": b""}[damage]
-        )
+        newest.write_bytes(data[: len(data) // 2] if damage == "cut" else b"\0" * 99)
         newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
     for crc in log.glob("*.crc"):
         crc.unlink()

@@ -1,0 +1,53 @@
+"""While another fold is at work: who would decide on stale rows refuses, who shows says so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocket_sink.commands.ledger_input import folded_or_said
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger import ledger as ledger_module
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.lock import ledger_lock
+from rocket_sink.ledger.place import locate
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.backfill import Backfill
+from rocket_sink.spark.parking import park, unpark
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+    """A ledger that is being folded for as long as the test takes."""
+    monkeypatch.setattr(ledger_module, "FULL_SYNC_WAIT_S", 0.2)
+    with ledger_lock(locate(tmp_path), 0) as lock:
+        assert lock is not None
+        yield Ledger(tmp_path)
+
+
+def test_who_decides_refuses(spark: Any, busy: Ledger) -> None:
+    options = SinkOptions.parse(nameServer="127.0.0.1:1", ledger=busy.path)
+    by_whom = f"folded by process {os.getpid()} on"
+    with pytest.raises(LedgerError, match=by_whom):
+        Backfill(spark, options).plan()
+    with pytest.raises(LedgerError, match=by_whom):
+        park(spark, busy, letters=["x"], note="n")
+    with pytest.raises(LedgerError, match=by_whom):
+        unpark(spark, busy, letters=["x"], note="n")
+
+
+def test_who_shows_says_so(
+    spark: Any, busy: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Ledger, "sync", lambda self, spark: sync(self, spark, wait_s=0.2))
+    assert folded_or_said(busy, spark).busy
+    assert f"process {os.getpid()} on" in capsys.readouterr().err
+
+
+sync = Ledger.sync
