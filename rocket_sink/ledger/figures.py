@@ -55,6 +55,7 @@ class EpochFigures:
     superseded_rows: int
     adds_up: bool
     confirmed: bool
+    missing_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Totals:
     duplicates_possible: int = 0
     superseded_attempts: int = 0
     superseded_rows: int = 0
+    missing_rows: int = 0
     not_adding_up: int = 0
     unconfirmed: int = 0
 

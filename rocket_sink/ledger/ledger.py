@@ -162,9 +162,11 @@ class Ledger:
     def epochs(self, spark: SparkSession) -> DataFrame:
         """One row per query and epoch: the accounts of the task attempts that count.
 
-        `adds_up`: rows_in = acked + degraded + dead + unknown + filtered in every partition, and
-        no partition without a complete attempt. `confirmed`: Spark reported the epoch as done;
-        `num_input_rows` is what it says it read. `superseded_attempts` and `superseded_rows`
+        `adds_up`: rows_in = acked + degraded + dead + unknown + filtered in every partition, no
+        partition without a complete attempt, and no `missing_rows`: rows that Spark handed to the
+        tasks of a confirmed epoch and no account has (other folders than the ledger's, files that
+        are gone). `confirmed`: Spark reported the epoch as done; `num_input_rows` is what it says
+        it read from its sources. `superseded_attempts` and `superseded_rows`
         (acked ones) are those of attempts that do not count: their messages may be doubled.
         """
         return views.view(self.rows(spark), "epochs")

@@ -178,13 +178,22 @@ def epoch_row(
 
 
 def confirmed_row(
-    ctx: RunContext, *, num_input_rows: int, duration_ms: float | None = None
+    ctx: RunContext,
+    *,
+    num_input_rows: int,
+    rows_in: int | None = None,
+    duration_ms: float | None = None,
 ) -> pa.RecordBatch:
     """The driver's row of an epoch that Spark reported as done (a progress event).
 
-    `ctx.partition` is None: that is how the row is told from a task's.
+    It has no `complete`: that is how the row is told from the accounts of a task.
+
+    Args:
+        num_input_rows: rows that Spark read from its sources; a filter makes the sink's fewer.
+        rows_in: rows that Spark handed to the sink's tasks, where that is known: as many must be
+            in their accounts.
     """
-    values = {"num_input_rows": num_input_rows, "duration_ms": duration_ms}
+    values = {"num_input_rows": num_input_rows, "rows_in": rows_in, "duration_ms": duration_ms}
     return build_rows(EPOCH, 1, values, ctx)
 
 

@@ -70,6 +70,11 @@ def _accounts(report: Report) -> RenderableType:
             f"{report.quarantined_files:,} damaged spool files are put aside in "
             "_spool/_quarantine: their rows are not counted"
         )
+    if totals.missing_rows:
+        wrong.append(
+            f"ERROR: {totals.missing_rows:,} rows that Spark handed to tasks are in no accounts: "
+            "their workers wrote to another folder than this ledger's, or files are gone"
+        )
     if totals.not_adding_up:
         wrong.append(f"{totals.not_adding_up:,} epochs do not add up")
     if totals.unconfirmed:

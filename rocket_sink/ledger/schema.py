@@ -43,7 +43,7 @@ RESOLUTIONS: Final = ("resent", "parked", "dropped", UNPARKED)
 IN_FLIGHT: Final = "in_flight"
 """Outcome of a row written before its request's answer; a later row of the request replaces it."""
 
-LANES: Final = ("foreach", "datasource", "foreach_batch", "batch", "backfill", "export")
+LANES: Final = ("foreach", "datasource", "foreach_batch", "batch", "backfill", "export", "table")
 
 _ALL: Final = KINDS
 _TYPES: Final[dict[str, pa.DataType]] = {
@@ -77,16 +77,16 @@ class Column:
 COLUMNS: Final[tuple[Column, ...]] = (
     Column("kind", "STRING", _ALL, "send, dead_letter, resolution, isolation, epoch, backfill or transaction; the partition column"),
     Column("at", "TIMESTAMP", _ALL, "when it happened (send: start of the attempt), UTC"),
-    Column("query_id", "STRING", _ALL, "streaming query id, kept by its checkpoint; of a batch, its run id"),
+    Column("query_id", "STRING", _ALL, "streaming query id, kept by its checkpoint; of a batch, its run id; of a TableProducer, its own"),
     Column("run_id", "STRING", _ALL, "streaming run id: new at each start"),
-    Column("epoch", "BIGINT", _ALL, "micro-batch id; 0 for a batch"),
-    Column("partition", "INT", _ALL, "partition of the task; null: written by a driver"),
+    Column("epoch", "BIGINT", _ALL, "micro-batch id; 0 for a batch; of a TableProducer, the number of the send"),
+    Column("partition", "INT", _ALL, "partition of the task; null: written by a driver, or by a TableProducer"),
     Column("stage_id", "INT", _ALL, "Spark stage"),
     Column("stage_attempt", "INT", _ALL, "attempt of the stage"),
     Column("task_attempt_id", "BIGINT", _ALL, "attempt of the task, unique in its Spark application"),
     Column("attempt_number", "INT", _ALL, "attempt of the task, 0 for the first"),
     Column("worker", "STRING", _ALL, "host:pid that wrote the row"),
-    Column("lane", "STRING", _ALL, "foreach, datasource, foreach_batch, batch, backfill or export"),
+    Column("lane", "STRING", _ALL, "foreach, datasource, foreach_batch, batch, backfill, export or table"),
 
     Column("topic", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, BACKFILL, TRANSACTION), "topic; isolation: set when only this topic is avoided on the broker"),
     Column("broker_name", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, TRANSACTION), "broker; dead_letter: the one that the row itself asked for"),
@@ -144,7 +144,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("isolated_until", "TIMESTAMP", (ISOLATION,), "end of the isolation, as planned at its start"),
     Column("reachable", "BOOLEAN", (ISOLATION,), "false: the broker could not be reached"),
 
-    Column("rows_in", "BIGINT", (EPOCH,), "rows that came in = acked + degraded + dead + unknown + filtered"),
+    Column("rows_in", "BIGINT", (EPOCH,), "rows that came in = acked + degraded + dead + unknown + filtered; driver's row: rows that Spark handed to the tasks"),
     Column("acked", "BIGINT", (EPOCH,), "rows stored"),
     Column("degraded", "BIGINT", (EPOCH,), "rows stored without the durability asked for"),
     Column("dead", "BIGINT", (EPOCH,), "rows given up and certainly not stored; dead letters"),

@@ -5,6 +5,9 @@ Spark started last, over runs the one that ended last. Once Spark has confirmed 
 attempts of the confirming run count, for a run that went before may have cut the rows into other
 partitions; unless that run has none, as when Delta skipped an epoch that was recorded already.
 
+Accounts are the epoch rows with `complete`, confirmations those without. Accounts without a
+partition are those of a `TableProducer`, whose send is one task.
+
 The texts keep to what Spark and DuckDB (`rocket_sink.ledger.quick`) both understand, so that a view
 has one definition whoever reads the table.
 """
@@ -56,10 +59,18 @@ def _same(left: str, right: str, names: Iterable[str]) -> str:
     return " AND ".join(f"{left}.{name} IS NOT DISTINCT FROM {right}.{name}" for name in names)
 
 
-def _rows(kind: str) -> str:
-    """The rows of one kind in the columns that it uses."""
-    return f"SELECT {', '.join(columns_of(kind))} FROM ledger_rows WHERE kind = '{kind}'"
+def _rows(kind: str, **instead: str) -> str:
+    """The rows of one kind in the columns that it uses, or in terms that take their place."""
+    names = columns_of(kind)
+    terms = (f"{instead[name]} AS {name}" if name in instead else name for name in names)
+    return f"SELECT {', '.join(terms)} FROM ledger_rows WHERE kind = '{kind}'"
 
+
+_EPOCH_QUERY: Final = """CASE WHEN partition IS NULL AND complete IS NOT NULL AND query_id = 'local'
+    THEN concat('local/', worker) ELSE query_id END"""
+"""Once every `TableProducer` wrote the query id `local` and epochs from 1 on: there the process
+tells them apart."""
+_MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0), 0)"
 
 VIEWS: Final = {
     "send_rows": _rows(SEND),
@@ -76,18 +87,18 @@ VIEWS: Final = {
     "isolations": f"""
         SELECT *, (unix_micros(isolated_until) - unix_micros(isolated_from)) / 1000 AS isolated_ms
         FROM ({_rows(ISOLATION)}) i""",
-    "epoch_rows": _rows(EPOCH),
+    "epoch_rows": _rows(EPOCH, query_id=_EPOCH_QUERY),
     "confirmations": """
         SELECT query_id, epoch, max_by(run_id, at) AS confirmed_run_id,
-            max_by(num_input_rows, at) AS num_input_rows,
+            max_by(num_input_rows, at) AS num_input_rows, max_by(rows_in, at) AS rows_handed,
             max_by(duration_ms, at) AS batch_duration_ms, max(at) AS confirmed_at
-        FROM epoch_rows WHERE partition IS NULL GROUP BY query_id, epoch""",
+        FROM epoch_rows WHERE complete IS NULL GROUP BY query_id, epoch""",
     "task_sums": f"""
         SELECT {", ".join(_ATTEMPT)}, max(at) AS at, max(lane) AS lane,
             {_each("min({0}) AS {0}", _TASK)}, {_each("CAST(sum({0}) AS BIGINT) AS {0}", _COUNTS)},
             bool_and(complete) AS complete, max(duration_ms) AS duration_ms,
             min(first_error) AS first_error
-        FROM epoch_rows WHERE partition IS NOT NULL GROUP BY {", ".join(_ATTEMPT)}""",
+        FROM epoch_rows WHERE complete IS NOT NULL GROUP BY {", ".join(_ATTEMPT)}""",
     # `_current` is false where another run of the epoch was confirmed.
     "task_runs": """
         SELECT *, max(at) OVER (PARTITION BY query_id, epoch, run_id) AS _run_at,
@@ -120,7 +131,7 @@ VIEWS: Final = {
         ) l ANTI JOIN settled s ON l.letter_id = s.letter_id""",
     "epoch_sums": f"""
         SELECT query_id, epoch, max_by(run_id, at) AS run_id, max(lane) AS lane, max(at) AS at,
-            count(DISTINCT CASE WHEN _current THEN partition END) AS partitions,
+            count(DISTINCT CASE WHEN _current THEN coalesce(partition, -1) END) AS partitions,
             {_each("CAST(sum(CASE WHEN counts THEN {0} ELSE 0 END) AS BIGINT) AS {0}", _COUNTS)},
             max(CASE WHEN counts THEN duration_ms END) AS duration_ms,
             min(CASE WHEN counts THEN first_error END) AS first_error,
@@ -139,7 +150,7 @@ VIEWS: Final = {
             coalesce(c.confirmed_run_id, e.run_id) AS run_id, e.lane AS lane,
             greatest(e.at, c.confirmed_at) AS at,
             coalesce(e._balanced AND e._counted = e.partitions, e.partitions IS NULL, false)
-                AS adds_up,
+                AND {_MISSING} = 0 AS adds_up, {_MISSING} AS missing_rows,
             c.confirmed_run_id IS NOT NULL AS confirmed, c.num_input_rows AS num_input_rows,
             {_each("coalesce(e.{0}, 0) AS {0}",
                    (*_COUNTS, "partitions", "superseded_attempts", "superseded_rows"))},
@@ -152,7 +163,8 @@ VIEWS: Final = {
             max(worker) AS worker, count(*) AS send_attempts,
             CAST(sum(CASE WHEN outcome = '{IN_FLIGHT}' THEN message_count ELSE 0 END) AS BIGINT)
                 AS in_flight
-        FROM sends WHERE partition IS NOT NULL GROUP BY {", ".join(_ATTEMPT)}""",
+        FROM sends WHERE partition IS NOT NULL OR query_id <> 'local'
+        GROUP BY {", ".join(_ATTEMPT)}""",
     "attempts": f"""
         SELECT {_each("coalesce(a.{0}, s.{0}) AS {0}", _ATTEMPT)},
             coalesce(a.at, s.first_send_at) AS at,

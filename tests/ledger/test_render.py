@@ -25,7 +25,10 @@ NOW = dt.datetime(2024, 5, 6, 7, 8, 9, 250_000, dt.timezone.utc)
 FULL = Report(
     "/data/ledger",
     Scope(since=NOW),
-    Totals(epochs=3, rows_in=1234, acked=1200, dead=34, not_adding_up=1, unconfirmed=2),
+    Totals(
+        epochs=3, rows_in=1234, acked=1200, dead=34, not_adding_up=1, unconfirmed=2,
+        missing_rows=17,
+    ),
     [BrokerFigures("broker-a", 77, 770, 5_000_000, 4, {"acked": 70, "unknown": 7},
                    1.0, 2.0, 333.0, 4444.0, 0.5),
      BrokerFigures("-", 1, 1, 0, 0, {"not_sent": 1}, None, None, None, None, None)],
@@ -48,7 +51,7 @@ def test_every_figure_is_shown():
     parts = (
         "1,234", "broker-a", "4,444", "REQUEST_TIMEOUT", "30.00", "NULL_BODY", "BROKER_BUSY",
         "05-06 07:08:09.2", "01234567", "1 epochs do not add up", "Isolations (99, last 1)",
-        "/data/ledger",
+        "/data/ledger", "ERROR: 17 rows that Spark handed to tasks",
     )  # fmt: skip
     for part in parts:
         assert part in text, part

@@ -45,9 +45,9 @@ def letter(ctx: RunContext, body: bytes = b"body", **columns: Any) -> pa.RecordB
     return dead_letter_rows(given, ctx)[0]
 
 
-def confirmed(ctx: RunContext, rows: int) -> pa.RecordBatch:
+def confirmed(ctx: RunContext, rows: int, *, rows_in: int | None = None) -> pa.RecordBatch:
     driver = context(
         query_id=ctx.query_id, run_id=ctx.run_id, epoch=ctx.epoch, partition=None, stage_id=None,
         stage_attempt=None, task_attempt_id=None, attempt_number=None,
     )  # fmt: skip
-    return confirmed_row(driver, num_input_rows=rows)
+    return confirmed_row(driver, num_input_rows=rows, rows_in=rows_in)
