@@ -114,6 +114,9 @@ def fold(
         )
     started_s = time.monotonic()
     place = ledger_path if isinstance(ledger_path, Place) else locate(ledger_path)
+    if not place.has_spool:
+        upgrade_table(spark, place)
+        return FoldSummary()
     filesystem = place.filesystem()
     if filesystem.get_file_info(place.spool).type == fs.FileType.NotFound:
         upgrade_table(spark, place)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rocket_sink.errors import LedgerError, OptionError
 from rocket_sink.ledger.ledger import FULL_SYNC_WAIT_S, Ledger
 from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.shared import ledger_token
 from rocket_sink.ledger.spool_files import open_files
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.host import check_session
@@ -211,12 +212,13 @@ class Backfill:
     def _sent(self, frame: DataFrame, tasks: int, ended: Accumulator[int]) -> DataFrame:
         options = divided(self._options, self._spark, tasks=tasks)
         run_id = f"{_QUERY}{uuid.uuid4()}"
+        token = ledger_token(locate(options.ledger), spools=True)
 
         def send(batches: Any) -> Any:
             from rocket_sink.spark.context import run_context
 
             ctx = run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id)
-            return send_partition(options, ctx, batches, on_letters=ended.add)
+            return send_partition(options, ctx, batches, on_letters=ended.add, token=token)
 
         return frame.mapInArrow(send, RESULT_DDL)
 

@@ -32,6 +32,7 @@ from pyspark.sql.datasource import (
 from rocket_sink.errors import ColumnError, ConfigurationError
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext, confirmed_row
+from rocket_sink.ledger.shared import LedgerToken, ledger_token
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.accounts import TaskSummary
 from rocket_sink.spark.budget import check_budget
@@ -103,7 +104,8 @@ class RocketMQDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         _refuse_overwrite(overwrite=overwrite)
         options = self._sink_options()
-        return BatchWriter(options, _plan(schema, options), str(uuid.uuid4()))
+        plan = _plan(schema, options)
+        return BatchWriter(options, plan, str(uuid.uuid4()), token=_token(options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
         _refuse_overwrite(overwrite=overwrite)
@@ -111,7 +113,7 @@ class RocketMQDataSource(DataSource):
         kind = RowStreamWriter if _StreamArrowWriter is None else ArrowStreamWriter
         plan = _plan(schema, options)
         freeze_once()
-        return kind(options, plan)
+        return kind(options, plan, token=_token(options))
 
     def _sink_options(self) -> SinkOptions:
         options = read_options(self.options)
@@ -130,6 +132,11 @@ def read_options(given: Mapping[str, str]) -> SinkOptions:
     if options.ledger:
         options = options.with_(ledger=locate(options.ledger).uri)
     return options
+
+
+def _token(options: SinkOptions) -> LedgerToken | None:
+    """Spark makes writers in a process beside the driver, for clients of Connect as well."""
+    return ledger_token(locate(options.ledger), spools=True) if options.ledger else None
 
 
 def _ours(given: Mapping[str, str]) -> dict[str, str]:
@@ -151,16 +158,20 @@ class _Writer:
 
     lane = "datasource"
 
-    def __init__(self, options: SinkOptions, plan: ColumnPlan, run_id: str = "") -> None:
+    def __init__(
+        self, options: SinkOptions, plan: ColumnPlan, run_id: str = "", *,
+        token: LedgerToken | None = None,
+    ) -> None:  # fmt: skip
         self._options = options
         self._plan = plan
         self._run_id = run_id
+        self._token = token
 
     def _send(self, feed: Callable[[TaskRun], None]) -> TaskMessage:
         from rocket_sink.spark.worker import TaskRun
 
         ctx = run_context(self._options, self.lane, run_id=self._run_id)
-        run = TaskRun(self._options, ctx)
+        run = TaskRun(self._options, ctx, token=self._token)
         try:
             feed(run)
             summary = run.finish()
@@ -191,7 +202,7 @@ class _Writer:
         from rocket_sink.ledger.spool import SpoolWriter
 
         spool = SpoolWriter(self._options.ledger, ctx)
-        spool.append(confirmed_row(ctx, num_input_rows=rows))
+        spool.append(confirmed_row(ctx, num_input_rows=rows, rows_in=rows))
         spool.seal()
 
 

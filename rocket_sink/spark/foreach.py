@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from rocket_sink.ledger.shared import LedgerToken
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import refuse_budget
 from rocket_sink.spark.context import run_context
@@ -28,11 +29,12 @@ class ForeachTask:
     """One task attempt of the foreach lane."""
 
     def __init__(
-        self, options: SinkOptions, plan: ColumnPlan | None, partition: int, epoch: int
-    ) -> None:
+        self, options: SinkOptions, plan: ColumnPlan | None, partition: int, epoch: int,
+        token: LedgerToken | None = None,
+    ) -> None:  # fmt: skip
         refuse_budget(options)
         ctx = run_context(options, "foreach", epoch=epoch, partition=partition)
-        self._run = TaskRun(options, ctx)
+        self._run = TaskRun(options, ctx, token=token)
         self._gatherer = Gatherer(options, plan)
         self._pile = RowPile(self._gatherer, options.gather_rows)
         self._rows = self._pile.rows

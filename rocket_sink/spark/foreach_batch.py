@@ -8,6 +8,7 @@ ledger is ahead of its checkpoint is refused (`ledger.table.check_not_ahead`).
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from rocket_sink.ledger.app_ids import claim_app_id
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import ledger_ddl
+from rocket_sink.ledger.shared import LedgerToken
 from rocket_sink.ledger.starts import begin_epoch, begin_write, end_write
 from rocket_sink.ledger.table import check_not_ahead, ensure_table, txn_app_id
 from rocket_sink.options import SinkOptions
@@ -28,6 +30,7 @@ from rocket_sink.spark.frames import narrowed, plan_of
 from rocket_sink.spark.host import check_session, is_classic
 from rocket_sink.spark.rates import divided
 from rocket_sink.spark.summary import COUNTS, WriteSummary
+from rocket_sink.spark.tokens import append_token
 from rocket_sink.spark.transactions import Transactions
 from rocket_sink.spark.worker import TaskRun
 
@@ -35,6 +38,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+_LOG: Final = logging.getLogger(__name__)
+_NO_FILES: Final = (
+    "%s An epoch or write that died before its append is not noted either: when it runs again, its "
+    "duplicates_possible is too low"
+)
 _NO_QUERY: Final = (
     "Spark gives this function no query id (Spark Connect runs it on the server); name the query "
     "with the option appId, a new name for each new checkpoint, or use the foreach lane"
@@ -46,11 +54,12 @@ class Send:
 
     Args:
         again: the epoch was begun before, and what it sent then is not in the ledger.
+        token: proves that tasks have the driver's ledger; None where Spark alone writes to it.
     """
 
     def __init__(
         self, options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str,
-        check_group: str = "", *, again: bool = False,
+        check_group: str = "", *, again: bool = False, token: LedgerToken | None = None,
     ) -> None:  # fmt: skip
         self._options = options
         self._plan = plan
@@ -60,6 +69,7 @@ class Send:
         self._run = run
         self._check_group = check_group
         self._again = again
+        self._token = token
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ctx = run_context(
@@ -68,7 +78,9 @@ class Send:
         rows: list[pa.RecordBatch] = []
         group = self._check_group
         again = self._again or bool(ctx.attempt_number or ctx.stage_attempt)
-        run = TaskRun(self._options, ctx, emit=rows.append, check_group=group, again=again)
+        run = TaskRun(
+            self._options, ctx, emit=rows.append, check_group=group, again=again, token=self._token
+        )
         try:
             for batch in batches:
                 run.feed(batch, self._plan)
@@ -87,6 +99,7 @@ class BatchWriter:
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
         self._started: set[str] = set()
+        self._located: tuple[Place, LedgerToken | None] | None = None
 
     def write_epoch(self, df: DataFrame, epoch: int) -> None:
         """Send a micro-batch, once.
@@ -101,7 +114,7 @@ class BatchWriter:
         session = df.sparkSession
         query, run = self._query_of(session)
         if self._options.ledger:
-            place = locate(self._options.ledger)
+            place, token = self._ledger(on_driver=True)
             first = query not in self._started
             if first:
                 ensure_table(session, place)
@@ -114,8 +127,10 @@ class BatchWriter:
             if self._options.on_pending_key == "hold":
                 release(session, place)
             group = transactions.group if transactions is not None else ""
-            again = begin_epoch(place, query, epoch)
-            results = self._results(df, "foreach_batch", epoch, query, run, group, again=again)
+            again = not place.problem and begin_epoch(place, query, epoch)
+            results = self._results(
+                df, "foreach_batch", epoch, query, run, group, again=again, token=token
+            )
             _append(results, place.uri, txn_app_id(query), epoch)
             if transactions is not None:
                 transactions.end(query, epoch)
@@ -137,17 +152,17 @@ class BatchWriter:
         started_s = time.monotonic()
         run = str(uuid.uuid4())
         query = f"{self._options.app_id}/{run}" if self._options.app_id else run
-        transactions = None
-        if self._options.delivery == "transactional":
-            ensure_table(df.sparkSession, locate(self._options.ledger))
-            transactions = self._transactions(df.sparkSession)
-        group = transactions.group if transactions is not None else ""
-        again = self._begin_write(df)
-        results = self._results(df, "batch", 0, query, run, group, again=again)
+        session, token = df.sparkSession, None
+        check_session(self._options, session)
+        plan_of(df, self._options)  # what is refused has sent nothing, and notes nothing
         if self._options.ledger:
-            session, place = df.sparkSession, locate(self._options.ledger)
-            if transactions is None:
-                ensure_table(session, place)
+            place, token = self._ledger(on_driver=is_classic(session))
+            ensure_table(session, place)
+        transactions = self._transactions(session)
+        group = transactions.group if transactions is not None else ""
+        again = self._begin_write()
+        results = self._results(df, "batch", 0, query, run, group, again=again, token=token)
+        if self._options.ledger:
             _append(results, place.uri, txn_app_id(query), 0)
             if self._options.app_id:
                 end_write(place, self._options.app_id)
@@ -173,13 +188,15 @@ class BatchWriter:
         group: str = "",
         *,
         again: bool = False,
+        token: LedgerToken | None = None,
     ) -> DataFrame:
         session = df.sparkSession
         check_session(self._options, session)
         needed, plan = narrowed(df, plan_of(df, self._options))
         send = Send(
-            divided(self._options, session), plan, lane, epoch, query, run, group, again=again
-        )
+            divided(self._options, session), plan, lane, epoch, query, run, group, again=again,
+            token=token,
+        )  # fmt: skip
         results: DataFrame = needed.mapInArrow(send.__call__, ledger_ddl())
         return results
 
@@ -191,12 +208,23 @@ class BatchWriter:
         transactions.listen()
         return transactions
 
-    def _begin_write(self, df: DataFrame) -> bool:
+    def _ledger(self, *, on_driver: bool) -> tuple[Place, LedgerToken | None]:
+        """Where the ledger is, and the proof that tasks have it, too; looked up once.
+
+        Raises:
+            LedgerError: an option needs files beside the table, and there can be none.
+        """
+        if self._located is None:
+            place = locate(self._options.ledger)
+            token = append_token(self._options, place, on_driver=on_driver)
+            if place.problem:
+                _LOG.warning(_NO_FILES, place.problem)
+            self._located = place, token
+        return self._located
+
+    def _begin_write(self) -> bool:
         """Whether a write of this `appId` has died or failed before, without a trace."""
         given = self._options
-        # What is refused has sent nothing.
-        check_session(given, df.sparkSession)
-        plan_of(df, given)
         return bool(given.ledger and given.app_id) and begin_write(
             locate(given.ledger), given.app_id
         )

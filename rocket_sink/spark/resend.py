@@ -27,6 +27,7 @@ from rocket_sink.errors import DeliveryError, RocketSinkError, SendError
 from rocket_sink.ledger.marks import NO_WAY, about_to_send, not_stored
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH
+from rocket_sink.ledger.shared import LedgerToken
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
@@ -256,11 +257,17 @@ class Resender:
 
 def send_partition(
     options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch], *,
-    on_letters: Callable[[int], None],
+    on_letters: Callable[[int], None], token: LedgerToken | None = None,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """The task: all letters of a partition, then one row of RESULT_SCHEMA."""
+    """The task: all letters of a partition, then one row of RESULT_SCHEMA.
+
+    Raises:
+        LedgerError: `token` shows that the ledger is not the driver's, or cannot be written.
+    """
     from rocket_sink.producer.pool import worker_pool
 
+    if token is not None:
+        token.check()
     spool = SpoolWriter(options.ledger, ctx)
     again = bool(ctx.attempt_number or ctx.stage_attempt)
     try:

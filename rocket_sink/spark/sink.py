@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rocket_sink.errors import ConfigurationError, OptionError
 from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.shared import LedgerToken
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import refuse_budget
 from rocket_sink.spark.contract import ColumnPlan
@@ -29,6 +30,7 @@ from rocket_sink.spark.host import check_session
 from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.rates import divided
 from rocket_sink.spark.summary import WriteSummary
+from rocket_sink.spark.tokens import spool_token
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,6 +51,7 @@ class RocketSink:
         self._options = _absolute(options or SinkOptions.parse(more))
         _ = self._options.name_servers
         self._plan: ColumnPlan | None = None
+        self._token: LedgerToken | None = None
         self._task: ForeachTask | None = None
         self._batches = BatchWriter(self._options)
         check_session(self._options)
@@ -68,15 +71,20 @@ class RocketSink:
         return plan_of(df, self._options)
 
     def stream(self, df: DataFrame) -> DataStreamWriter:
-        """`df.writeStream.foreach(...)` with the columns checked now, on the driver.
+        """`df.writeStream.foreach(...)` with columns and ledger checked now, on the driver.
 
         Only the columns that the contract needs are handed to Python.
+
+        Raises:
+            ColumnError: as `check`.
+            LedgerError: the driver cannot write files to the ledger's folder.
         """
         refuse_budget(self._options)
         needs_append(self._options, "foreach")
         plan = self.check(df)
         install_fold(self._options, df.sparkSession)
         bound = RocketSink(self._options)
+        bound._token = spool_token(self._options, df.sparkSession)
         needed, bound._plan = narrowed(df, plan)
         writer: DataStreamWriter = needed.writeStream.foreach(bound)
         return writer
@@ -99,7 +107,7 @@ class RocketSink:
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
         """Always True: Spark takes anything else for "drop these rows"."""
-        self._task = ForeachTask(self._options, self._plan, partition_id, epoch_id)
+        self._task = ForeachTask(self._options, self._plan, partition_id, epoch_id, self._token)
         # Spark looks `process` up for each row: this saves it one call of two.
         self.__dict__["process"] = self._task.process
         return True
@@ -131,11 +139,13 @@ class RocketSink:
         needs_append(self._options, "foreach, or a sink of Spark Connect,")
         check_session(self._options)
         install_fold(self._options)
-        return {"options": divided(self._options), "plan": self._plan}
+        token = self._token or spool_token(self._options)
+        return {"options": divided(self._options), "plan": self._plan, "token": token}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._options = state["options"]
         self._plan = state["plan"]
+        self._token = state["token"]
         self._task = None
         self._batches = BatchWriter(self._options)
 

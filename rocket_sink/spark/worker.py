@@ -15,6 +15,7 @@ from rocket_sink.ledger.app_ids import claim_app_id
 from rocket_sink.ledger.pending_keys import PendingKeys
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.shared import LedgerToken
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
@@ -40,10 +41,12 @@ class TaskRun:
         check_group: the producer group of half messages; only `delivery=transactional` needs it.
         again: the rows may have been sent before, and the ledger has no trace of it.
         keeps_letters: `emit` keeps dead letters although there is no ledger.
+        token: proves, before anything is sent, that this process has the driver's ledger.
 
     Raises:
         ConfigurationError: `delivery=transactional` in a lane that cannot decide on half messages.
         CheckpointError: the `appId` names another query; from the first `feed`.
+        LedgerError: the ledger is not the driver's, or cannot be written; from the first `feed`.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class TaskRun:
         check_group: str = "",
         again: bool = False,
         keeps_letters: bool = False,
+        token: LedgerToken | None = None,
     ) -> None:
         if not check_group:
             needs_append(options, f"the lane {ctx.lane!r}")
@@ -63,6 +67,7 @@ class TaskRun:
         self._options = options
         self._again = again
         self._keeps_letters = keeps_letters
+        self._token = token
         self._ctx = ctx
         self._emit = emit
         self._pool = pool
@@ -114,6 +119,8 @@ class TaskRun:
             self._release()
 
     def _open(self, plan: ColumnPlan) -> TaskBody:
+        if self._token is not None:
+            self._token.check()
         self._claim_app_id()
         pool = self._pool = self._pool or worker_pool()
         self._engine = pool.acquire(self._options)

@@ -238,8 +238,12 @@ def test_places(tmp_path, monkeypatch):
     assert locate("file:///a/b") == locate("/a/b") == locate("file:/a/b")
     with pytest.raises(LedgerError, match="empty"):
         locate(" ")
-    with pytest.raises(LedgerError, match="foreachBatch"):
-        locate("weird+scheme://x/y")
+    weird = locate("weird+scheme://x/y")
+    assert (weird.uri, weird.root, weird.is_local) == ("weird+scheme://x/y", "x/y", False)
+    assert not weird.has_spool and "foreachBatch" in weird.problem
+    with pytest.raises(LedgerError, match=r"foreachBatch and sink\.write can"):
+        weird.filesystem()
+    assert locate("/a").has_spool and not locate("/a").problem
 
 
 def test_a_seal_is_durable_before_it_is_seen(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import Row
 
 from rocket_sink import RocketSink, SinkOptions
-from rocket_sink.errors import ConfigurationError, DeliveryError, OptionError
+from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
 from rocket_sink.spark import host
 from rocket_sink.testing import FakeCluster
 
@@ -92,9 +92,21 @@ class TestForeach:
     def test_an_empty_partition_leaves_nothing(self, tmp_path: Path) -> None:
         with FakeCluster() as cluster:
             sink = self.sink(cluster, tmp_path)
+            of_the_driver = set(tmp_path.rglob("*"))
+            assert {path.parent.name for path in of_the_driver if path.is_file()} == {"_tokens"}
             assert sink.open(0, 5) is True
             sink.close(None)
-        assert not list(tmp_path.rglob("*"))
+        assert set(tmp_path.rglob("*")) == of_the_driver
+
+    def test_nothing_is_sent_where_the_ledger_is_another_one(self, tmp_path: Path) -> None:
+        with FakeCluster() as cluster:
+            sink = self.sink(cluster, tmp_path / "ledger")
+            (tmp_path / "ledger").rename(tmp_path / "elsewhere")
+            sink.open(0, 5)
+            with pytest.raises(LedgerError, match=r"not the one.*No row of this task was sent"):
+                for _ in range(3):
+                    sink.process(Row(body="x"))
+            assert not cluster.messages("t")
 
     def test_close_raises_when_a_row_cannot_be_vouched_for(self, tmp_path: Path) -> None:
         with FakeCluster() as cluster:

@@ -1,0 +1,135 @@
+"""Run by `test_own_disks.py` in a process of its own: executors whose disk is not the driver's.
+
+Arguments: name server, folder, state of the executors' disks, lanes. Each executor's Java runs in a
+mount namespace, in which `<folder>/disk` is
+
+    shared     the driver's
+    own        empty
+    readonly   the driver's, read-only
+    copied     a copy of what the driver had when it started; only the first executor shares
+
+Prints a JSON line for each lane: {"lane", "error", "log"}; `error` is empty when it succeeded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rocket_sink import Ledger
+from rocket_sink.java import find_java
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.shared import ledger_token
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.backfill import Backfill
+from rocket_sink.spark.session import build_session
+from tests.integration.lanes import LANES, Lane
+from tests.ledger.values import accounts, context, letter
+
+ROWS = 400
+PARTS = 4
+HALF_BAD = [None if number % 2 else f"{number:06d}" for number in range(ROWS)]
+"""Every other body is one that no broker takes."""
+
+_MOUNT = {
+    "shared": "",
+    "own": 'mount -t tmpfs none "$DISK"',
+    "readonly": 'mount --bind "$DISK" "$DISK" && mount -o remount,bind,ro "$DISK"',
+    "copied": 'if ! mkdir "$DISK.first" 2>/dev/null; then '
+    'cp -a "$DISK" "$DISK.copy" && mount --bind "$DISK.copy" "$DISK"; fi',
+}
+
+
+def java_home(folder: Path, state: str) -> Path:
+    """A Java whose processes have disks of their own."""
+    java = find_java()
+    real = Path(str(getattr(java, "home", java)), "bin", "java")
+    script = folder / "java" / "bin" / "java"
+    script.parent.mkdir(parents=True)
+    inner = f'set -e; {_MOUNT[state] or ":"}; exec "{real}" "$@"'
+    script.write_text(
+        "#!/bin/sh\n"
+        f"export DISK='{folder}/disk'\n"
+        f"exec unshare -m --propagation private sh -c '{inner}' java \"$@\"\n"
+    )
+    script.chmod(0o755)
+    return folder / "java"
+
+
+def main(name_server: str, folder: Path, state: str, *names: str) -> None:
+    ledger = folder / "disk" / "ledger"
+    if state == "copied":
+        ledger_token(locate(ledger), spools=True)
+    spark = build_session(
+        "rocket-sink-own-disks",
+        master="local-cluster[2,1,1024]",
+        conf={
+            "spark.executor.memory": "512m",
+            "spark.locality.wait": "0",
+            "spark.task.maxFailures": "2",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.sql.files.maxPartitionBytes": "16k",
+            "spark.sql.files.openCostInBytes": "4k",
+            "spark.executorEnv.JAVA_HOME": str(java_home(folder, state)),
+            "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        },
+    )
+    heard = _Heard()
+    logging.getLogger("rocket_sink").addHandler(heard)
+    source = folder / "source"
+    source.mkdir()
+    for part in range(PARTS):
+        bodies = pa.array(HALF_BAD[part::PARTS], pa.string())
+        table = pa.table({"body": bodies, "filler": [os.urandom(64) for _ in bodies]})
+        pq.write_table(table, source / f"{part}.parquet", compression="none")
+    lanes = {lane.name: lane for lane in (*LANES, Lane("backfill", _backfill, streams=False))}
+    for name in names:
+        options = {"nameServer": name_server, "topic": name, "ledger": str(ledger),
+                   "sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000}  # fmt: skip
+        error = ""
+        try:
+            lanes[name].run(spark, source, folder / f"checkpoint-{name}", options)
+        except Exception as failure:
+            error = str(failure)
+        if state == "copied" and lanes[name].streams:
+            heard.wait_for("lacks")
+        print(json.dumps({"lane": name, "error": error, "log": heard.lines}), flush=True)
+    if state in ("shared", "copied"):
+        Ledger(ledger).sync(spark)
+    spark.stop()
+
+
+def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+    """Of a letter that the driver itself has put into the ledger."""
+    ctx = context()
+    Ledger(options["ledger"]).append(spark, letter(ctx, topic="backfill"), accounts(ctx, dead=1))
+    work = Backfill(spark, SinkOptions.parse(options))
+    work.run(work.plan().selected)
+
+
+class _Heard(logging.Handler):
+    """What the driver logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+    def wait_for(self, word: str) -> None:
+        until_s = time.monotonic() + 120
+        while not any(word in line for line in self.lines) and time.monotonic() < until_s:
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,185 @@
+"""Tasks prove that they have the driver's ledger and can write to it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger import shared
+from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.shared import LedgerToken, ledger_token
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "_tried", set())
+    monkeypatch.setattr(shared, "_BETWEEN_LOOKS_S", 0.01)
+
+
+def test_the_token_of_a_folder_is_one_and_nothing_else_stays(tmp_path: Path) -> None:
+    place = locate(tmp_path / "new" / "ledger")
+    token = ledger_token(place, spools=True)
+    assert ledger_token(place, spools=True) == token
+    for _ in range(2):
+        pickle.loads(pickle.dumps(token)).check()
+    assert [path.name for path in Path(place.root).iterdir() if path.name != "_spool"] == [
+        "_tokens"
+    ]
+    assert not list(Path(place.spool).iterdir())
+
+
+def test_drivers_that_start_at_once_all_have_a_token_that_counts(tmp_path: Path) -> None:
+    place = locate(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        tokens = list(pool.map(lambda _: ledger_token(place, spools=True), range(40)))
+    for token in set(tokens):
+        token.check()
+
+
+def test_another_folder_of_the_same_path_is_refused_each_time(tmp_path: Path) -> None:
+    place = locate(tmp_path / "ledger")
+    token = ledger_token(place, spools=True)
+    token.check()
+    Path(place.root).rename(tmp_path / "elsewhere")
+    for _ in range(2):
+        with pytest.raises(LedgerError, match=r"_tokens/\w+.* is not here.*mount storage"):
+            token.check()
+    ledger_token(place, spools=True)  # the other host's own
+    with pytest.raises(LedgerError, match="not the one that the driver sees"):
+        token.check()
+
+
+def test_a_file_that_comes_into_view_late_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = ledger_token(locate(tmp_path / "ledger"), spools=True)
+    (tmp_path / "ledger").rename(tmp_path / "elsewhere")
+    slept = []
+
+    def appear(wait_s: float) -> None:
+        slept.append(wait_s)
+        (tmp_path / "elsewhere").rename(tmp_path / "ledger")
+
+    monkeypatch.setattr(shared.time, "sleep", appear)
+    token.check()
+    assert len(slept) == 1
+
+
+def test_a_spool_that_cannot_be_written(tmp_path: Path) -> None:
+    """Root writes everywhere: a file stands in the way."""
+    token = ledger_token(locate(tmp_path), spools=True)
+    (tmp_path / "_spool").write_text("in the way")
+    with pytest.raises(LedgerError, match=r"as user \d+.*No row of it was sent; let the users"):
+        token.check()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("spools", [True, False])
+def test_a_user_that_may_only_read(spools: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        token = ledger_token(locate(folder), spools=spools)
+        token.check()
+        shared._tried.clear()
+        child = os.fork()
+        if not child:
+            os.setuid(65534)
+            try:
+                token.check()
+            except LedgerError as error:
+                os._exit(0 if "as user 65534" in str(error) and "denied" in str(error) else 2)
+            except BaseException:
+                os._exit(3)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_from_a_connect_client_the_table_is_looked_for(tmp_path: Path) -> None:
+    token = LedgerToken(locate(tmp_path).uri, "", spools=False)
+    with pytest.raises(LedgerError, match="_delta_log, which is there on the driver, is not here"):
+        token.check()
+    (tmp_path / "_delta_log").mkdir()
+    token.check()
+
+
+def test_where_nothing_can_be_appended_the_look_is_one_per_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder under another name stands in for an object store."""
+    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    looked = []
+    monkeypatch.setattr(shared, "locate", lambda uri: looked.append(uri) or place)
+    token = LedgerToken("s3://b/k", ledger_token(place, spools=True).name, spools=True)
+    token.check()
+    token.check()
+    assert looked == ["s3://b/k"]
+    assert not list((tmp_path / "_tries").iterdir())
+    with pytest.raises(LedgerError, match="different stores by that name"):
+        LedgerToken("s3://b/k", "0", spools=True).check()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """An S3 store that knows the bucket, and refuses every key."""
+
+    def do_HEAD(self) -> None:
+        found = self.path.strip("/") == "bucket"
+        self.send_response(200 if found else 403)
+        self.send_header("x-amz-bucket-region", "eu-north-1")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        body = b"<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_PUT = do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def store() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("side", ["driver", "task"])
+def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(store: str, side: str) -> None:
+    """In a process of its own: the S3 client reads its environment once."""
+    looks = {
+        "driver": "ledger_token(locate('s3://bucket/ledger'), spools=True)",
+        "task": "LedgerToken('s3://bucket/ledger', 'x', spools=True).check()",
+    }
+    code = (
+        "from rocket_sink.ledger.place import locate\n"
+        "from rocket_sink.ledger.shared import LedgerToken, ledger_token\n"
+        f"{looks[side]}"
+    )
+    keys = {"AWS_ENDPOINT_URL": store, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
+            "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **keys}, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    said = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and said.startswith("rocket_sink.errors.LedgerError"), done.stderr
+    for word in ("AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL", "spark.executorEnv"):
+        assert word in said
