@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.ledger.place import Place, path_part
 from rocket_sink.ledger.small_file import write_bytes
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 _PROCESSES_REMEMBER: Final = 64
 
@@ -28,15 +31,14 @@ def claim_app_id(place: Place, app_id: str, query_id: str) -> None:
         CheckpointError: it names another one.
         LedgerError: the ledger's folder cannot be read or written.
     """
-    path = f"{place.root}/_started/q-{path_part(app_id)}.query.json"
+    path = _path(place, app_id)
     filesystem = place.filesystem()
     try:
         filesystem.create_dir(path.rpartition("/")[0], recursive=True)
         note = json.dumps({"query_id": query_id}).encode()
         if write_bytes(filesystem, path, note, is_local=place.is_local, replace=False):
             return
-        with filesystem.open_input_stream(path) as file:
-            named = str(json.loads(file.read())["query_id"])
+        named = _read(filesystem, path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LedgerError(
             f"cannot tell from {path} which query the appId {app_id!r} names: {error}", path=path
@@ -49,3 +51,24 @@ def claim_app_id(place: Place, app_id: str, query_id: str) -> None:
             "another appId, which sends again whatever the source gives",
             query_id=query_id, app_id=app_id, named=named,
         )  # fmt: skip
+
+
+def query_of(place: Place, app_id: str) -> str | None:
+    """The query of Spark's that an `appId` names; None when none has claimed it yet.
+
+    Raises:
+        LedgerError, OSError, ValueError: the ledger's folder, or the note, cannot be read.
+    """
+    try:
+        return _read(place.filesystem(), _path(place, app_id))
+    except FileNotFoundError:
+        return None
+
+
+def _path(place: Place, app_id: str) -> str:
+    return f"{place.root}/_started/q-{path_part(app_id)}.query.json"
+
+
+def _read(filesystem: fs.FileSystem, path: str) -> str:
+    with filesystem.open_input_stream(path) as file:
+        return str(json.loads(file.read())["query_id"])

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.spool_files import STALE_AFTER_S
 from rocket_sink.owner import Owner, this_process
 from rocket_sink.private_file import describe_holder
@@ -44,7 +45,7 @@ class Lease:
 
     _seen: ClassVar[dict[str, tuple[str, float]]] = {}
     """Path -> its text, and when this process first saw it: looks that do not wait add up."""
-    _guard: ClassVar[threading.Lock] = threading.Lock()
+    _guard: ClassVar[ForkLock] = ForkLock()
 
     def __init__(self, filesystem: fs.FileSystem, path: str, *, lease_s: float = LEASE_S) -> None:
         self._fs = filesystem

@@ -7,16 +7,18 @@ sure way. The thread is a daemon: at the driver's end what is left waits in the 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.forks import ForkLock
+from rocket_sink.ledger.app_ids import query_of
 from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.records import RunContext, confirmed_row
+from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.spool_files import new_name
 from rocket_sink.ledger.table import first_line
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 _ATTRIBUTE: Final = "_rocket_sink_folders"
 _LOG: Final = logging.getLogger(__name__)
 _LOCK: Final = ForkLock()
+_COUNT_S: Final = 30.0
+"""Shortest time between two counts of a ledger's rows: each is a query of the table."""
+_UNCOUNTED: Final = 10_000
+"""Epochs that wait for a count; of more, as when no fold succeeds, the oldest go uncounted."""
 
 
 def install_fold(options: SinkOptions, session: SparkSession | None = None) -> Folder | None:
@@ -41,6 +47,9 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
     if not options.ledger or not is_classic(session):
         return None
     assert session is not None
+    place = locate(options.ledger)
+    if place.problem:
+        return None  # foreachBatch needs no fold, and lanes that spool are refused before they do
     # The context is the one object that all wrappers of a session share.
     with _LOCK:
         folders = session.sparkContext.__dict__.setdefault(_ATTRIBUTE, {})
@@ -49,8 +58,12 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
         if folder is None:
             folder = folders[key] = Folder(session)
             session.streams.addListener(_listener(folder))
-    folder.add(locate(options.ledger), options.fold_interval_ms / 1000)
+    folder.add(place, options.fold_interval_ms / 1000, options.app_id)
     return folder
+
+
+_Epoch = tuple[str, str, int]
+"""Query, run, epoch."""
 
 
 class Folder:
@@ -59,15 +72,21 @@ class Folder:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._intervals: dict[Place, float] = {}
-        self._queries: dict[tuple[Place, str], bool] = {}
+        self._app_ids: dict[Place, set[str]] = {}
+        self._names: dict[tuple[Place, str], str] = {}
+        self._uncounted: dict[Place, dict[_Epoch, int]] = {}
         self._wake = threading.Condition()
         self._events: list[Any] = []
         self._urgent = False
         self._thread: threading.Thread | None = None
 
-    def add(self, place: Place, interval_s: float) -> None:
-        """Fold this ledger too; the shortest interval asked for counts."""
+    def add(self, place: Place, interval_s: float, app_id: str = "") -> None:
+        """Fold this ledger too, to which queries write under this `appId` as well, if any.
+
+        The shortest interval asked for counts.
+        """
         with self._wake:
+            self._app_ids.setdefault(place, set()).update({app_id} if app_id else ())
             self._intervals[place] = min(interval_s, self._intervals.get(place, interval_s))
 
     def progressed(self, progress: Any) -> None:
@@ -91,6 +110,7 @@ class Folder:
 
     def _run(self) -> None:
         folded: dict[Place, float] = {}
+        counted: dict[Place, float] = {}
         while True:
             with self._wake:
                 while not (self._events or self._urgent):
@@ -98,48 +118,116 @@ class Folder:
                 events, self._events = self._events, []
                 urgent, self._urgent = self._urgent, False
                 places = dict(self._intervals)
+                app_ids = {place: tuple(names) for place, names in self._app_ids.items()}
             for place, interval_s in places.items():
-                self._confirm(place, events)
+                self._confirm(place, app_ids[place], events)
                 now = time.monotonic()
                 if urgent or now - folded.get(place, -interval_s) >= interval_s:
-                    self._fold(place)
-                    folded[place] = time.monotonic()
+                    is_folded = self._fold(place)
+                    now = folded[place] = time.monotonic()
+                    if is_folded and (urgent or now - counted.get(place, -_COUNT_S) >= _COUNT_S):
+                        self._count(place)
+                        counted[place] = time.monotonic()
 
-    def _fold(self, place: Place) -> None:
+    def _fold(self, place: Place) -> bool:
+        """Whether all that was finished is in the table."""
         try:
-            fold(self._session, place, wait_s=0)
+            return not fold(self._session, place, wait_s=0).busy
         except Exception as error:
             # The rows are safe in the spool; the next fold takes them. At a driver's end the
             # session goes away under the fold, which is nobody's trouble.
             if self._session.sparkContext._jsc is not None:
                 _LOG.warning("the ledger %s is not folded yet: %s", place.uri, first_line(error))
+            return False
 
-    def _confirm(self, place: Place, events: list[Any]) -> None:
+    def _confirm(self, place: Place, app_ids: tuple[str, ...], events: list[Any]) -> None:
         """Note which epochs are done, for queries that write to this ledger."""
         for progress in events:
-            ctx = RunContext(
-                str(progress.id), str(progress.runId), int(progress.batchId), lane="foreach"
-            )
-            if progress.numInputRows and self._writes_to(place, ctx):
-                with contextlib.suppress(Exception):
-                    spool = SpoolWriter(place, ctx)
-                    row = confirmed_row(
-                        ctx,
-                        num_input_rows=progress.numInputRows,
-                        duration_ms=float(progress.batchDuration),
-                    )
-                    spool.append(row)
-                    spool.seal()
+            # Rows of an aggregation's state come out of epochs that read none.
+            if not progress.numInputRows and int(progress.sink.numOutputRows) <= 0:
+                continue
+            try:
+                query = self._name(place, app_ids, str(progress.id))
+                if query is not None:
+                    self._note(place, query, progress)
+            except Exception as error:
+                _LOG.warning(
+                    "the ledger %s is not told that epoch %s of the query %s is done: %s",
+                    place.uri, progress.batchId, progress.id, first_line(error),
+                )  # fmt: skip
 
-    def _writes_to(self, place: Place, ctx: RunContext) -> bool:
-        """Whether tasks of the query have spooled here; other queries make events too."""
-        key = (place, ctx.query_id)
-        if not self._queries.get(key):
-            folder = f"{place.spool}/{new_name(ctx).split('/')[0]}"
-            with contextlib.suppress(Exception):
-                info = place.filesystem().get_file_info(folder)
-                self._queries[key] = info.type.name == "Directory"
-        return self._queries.get(key, False)
+    def _note(self, place: Place, query: str, progress: Any) -> None:
+        ctx = RunContext(query, str(progress.runId), int(progress.batchId), lane="foreach")
+        # -1: this sink's rows are not counted. Those read are more where the query filters.
+        handed = int(progress.sink.numOutputRows)
+        spool = SpoolWriter(place, ctx)
+        spool.append(
+            confirmed_row(
+                ctx,
+                num_input_rows=progress.numInputRows,
+                rows_in=handed if handed >= 0 else None,
+                duration_ms=float(progress.batchDuration),
+            )
+        )
+        spool.seal()
+        if handed > 0:
+            waiting = self._uncounted.setdefault(place, {})
+            waiting[query, ctx.run_id, ctx.epoch] = handed
+            if len(waiting) > _UNCOUNTED:
+                del waiting[next(iter(waiting))]
+
+    def _name(self, place: Place, app_ids: tuple[str, ...], query_id: str) -> str | None:
+        """Under which name the query's tasks write to this ledger; None: they do not (yet)."""
+        known = self._names.get((place, query_id))
+        if known is not None:
+            return known
+        for app_id in app_ids:
+            if query_of(place, app_id) == query_id:
+                self._names[place, query_id] = app_id
+                return app_id
+        # Other queries make events too; those that write here have a folder in the spool.
+        folder = f"{place.spool}/{new_name(RunContext(query_id, '', 0)).split('/')[0]}"
+        if place.filesystem().get_file_info(folder).type.name != "Directory":
+            return None
+        self._names[place, query_id] = query_id
+        return query_id
+
+    def _count(self, place: Place) -> None:
+        """Say which of the epochs noted since the last count lack rows that Spark handed over.
+
+        By the sum over all complete attempts, which is never below the rows in: an epoch that is
+        named here lacks rows, whichever of its attempts count.
+        """
+        waiting = self._uncounted.pop(place, {})
+        if not waiting:
+            return
+        try:
+            found = self._rows_in(place, waiting)
+        except Exception as error:
+            if self._session.sparkContext._jsc is not None:
+                self._uncounted[place] = waiting
+                _LOG.warning("cannot count the rows in %s: %s", place.uri, first_line(error))
+            return
+        for key, handed in waiting.items():
+            if (rows := found.get(key, 0)) < handed:
+                _LOG.error(
+                    "the ledger %s lacks %d of the %d rows that Spark handed to the tasks of "
+                    "epoch %d of the query %s: workers wrote to another folder than the driver's, "
+                    "or files of its _spool are gone. Dead letters may be among them: look for the "
+                    "same path on the disks of the workers",
+                    place.uri, handed - rows, handed, key[2], key[0],
+                )  # fmt: skip
+
+    def _rows_in(self, place: Place, epochs: Iterable[_Epoch]) -> dict[_Epoch, int]:
+        from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+
+        queries, _, numbers = zip(*epochs, strict=True)
+        rows = self._session.read.format("delta").load(place.uri)
+        tasks = rows.where((rows.kind == EPOCH) & rows.complete)
+        ours = tasks.where(tasks.query_id.isin(*set(queries)))
+        ours = ours.where(ours.epoch.between(min(numbers), max(numbers)))
+        sums = ours.groupBy("query_id", "run_id", "epoch").agg(F.sum("rows_in").alias("rows"))
+        return {(r.query_id, r.run_id, r.epoch): r.rows or 0 for r in sums.collect()}
 
 
 def _listener(folder: Folder) -> StreamingQueryListener:
