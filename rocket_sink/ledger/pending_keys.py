@@ -126,7 +126,7 @@ def _settled(rows: DataFrame, notes: list[_Note]) -> list[_Note]:
     for query_id, epoch, partition in found.collect():
         query = path_part(query_id)
         last[query] = max(epoch, last.get(query, epoch))
-        tasks.add((query, epoch, partition))
+        tasks.add((query, epoch, str(partition)))  # a TableProducer's has none
     return [
         note
         for note in notes

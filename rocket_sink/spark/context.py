@@ -19,6 +19,9 @@ JOB_GROUP: Final = "spark.jobGroup.id"
 """A streaming run's job group has the run's id (StreamExecution.runStream, `setJobGroup`); tasks
 see it where they do not see `RUN_ID`."""
 
+TABLE_LANE: Final = "table"
+"""Of `TableProducer`, which runs without Spark."""
+
 NOBODY: Final = frozenset({"local", "unknown"})
 """Query ids where Spark gives none, on the driver and in a task."""
 

@@ -6,7 +6,9 @@ a Spark task costs, a tenth of what `Producer` spends on the objects of a single
 
 from __future__ import annotations
 
+import os
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -15,13 +17,16 @@ import pyarrow as pa
 
 from rocket_sink.errors import ColumnError, ConfigurationError, ProducerClosedError
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import COLUMNS, DEAD_LETTER, LEDGER_SCHEMA
+from rocket_sink.ledger.shared import LedgerToken, ledger_token
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark.accounts import TaskSummary
+from rocket_sink.spark.context import TABLE_LANE
 from rocket_sink.spark.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.summary import WriteSummary
 from rocket_sink.spark.worker import TaskRun
@@ -29,9 +34,6 @@ from rocket_sink.spark.worker import TaskRun
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_LANE: Final = "table"
-_NOBODY: Final = "local"
-"""The query id of one who has none: ids of messages are then made as `Producer` makes them."""
 _LETTER_COLUMNS: Final = [column.name for column in COLUMNS if DEAD_LETTER in column.kinds]
 _LETTER_SCHEMA: Final = pa.schema([LEDGER_SCHEMA.field(name) for name in _LETTER_COLUMNS])
 
@@ -57,7 +59,9 @@ class TableProducer:
 
     All options of the Spark lanes count, `ordering` among them (rows of a key keep their order
     within one `send`). Rows that cannot be sent are returned, and with the option `ledger` spooled
-    for it, too; a Spark session with that ledger takes them in (`Ledger.sync`).
+    for it, too; a Spark session with that ledger takes them in (`Ledger.sync`). There each producer
+    of each process is a query of its own, `<appId>/<id>` where the option `appId` is given, and
+    each send one of its epochs.
 
     Args:
         options: parsed options, or give them by name (`nameServer=...`, `topic=...`).
@@ -75,6 +79,8 @@ class TableProducer:
         self._pool = ProducerPool(make=SendEngine)
         self._lock = ForkLock()
         self._sends = 0
+        self._pid = 0
+        self._run_id = ""
         self._closed = False
 
     def send(self, data: Any) -> TableResult:
@@ -89,8 +95,10 @@ class TableProducer:
             DeliveryError: the options want dead letters to be errors (`onInvalid`, `onFailure`,
                 `maxFailures`, `maxFailureRatio`).
             SendError: a fatal one (credentials, TLS), or no name server answers.
+            LedgerError: the ledger's folder cannot be written; nothing was sent. Or it could not
+                be any more, at the end.
         """
-        batches = _batches(data)
+        batches, token = _batches(data), self._token()
         context, letters = self._context(), list[pa.RecordBatch]()
         spool = SpoolWriter(self.options.ledger, context) if self.options.ledger else None
 
@@ -101,10 +109,14 @@ class TableProducer:
                 spool.append(rows)
 
         began_s = time.monotonic()
-        run = TaskRun(self.options, context, emit=emit, pool=self._pool, keeps_letters=True)
+        run = TaskRun(
+            self.options, context, emit=emit, pool=self._pool, keeps_letters=True, token=token
+        )
         try:
-            summary = self._fed(run, batches)
+            summary, rows = self._fed(run, batches)
             if spool is not None:
+                if rows:
+                    spool.append(confirmed_row(context, num_input_rows=rows, rows_in=rows))
                 spool.seal()
         except BaseException:
             run.abort()
@@ -131,20 +143,32 @@ class TableProducer:
         state = "closed" if self._closed else f"{self._sends} tables sent"
         return f"<TableProducer {self.options.topic or 'any topic'}, {state}>"
 
+    def _token(self) -> LedgerToken | None:
+        """This process writes what it reads: there is only to see that it can."""
+        ledger = self.options.ledger
+        return ledger_token(locate(ledger), spools=True) if ledger else None
+
     def _context(self) -> RunContext:
         if self._closed:
             raise ProducerClosedError("the producer is closed")
         with self._lock:
+            if self._pid != os.getpid():  # the first send, also of a child after a fork
+                self._pid, self._run_id, self._sends = os.getpid(), str(uuid.uuid4()), 0
             self._sends += 1
-            return RunContext(_NOBODY, _NOBODY, self._sends, lane=_LANE)
+            app_id, run_id = self.options.app_id, self._run_id
+            query_id = f"{app_id}/{run_id}" if app_id else run_id
+            return RunContext(query_id, run_id, self._sends, lane=TABLE_LANE)
 
-    def _fed(self, run: TaskRun, batches: Iterator[pa.RecordBatch]) -> TaskSummary:
+    def _fed(self, run: TaskRun, batches: Iterator[pa.RecordBatch]) -> tuple[TaskSummary, int]:
+        """The accounts, and the number of rows that were given."""
         plan: ColumnPlan | None = None
+        rows = 0
         for batch in batches:
             if plan is None:
                 plan = resolve_columns(batch.schema, self.options)
             run.feed(batch, plan)
-        return run.finish()
+            rows += batch.num_rows
+        return run.finish(), rows
 
     def _summary(
         self, summary: TaskSummary, context: RunContext, duration_s: float

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.spark.context import NOBODY
+from rocket_sink.spark.context import NOBODY, TABLE_LANE
 from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.wire.columns import message_id_column
 from rocket_sink.wire.columns_buffers import bytes_of, is_text, lengths_of, nulls_of
@@ -40,7 +40,13 @@ _WEIGHTS: Final = np.random.Generator(np.random.PCG64(20_240_611)).integers(
 
 
 def task_ids(ctx: RunContext) -> TaskIds | None:
-    """None where nothing names the write: the ids of two of them could meet."""
+    """None where nothing names the write: the ids of two of them could meet.
+
+    Also None for a table without Spark: nobody runs its send again, and the ids of `Producer` cost
+    less.
+    """
+    if ctx.lane == TABLE_LANE:
+        return None
     # An appId names all writes of a job: two of them may have equal rows, and are no replays.
     write = ctx.run_id if ctx.lane == "batch" else ctx.query_id
     return None if write in NOBODY else TaskIds(write, ctx.epoch, ctx.partition)
