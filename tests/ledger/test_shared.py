@@ -181,5 +181,6 @@ def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(store: str, 
     )  # fmt: skip
     said = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and said.startswith("rocket_sink.errors.LedgerError"), done.stderr
+    assert {"driver": "no such key", "task": "ACCESS_DENIED"}[side] in said
     for word in ("AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL", "spark.executorEnv"):
         assert word in said
