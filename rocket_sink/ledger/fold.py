@@ -27,6 +27,7 @@ from rocket_sink.ledger.manifest import Manifest, manifest_path, unfinished, wri
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
+from rocket_sink.ledger.shared import proved
 from rocket_sink.ledger.spool_batches import is_whole, read_batches
 from rocket_sink.ledger.spool_files import drop_empty_folders, put_aside, sealed_files
 from rocket_sink.ledger.table import (
@@ -252,7 +253,8 @@ class _Folder:
         paths = manifest.paths(self._place)
         torn = sum(not is_whole(path, self._fs) for path in paths)
         frame, rows = self._frame(manifest, paths)
-        writer = frame.write.format("delta").mode("append").option("txnAppId", app_id)
+        writer = proved(frame, self._place).write.format("delta").mode("append")
+        writer = writer.option("txnAppId", app_id)
         writer = writer.option("txnVersion", manifest.number).option("userMetadata", manifest.token)
         self._check_lock()
         try:

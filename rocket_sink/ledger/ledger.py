@@ -12,6 +12,7 @@ from rocket_sink.ledger import marks, views
 from rocket_sink.ledger.fold import FoldSummary, fold
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.shared import proved
 from rocket_sink.ledger.spool_files import quarantined, waiting_epochs
 from rocket_sink.ledger.table import (
     check_table,
@@ -109,7 +110,7 @@ class Ledger:
         ensure_table(spark, self._place)
         table = pa.Table.from_batches(batches, LEDGER_SCHEMA)
         frame = spark.createDataFrame(table).coalesce(1)
-        frame.write.format("delta").mode("append").save(self._place.uri)
+        proved(frame, self._place).write.format("delta").mode("append").save(self._place.uri)
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Every row of every kind, as stored."""

@@ -20,13 +20,20 @@ import contextlib
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.records import worker_name
+from rocket_sink.ledger.schema import ledger_ddl
+from rocket_sink.ledger.table import is_classic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
 
 _FOLDER: Final = "_tokens"
 _LOOKS: Final = 4
@@ -123,6 +130,26 @@ def ledger_token(place: Place, *, spools: bool) -> LedgerToken:
             f"the ledger {place.uri}: {error}. Nothing was sent; {place.remedy}",
             path=place.uri,
         ) from error
+
+
+def proved(frame: DataFrame, place: Place) -> DataFrame:
+    """Ledger rows whose tasks look for the driver's ledger before they write them there.
+
+    Spark's tasks write data files: on disks of their own these would be lost to the table, which
+    names them, and a fold deletes what it has appended.
+    """
+    spark = frame.sparkSession
+    context = getattr(spark, "sparkContext", None) if is_classic(spark) else None
+    # local[...] has its tasks in the driver, local-cluster[...] has executors.
+    if not place.is_local or context is None or context.master.partition("[")[0] == "local":
+        return frame
+    token = ledger_token(place, spools=False)
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        token.check()
+        yield from batches
+
+    return frame.mapInArrow(look, ledger_ddl())
 
 
 # The data source asks in processes that live for one call: pyarrow's file systems and what writes

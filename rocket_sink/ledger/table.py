@@ -36,6 +36,7 @@ _CONFLICT: Final = re.compile(
     r"|Concurrent\w*Exception"
 )
 """What Delta says when another commit came first."""
+_OURS: Final = "rocket_sink.errors."
 _HISTORY: Final = 100
 """Commits of the table that are looked through for a fold that has just been made."""
 _UPGRADED: Final = tuple(map(str, range(1, SCHEMA_VERSION)))
@@ -348,8 +349,15 @@ def _log_errors(place: Place) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error: of Java's, what Java says, for the rest is its stack."""
+    """The first line of an error: of Java's, what Java says, for the rest is its stack.
+
+    Of an error of ours that failed a task, the line that says it.
+    """
     text = str(error)
+    lines = text.splitlines()
+    ours = next((line.partition(_OURS)[2] for line in lines if _OURS in line), None)
+    if ours is not None:
+        return ours
     # py4j's own first line only says that an error occurred; at a driver's end Java is gone.
     with contextlib.suppress(Exception):
         java = getattr(error, "java_exception", None)

@@ -6,7 +6,7 @@ mount namespace, in which `<folder>/disk` is
     shared     the driver's
     own        empty
     readonly   the driver's, read-only
-    copied     a copy of what the driver had when it started; only the first executor shares
+    spool      the driver's, and only the first executor shares the ledger's spool
 
 Prints a JSON line for each lane: {"lane", "error", "log"}; `error` is empty when it succeeded.
 """
@@ -26,12 +26,12 @@ import pyarrow.parquet as pq
 
 from rocket_sink import Ledger
 from rocket_sink.java import find_java
-from rocket_sink.ledger.place import locate
-from rocket_sink.ledger.shared import ledger_token
+from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill import Backfill
 from rocket_sink.spark.session import build_session
-from tests.integration.lanes import LANES, Lane
+from rocket_sink.spark.sources import Table
+from tests.integration.lanes import LANES, Lane, read
 from tests.ledger.values import accounts, context, letter
 
 ROWS = 400
@@ -43,8 +43,8 @@ _MOUNT = {
     "shared": "",
     "own": 'mount -t tmpfs none "$DISK"',
     "readonly": 'mount --bind "$DISK" "$DISK" && mount -o remount,bind,ro "$DISK"',
-    "copied": 'if ! mkdir "$DISK.first" 2>/dev/null; then '
-    'cp -a "$DISK" "$DISK.copy" && mount --bind "$DISK.copy" "$DISK"; fi',
+    "spool": 'if ! mkdir "$DISK.first" 2>/dev/null; then '
+    'mount -t tmpfs none "$DISK/ledger/_spool"; fi',
 }
 
 
@@ -66,8 +66,8 @@ def java_home(folder: Path, state: str) -> Path:
 
 def main(name_server: str, folder: Path, state: str, *names: str) -> None:
     ledger = folder / "disk" / "ledger"
-    if state == "copied":
-        ledger_token(locate(ledger), spools=True)
+    if state == "spool":
+        (ledger / "_spool").mkdir(parents=True)
     spark = build_session(
         "rocket-sink-own-disks",
         master="local-cluster[2,1,1024]",
@@ -90,7 +90,7 @@ def main(name_server: str, folder: Path, state: str, *names: str) -> None:
         bodies = pa.array(HALF_BAD[part::PARTS], pa.string())
         table = pa.table({"body": bodies, "filler": [os.urandom(64) for _ in bodies]})
         pq.write_table(table, source / f"{part}.parquet", compression="none")
-    lanes = {lane.name: lane for lane in (*LANES, Lane("backfill", _backfill, streams=False))}
+    lanes = {lane.name: lane for lane in (*LANES, Lane("backfill", _backfill), Lane("fold", _fold))}
     for name in names:
         options = {"nameServer": name_server, "topic": name, "ledger": str(ledger),
                    "sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000}  # fmt: skip
@@ -99,20 +99,28 @@ def main(name_server: str, folder: Path, state: str, *names: str) -> None:
             lanes[name].run(spark, source, folder / f"checkpoint-{name}", options)
         except Exception as failure:
             error = str(failure)
-        if state == "copied" and lanes[name].streams:
+        if state == "spool" and lanes[name].streams:
             heard.wait_for("lacks")
         print(json.dumps({"lane": name, "error": error, "log": heard.lines}), flush=True)
-    if state in ("shared", "copied"):
+    if state in ("shared", "spool"):
         Ledger(ledger).sync(spark)
     spark.stop()
 
 
 def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
-    """Of a letter that the driver itself has put into the ledger."""
-    ctx = context()
-    Ledger(options["ledger"]).append(spark, letter(ctx, topic="backfill"), accounts(ctx, dead=1))
-    work = Backfill(spark, SinkOptions.parse(options))
+    """Of a table that all share: the ledger's own letters are on the disk that they do not."""
+    parsed = SinkOptions.parse(options)
+    table = Table(read(spark, source), "source", parsed)
+    work = Backfill(spark, parsed, source=table)
     work.run(work.plan().selected)
+
+
+def _fold(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
+    """Of what the driver itself has spooled; its rows are written by a task."""
+    spool = SpoolWriter(options["ledger"], context())
+    spool.append(letter(context()), accounts(context(), dead=1))
+    spool.seal()
+    Ledger(options["ledger"]).sync(spark)
 
 
 class _Heard(logging.Handler):

@@ -53,12 +53,13 @@ def epochs(folder: Path) -> list[dict[str, Any]]:
 
 def test_nothing_is_sent_by_tasks_that_see_another_folder(tmp_path: Path) -> None:
     with FakeCluster(brokers=1) as cluster:
-        found = play(cluster, tmp_path, "own", *EVERY)
-        assert list(found) == list(EVERY)
+        found = play(cluster, tmp_path, "own", *EVERY, "fold")
+        assert list(found) == [*EVERY, "fold"]
         for lane, one in found.items():
             assert "not the one that the driver sees" in one["error"], (lane, one)
             assert "mount storage" in one["error"], lane
             assert not cluster.messages(lane), lane
+    assert len(list((tmp_path / "disk" / "ledger" / "_spool").rglob("*.arrow"))) == 1
 
 
 def test_nothing_is_sent_by_tasks_that_cannot_write(tmp_path: Path) -> None:
@@ -81,10 +82,10 @@ def test_executors_that_share_the_disk_pass(tmp_path: Path) -> None:
     assert sums == [(ROWS, ROWS // 2, ROWS // 2, 0)] * 2
 
 
-def test_rows_that_went_to_a_copy_of_the_ledger_are_an_error(tmp_path: Path) -> None:
-    """A copied disk has the token, too: what Spark handed over is not in the accounts."""
+def test_rows_that_went_to_another_spool_are_an_error(tmp_path: Path) -> None:
+    """The token is there; what Spark handed over is not in the accounts."""
     with FakeCluster(brokers=1) as cluster:
-        found = play(cluster, tmp_path, "copied", "foreach", "source_batch")
+        found = play(cluster, tmp_path, "spool", "foreach", "source_batch")
         assert not any(one["error"] for one in found.values()), found
     said = [line for line in found["foreach"]["log"] if line.startswith("ERROR")]
     assert len(said) == 1 and "lacks" in said[0] and f"of the {ROWS} rows" in said[0], found

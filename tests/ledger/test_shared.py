@@ -19,6 +19,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import shared
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.shared import LedgerToken, ledger_token
+from rocket_sink.ledger.table import first_line
 
 
 @pytest.fixture(autouse=True)
@@ -184,3 +185,13 @@ def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(store: str, 
     assert {"driver": "no such key", "task": "ACCESS_DENIED"}[side] in said
     for word in ("AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL", "spark.executorEnv"):
         assert word in said
+
+
+def test_what_a_task_says_is_in_the_first_line() -> None:
+    error = RuntimeError(
+        "Job aborted due to stage failure\nTraceback (most recent call last):\n"
+        "rocket_sink.errors.LedgerError: the ledger is another one\n\tat java.Stack"
+    )
+    assert first_line(error) == "LedgerError: the ledger is another one"
+    assert first_line(ValueError("one\ntwo")) == "one"
+    assert first_line(ValueError()) == "ValueError"
