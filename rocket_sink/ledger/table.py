@@ -128,7 +128,8 @@ def missing(place: Place) -> LedgerError:
     """The error of everything that needs a ledger and finds none."""
     return LedgerError(
         f"there is no ledger at {place.uri}: no query has written to it yet (run one with "
-        f"ledger={place.root}, or `rocket-sink ledger fold` when tasks have), or the path is wrong",
+        f"ledger={place.root if place.is_local else place.uri}, or `rocket-sink ledger fold` when "
+        "tasks have), or the path is wrong",
         path=place.uri,
     )
 
@@ -351,10 +352,11 @@ def _log_errors(place: Place) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """The first line of an error: of Java's, what Java says, for the rest is its stack.
 
-    Of an error of ours that failed a task, the line that says it.
+    Of an error of ours that failed a task, the line that says it; Spark shows it in the stack only
+    where tasks were writing a table.
     """
     text = str(error)
-    lines = text.splitlines()
+    lines = (*text.splitlines(), *str(getattr(error, "_stackTrace", "")).splitlines())
     ours = next((line.partition(_OURS)[2] for line in lines if _OURS in line), None)
     if ours is not None:
         return ours

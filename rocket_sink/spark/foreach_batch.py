@@ -14,14 +14,14 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.errors import ConfigurationError
+from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.ledger.app_ids import claim_app_id
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import ledger_ddl
 from rocket_sink.ledger.shared import LedgerToken
 from rocket_sink.ledger.starts import begin_epoch, begin_write, end_write
-from rocket_sink.ledger.table import check_not_ahead, ensure_table, txn_app_id
+from rocket_sink.ledger.table import check_not_ahead, ensure_table, first_line, txn_app_id
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import check_budget, has_budget
 from rocket_sink.spark.context import QUERY_ID, run_context, streaming_run
@@ -250,7 +250,14 @@ class BatchWriter:
 def _append(results: DataFrame, uri: str, app_id: str, version: int) -> None:
     # Options of this write only: the session settings of that name leak into later writes.
     writer = results.write.format("delta").mode("append")
-    writer.option("txnAppId", app_id).option("txnVersion", str(version)).save(uri)
+    writer = writer.option("txnAppId", app_id).option("txnVersion", str(version))
+    try:
+        writer.save(uri)
+    except Exception as error:
+        name, _, text = first_line(error).partition(": ")
+        if name != LedgerError.__name__:
+            raise
+        raise LedgerError(text, path=uri) from error  # Spark's own says nothing of the reason
 
 
 def _counts(results: DataFrame) -> dict[str, Any]:

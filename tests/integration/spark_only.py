@@ -57,8 +57,11 @@ def main(name_server: str, folder: Path) -> None:
     attempt("hold", "write", ordering="best_effort", onPendingKey="hold")
     attempt("once", "foreach_batch", delivery="effectively_once")
     attempt("named", "foreach_batch", appId="a")
-    Ledger(ledger).sync(spark)
-    found["dead"] = str(Ledger(ledger).dead_letters(spark).count())
+    try:
+        Ledger(ledger).sync(spark)
+        found["dead"] = str(Ledger(ledger).dead_letters(spark).count())
+    except Exception as error:
+        found["dead"] = str(error)
     print(json.dumps(found), flush=True)
     spark.stop()
 

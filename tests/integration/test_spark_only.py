@@ -36,7 +36,7 @@ def test_lanes_that_need_no_files_work_and_the_others_say_why(tmp_path: Path) ->
         for name in names:
             stored = len(cluster.messages(name))
             if name in ("foreach_batch", "write"):
-                assert (found[name], stored) == ("", 75), name
+                assert (found[name], stored) == ("", 75), found[name]
             else:
                 assert "pyarrow, by which tasks write them, has no file system" in found[name], name
                 assert "foreachBatch and sink.write can use this ledger" in found[name], name

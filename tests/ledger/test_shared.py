@@ -193,5 +193,8 @@ def test_what_a_task_says_is_in_the_first_line() -> None:
         "rocket_sink.errors.LedgerError: the ledger is another one\n\tat java.Stack"
     )
     assert first_line(error) == "LedgerError: the ledger is another one"
+    written = RuntimeError("TASK_WRITE_FAILED")
+    written._stackTrace = f"Task failed while writing rows\n{error}"
+    assert first_line(written) == "LedgerError: the ledger is another one"
     assert first_line(ValueError("one\ntwo")) == "one"
     assert first_line(ValueError()) == "ValueError"
