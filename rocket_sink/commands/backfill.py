@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,10 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
     help="Leave letters alone that N backfills have failed with, and later ones of their keys.",
 )  # fmt: skip
 @click.option("--again", is_flag=True, help="Send also letters that have failed so often.")
+@click.option(
+    "--move-keys", is_flag=True,
+    help="Send letters whose queue's broker is gone to other queues of their topic.",
+)  # fmt: skip
 @click.option("--to-topic", metavar="TOPIC", help="Send to this topic instead of the letters' own.")
 @click.option("--dry-run", is_flag=True, help="Count, show a sample, send nothing.")
 @click.option(
@@ -91,7 +95,7 @@ def backfill(
     path: str | None, name: str | None, form: str, schema: str | None,
     source_option: tuple[str, ...], reasons: tuple[str, ...], only_topic: str | None,
     where: str | None, since: dt.datetime | None, until: dt.datetime | None, limit: int | None,
-    max_tries: int, again: bool, to_topic: str | None, dry_run: bool, sample: int,
+    max_tries: int, again: bool, move_keys: bool, to_topic: str | None, dry_run: bool, sample: int,
     master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
 ) -> int:  # fmt: skip
     """Send the pending dead letters of a ledger again, or the rows of any table, once.
@@ -106,6 +110,10 @@ def backfill(
 
     --rate and --max-bytes-per-second are divided over the tasks that run at once: -O rateTasks=N,
     else the backfill's tasks, at most Spark's task slots.
+
+    A sharding key stays on its queue: while the broker of it is in no route, its letters are left
+    pending, and the broker is named (also by --dry-run). When it never comes back, --move-keys
+    sends them to other queues; consumers may then see a key's messages out of order.
 
     A backfill that failed for want of a way to the brokers does not count for --max-tries.
     """
@@ -125,10 +133,11 @@ def backfill(
         source = None
         if from_table:
             source = _table(spark, options, path, name, form, schema, source_option)
-        work = Backfill(spark, options, selection, source)
+        work = Backfill(spark, options, selection, source, move_keys=move_keys)
         plan = work.plan(sample=sample if dry_run else 0)
         if dry_run:
-            _print_plan(plan, work.what, as_json=as_json)
+            waiting = work.waiting() if plan.selected and options.name_server else None
+            _print_plan(plan, waiting, work.what, as_json=as_json)
             return 0
         done = _run(work, plan, quiet=as_json)
     _print_done(plan, done, work.what, as_json=as_json)
@@ -172,8 +181,7 @@ def _options(to_topic: str | None, *, dry_run: bool) -> SinkOptions:
     values.pop("topic", None)
     if to_topic:
         values["topic"] = to_topic
-    if not dry_run:
-        values = with_name_server(values)
+    values = with_name_server(values)
     options = SinkOptions.parse(values)
     if not dry_run:
         _ = options.name_servers
@@ -194,14 +202,19 @@ def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:
     return done
 
 
-def _print_plan(plan: Plan, what: str, *, as_json: bool) -> None:
+def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_json: bool) -> None:
+    """`waiting` is None where no name server could be asked."""
     if as_json:
-        print_json(asdict(plan))
+        print_json({**asdict(plan), "waiting": waiting})
         return
     note(f"{plan.pending:,} pending {what}, {plan.selected:,} of them selected "
          f"({plan.selected_bytes:,} bytes); nothing sent")  # fmt: skip
     for text in _remarks(plan):
         note(f"  {text}")
+    for text in _waits(waiting or {}):
+        note(f"  {text}")
+    if plan.selected and waiting is None:
+        note("  give a name server (-n) to see which of them wait for a broker")
     if not plan.pending:
         return
     if plan.by_reason:
@@ -227,6 +240,14 @@ def _remarks(plan: Plan) -> Iterator[str]:
         yield f"{plan.without_body:,} have no body and cannot be sent"
 
 
+def _waits(waiting: Mapping[str, int]) -> Iterator[str]:
+    for broker, count in sorted(waiting.items()):
+        yield (
+            f"{count:,} wait for {broker}, which no route names: start it and run this again "
+            "(--move-keys sends them to other queues)"
+        )
+
+
 def _cell(value: Any) -> Any:
     return " ".join(value) if isinstance(value, list) else value
 
@@ -246,9 +267,13 @@ def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
         (done.found, "found at a broker, stored by an earlier send"),
         (done.failed, "failed"), (done.held_back, "held back behind a failed one of their key"),
         (done.not_tried, "not tried, for no broker could be reached"),
+        (sum(done.waiting.values()), "left to wait for their broker"),
+        (done.moved, "of the stored ones moved to other queues"),
     ) if count]  # fmt: skip
     note(f"{plan.selected:,} {what}: {', '.join(parts)}; {left:,} pending")
     for text in _remarks(plan):
+        note(f"  {text}")
+    for text in _waits(done.waiting):
         note(f"  {text}")
     for code, count in done.codes.most_common():
         note(f"  {code}: {count:,}")

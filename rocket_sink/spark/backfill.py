@@ -31,7 +31,14 @@ from rocket_sink.ledger.spool_files import open_files
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.host import check_session
 from rocket_sink.spark.rates import divided
-from rocket_sink.spark.resend import CHUNK, RESULT_DDL, Resent, send_partition
+from rocket_sink.spark.resend import (
+    CHUNK,
+    RESULT_DDL,
+    WAITING_DDL,
+    Resent,
+    send_partition,
+    waiting_of,
+)
 from rocket_sink.spark.selection import Selection, marked
 from rocket_sink.spark.sources import SENT_COLUMNS, DeadLetters, Source
 
@@ -82,6 +89,8 @@ class Backfill:
         options: connection and sending options; `ledger` is needed, `topic` overrides the
             letters' own topic when it is set.
         source: a `Table`; None: the ledger's dead letters.
+        move_keys: send letters whose queue's broker is in no route to other queues. Without it
+            they wait for the broker, since what is on their queue must not be overtaken.
 
     Raises:
         OptionError: no ledger, or no name server.
@@ -93,6 +102,8 @@ class Backfill:
         options: SinkOptions,
         selection: Selection | None = None,
         source: Source | None = None,
+        *,
+        move_keys: bool = False,
     ) -> None:
         if not options.ledger:
             raise OptionError(
@@ -103,6 +114,7 @@ class Backfill:
         self._options = backfill_options(options)
         self._selection = selection or Selection()
         self._source = source or DeadLetters()
+        self._move_keys = move_keys
         self.ledger = Ledger(options.ledger)
         self.what = self._source.what
 
@@ -121,6 +133,29 @@ class Backfill:
         plan = self._counted(letters)
         plan.sample = self._sampled(letters, sample) if sample and plan.selected else []
         return plan
+
+    def waiting(self) -> dict[str, int]:
+        """How many of the selected letters wait for which broker, which no route names just now.
+
+        Raises:
+            OptionError: no name server.
+        """
+        _ = self._options.name_servers
+        letters = self._pending()
+        if letters is None:
+            return {}
+        options = self._options
+        columns = ("query_id", "topic", "sharding_key", "queue_id", "broker_name")
+        chosen = self._chosen(letters)
+        kept = chosen.select(*(name for name in columns if name in chosen.columns))
+
+        def look(batches: Any) -> Any:
+            return waiting_of(options, batches)
+
+        found: Counter[str] = Counter()
+        for row in kept.mapInArrow(look, WAITING_DDL).collect():
+            found[row.broker] += row.letters
+        return dict(found)
 
     def run(self, selected: int, *, progress: Callable[[int], None] | None = None) -> Resent:
         """Send the selected letters and write their resolutions.
@@ -206,19 +241,23 @@ class Backfill:
         return (
             letters.repartition(tasks, F.col("topic"), spread)
             .sortWithinPartitions("_place")
-            .select("letter_id", "open", *columns)
+            .select("letter_id", "query_id", "open", *columns)
         )
 
     def _sent(self, frame: DataFrame, tasks: int, ended: Accumulator[int]) -> DataFrame:
         options = divided(self._options, self._spark, tasks=tasks)
         run_id = f"{_QUERY}{uuid.uuid4()}"
         token = ledger_token(locate(options.ledger), spools=True)
+        pin_new, move_keys = self._source.pins_new, self._move_keys
 
         def send(batches: Any) -> Any:
             from rocket_sink.spark.context import run_context
 
             ctx = run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id)
-            return send_partition(options, ctx, batches, on_letters=ended.add, token=token)
+            return send_partition(
+                options, ctx, batches, on_letters=ended.add, pin_new=pin_new,
+                move_keys=move_keys, token=token,
+            )  # fmt: skip
 
         return frame.mapInArrow(send, RESULT_DDL)
 

@@ -6,15 +6,18 @@ task is kept: for the task in memory, for the query's other tasks and epochs in 
 the ledger (`<ledger>/_pins`; Delta looks into no folder whose name starts with `_`). Without a
 ledger each task goes by what it finds.
 
-A pinned broker that is missing is an outage: its keys wait (`orderWaitMs`). New queues, or another
-number of them on a broker that is there, are a change: `onRouteChange` decides.
+A pinned broker that is missing is an outage: its keys wait (`orderWaitMs`). New queues, another
+number of them on a broker that is there, or another `shardingHash` are a change: `onRouteChange`
+decides. A backfill goes by the list of the query whose dead letters it sends (`spark.homes`).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
 from pyarrow import fs
@@ -28,6 +31,34 @@ from rocket_sink.routing.publish import PublishInfo, QueueList
 Spans = tuple[tuple[str, int], ...]
 
 
+class Pinned(NamedTuple):
+    """A topic's queues as a query goes by them, and the hash that finds a key's queue in them.
+
+    `sharding_hash` is empty where an older rocket-sink wrote the file.
+    """
+
+    queues: QueueList
+    sharding_hash: str = ""
+
+
+class Queues(Protocol):
+    """What strict order asks for the queues of a topic."""
+
+    def queues(self, info: PublishInfo) -> QueueList:
+        """The queues to go by, given the topic's route of today."""
+
+
+class GivenQueues:
+    """Lists that are known already: those of the query whose letters are sent again."""
+
+    def __init__(self, lists: Mapping[str, QueueList]) -> None:
+        self._lists = lists
+
+    def queues(self, info: PublishInfo) -> QueueList:
+        """The topic's list; of another topic, the queues of today."""
+        return self._lists.get(info.topic) or queues_of(info)
+
+
 class RoutePins:
     """Pinned queue lists of one task, shared with the query's other tasks where there is a ledger.
 
@@ -37,9 +68,10 @@ class RoutePins:
 
     def __init__(self, options: SinkOptions, query_id: str) -> None:
         self._allow = options.on_route_change == "allow"
+        self._hash = options.sharding_hash
         self._place = locate(options.ledger) if options.ledger else None
-        self._folder = f"q-{path_part(query_id)}"
-        self._pinned: dict[str, QueueList] = {}
+        self._query_id = query_id
+        self._pinned: dict[str, Pinned] = {}
 
     def queues(self, info: PublishInfo) -> QueueList:
         """The topic's queues as this query goes by them.
@@ -47,36 +79,27 @@ class RoutePins:
         Raises:
             DeliveryError: the topic's queues changed and `onRouteChange=fail`.
         """
-        pinned = self._pinned.get(info.topic) or self._load(info.topic)
-        spans = _spans(info)
+        pinned = self._pinned.get(info.topic) or self.load(info.topic)
         if pinned is None:
             # Tasks start together and each may see another route: the first one to write decides.
-            pinned = self._pin(info.topic, spans, replace=False) or self._load(info.topic)
+            pinned = self._pin(info, replace=False) or self.load(info.topic)
             assert pinned is not None
         self._pinned[info.topic] = pinned
-        change = _change(pinned.spans, spans)
+        change = _change(pinned, _spans(info), self._hash)
         if not change:
-            return pinned
+            return pinned.queues
         if not self._allow:
             raise DeliveryError(_changed(info.topic, change))
-        self._pin(info.topic, spans, replace=True)
-        self._pinned[info.topic] = QueueList(info.topic, spans)
-        return self._pinned[info.topic]
+        self._pin(info, replace=True)
+        self._pinned[info.topic] = Pinned(queues_of(info), self._hash)
+        return self._pinned[info.topic].queues
 
-    def _pin(self, topic: str, spans: Spans, *, replace: bool) -> QueueList | None:
-        """Write the list down; None when another task's is there and stays."""
-        queues = QueueList(topic, spans)
-        if self._place is None:
-            return queues
-        path = self._path(self._place, topic)
-        filesystem = self._place.filesystem()
-        filesystem.create_dir(path.rpartition("/")[0], recursive=True)
-        data = json.dumps({"topic": topic, "queues": spans}).encode()
-        local = self._place.is_local
-        written = write_bytes(filesystem, path, data, is_local=local, replace=replace)
-        return queues if written else None
+    def load(self, topic: str) -> Pinned | None:
+        """What the ledger has for the topic; None: no task of the query has pinned it.
 
-    def _load(self, topic: str) -> QueueList | None:
+        Raises:
+            LedgerError: the file cannot be read.
+        """
         if self._place is None:
             return None
         path = self._path(self._place, topic)
@@ -85,24 +108,44 @@ class RoutePins:
             return None
         try:
             with filesystem.open_input_stream(path) as file:
-                spans = json.loads(file.read())["queues"]
-            return QueueList(topic, [(str(name), int(count)) for name, count in spans])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+                found = json.loads(file.read())
+            spans = [(str(name), int(count)) for name, count in found["queues"]]
+            return Pinned(QueueList(topic, spans), str(found.get("shardingHash", "")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise LedgerError(
                 f"the pinned queues of the topic {topic!r} cannot be read: {error}. Delete "
                 f"{path} if the topic's queues are what they were",
                 path=path,
             ) from error
 
+    def pin(self, info: PublishInfo) -> Pinned:
+        """What the ledger has for the topic, or today's queues, from now on."""
+        return self.load(info.topic) or self._pin(info, replace=False) or self.pin(info)
+
+    def _pin(self, info: PublishInfo, *, replace: bool) -> Pinned | None:
+        """Write the list down; None when another task's is there and stays."""
+        pinned = Pinned(queues_of(info), self._hash)
+        if self._place is None:
+            return pinned
+        path = self._path(self._place, info.topic)
+        filesystem = self._place.filesystem()
+        filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+        note = {"topic": info.topic, "queues": _spans(info), "shardingHash": self._hash}
+        data = json.dumps(note).encode()
+        local = self._place.is_local
+        written = write_bytes(filesystem, path, data, is_local=local, replace=replace)
+        return pinned if written else None
+
     def _path(self, place: Place, topic: str) -> str:
-        return f"{place.root}/_pins/{self._folder}/{quote(topic, safe='')}.json"
+        folder = f"q-{path_part(self._query_id)}"
+        return f"{place.root}/_pins/{folder}/{quote(topic, safe='')}.json"
 
 
 def _changed(topic: str, change: str) -> str:
     return (
         f"ordering=strict: the queues of the topic {topic!r} changed under the query ({change}), "
-        "so keys would move to other queues and overtake themselves. Set the old number of queues "
-        "again; or let the consumers drain the topic, and set onRouteChange=allow"
+        "so keys would move to other queues and overtake themselves. Set what was before again; or "
+        "let the consumers drain the topic, and set onRouteChange=allow"
     )
 
 
@@ -116,17 +159,25 @@ def with_queues(info: PublishInfo, queues: QueueList) -> PublishInfo:
     return replace(info, queues=queues, homes=MappingProxyType(homes))
 
 
+def queues_of(info: PublishInfo) -> QueueList:
+    """The queues of a route, by the brokers that they live on."""
+    return QueueList(info.topic, _spans(info))
+
+
 def _spans(info: PublishInfo) -> Spans:
     return tuple((name, len(indices)) for name, indices in info.homes.items())
 
 
-def _change(pinned: Spans, now: Spans) -> str:
+def _change(pinned: Pinned, now: Spans, sharding_hash: str) -> str:
     """What is new; empty when brokers are merely missing."""
-    old, found = dict(pinned), dict(now)
+    spans = pinned.queues.spans
+    old, found = dict(spans), dict(now)
     new = [f"{name} has {count} queues" for name, count in now if name not in old]
     other = [
         f"{name} has {found[name]} queues, not {count}"
-        for name, count in pinned
+        for name, count in spans
         if name in found and found[name] != count
     ]
+    if pinned.sharding_hash and pinned.sharding_hash != sharding_hash:
+        other.append(f"shardingHash is {sharding_hash}, not {pinned.sharding_hash}")
     return "; ".join(new + other)

@@ -11,6 +11,9 @@ whose own outcome is unknown. It asks those of the topic's route, in effectively
 that had not answered; what they do not have within `storedCheckDelay` is not stored. A letter that
 is not stored stays pending as it is: it gets no second letter. Later letters of its key are held
 back, so that the key's order holds.
+
+A letter whose queue's broker is in no route waits for it (`spark.homes`): it is left pending, and
+the broker is named. Only `move_keys` sends it to another queue.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.pace import share
 from rocket_sink.spark.contract import resolve_columns
+from rocket_sink.spark.homes import HomeQueues, Lists, has_own_queue
 from rocket_sink.spark.journal import Journal
+from rocket_sink.spark.pins import Queues
 from rocket_sink.spark.stored_letters import StoredLetters
 from rocket_sink.spark.task import TaskBody
 
@@ -49,13 +54,15 @@ RESULT_SCHEMA: Final = pa.schema(
         pa.field("failed", pa.int64()),
         pa.field("held_back", pa.int64()),
         pa.field("not_tried", pa.int64()),
+        pa.field("moved", pa.int64()),
+        pa.field("waiting", pa.map_(pa.string(), pa.int64())),
         pa.field("codes", pa.map_(pa.string(), pa.int64())),
         pa.field("first_error", pa.string()),
     ]
 )
 RESULT_DDL: Final = (
     "resent BIGINT, found BIGINT, failed BIGINT, held_back BIGINT, not_tried BIGINT, "
-    "codes MAP<STRING,BIGINT>, first_error STRING"
+    "moved BIGINT, waiting MAP<STRING,BIGINT>, codes MAP<STRING,BIGINT>, first_error STRING"
 )
 
 
@@ -64,7 +71,8 @@ class Resent:
     """What a task, or a whole backfill, did; numbers of letters.
 
     `found` were stored already: by an earlier backfill that did not live to note it, or by the send
-    that got no answer.
+    that got no answer. `waiting` were left pending, by the broker (or queue) that no route names;
+    `moved` of `resent` went to another queue than their own, as `move_keys` wants it.
     """
 
     resent: int = 0
@@ -72,6 +80,8 @@ class Resent:
     failed: int = 0
     held_back: int = 0
     not_tried: int = 0
+    moved: int = 0
+    waiting: Counter[str] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)
     first_error: str = ""
 
@@ -82,18 +92,20 @@ class Resent:
 
     def add(self, row: Any) -> None:
         """Add what a task reported: a row of RESULT_SCHEMA."""
-        for name in ("resent", "found", "failed", "held_back", "not_tried"):
+        for name in ("resent", "found", "failed", "held_back", "not_tried", "moved"):
             setattr(self, name, getattr(self, name) + row[name])
+        self.waiting.update(row["waiting"] or {})
         self.codes.update(row["codes"] or {})
         self.first_error = self.first_error or (row["first_error"] or "")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values; `dataclasses.asdict` breaks a Counter before Python 3.12."""
-        return {**vars(self), "codes": dict(self.codes)}
+        return {**vars(self), "codes": dict(self.codes), "waiting": dict(self.waiting)}
 
     def as_batch(self) -> pa.RecordBatch:
         """One row of RESULT_SCHEMA."""
-        values = {**vars(self), "codes": list(self.codes.items())}
+        maps = {"codes": list(self.codes.items()), "waiting": list(self.waiting.items())}
+        values = {**vars(self), **maps}
         arrays = [pa.array([values[kind.name]], kind.type) for kind in RESULT_SCHEMA]
         return pa.RecordBatch.from_arrays(arrays, schema=RESULT_SCHEMA)
 
@@ -113,6 +125,8 @@ class Resender:
         spool: takes attempts, isolations, marks and resolutions; the caller seals it.
         ask_all: ask for every letter: an earlier attempt of this very task may have sent it.
         on_letters: called with the number of letters that have ended, however they did.
+        pin_new: they are rows of a table, whose queues are written down at the first look.
+        move_keys: send letters whose queue's broker is in no route to the queues that there are.
     """
 
     def __init__(
@@ -124,12 +138,16 @@ class Resender:
         ctx: RunContext,
         ask_all: bool = False,
         on_letters: Callable[[int], None] = lambda count: None,
+        pin_new: bool = False,
+        move_keys: bool = False,
     ) -> None:
         self._options = options
         self._engine = engine
         self._spool = spool
         self._ctx = ctx
         self._stored = StoredLetters(options, engine)
+        self._homes = HomeQueues(options, engine, pin_new=pin_new)
+        self._move_keys = move_keys
         self._ask_all = ask_all
         self._on_letters = on_letters
         self._stopped_keys: set[tuple[str, str]] = set()
@@ -137,16 +155,20 @@ class Resender:
         self.total = Resent()
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Send letters: the row contract's columns, `letter_id`, a `message_id` in each, `open`."""
+        """Send letters: the row contract's columns, `letter_id`, `query_id`, a `message_id` in
+        each, `open`.
+        """
         size = _chunk_rows(batch, self._options)
-        for start in range(0, batch.num_rows, size):
-            chunk = batch.slice(start, size)
-            self._send_chunk(chunk)
-            self._on_letters(chunk.num_rows)
+        for run, lists in self._homes.runs(batch):
+            for start in range(0, run.num_rows, size):
+                chunk = run.slice(start, size)
+                self._send_chunk(chunk, lists)
+                self._on_letters(chunk.num_rows)
 
-    def _send_chunk(self, chunk: pa.RecordBatch) -> None:
+    def _send_chunk(self, chunk: pa.RecordBatch, lists: Lists) -> None:
         if not self._hopeless:
-            chunk = self._without_stored(self._without_stopped_keys(chunk))
+            chunk = self._without_absent(self._without_stopped_keys(chunk), lists)
+            chunk = self._without_stored(chunk)
         if self._hopeless:
             self.total.not_tried += chunk.num_rows
             return
@@ -155,11 +177,10 @@ class Resender:
         self._spool.append(about_to_send(_names(chunk), self._ctx))
         self._spool.sync()
         failed: dict[str, _Failure] = {}
-        has_key = pc.is_valid(chunk["sharding_key"])
-        self._deliver(chunk.filter(has_key), failed, ordering="strict")
-        self._deliver(chunk.filter(pc.invert(has_key)), failed, ordering="none")
+        self._deliver(chunk, lists, failed)
         is_failed = _in(chunk["message_id"], failed)
         stored = chunk.filter(pc.invert(is_failed))
+        self.total.moved += pc.sum(stored["moved"]).as_py() or 0
         self._note_failures(chunk.filter(is_failed), failed)
         self._resolve(stored)
         self.total.resent += stored.num_rows
@@ -167,6 +188,22 @@ class Resender:
         # No way to the brokers: the next chunk would wait as long for nothing.
         no_way = all(failure.code in NO_WAY for failure in failed.values())
         self._hopeless = bool(failed) and not stored.num_rows and no_way
+
+    def _without_absent(self, chunk: pa.RecordBatch, lists: Lists) -> pa.RecordBatch:
+        """Leave out what waits for a broker; with `move_keys` only rows that name their queue.
+
+        The column `moved` is true of the others that go to another queue than their own.
+        """
+        absent = self._homes.absent(chunk, lists)
+        away = pc.is_valid(absent)
+        stays = away
+        if self._move_keys:
+            stays = pc.and_(away, pa.array(has_own_queue(chunk)))
+        left = chunk.filter(stays)
+        self.total.waiting.update(absent.filter(stays).to_pylist())
+        self._stop_keys(left)
+        kept = chunk.append_column("moved", away).filter(pc.invert(stays))
+        return self._without_stopped_keys(kept)
 
     def _without_stored(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         """Leave out what an earlier send, or attempt of this task, stored without a note of it."""
@@ -188,16 +225,29 @@ class Resender:
         self.total.found += stored.num_rows
         return chunk.filter(pc.invert(is_found))
 
-    def _deliver(
-        self, chunk: pa.RecordBatch, failed: dict[str, _Failure], *, ordering: str
-    ) -> None:
+    def _deliver(self, chunk: pa.RecordBatch, lists: Lists, failed: dict[str, _Failure]) -> None:
         """Adds {message id: failure} of what was not stored to `failed`; the rest was.
 
         Strict order refuses rows without a sharding key: they go on their own, unordered.
         """
+        has_key, moved = pc.is_valid(chunk["sharding_key"]), chunk["moved"]
+        hashes = [pinned.sharding_hash for pinned in lists.values()]
+        keyed = self._options.with_(
+            ordering="strict", shardingHash=hashes[0] if hashes else self._options.sharding_hash
+        )
+        unordered = self._options.with_(ordering="none")
+        at_home = chunk.filter(pc.and_(has_key, pc.invert(moved)))
+        self._send_rows(at_home, failed, keyed, self._homes.given(lists))
+        elsewhere = chunk.filter(pc.and_(has_key, moved))
+        self._send_rows(elsewhere, failed, keyed, self._homes.of_today())
+        self._send_rows(chunk.filter(pc.invert(has_key)), failed, unordered)
+
+    def _send_rows(
+        self, chunk: pa.RecordBatch, failed: dict[str, _Failure], options: SinkOptions,
+        queues: Queues | None = None,
+    ) -> None:  # fmt: skip
         if not chunk.num_rows:
             return
-        options = self._options.with_(ordering=ordering)
 
         def take(rows: pa.RecordBatch) -> None:
             kind = rows["kind"][0].as_py() if rows.num_rows else None
@@ -212,7 +262,7 @@ class Resender:
 
         body = TaskBody(
             options, resolve_columns(chunk.schema, options), engine=self._engine,
-            journal=Journal(options, self._ctx, take),
+            journal=Journal(options, self._ctx, take), queues=queues,
         )  # fmt: skip
         try:
             body.feed(chunk)
@@ -227,14 +277,17 @@ class Resender:
         keys = zip(chunk["topic"].to_pylist(), chunk["sharding_key"].to_pylist(), strict=True)
         free = [key not in self._stopped_keys for key in keys]
         self.total.held_back += free.count(False)
-        return chunk.filter(pa.array(free))
+        return chunk.filter(pa.array(free, pa.bool_()))
+
+    def _stop_keys(self, chunk: pa.RecordBatch) -> None:
+        keys = zip(chunk["topic"].to_pylist(), chunk["sharding_key"].to_pylist(), strict=True)
+        self._stopped_keys.update(key for key in keys if key[1] is not None)
 
     def _note_failures(self, chunk: pa.RecordBatch, failed: dict[str, _Failure]) -> None:
         if not chunk.num_rows:
             return
         failures = [failed[number] for number in chunk["message_id"].to_pylist()]
-        keys = zip(chunk["topic"].to_pylist(), chunk["sharding_key"].to_pylist(), strict=True)
-        self._stopped_keys.update(key for key in keys if key[1] is not None)
+        self._stop_keys(chunk)
         for failure in failures:
             if failure.code == "HELD_BACK":
                 self.total.held_back += 1
@@ -257,7 +310,8 @@ class Resender:
 
 def send_partition(
     options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch], *,
-    on_letters: Callable[[int], None], token: LedgerToken | None = None,
+    on_letters: Callable[[int], None], pin_new: bool = False, move_keys: bool = False,
+    token: LedgerToken | None = None,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """The task: all letters of a partition, then one row of RESULT_SCHEMA.
 
@@ -273,8 +327,9 @@ def send_partition(
     try:
         with worker_pool().engine(options) as engine:
             resender = Resender(
-                options, engine=engine, spool=spool, ctx=ctx, ask_all=again, on_letters=on_letters
-            )
+                options, engine=engine, spool=spool, ctx=ctx, ask_all=again, on_letters=on_letters,
+                pin_new=pin_new, move_keys=move_keys,
+            )  # fmt: skip
             for batch in batches:
                 resender.send(batch)
         spool.seal()
@@ -282,6 +337,23 @@ def send_partition(
         spool.abort()
         raise
     yield resender.total.as_batch()
+
+
+WAITING_DDL: Final = "broker STRING, letters BIGINT"
+
+
+def waiting_of(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """How many letters wait for which broker, as WAITING_DDL; nothing is sent."""
+    from rocket_sink.producer.pool import worker_pool
+
+    found: Counter[str] = Counter()
+    with worker_pool().engine(options) as engine:
+        homes = HomeQueues(options, engine)
+        for batch in batches:
+            for run, lists in homes.runs(batch):
+                found.update(homes.absent(run, lists).drop_null().to_pylist())
+    arrays = [pa.array(list(found), pa.string()), pa.array(list(found.values()), pa.int64())]
+    yield pa.RecordBatch.from_arrays(arrays, ["broker", "letters"])
 
 
 def _chunk_rows(batch: pa.RecordBatch, options: SinkOptions) -> int:

@@ -3,7 +3,8 @@
 Both give one frame of what is pending: the row contract's columns (`SENT_COLUMNS`), `letter_id`,
 `tries` and `open` (what earlier backfills did, see `ledger.marks`; `open` also where the letter's
 own outcome is unknown; `unknown_at` is the broker that did not answer), `reason`, `at`, and
-`_place`, which sorts a key's letters.
+`_place`, which sorts a key's letters. `query_id` names the query whose queues they go by
+(`spark.homes`); of a table it is a digest of its name.
 
 A row of a table has no letter, so it gets an id that is the same each time: a digest of the table's
 name, the topic option and all its columns, numbered where rows are equal. That names its
@@ -14,6 +15,7 @@ are other rows.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -45,6 +47,10 @@ class Source(Protocol):
     def what(self) -> str:
         """What its rows are called, in the plural."""
 
+    @property
+    def pins_new(self) -> bool:
+        """The first backfill writes down the queues that they go by."""
+
     def pending(
         self, spark: SparkSession, ledger: Ledger, selection: Selection
     ) -> DataFrame | None:
@@ -67,6 +73,7 @@ class DeadLetters:
     """
 
     what = "dead letters"
+    pins_new = False
 
     def pending(
         self, spark: SparkSession, ledger: Ledger, selection: Selection
@@ -124,6 +131,7 @@ class Table:
     name: str
     options: SinkOptions
     what = "rows"
+    pins_new = True
 
     def pending(
         self, spark: SparkSession, ledger: Ledger, selection: Selection
@@ -141,7 +149,7 @@ class Table:
         kept = [name for name in SENT_COLUMNS if name in columns]
         letters = numbered.select(
             "letter_id", place.alias("_place"), *(columns[name].alias(name) for name in kept),
-            F.lit(None).cast("string").alias("reason"),
+            F.lit(None).cast("string").alias("reason"), F.lit(self._query_id).alias("query_id"),
         )  # fmt: skip
         if not ledger.exists(spark):
             return letters.withColumns({"tries": F.lit(0), "open": F.lit(False)})
@@ -159,6 +167,10 @@ class Table:
                 column="event_time",
             )
         return _all(_common(selection, F.col("event_time")))
+
+    @property
+    def _query_id(self) -> str:
+        return f"table-{hashlib.md5(self.name.encode(), usedforsecurity=False).hexdigest()}"
 
     def _numbered(self, frame: DataFrame) -> DataFrame:
         """The rows with `letter_id` and `_row`, their place in the table as it is read."""

@@ -41,7 +41,7 @@ from rocket_sink.spark.letter_topic import LetterTopic
 from rocket_sink.spark.ordered import OrderedQueues
 from rocket_sink.spark.outgoing import Outgoing
 from rocket_sink.spark.pending import PendingRequest
-from rocket_sink.spark.pins import RoutePins, with_queues
+from rocket_sink.spark.pins import Queues, RoutePins, with_queues
 from rocket_sink.spark.rates import by_the_second, is_limited
 from rocket_sink.spark.replay import ReplayCheck
 from rocket_sink.spark.sorting import RowSorter
@@ -61,6 +61,7 @@ class TaskBody:
         held: {topic: sharding keys} that must wait for the backfill of earlier letters.
         half_properties: what makes the messages half ones (`delivery=transactional`).
         keeps_letters: the journal keeps letters without a ledger, too.
+        queues: the topics' queues that strict order goes by; None: those pinned for the query.
 
     Raises, from `feed` and `finish`:
         DeliveryError: the options want the task to fail, or a row is unaccounted for.
@@ -79,6 +80,7 @@ class TaskBody:
         held: Mapping[str, set[str]] | None = None,
         half_properties: str = "",
         keeps_letters: bool = False,
+        queues: Queues | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options = by_the_second(options)
@@ -100,7 +102,7 @@ class TaskBody:
         self._giving_up = GivingUp(options, journal, self._accounts, self._ordered)
         self._giving_up.hold(held or {})
         self._sorter = RowSorter()
-        self._pins = RoutePins(options, journal.query_id)
+        self._queues = queues or RoutePins(options, journal.query_id)
         self._limited = is_limited(options)
         self._in_flight = 0
         self._unhandled: deque[Completion] = deque()
@@ -204,7 +206,7 @@ class TaskBody:
 
     def _pinned(self, info: PublishInfo) -> PublishInfo:
         """The route as strict order goes by it: with the queues of the query's first task."""
-        queues = self._pins.queues(info)
+        queues = self._queues.queues(info)
         return info if queues == info.queues else with_queues(info, queues)
 
     def _refuse(self, rows: RowBatch, refused: Sequence[Refused]) -> None:

@@ -101,9 +101,10 @@ def letters(keys: list[str | None], **columns: list[Any]) -> pa.RecordBatch:
         "sharding_key": keys,
         "message_id": [f"{n:032X}" for n in range(count)],
         "open": [False] * count,
+        "query_id": ["q-1"] * count,
         **columns,
     }
-    names = ("letter_id", "open", *SENT_COLUMNS)
+    names = ("letter_id", "query_id", "open", *SENT_COLUMNS)
     arrays = [
         pa.array(values.get(name, [None] * count), TYPES.get(name, pa.string())) for name in names
     ]
@@ -290,7 +291,7 @@ class TestWhatMayBeStored:
     def test_a_tables_rows_need_not_have_all_columns(
         self, options: SinkOptions, engine: SendEngine
     ) -> None:
-        names = ["letter_id", "open", "topic", "body", "sharding_key", "message_id"]
+        names = ["letter_id", "query_id", "open", "topic", "body", "sharding_key", "message_id"]
         batch = letters(["k", None], open=[True, False]).select(names)
         resender, _ = make(options, engine)
         resender.send(batch)

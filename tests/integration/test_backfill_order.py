@@ -1,0 +1,87 @@
+"""A backfill while a broker is away: real brokers, and RocketMQ's own admin tool says what is where."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocket_sink.cluster import LocalCluster
+from tests.spark.test_homes import home
+
+from .lanes import LANES
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(1800)]
+
+TOPIC = "ordered"
+KEYS = [f"key-{n}" for n in range(32)]
+_ROW = re.compile(r"^(broker-\w+)\s+(\d+)\s+\d+\s+(\d+)\s", re.MULTILINE)
+
+
+def stored(cluster: LocalCluster) -> Counter[tuple[str, int]]:
+    """Messages per queue, as `mqadmin topicStatus` has them."""
+    found = _ROW.findall(cluster.admin("topicStatus", "-t", TOPIC))
+    return Counter({(broker, int(queue)): int(count) for broker, queue, count in found})
+
+
+def backfill(cluster: LocalCluster, ledger: Path, *more: str) -> tuple[int, Any, str]:
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "rocket_sink.cli", "backfill", "--ledger", str(ledger),
+            "-n", cluster.name_server, "-O", "sendMsgTimeout=60s", "--master", "local[2]",
+            *more,
+        ],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    found = json.loads(done.stdout) if "--json" in more else None
+    return done.returncode, found, done.stderr
+
+
+def test_keys_wait_for_their_broker(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
+    cluster.create_topic(TOPIC, 4)
+    lane = next(lane for lane in LANES if lane.name == "foreach_batch")
+    source, ledger = tmp_path / "in", tmp_path / "ledger"
+    options = {
+        "nameServer": cluster.name_server, "topic": TOPIC, "ledger": str(ledger),
+        "ordering": "strict", "orderWaitMs": "2s", "connectTimeoutMs": "20s",
+        "pollNameServerInterval": "500",
+    }  # fmt: skip
+
+    def epoch(name: str) -> None:
+        rows = [(f"{name} {key}", key) for key in KEYS]
+        frame = spark.createDataFrame(rows, "body string, sharding_key string")
+        frame.repartition(2, "sharding_key").write.mode("append").parquet(str(source))
+        lane.run(spark, source, tmp_path / "checkpoint", options)
+
+    epoch("first")
+    homes = Counter(map(home, KEYS))
+    before = stored(cluster)
+    assert +before == homes
+
+    away = next(broker for broker in cluster.brokers if broker.name == "broker-b")
+    waiting = sum(count for (broker, _), count in homes.items() if broker == "broker-b")
+    away.kill()
+    try:
+        epoch("second")
+        code, plan, _ = backfill(cluster, ledger, "--dry-run", "--json")
+        assert (code, plan["selected"], plan["waiting"]) == (0, waiting, {"broker-b": waiting})
+        code, _, said = backfill(cluster, ledger)
+        assert code == 1
+        assert f"{waiting} wait for broker-b" in said
+        assert f"{waiting} pending" in said
+        assert "--move-keys" in said
+    finally:
+        away.restart()
+    assert +stored(cluster) == before + Counter(
+        {queue: count for queue, count in homes.items() if queue[0] == "broker-a"}
+    ), "the living broker has the second epoch of its own keys, and nothing else"
+
+    code, done, said = backfill(cluster, ledger, "--json")
+    assert (code, done["resent"], done["pending"], done["moved"]) == (0, waiting, 0, 0), said
+    assert +stored(cluster) == homes + homes
