@@ -26,6 +26,7 @@ from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.manifest import Manifest, manifest_path, unfinished, write_manifest
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
 from rocket_sink.ledger.shared import proved
 from rocket_sink.ledger.spool_batches import is_whole, read_batches
@@ -37,6 +38,7 @@ from rocket_sink.ledger.table import (
     fold_tokens,
     is_classic,
     last_txn_version,
+    next_sequence,
     upgrade_table,
     written_rows,
 )
@@ -48,12 +50,14 @@ DRIVER_BYTES: Final = 32 * 1024 * 1024
 """Up to so much the driver reads the files itself: starting tasks for them takes longer."""
 TASK_BYTES: Final = 128 * 1024 * 1024
 """Spool bytes per task of a fold that is read by tasks; Parquet makes about a tenth of it."""
-FOLD_FILES: Final = 10_000
+FOLD_FILES: Final = 10_000  # `records.in_order` has room for 16,384
 FOLD_BYTES: Final = 16 * 1024**3
 """Most files and bytes of one append; what is left makes the next one."""
 
 OnStep = Callable[[str], None]
-_Read = Callable[[str, fs.FileSystem], Iterator[pa.RecordBatch]]
+_File = tuple[int, str]
+"""A spool file's number in its fold, and its path."""
+_Read = Callable[[_File, fs.FileSystem], Iterator[pa.RecordBatch]]
 _OverBatches = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _LOG: Final = logging.getLogger(__name__)
@@ -252,7 +256,8 @@ class _Folder:
     def _append(self, manifest: Manifest, app_id: str) -> None:
         paths = manifest.paths(self._place)
         torn = sum(not is_whole(path, self._fs) for path in paths)
-        frame, rows = self._frame(manifest, paths)
+        sequence = next_sequence(self._spark, self._place)
+        frame, rows = self._frame(manifest, paths, sequence)
         writer = proved(frame, self._place).write.format("delta").mode("append")
         writer = writer.option("txnAppId", app_id)
         writer = writer.option("txnVersion", manifest.number).option("userMetadata", manifest.token)
@@ -269,18 +274,23 @@ class _Folder:
             rows = written_rows(self._spark, self._place, manifest.token)
         self._add(torn_files=torn, rows=rows)
 
-    def _frame(self, manifest: Manifest, paths: list[str]) -> tuple[DataFrame, int | None]:
+    def _frame(
+        self, manifest: Manifest, paths: list[str], sequence: int
+    ) -> tuple[DataFrame, int | None]:
+        """The files' rows, in order, and, if known, their number."""
+        read_numbered = partial(_read, sequence)
         if manifest.bytes <= DRIVER_BYTES:
-            batches = [batch for path in paths for batch in read_batches(path, self._fs)]
+            files = enumerate(paths)
+            batches = [batch for file in files for batch in read_numbered(file, self._fs)]
             table = pa.Table.from_batches(batches, LEDGER_SCHEMA)
             return self._spark.createDataFrame(table).coalesce(1), table.num_rows
-        tasks, read = self._tasks(paths, read_batches)
+        tasks, read = self._tasks(paths, read_numbered)
         return tasks.mapInArrow(read, ledger_ddl()), None
 
     def _tasks(self, paths: list[str], read: _Read) -> tuple[DataFrame, _OverBatches]:
         """A frame of one row per task, and the function that reads the paths of each."""
         sizes = [info.size or 0 for info in self._fs.get_file_info(paths)]
-        bins = _bins(paths, sizes)
+        bins = _bins(list(enumerate(paths)), sizes)
         return self._spark.range(0, len(bins), 1, len(bins)), _reader(self._place, bins, read)
 
     def _check_ours(self, manifest: Manifest) -> None:
@@ -322,15 +332,20 @@ def _shares(files: list[fs.FileInfo]) -> Iterator[list[fs.FileInfo]]:
         yield share
 
 
-def _bins(paths: list[str], sizes: list[int]) -> list[list[str]]:
-    """The paths in groups of about `TASK_BYTES`, one per task."""
-    bins: list[list[str]] = []
+def _read(sequence: int, file: _File, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
+    number, path = file
+    return in_order(read_batches(path, filesystem), sequence, number)
+
+
+def _bins(files: list[_File], sizes: list[int]) -> list[list[_File]]:
+    """The files in groups of about `TASK_BYTES`, one per task."""
+    bins: list[list[_File]] = []
     room = 0
-    for path, size in zip(paths, sizes, strict=True):
+    for file, size in zip(files, sizes, strict=True):
         if not bins or size > room:
             bins.append([])
             room = TASK_BYTES
-        bins[-1].append(path)
+        bins[-1].append(file)
         room -= size
     return bins
 
@@ -344,18 +359,18 @@ def _fault(path: str, filesystem: fs.FileSystem) -> _Fault | None:
     return None
 
 
-def _fault_rows(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
-    fault = _fault(path, filesystem)
+def _fault_rows(file: _File, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
+    fault = _fault(file[1], filesystem)
     if fault is not None:
-        yield pa.RecordBatch.from_pylist([{"path": path, **fault._asdict()}])
+        yield pa.RecordBatch.from_pylist([{"path": file[1], **fault._asdict()}])
 
 
-def _reader(place: Place, bins: list[list[str]], read_file: _Read) -> _OverBatches:
+def _reader(place: Place, bins: list[list[_File]], read_file: _Read) -> _OverBatches:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filesystem = place.filesystem()
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                for path in bins[index]:
-                    yield from read_file(path, filesystem)
+                for file in bins[index]:
+                    yield from read_file(file, filesystem)
 
     return read

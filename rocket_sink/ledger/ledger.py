@@ -11,6 +11,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import marks, views
 from rocket_sink.ledger.fold import FoldSummary, fold
 from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.shared import proved
 from rocket_sink.ledger.spool_files import quarantined, waiting_epochs
@@ -20,7 +21,9 @@ from rocket_sink.ledger.table import (
     first_line,
     is_table,
     missing,
+    next_sequence,
     read_table,
+    table_version,
 )
 
 if TYPE_CHECKING:
@@ -62,6 +65,10 @@ class Ledger:
     def create(self, spark: SparkSession) -> str:
         """Make the table unless it is there; returns the ledger's id."""
         return ensure_table(spark, self._place)
+
+    def version(self, spark: SparkSession) -> int:
+        """Delta's newest version of the table."""
+        return table_version(spark, self._place)
 
     def exists(self, spark: SparkSession | None = None) -> bool:
         """True when a table is there; without a session only the folder is looked at."""
@@ -108,7 +115,8 @@ class Ledger:
     def append(self, spark: SparkSession, *batches: pa.RecordBatch) -> None:
         """Append rows from a driver: resolutions by hand, exported letters."""
         ensure_table(spark, self._place)
-        table = pa.Table.from_batches(batches, LEDGER_SCHEMA)
+        sequence = next_sequence(spark, self._place)
+        table = pa.Table.from_batches(in_order(batches, sequence), LEDGER_SCHEMA)
         frame = spark.createDataFrame(table).coalesce(1)
         proved(frame, self._place).write.format("delta").mode("append").save(self._place.uri)
 
@@ -130,7 +138,10 @@ class Ledger:
         return views.view(self.rows(spark), "pending_letters" if pending else "letters")
 
     def resolutions(self, spark: SparkSession) -> DataFrame:
-        """What became of dead letters, in the order of `at`: an `unparked` takes back a parking."""
+        """What became of dead letters; by `sequence` an `unparked` takes back what was before it.
+
+        Rows without one, of an older rocket-sink, come first, in the order of `at`.
+        """
         return views.view(self.rows(spark), "resolutions")
 
     def settled(self, spark: SparkSession) -> DataFrame:

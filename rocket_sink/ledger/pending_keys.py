@@ -1,16 +1,20 @@
 """Sharding keys with pending dead letters, for tasks that must not overtake them (`onPendingKey`).
 
-    <ledger>/_pending/<query>~<epoch>~<partition>~<unique>.json    {topic: [keys]}
+    <ledger>/_pending/<query>~<epoch>~<partition>~<run>.<task attempt>.<unique>.json
+                                                                   {topic: [keys]}
 
 A task attempt that gave up messages of sharding keys writes its keys before its end; the tasks of
 later epochs, and of other queries with this ledger, read all such files when they begin: one
-listing, of an empty folder as a rule. A driver lets go of keys (`release`) once the ledger shows
-that none of their letters is pending: whenever the spool is folded, and before each epoch of the
-foreachBatch lane. Only files whose attempt the ledger can know about are looked at, so letters that
-are still on their way hold their keys.
+listing, of an empty folder as a rule. A complete attempt removes the files of attempts that went
+before it, for its rows are theirs. A driver lets go of keys (`release`): of those of attempts that
+do not count, and of those with no pending letter any more; whenever the spool is folded, and before
+each epoch of the foreachBatch lane. Only files whose attempt the ledger can know about are looked
+at, so letters that are still on their way hold their keys.
 
 Rows that were refused for what they are (reason `data`) hold no key: nothing sends them as they
-are. Delta looks into no folder whose name starts with `_`.
+are. Rows that were held back (`held_back`) hold theirs only behind a letter that was given up and
+counts: else keys of an attempt that never counted would hold themselves for ever. Delta looks into
+no folder whose name starts with `_`.
 """
 
 from __future__ import annotations
@@ -19,17 +23,16 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger import views
 from rocket_sink.ledger.place import Place, path_part
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.small_file import write_bytes
 from rocket_sink.ledger.table import is_table
+from rocket_sink.ledger.views import queried
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,10 +51,22 @@ class _Note(NamedTuple):
     query: str
     epoch: int
     partition: str
+    run: str
+    task: str
+
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """What a task attempt and its repetitions share."""
+        return self.query, self.epoch, self.partition
+
+    @property
+    def attempt(self) -> tuple[str, int, str, str, str]:
+        """Names the task attempt."""
+        return (*self.place, self.run, self.task)
 
 
 class PendingKeys:
-    """The held keys of one ledger, as tasks see them.
+    """The held keys of one ledger, as one task attempt sees them.
 
     Raises from all methods:
         LedgerError: the ledger's folder cannot be read or written.
@@ -59,13 +74,17 @@ class PendingKeys:
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self._earlier: list[str] = []
 
     def held_for(self, ctx: RunContext) -> Keys:
         """Keys that a task must hold back: those of its own epoch's earlier attempts are not."""
         query, found = path_part(ctx.query_id), Keys()
+        own = query, ctx.epoch, str(ctx.partition)
         with _errors(self._place):
             filesystem = self._place.filesystem()
             for note in _notes(self._place, filesystem):
+                if note.place == own:
+                    self._earlier.append(note.path)
                 if note.query == query and note.epoch >= ctx.epoch:
                     continue
                 for topic, keys in _read(filesystem, note.path).items():
@@ -77,7 +96,8 @@ class PendingKeys:
         lists = {topic: sorted(names) for topic, names in keys.items() if names}
         if not lists:
             return
-        parts = (path_part(ctx.query_id), ctx.epoch, ctx.partition, uuid.uuid4().hex)
+        attempt = f"{_run_part(ctx.run_id)}.{ctx.task_attempt_id}.{uuid.uuid4().hex}"
+        parts = (path_part(ctx.query_id), ctx.epoch, ctx.partition, attempt)
         folder = f"{self._place.root}/{_FOLDER}"
         path = f"{folder}/{'~'.join(map(str, parts))}{_SUFFIX}"
         with _errors(self._place):
@@ -86,11 +106,37 @@ class PendingKeys:
             data = json.dumps(lists).encode()
             write_bytes(filesystem, path, data, is_local=self._place.is_local)
 
+    def withdraw_earlier(self) -> None:
+        """Hold no longer what earlier attempts noted; for an attempt that is complete and durable.
+
+        Earlier ones are those that `held_for` found: a worker that outlives its driver must not
+        remove what the attempt after it has noted.
+        """
+        if self._earlier:
+            with _errors(self._place):
+                filesystem = self._place.filesystem()
+                for path in self._earlier:
+                    _remove(filesystem, path)
+
+
+def withdraw(place: Place, query_id: str) -> None:
+    """Let go of all keys of a batch write that failed: its letters are in no ledger.
+
+    Raises:
+        LedgerError: the ledger's folder cannot be read or written.
+    """
+    query = path_part(query_id)
+    with _errors(place):
+        filesystem = place.filesystem()
+        for note in list(_notes(place, filesystem)):
+            if note.query == query:
+                _remove(filesystem, note.path)
+
 
 def release(spark: SparkSession, place: Place) -> int:
-    """Let go of the keys that have no pending letter any more; returns how many files went.
+    """Let go of the keys that need not be held any more; returns how many files went.
 
-    Costs a listing while no key is held, two queries of the ledger otherwise.
+    Costs a listing while no key is held, three queries of the ledger otherwise.
 
     Raises:
         LedgerError: the ledger's folder cannot be read or written.
@@ -101,44 +147,78 @@ def release(spark: SparkSession, place: Place) -> int:
         if not notes or not is_table(spark, place):
             return 0
         rows = spark.read.format("delta").load(place.uri)
-        settled = _settled(rows, notes)
-        pending = _pending(rows) if settled else set()
+        attempts = _Attempts(rows, min(note.epoch for note in notes))
+        known = [note for note in notes if attempts.knows(note)]
+        pending = _pending(rows) if any(not attempts.overruled(note) for note in known) else set()
         gone = 0
-        for note in settled:
-            keys = _read(filesystem, note.path)
-            left = {t: [k for k in names if (t, k) in pending] for t, names in keys.items()}
-            if not any(left.values()):
-                with contextlib.suppress(FileNotFoundError):
-                    filesystem.delete_file(note.path)
+        for note in known:
+            keys = {} if attempts.overruled(note) else _read(filesystem, note.path)
+            if not any((t, k) in pending for t, names in keys.items() for k in names):
+                _remove(filesystem, note.path)
                 gone += 1
         return gone
 
 
-def _settled(rows: DataFrame, notes: list[_Note]) -> list[_Note]:
-    """Those of attempts whose letters, if they count, are in the table."""
-    from pyspark.sql import functions as f
+class _Attempts:
+    """The complete task attempts in the table, from one epoch on."""
 
-    first = min(note.epoch for note in notes)
-    ended = rows.where((rows.kind == EPOCH) & rows.complete & (rows.epoch >= first))
-    last: dict[str, int] = {}
-    tasks: set[tuple[str, int, str]] = set()
-    found: Any = ended.select("query_id", "epoch", f.col("partition").cast("string")).distinct()
-    for query_id, epoch, partition in found.collect():
-        query = path_part(query_id)
-        last[query] = max(epoch, last.get(query, epoch))
-        tasks.add((query, epoch, str(partition)))  # a TableProducer's has none
-    return [
-        note
-        for note in notes
-        if (note.query, note.epoch, note.partition) in tasks
-        or last.get(note.query, note.epoch) > note.epoch
-    ]
+    def __init__(self, rows: DataFrame, first_epoch: int) -> None:
+        self._last: dict[str, int] = {}
+        self._places: set[tuple[str, int, str]] = set()
+        self._counts: dict[tuple[str, int, str, str, str], bool] = {}
+        found = queried(
+            rows,
+            "SELECT query_id, epoch, CAST(partition AS STRING) AS partition, run_id, "  # noqa: S608
+            "CAST(task_attempt_id AS STRING) AS task, counts FROM accounts "
+            f"WHERE complete AND epoch >= {first_epoch}",
+        )
+        for query_id, epoch, partition, run_id, task, counts in found.collect():
+            place = path_part(query_id), epoch, str(partition)
+            self._last[place[0]] = max(epoch, self._last.get(place[0], epoch))
+            self._places.add(place)
+            attempt = (*place, _run_part(run_id), str(task))
+            self._counts[attempt] = counts
+
+    def knows(self, note: _Note) -> bool:
+        """The letters of the note's attempt are in the table, if they count.
+
+        Another attempt in its place is not enough: this one may be newer, and on its way.
+        """
+        if not note.run:  # a file of an older rocket-sink does not tell its attempt
+            return note.place in self._places or self._is_past(note)
+        return note.attempt in self._counts or self._is_past(note)
+
+    def overruled(self, note: _Note) -> bool:
+        """Another attempt counts in the place of this one, which is known."""
+        return bool(note.run) and not self._counts.get(note.attempt, False)
+
+    def _is_past(self, note: _Note) -> bool:
+        return self._last.get(note.query, note.epoch) > note.epoch
 
 
 def _pending(rows: DataFrame) -> set[tuple[str, str]]:
-    letters = views.view(rows, "pending_letters")
-    keyed = letters.where(letters.sharding_key.isNotNull() & (letters.reason != "data"))
-    return {tuple(row) for row in keyed.select("topic", "sharding_key").distinct().collect()}
+    """Keys with a pending letter, and one that was given up for itself, settled or not."""
+    keys = queried(
+        rows,
+        """
+        SELECT DISTINCT p.topic, p.sharding_key FROM pending_letters p
+        SEMI JOIN (
+            SELECT topic, sharding_key FROM counted_letters
+            WHERE reason <> 'data' AND reason <> 'held_back'
+        ) g ON p.topic = g.topic AND p.sharding_key = g.sharding_key
+        WHERE p.reason <> 'data'""",
+    )
+    return {tuple(row) for row in keys.collect()}
+
+
+def _run_part(run_id: str) -> str:
+    """A run's id as a part of a file's name, which has 255 characters at most."""
+    return path_part(run_id)[:40]
+
+
+def _remove(filesystem: fs.FileSystem, path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        filesystem.delete_file(path)
 
 
 def _notes(place: Place, filesystem: fs.FileSystem) -> Iterator[_Note]:
@@ -146,8 +226,10 @@ def _notes(place: Place, filesystem: fs.FileSystem) -> Iterator[_Note]:
     for info in filesystem.get_file_info(selector):
         name = info.base_name
         if name.endswith(_SUFFIX) and name.count("~") == 3:
-            query, epoch, partition, _ = name.split("~")
-            yield _Note(info.path, query, int(epoch), partition)
+            query, epoch, partition, attempt = name.removesuffix(_SUFFIX).split("~")
+            # An older rocket-sink's has only the unique part.
+            run, task = attempt.rsplit(".", 2)[:2] if attempt.count(".") > 1 else ("", "")
+            yield _Note(info.path, query, int(epoch), partition, run, task)
 
 
 def _read(filesystem: fs.FileSystem, path: str) -> dict[str, list[str]]:

@@ -9,10 +9,11 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from rocket_sink.ledger.sanitise import sanitise
@@ -26,6 +27,7 @@ from rocket_sink.ledger.schema import (
     RESOLUTIONS,
     RUN_COLUMNS,
     SEND,
+    SEQUENCE,
     TRANSACTION,
     columns_of,
 )
@@ -220,6 +222,24 @@ def transaction_rows(columns: Mapping[str, Any], count: int, ctx: RunContext) ->
     return build_rows(TRANSACTION, count, columns, ctx)
 
 
+def in_order(
+    batches: Iterable[pa.RecordBatch], sequence: int, file: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """The rows with their place in the table's order.
+
+    Args:
+        sequence: of their append (`table.next_sequence`).
+        file: number of their spool file in the fold. Rows of one that has more than 262,144 share
+            the last place in it.
+    """
+    row = 0
+    for batch in batches:
+        rows = np.minimum(np.arange(row, row + batch.num_rows), _FILE_ROWS - 1)
+        numbers = pa.array(rows + (sequence + file * _FILE_ROWS), pa.int64())
+        row += batch.num_rows
+        yield batch.set_column(_SEQUENCE, LEDGER_SCHEMA.field(_SEQUENCE), numbers)
+
+
 def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
     """`count` rows of one kind; a value is an array, a list or one value for all rows.
 
@@ -244,6 +264,9 @@ def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext
 
 
 _KIND: Final = LEDGER_SCHEMA.get_field_index("kind")
+_FILE_ROWS: Final = 1 << 18
+"""With 2^14 files in a fold at most, the places of one append are below 2^32."""
+_SEQUENCE: Final = LEDGER_SCHEMA.get_field_index(SEQUENCE)
 
 
 @functools.lru_cache(maxsize=len(KINDS))

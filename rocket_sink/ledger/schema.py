@@ -15,7 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 VERSION_PROPERTY: Final = "rocketSink.schemaVersion"
 """Of the Delta table."""
 
@@ -87,6 +87,8 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("attempt_number", "INT", _ALL, "attempt of the task, 0 for the first"),
     Column("worker", "STRING", _ALL, "host:pid that wrote the row"),
     Column("lane", "STRING", _ALL, "foreach, datasource, foreach_batch, batch, backfill, export or table"),
+
+    Column("sequence", "BIGINT", _ALL, "the table's order: the Delta version that the row's append saw, plus 1, times 2^32, plus its place in the append; null: appended by an older rocket-sink"),
 
     Column("topic", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, BACKFILL, TRANSACTION), "topic; isolation: set when only this topic is avoided on the broker"),
     Column("broker_name", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, TRANSACTION), "broker; dead_letter: the one that the row itself asked for"),
@@ -164,6 +166,10 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("refused", "BIGINT", (TRANSACTION,), "half messages of the epoch that their brokers would not commit; each has a row"),
 )
 # fmt: on
+
+SEQUENCE: Final = "sequence"
+"""Of two rows, one of which was in the table when the other was appended, the later one has the
+greater number, whatever the writers' clocks say."""
 
 RUN_COLUMNS: Final = (
     "query_id", "run_id", "epoch", "partition", "stage_id", "stage_attempt", "task_attempt_id",

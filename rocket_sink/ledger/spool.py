@@ -22,7 +22,7 @@ from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.small_file import fsync_folder
 from rocket_sink.ledger.spool_batches import BatchWriter
-from rocket_sink.ledger.spool_files import OPEN, PARTIAL, SEALED, new_name
+from rocket_sink.ledger.spool_files import OPEN, PARTIAL, SEALED, new_name, next_number
 
 _CHUNK: Final = 4 * 1024 * 1024
 _MKDIR_TRIES: Final = 20
@@ -94,7 +94,8 @@ class SpoolWriter:
 
     def _opened(self) -> BatchWriter:
         if self._stream is None:
-            self._name = new_name(self._ctx, folders=self._place.is_local)
+            number = next_number(self._ctx, self._place, self._place.filesystem())
+            self._name = new_name(self._ctx, number, folders=self._place.is_local)
             if self._place.is_local:
                 self._path = f"{self._place.spool}/{self._name}{OPEN}"
                 self._file = _create(Path(self._path))

@@ -1,11 +1,15 @@
 """Spool files: their names and states.
 
-    <ledger>/_spool/<query id>/<epoch>/<partition>-<task attempt>-<unique>~<owner>.open
+    <ledger>/_spool/<query id>/<epoch>/<partition>-<task attempt>-<number>-<unique>~<owner>.open
     the same, renamed to .arrow                        sealed, by its owner or for a dead owner
     <ledger>/_spool/_quarantine/...                    the same, put aside because it is damaged
 
 On object stores, where files come sealed, the epoch stands before the partition: a folder there is
 an object that stays, and cannot be removed without a risk for a file that is just being written.
+
+A file's number is one above those of all files of its epoch that were there when it was made: so a
+fold knows which of two runs' files is the later one, whatever their clocks say.
+
 Each is an Arrow IPC stream with the schema of the rocket-sink that wrote it. A rename decides who
 has a file: an owner that lives and finds its file taken fails its task, so that no row written
 after the taking is lost silently.
@@ -39,12 +43,34 @@ STALE_AFTER_S: Final = 3600.0
 """An open file of another host that nobody wrote to for so long has lost its owner."""
 
 
-def new_name(ctx: RunContext, *, folders: bool = True) -> str:
+def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
     """`<query>/<epoch>/<file>` without the state, unique; without `folders` one level less."""
     partition = "driver" if ctx.partition is None else ctx.partition
     task = "" if ctx.task_attempt_id is None else ctx.task_attempt_id
-    file = f"{partition}-{task}-{uuid.uuid4().hex}~{this_process()}"
+    file = f"{partition}-{task}-{number}-{uuid.uuid4().hex}~{this_process()}"
     return f"{_part(ctx.query_id)}/{ctx.epoch}{'/' if folders else '-'}{file}"
+
+
+def next_number(ctx: RunContext, place: Place, filesystem: fs.FileSystem) -> int:
+    """The number of a new file of the epoch.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    from pyarrow import fs
+
+    folder, start = f"{place.spool}/{_part(ctx.query_id)}", f"{ctx.epoch}-"
+    if place.is_local:
+        folder, start = f"{folder}/{ctx.epoch}", ""
+    infos = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    names = [info.base_name for info in infos if info.base_name.startswith(start)]
+    return 1 + max(map(_number, names), default=0)
+
+
+def _number(name: str) -> int:
+    """0 of a file of an older rocket-sink."""
+    parts = name.partition("~")[0].split("-")
+    return int(parts[-2]) if len(parts) >= 4 and parts[-2].isdigit() else 0
 
 
 def _part(text: str) -> str:
@@ -53,14 +79,27 @@ def _part(text: str) -> str:
 
 
 def sealed_files(place: Place, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
-    """All sealed files, oldest first; takes the open files whose owners are gone on the way."""
+    """All sealed files; takes the open files whose owners are gone on the way.
+
+    Query by query; a query's by epoch, and an epoch's in the order in which they were begun.
+    """
     found = []
     for info in _files(place, filesystem):
         if info.extension == SEALED[1:]:
             found.append(info)
         elif info.extension == OPEN[1:] and _is_abandoned(info):
             found += _take(info, filesystem)
-    return sorted(found, key=lambda info: (info.mtime_ns or 0, info.path))
+    first_ns: dict[str, int] = {}
+    for info in found:
+        query, _ = _epoch(info)
+        first_ns[query] = min(info.mtime_ns or 0, first_ns.get(query, info.mtime_ns or 0))
+    return sorted(found, key=lambda info: (first_ns[_epoch(info)[0]], *_order_in_query(info)))
+
+
+def _order_in_query(info: fs.FileInfo) -> tuple[str, int, int, int, str]:
+    query, epoch = _epoch(info)
+    number = int(epoch) if epoch.isdigit() else -1
+    return query, number, _number(info.base_name), info.mtime_ns or 0, info.path
 
 
 def open_files(place: Place, filesystem: fs.FileSystem, *, query: str) -> list[fs.FileInfo]:
@@ -79,6 +118,7 @@ def waiting_epochs(place: Place, filesystem: fs.FileSystem) -> int:
 
 
 def _epoch(info: fs.FileInfo) -> tuple[str, str]:
+    """The query's folder and the epoch."""
     folder = info.path.rpartition("/")[0]
     above, _, last = folder.rpartition("/")
     return (folder, info.base_name.partition("-")[0]) if last.startswith("q-") else (above, last)

@@ -162,6 +162,18 @@ def last_txn_version(spark: SparkSession, ledger_path: str | Place, app_id: str)
         return int(version.get()) if version.isDefined() else None
 
 
+def table_version(spark: SparkSession, place: Place) -> int:
+    """Delta's newest version of the table."""
+    if is_classic(spark):
+        return int(_snapshot(spark, place).version())
+    return int(_delta_table().forPath(spark, place.uri).history(1).head()["version"])
+
+
+def next_sequence(spark: SparkSession, place: Place) -> int:
+    """The `sequence` of rows that are appended to what is in the table now."""
+    return (table_version(spark, place) + 1) << 32
+
+
 def fold_tokens(spark: SparkSession, place: Place) -> set[str]:
     """The manifests' tokens of the last folds."""
     with _log_errors(place):

@@ -1,9 +1,13 @@
 """Which of the ledger's rows count: the views behind `Ledger`, as SQL over all its rows.
 
 A task attempt counts when it is complete and the last of its partition: within a run the one that
-Spark started last, over runs the one that ended last. Once Spark has confirmed an epoch, only
-attempts of the confirming run count, for a run that went before may have cut the rows into other
-partitions; unless that run has none, as when Delta skipped an epoch that was recorded already.
+Spark started last, over runs the one that the table has last. Once Spark has confirmed an epoch,
+only attempts of the confirming run count, for a run that went before may have cut the rows into
+other partitions; unless that run has none, as when Delta skipped an epoch that was recorded
+already.
+
+What is last is told by the table's order (`sequence`), not by clocks, which may be set back. Rows
+of an older rocket-sink, without it, come before all others, in the order of their clocks.
 
 Accounts are the epoch rows with `complete`, confirmations those without. Accounts without a
 partition are those of a `TableProducer`, whose send is one task.
@@ -48,6 +52,8 @@ _ENDED: Final = ("committed", "refused", "found_stored")
 _ACCOUNTS: Final = (
     *_ATTEMPT, "at", "lane", *_TASK, *_COUNTS, "complete", "duration_ms", "first_error",
 )  # fmt: skip
+ORDER: Final = "coalesce(sequence, unix_micros(at) - 4611686018427387904)"
+"""The place of a row in the table's order."""
 
 
 def _each(form: str, names: Iterable[str]) -> str:
@@ -83,25 +89,32 @@ VIEWS: Final = {
     "resolutions": _rows(RESOLUTION),
     "settled": f"""
         SELECT letter_id FROM resolutions GROUP BY letter_id
-        HAVING bool_or(resolution = 'resent') OR max_by(resolution, at) <> '{UNPARKED}'""",
+        HAVING bool_or(resolution = 'resent') OR max_by(resolution, {ORDER}) <> '{UNPARKED}'""",
+    "parked": f"""
+        SELECT letter_id FROM resolutions GROUP BY letter_id
+        HAVING NOT bool_or(resolution = 'resent')
+            AND max_by(resolution, {ORDER}) <> '{UNPARKED}'""",
     "isolations": f"""
         SELECT *, (unix_micros(isolated_until) - unix_micros(isolated_from)) / 1000 AS isolated_ms
         FROM ({_rows(ISOLATION)}) i""",
     "epoch_rows": _rows(EPOCH, query_id=_EPOCH_QUERY),
-    "confirmations": """
-        SELECT query_id, epoch, max_by(run_id, at) AS confirmed_run_id,
-            max_by(num_input_rows, at) AS num_input_rows, max_by(rows_in, at) AS rows_handed,
-            max_by(duration_ms, at) AS batch_duration_ms, max(at) AS confirmed_at
+    "confirmations": f"""
+        SELECT query_id, epoch, max_by(run_id, {ORDER}) AS confirmed_run_id,
+            max_by(num_input_rows, {ORDER}) AS num_input_rows,
+            max_by(rows_in, {ORDER}) AS rows_handed,
+            max_by(duration_ms, {ORDER}) AS batch_duration_ms, max(at) AS confirmed_at
         FROM epoch_rows WHERE complete IS NULL GROUP BY query_id, epoch""",
     "task_sums": f"""
-        SELECT {", ".join(_ATTEMPT)}, max(at) AS at, max(lane) AS lane,
-            {_each("min({0}) AS {0}", _TASK)}, {_each("CAST(sum({0}) AS BIGINT) AS {0}", _COUNTS)},
+        SELECT {", ".join(_ATTEMPT)}, max(at) AS at, max({ORDER}) AS _order,
+            max(lane) AS lane, {_each("min({0}) AS {0}", _TASK)},
+            {_each("CAST(sum({0}) AS BIGINT) AS {0}", _COUNTS)},
             bool_and(complete) AS complete, max(duration_ms) AS duration_ms,
             min(first_error) AS first_error
         FROM epoch_rows WHERE complete IS NOT NULL GROUP BY {", ".join(_ATTEMPT)}""",
     # `_current` is false where another run of the epoch was confirmed.
     "task_runs": """
-        SELECT *, max(at) OVER (PARTITION BY query_id, epoch, run_id) AS _run_at,
+        SELECT *, max(_order) OVER (PARTITION BY query_id, epoch, run_id) AS _run_order,
+            max(at) OVER (PARTITION BY query_id, epoch, run_id) AS _run_at,
             _confirmed OR NOT max(_complete AND _confirmed) OVER (PARTITION BY query_id, epoch)
                 AS _current
         FROM (
@@ -111,26 +124,27 @@ VIEWS: Final = {
             ON t.query_id = c.query_id AND t.epoch = c.epoch
         ) r""",
     "accounts": f"""
-        SELECT {", ".join(_ACCOUNTS)}, _current, _complete AND _current AND row_number() OVER (
+        SELECT {", ".join(_ACCOUNTS)}, _order, _current,
+            _complete AND _current AND row_number() OVER (
             PARTITION BY query_id, epoch, partition
-            ORDER BY (_complete AND _current) DESC, _run_at DESC,
-                task_attempt_id DESC NULLS LAST, at DESC
+            ORDER BY (_complete AND _current) DESC, _run_order DESC, _run_at DESC,
+                task_attempt_id DESC NULLS LAST, _order DESC, at DESC
         ) = 1 AS counts FROM task_runs""",
     "letters": _rows(DEAD_LETTER),
     # A letter without a partition comes from no task: nothing can supersede it. An export that
     # runs twice gives the same letters again.
-    "pending_letters": f"""
-        SELECT l.* FROM (
-            SELECT {", ".join(columns_of(DEAD_LETTER))} FROM (
-                SELECT *, row_number() OVER (PARTITION BY letter_id ORDER BY at) AS _nth
-                FROM letters WHERE partition IS NULL
-            ) d WHERE _nth = 1
-            UNION ALL
-            SELECT t.* FROM (SELECT * FROM letters WHERE partition IS NOT NULL) t
-            SEMI JOIN (SELECT * FROM accounts WHERE counts) a ON {_same("t", "a", _ATTEMPT)}
-        ) l ANTI JOIN settled s ON l.letter_id = s.letter_id""",
+    "counted_letters": f"""
+        SELECT {", ".join(columns_of(DEAD_LETTER))} FROM (
+            SELECT *, row_number() OVER (PARTITION BY letter_id ORDER BY {ORDER}, at) AS _nth
+            FROM letters WHERE partition IS NULL
+        ) d WHERE _nth = 1
+        UNION ALL
+        SELECT t.* FROM (SELECT * FROM letters WHERE partition IS NOT NULL) t
+        SEMI JOIN (SELECT * FROM accounts WHERE counts) a ON {_same("t", "a", _ATTEMPT)}""",
+    "pending_letters": """
+        SELECT l.* FROM counted_letters l ANTI JOIN settled s ON l.letter_id = s.letter_id""",
     "epoch_sums": f"""
-        SELECT query_id, epoch, max_by(run_id, at) AS run_id, max(lane) AS lane, max(at) AS at,
+        SELECT query_id, epoch, max_by(run_id, _order) AS run_id, max(lane) AS lane, max(at) AS at,
             count(DISTINCT CASE WHEN _current THEN coalesce(partition, -1) END) AS partitions,
             {_each("CAST(sum(CASE WHEN counts THEN {0} ELSE 0 END) AS BIGINT) AS {0}", _COUNTS)},
             max(CASE WHEN counts THEN duration_ms END) AS duration_ms,
@@ -190,7 +204,8 @@ VIEWS: Final = {
             FROM decided_halves GROUP BY query_id, epoch
         ) h
         LEFT JOIN (
-            SELECT query_id, epoch, max(at) AS ended_at, {_each("max_by({0}, at) AS {0}", _ENDED)}
+            SELECT query_id, epoch, max(at) AS ended_at,
+                {_each("max_by({0}, " + ORDER + ") AS {0}", _ENDED)}
             FROM epoch_ends GROUP BY query_id, epoch
         ) e ON h.query_id = e.query_id AND h.epoch = e.epoch""",
 }  # fmt: skip

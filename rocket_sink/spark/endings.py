@@ -97,11 +97,11 @@ class Endings:
         self.group = check_group(check_table(spark, self._place), options)
 
     def open_epochs(self, query_id: str | None = None) -> list[Any]:
-        """Rows of `Ledger.transactions`: decided and not ended, oldest first."""
+        """Rows of `Ledger.transactions`: decided and not ended, a query's in its order."""
         found = self._ledger.transactions(self._spark, pending=True)
         if query_id is not None:
             found = found.where(found.query_id == query_id)
-        return sorted(found.collect(), key=lambda row: (row.at, row.query_id, row.epoch))
+        return sorted(found.collect(), key=lambda row: (row.query_id, row.epoch))
 
     def end(
         self,

@@ -8,6 +8,7 @@ ledger is ahead of its checkpoint is refused (`ledger.table.check_not_ahead`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import uuid
@@ -16,12 +17,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.ledger.app_ids import claim_app_id
-from rocket_sink.ledger.pending_keys import release
+from rocket_sink.ledger.pending_keys import release, withdraw
 from rocket_sink.ledger.place import Place, locate
-from rocket_sink.ledger.schema import ledger_ddl
+from rocket_sink.ledger.schema import SEQUENCE, ledger_ddl
 from rocket_sink.ledger.shared import LedgerToken
 from rocket_sink.ledger.starts import begin_epoch, begin_write, end_write
-from rocket_sink.ledger.table import check_not_ahead, ensure_table, first_line, txn_app_id
+from rocket_sink.ledger.table import (
+    check_not_ahead,
+    ensure_table,
+    first_line,
+    last_txn_version,
+    next_sequence,
+    txn_app_id,
+)
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import check_budget, has_budget
 from rocket_sink.spark.context import QUERY_ID, run_context, streaming_run
@@ -131,7 +139,7 @@ class BatchWriter:
             results = self._results(
                 df, "foreach_batch", epoch, query, run, group, again=again, token=token
             )
-            _append(results, place.uri, txn_app_id(query), epoch)
+            _append(session, results, place, txn_app_id(query), epoch)
             if transactions is not None:
                 transactions.end(query, epoch)
             if has_budget(self._options):
@@ -163,7 +171,11 @@ class BatchWriter:
         again = self._begin_write()
         results = self._results(df, "batch", 0, query, run, group, again=again, token=token)
         if self._options.ledger:
-            _append(results, place.uri, txn_app_id(query), 0)
+            try:
+                _append(session, results, place, txn_app_id(query), 0)
+            except BaseException:
+                self._withdraw(session, place, query)
+                raise
             if self._options.app_id:
                 end_write(place, self._options.app_id)
             if transactions is not None:
@@ -199,6 +211,14 @@ class BatchWriter:
         )  # fmt: skip
         results: DataFrame = needed.mapInArrow(send.__call__, ledger_ddl())
         return results
+
+    def _withdraw(self, session: SparkSession, place: Place, query: str) -> None:
+        """No later write has this query id, and so none could let go of its keys."""
+        if self._options.on_pending_key != "hold" or not is_classic(session):
+            return
+        with contextlib.suppress(Exception):  # the first failure is on its way up
+            if last_txn_version(session, place, txn_app_id(query)) is None:
+                withdraw(place, query)
 
     def _transactions(self, session: SparkSession) -> Transactions | None:
         """What ends epochs; None: nothing needs it."""
@@ -247,17 +267,22 @@ class BatchWriter:
         return query, streaming_run(context.getLocalProperty) or query
 
 
-def _append(results: DataFrame, uri: str, app_id: str, version: int) -> None:
+def _append(
+    session: SparkSession, results: DataFrame, place: Place, app_id: str, version: int
+) -> None:
+    from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+
+    results = results.withColumn(SEQUENCE, F.lit(next_sequence(session, place)).cast("bigint"))
     # Options of this write only: the session settings of that name leak into later writes.
     writer = results.write.format("delta").mode("append")
     writer = writer.option("txnAppId", app_id).option("txnVersion", str(version))
     try:
-        writer.save(uri)
+        writer.save(place.uri)
     except Exception as error:
         name, _, text = first_line(error).partition(": ")
         if name != LedgerError.__name__:
             raise
-        raise LedgerError(text, path=uri) from error  # Spark's own says nothing of the reason
+        raise LedgerError(text, path=place.uri) from error  # Spark's own says nothing of the reason
 
 
 def _counts(results: DataFrame) -> dict[str, Any]:

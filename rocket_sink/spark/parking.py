@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pyarrow as pa
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import UNPARKED
+from rocket_sink.ledger.views import view
 from rocket_sink.spark.selection import filtered
 
 if TYPE_CHECKING:
@@ -70,18 +70,8 @@ def unpark(
     """
     ledger.sync_fully(spark)
     every = ledger.dead_letters(spark, pending=False).dropDuplicates(["letter_id"])
-    parked = every.join(_parked(ledger.resolutions(spark)), "letter_id", "left_semi")
+    parked = every.join(view(ledger.rows(spark), "parked"), "letter_id", "left_semi")
     return _resolve(spark, ledger, parked, letters, where, note, UNPARKED)
-
-
-def _parked(resolutions: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
-
-    last = resolutions.groupBy("letter_id").agg(
-        F.max(F.col("resolution") == "resent").alias("resent"),
-        F.max_by("resolution", "at").alias("last"),
-    )
-    return last.where(~F.col("resent") & (F.col("last") != UNPARKED))
 
 
 def _resolve(
@@ -96,16 +86,7 @@ def _resolve(
     if rows:
         run_id = f"{resolution}-{uuid.uuid4()}"
         values: dict[str, Any] = {n: pa.array([r[n] for r in rows], pa.string()) for n in _NAMED}
-        values |= {"resolution": resolution, "note": note, "at": _after_all(spark, ledger)}
+        values |= {"resolution": resolution, "note": note}
         ledger.append(spark, resolution_rows(values, RunContext(run_id, run_id, 0)))
     found = {row.letter_id for row in rows}
     return Parked(len(rows), tuple(letter for letter in letters if letter not in found))
-
-
-def _after_all(spark: SparkSession, ledger: Ledger) -> int:
-    """Now, and later than all resolutions, whatever their writers' clocks: the last one counts."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    last = ledger.resolutions(spark).agg(F.max(F.unix_micros("at"))).head()
-    latest = last[0] if last is not None and last[0] is not None else 0
-    return max(time.time_ns() // 1000, latest + 1)

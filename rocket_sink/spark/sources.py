@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from rocket_sink.errors import ColumnError
 from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.views import ORDER
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.frames import plan_of, quoted
 from rocket_sink.spark.selection import Selection, filtered
@@ -69,7 +70,7 @@ class DeadLetters:
     """The pending dead letters of the ledger.
 
     Order per key is that of the epochs and, within a task, of the letters' ordinal; the letters of
-    different queries go query by query.
+    different queries go query by query, in the order in which the table got them.
     """
 
     what = "dead letters"
@@ -84,13 +85,14 @@ class DeadLetters:
         if not ledger.exists(spark):
             return None
         letters = ledger.dead_letters(spark, pending=True)
-        # Clocks of executors differ: within a query the epoch tells the order, not the time.
-        query_at = F.min("at").over(Window.partitionBy("query_id"))
+        # Clocks differ, and are set back: the table and the epochs tell the order. Exported
+        # letters have neither epoch nor partition, but their brokers' times.
+        query_order = F.min(F.expr(ORDER)).over(Window.partitionBy("query_id"))
+        exported_at = F.when(F.col("partition").isNull(), F.col("at"))
+        place = F.struct(query_order, "query_id", "epoch", "partition", exported_at, "ordinal")
         # A row refused before it got an id takes one from its letter, the same each time.
         number = F.coalesce(F.col("message_id"), F.upper(F.md5("letter_id")))
-        placed = letters.withColumns(
-            {"_place": F.struct(query_at, "epoch", "at", "ordinal"), "message_id": number}
-        )
+        placed = letters.withColumns({"_place": place, "message_id": number})
         tried = with_tries(placed, ledger.backfills(spark))
         # Sent again without asking, a message that was stored after all would be there twice.
         unknown = F.col("reason") == "unknown"

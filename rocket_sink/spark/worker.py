@@ -101,6 +101,8 @@ class TaskRun:
         if self._spool is not None:
             # Dead letters must be durable before Spark may count the task as done.
             self._spool.seal()
+        if self._pending_keys is not None:
+            self._pending_keys.withdraw_earlier()
         self._release()
         freeze_once()
         return summary

@@ -1,4 +1,4 @@
-"""A backfill while a broker is away: real brokers, and RocketMQ's own admin tool says what is where."""
+"""A backfill while a broker is away: real brokers, and RocketMQ's own tool says what is where."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from rocket_sink.ledger.pending_keys import PendingKeys, release
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import resolution_rows
 
-from .values import accounts, context, letter
+from .values import accounts, confirmed, context, letter
 
 pytestmark = pytest.mark.spark
 
@@ -45,3 +45,61 @@ def test_keys_are_held_until_their_last_letter_is_resolved(spark: Any, tmp_path:
     ledger.sync(spark)
     assert release(spark, place) == 1, "a later epoch: the attempt never counted"
     assert keys.held_for(later) == {}
+
+
+def test_keys_of_an_attempt_that_does_not_count_are_let_go(spark: Any, tmp_path: Path) -> None:
+    """Their rows went in another run, which cut them into other partitions.
+
+    Rows that were held back behind them hold nothing for themselves.
+    """
+    ledger, place = Ledger(tmp_path), locate(tmp_path)
+    keys = PendingKeys(place)
+    ledger.create(spark)
+    first = context(epoch=2, partition=3)
+    keys.note(first, {"t": {"a"}})
+    ledger.append(spark, letter(first, sharding_key="a"), accounts(first, dead=1))
+    assert release(spark, place) == 0, "it counts as long as no other run is there"
+
+    replay = context(epoch=2, partition=0, run_id="run-2", task_attempt_id=1)
+    ledger.append(spark, accounts(replay, acked=1), confirmed(replay, 1))
+    held = context(epoch=3, run_id="run-2", task_attempt_id=2)
+    assert keys.held_for(held) == {"t": {"a"}}
+    keys.note(held, {"t": {"a", "b"}})
+    back = letter(held, sharding_key="a", reason="held_back")
+    other = letter(held, sharding_key="b")
+    ledger.append(spark, back, other, accounts(held, dead=2))
+    assert release(spark, place) == 1
+    assert keys.held_for(context(epoch=9)) == {"t": {"a", "b"}}, "b has a letter of its own"
+
+    ids = [one["letter_id"][0].as_py() for one in (other,)]
+    ledger.append(spark, resolution_rows({"letter_id": ids, "resolution": "resent"}, held))
+    assert release(spark, place) == 1, "a: held back behind nothing that counts"
+    assert keys.held_for(context(epoch=9)) == {}
+
+
+def test_rows_held_back_behind_a_letter_that_was_resent_still_hold_their_key(
+    spark: Any, tmp_path: Path
+) -> None:
+    """Else later rows would overtake them."""
+    ledger, place = Ledger(tmp_path), locate(tmp_path)
+    ledger.create(spark)
+    keys, ctx = PendingKeys(place), context(epoch=2)
+    keys.note(ctx, {"t": {"a"}})
+    cause, behind = letter(ctx, sharding_key="a"), letter(ctx, sharding_key="a", reason="held_back")
+    ledger.append(spark, cause, behind, accounts(ctx, dead=2))
+    for one, gone in ((cause, 0), (behind, 1)):
+        ids = one["letter_id"].to_pylist()
+        ledger.append(spark, resolution_rows({"letter_id": ids, "resolution": "resent"}, ctx))
+        assert release(spark, place) == gone
+
+
+def test_a_newer_attempt_on_its_way_to_the_table_keeps_its_keys(spark: Any, tmp_path: Path) -> None:
+    ledger, place = Ledger(tmp_path), locate(tmp_path)
+    ledger.create(spark)
+    ledger.append(spark, accounts(context(epoch=2), acked=1))
+    newer = context(epoch=2, run_id="run-2", task_attempt_id=1)
+    keys = PendingKeys(place)
+    keys.note(newer, {"t": {"a"}})
+    # Its letters are not in the table, so nothing of the key seems to be pending.
+    assert release(spark, place) == 0
+    assert keys.held_for(context(epoch=9)) == {"t": {"a"}}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocket_sink.errors import OptionError
+from rocket_sink.errors import DeliveryError, OptionError
 from rocket_sink.ledger.pending_keys import PendingKeys
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext
@@ -76,10 +76,57 @@ def test_other_queries_wait_and_the_own_epochs_next_attempt_does_not(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     """The next attempt sends the epoch again from its start: nothing of it is overtaken."""
+    other = dataclasses.replace(CTX, query_id="q2")
+    refuse(cluster, 1)
+    send(cluster, tmp_path / "1", CTX, "a")
+    assert send(cluster, tmp_path / "1", other, "a").held_back == 1
+    refuse(cluster, 1)
+    send(cluster, tmp_path / "2", CTX, "a")
+    assert send(cluster, tmp_path / "2", dataclasses.replace(CTX, run_id="r2"), "a").acked == 1
+    assert send(cluster, tmp_path / "2", other, "a").acked == 1
+
+
+def test_a_complete_attempt_lets_go_of_what_earlier_ones_noted(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """The first run's driver died before it took anything in; the second delivers all."""
+    refuse(cluster, 2)
+    send(cluster, tmp_path, CTX, "ab")
+    again = dataclasses.replace(CTX, run_id="r2", task_attempt_id=1)
+    assert send(cluster, tmp_path, again, "ab").acked == 2
+    assert send(cluster, tmp_path, dataclasses.replace(NEXT, run_id="r2"), "ab").acked == 2
+    assert list((tmp_path / "_pending").iterdir()) == []
+
+
+def test_an_attempt_that_gives_up_again_holds_its_own_keys_only(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    refuse(cluster, 2)
+    send(cluster, tmp_path, CTX, "ab")
+    refuse(cluster, 1)
+    send(cluster, tmp_path, dataclasses.replace(CTX, run_id="r2"), "ab")
+    assert list(PendingKeys(locate(tmp_path)).held_for(NEXT).values()) == [{"a"}]
+
+
+def test_an_attempt_that_fails_lets_go_of_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
     refuse(cluster, 1)
     send(cluster, tmp_path, CTX, "a")
-    assert send(cluster, tmp_path, dataclasses.replace(CTX, run_id="r2"), "a").acked == 1
-    assert send(cluster, tmp_path, dataclasses.replace(CTX, query_id="q2"), "a").held_back == 1
+    refuse(cluster, 1)
+    with pytest.raises(DeliveryError):
+        send(cluster, tmp_path, dataclasses.replace(CTX, run_id="r2"), "ba", onFailure="fail")
+    assert PendingKeys(locate(tmp_path)).held_for(NEXT) == {"t": {"a"}}
+
+
+def test_a_worker_that_outlives_its_driver_lets_go_of_nothing_newer(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    old, new = PendingKeys(locate(tmp_path)), PendingKeys(locate(tmp_path))
+    old.held_for(CTX)
+    later = dataclasses.replace(CTX, run_id="r2")
+    new.held_for(later)
+    new.note(later, {"t": {"a"}})
+    old.withdraw_earlier()
+    assert PendingKeys(locate(tmp_path)).held_for(NEXT) == {"t": {"a"}}
 
 
 def test_refused_rows_hold_nobody(cluster: FakeCluster, tmp_path: Path) -> None:

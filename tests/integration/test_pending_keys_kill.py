@@ -1,0 +1,96 @@
+"""onPendingKey=hold and a driver that is killed between a task's note and the fold.
+
+Real processes and a scripted cluster; what became of the rows is read by delta-rs and DuckDB.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.testing import Answer, Delay, FakeCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+TOPIC = "keys"
+_STREAM = """
+import sys
+from rocket_sink import RocketSink, build_session
+
+name_server, folder = sys.argv[1:]
+spark = build_session("hold", master="local[2]")
+sink = RocketSink(
+    nameServer=name_server, topic="keys", ledger=folder + "/ledger", ordering="strict",
+    onPendingKey="hold", sendMsgTimeout="60s", connectTimeoutMs="20s", orderWaitMs="120s",
+)
+rows = spark.readStream.schema("body string, sharding_key string").option(
+    "maxFilesPerTrigger", 1).json(folder + "/in")
+writer = rows.repartition(2, "sharding_key").writeStream.foreach(sink)
+query = writer.option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True)
+query.start().awaitTermination()
+from rocket_sink import Ledger
+Ledger(folder + "/ledger").sync(spark)
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as fake:
+        fake.create_topic(TOPIC, 1)
+        yield fake
+
+
+def stream(cluster: FakeCluster, folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _STREAM, cluster.name_server, str(folder)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def rows(folder: Path, name: str) -> None:
+    """Keys of both queues: "a" hashes to 97, "b" to 98."""
+    (folder / "in").mkdir(exist_ok=True)
+    lines = [f'{{"body": "{name} {key}", "sharding_key": "{key}"}}' for key in "ab"]
+    partial = folder / f"{name}.part"
+    partial.write_text("\n".join(lines))
+    partial.rename(folder / "in" / f"{name}.json")
+
+
+def test_the_replay_lets_the_keys_go(cluster: FakeCluster, tmp_path: Path) -> None:
+    duckdb, deltalake = pytest.importorskip("duckdb"), pytest.importorskip("deltalake")
+    rows(tmp_path, "first")
+    # One key's messages are refused, and the other's answer does not come: the epoch has no end.
+    cluster.broker("broker-b").on_send(Answer(13, "no"), times=None)
+    cluster.broker("broker-a").on_send(Delay(3600), times=None)
+    pending = tmp_path / "ledger" / "_pending"
+    with stream(cluster, tmp_path) as first:
+        try:
+            while first.poll() is None and not (pending.is_dir() and any(pending.iterdir())):
+                time.sleep(0.05)
+            assert first.poll() is None, first.stderr.read().decode() if first.stderr else ""
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+    [note] = pending.iterdir()
+    assert "~0~" in note.name, "of epoch 0, which nobody has confirmed"
+
+    for broker in cluster.brokers:
+        broker.behave()
+    rows(tmp_path, "second")
+    with stream(cluster, tmp_path) as second:
+        _, said = second.communicate(timeout=600)
+    assert second.returncode == 0, said.decode()
+    assert list(pending.iterdir()) == []
+    ledger_rows = deltalake.DeltaTable(str(tmp_path / "ledger")).to_pyarrow_dataset()
+    session = duckdb.connect()
+    session.register("ledger_rows", ledger_rows)
+    reasons = "SELECT reason, epoch FROM ledger_rows WHERE kind = 'dead_letter' GROUP BY ALL"
+    assert session.sql(reasons).fetchall() == [("data", 0)]
+    stored = {message.body.decode() for message in cluster.messages(TOPIC)}
+    assert stored == {f"{name} {key}" for name in ("first", "second") for key in "ab"}

@@ -1,0 +1,129 @@
+"""Which row is the last one: by the table's order, and never by clocks, which may be set back."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.quick import open_quick
+from rocket_sink.ledger.records import RunContext, resolution_rows
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.spool_files import sealed_files
+
+from .values import accounts, confirmed, context, letter
+
+
+def at(batch: pa.RecordBatch, second: int) -> pa.RecordBatch:
+    """The rows at another time."""
+    when = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=second)
+    place = LEDGER_SCHEMA.get_field_index("at")
+    column = pa.array([when] * batch.num_rows, LEDGER_SCHEMA.field("at").type)
+    return batch.set_column(place, LEDGER_SCHEMA.field("at"), column)
+
+
+def pending(spark: Any, ledger: Ledger) -> list[bytes]:
+    """As Spark reads it, and, the same, as DuckDB does."""
+    found = sorted(bytes(row["body"]) for row in ledger.dead_letters(spark).collect())
+    quick = open_quick(ledger.path)
+    assert quick is not None
+    rows = quick.query("SELECT body FROM pending_letters").to_pylist()
+    assert sorted(row["body"] for row in rows) == found
+    return found
+
+
+def spool(ledger: Ledger, ctx: RunContext, *batches: pa.RecordBatch) -> str:
+    writer = SpoolWriter(ledger.path, ctx)
+    writer.append(*batches)
+    sealed = writer.seal()
+    assert sealed is not None
+    return sealed
+
+
+@pytest.mark.spark
+def test_a_clock_that_is_set_back(spark: Any, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    ledger = Ledger(tmp_path)
+    by_hand = context(query_id="export", partition=None)
+    ledger.append(spark, letter(by_hand, b"parked", letter_id=pa.array(["l"])))
+    for turn, way in enumerate(("parked", "unparked", "parked", "unparked")):
+        # Each one by a clock that is behind the one before it.
+        columns = {"letter_id": ["l"], "resolution": way}
+        ledger.append(spark, at(resolution_rows(columns, by_hand), 100 - turn))
+        assert pending(spark, ledger) == ([b"parked"] if way == "unparked" else [])
+    ledger.append(spark, resolution_rows({"letter_id": ["l"], "resolution": "dropped"}, by_hand))
+
+    # Of two runs that nobody has confirmed the one that ended last counts.
+    old, new = context(), context(run_id="run-2", task_attempt_id=1)
+    ledger.append(spark, at(letter(old, b"old"), 50), at(accounts(old, dead=1), 50))
+    ledger.append(spark, at(letter(new, b"new"), 10), at(accounts(new, dead=1), 10))
+    assert pending(spark, ledger) == [b"new"]
+    # Both are confirmed, the second one by a clock that is behind.
+    ledger.append(spark, at(confirmed(old, 1), 60))
+    assert pending(spark, ledger) == [b"old"]
+    ledger.append(spark, at(confirmed(new, 1), 20))
+    assert pending(spark, ledger) == [b"new"]
+
+
+@pytest.mark.spark
+def test_two_runs_in_one_fold(spark: Any, tmp_path: Path) -> None:
+    """The files' own times are a clock, too."""
+    pytest.importorskip("duckdb")
+    ledger = Ledger(tmp_path)
+    old, new = context(), context(run_id="run-2", task_attempt_id=1)
+    spool(ledger, old, at(letter(old, b"old"), 50), at(accounts(old, dead=1), 50))
+    late = spool(ledger, new, at(letter(new, b"new"), 10), at(accounts(new, dead=1), 10))
+    os.utime(late, (1, 1))
+    ledger.sync(spark)
+    assert pending(spark, ledger) == [b"new"]
+    rows = ledger.rows(spark).select("run_id", "sequence").distinct().collect()
+    numbers = {row.run_id: row.sequence for row in rows}
+    assert numbers["run-1"] < numbers["run-2"]
+    last = ledger.rows(spark).agg({"sequence": "max"}).head()[0]
+    ledger.append(spark, accounts(context(epoch=1), acked=1))
+    assert ledger.rows(spark).where("epoch = 1").head()["sequence"] > last
+
+
+@pytest.mark.spark
+def test_rows_of_an_older_rocket_sink_come_first_in_the_order_of_their_clocks(
+    spark: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("duckdb")
+    ledger = Ledger(tmp_path)
+    by_hand = context(query_id="export", partition=None)
+    ledger.append(spark, letter(by_hand, b"x", letter_id=pa.array(["l"])))
+
+    def write_as_before(way: str, second: int) -> None:
+        rows = at(resolution_rows({"letter_id": ["l"], "resolution": way}, by_hand), second)
+        frame = spark.createDataFrame(pa.Table.from_batches([rows], LEDGER_SCHEMA))
+        frame.write.format("delta").mode("append").save(ledger.uri)
+
+    write_as_before("unparked", 20)
+    write_as_before("parked", 10)
+    assert pending(spark, ledger) == [b"x"]
+    write_as_before("parked", 30)
+    assert pending(spark, ledger) == []
+    back = resolution_rows({"letter_id": ["l"], "resolution": "unparked"}, by_hand)
+    ledger.append(spark, at(back, 5))
+    assert pending(spark, ledger) == [b"x"]
+
+
+def test_a_fold_takes_the_files_of_an_epoch_in_the_order_of_their_begin(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    made = []
+    for epoch in (11, 9):
+        for turn in range(3):
+            ctx = context(epoch=epoch, run_id=f"run-{turn}")
+            path = spool(ledger, ctx, accounts(ctx, acked=1))
+            os.utime(path, (100 - turn, 100 - turn))
+            made.append(path)
+    place = locate(tmp_path)
+    found = [info.path for info in sealed_files(place, place.filesystem())]
+    assert found == [*made[3:], *made[:3]], "by epoch, and within it as they were made"
