@@ -80,6 +80,9 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
     "--move-keys", is_flag=True,
     help="Send letters whose queue's broker is gone to other queues of their topic.",
 )  # fmt: skip
+@click.option(
+    "--no-wait", is_flag=True, help="Give up when another backfill of the ledger is at work."
+)
 @click.option("--to-topic", metavar="TOPIC", help="Send to this topic instead of the letters' own.")
 @click.option("--dry-run", is_flag=True, help="Count, show a sample, send nothing.")
 @click.option(
@@ -95,14 +98,16 @@ def backfill(
     path: str | None, name: str | None, form: str, schema: str | None,
     source_option: tuple[str, ...], reasons: tuple[str, ...], only_topic: str | None,
     where: str | None, since: dt.datetime | None, until: dt.datetime | None, limit: int | None,
-    max_tries: int, again: bool, move_keys: bool, to_topic: str | None, dry_run: bool, sample: int,
+    max_tries: int, again: bool, move_keys: bool, no_wait: bool,
+    to_topic: str | None, dry_run: bool, sample: int,
     master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
 ) -> int:  # fmt: skip
     """Send the pending dead letters of a ledger again, or the rows of any table, once.
 
     In order per sharding key and under the same message ids. Each one stored is noted in the
-    ledger as it goes, so a backfill may be run twice, or again after it was killed. Exits 0 only
-    when every selected letter is stored.
+    ledger as it goes, so a backfill may be run twice, or again after it was killed; one that is
+    started beside another waits for its end. Exits 0 only when every selected letter is stored, or
+    was settled by others meanwhile.
 
     --path or --table sends rows with the columns of the row contract (README) instead; --columns
     takes them from other names. The ledger remembers which were sent, and is made when it is not
@@ -133,15 +138,24 @@ def backfill(
         source = None
         if from_table:
             source = _table(spark, options, path, name, form, schema, source_option)
-        work = Backfill(spark, options, selection, source, move_keys=move_keys)
-        plan = work.plan(sample=sample if dry_run else 0)
+        work = Backfill(
+            spark, options, selection, source, move_keys=move_keys,
+            wait_s=0.0 if no_wait else None, on_wait=_wait,
+        )  # fmt: skip
         if dry_run:
+            plan = work.plan(sample=sample)
             waiting = work.waiting() if plan.selected and options.name_server else None
             _print_plan(plan, waiting, work.what, as_json=as_json)
             return 0
-        done = _run(work, plan, quiet=as_json)
+        with work:
+            plan = work.plan(sample=0)
+            done = _run(work, plan, quiet=as_json)
     _print_done(plan, done, work.what, as_json=as_json)
-    return 0 if done.settled == plan.selected else 1
+    return 0 if done.settled + done.left_out == plan.selected else 1
+
+
+def _wait(holder: str) -> None:
+    note(f"waits for another backfill of the ledger ({holder}); --no-wait gives up instead")
 
 
 def _checked(path: str | None, name: str | None, reasons: tuple[str, ...]) -> bool:
@@ -253,7 +267,7 @@ def _cell(value: Any) -> Any:
 
 
 def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
-    left = plan.pending - done.settled
+    left = plan.pending - done.settled - done.left_out
     if as_json:
         print_json({"pending_before": plan.pending, "selected": plan.selected,
                     "left_alone": plan.left_alone, "behind": plan.behind, **done.as_dict(),
@@ -266,6 +280,7 @@ def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
     parts += [f"{count:,} {text}" for count, text in (
         (done.found, "found at a broker, stored by an earlier send"),
         (done.failed, "failed"), (done.held_back, "held back behind a failed one of their key"),
+        (done.left_out, "left out, settled since (as by `ledger park`)"),
         (done.not_tried, "not tried, for no broker could be reached"),
         (sum(done.waiting.values()), "left to wait for their broker"),
         (done.moved, "of the stored ones moved to other queues"),

@@ -1,13 +1,15 @@
 """Backfill: send the pending dead letters of a ledger again, or the rows of a table, once.
 
-    work = Backfill(spark, options, Selection(reasons=("transport",)))
-    print(work.plan()); work.run(work.plan().selected)
+    with Backfill(spark, options, Selection(reasons=("transport",))) as work:
+        plan = work.plan()
+        work.run(plan.selected)
 
 In order per key and under the same message ids. Safe to run twice, or again after it was killed: a
 letter with a resolution is not pending any more, resolutions are written as it goes, and of what
 was on its way when it was killed the brokers are asked (`spark.resend`). The state of a table's
 backfill is in the ledger, too, which is made when it is not there. History is never edited: a
-resolution is a new row.
+resolution is a new row. One backfill of a ledger is at work at a time: `with` claims the ledger
+from before the plan to the end; the next one waits, or is refused.
 
 The limits per second (`maxMessagesPerSecond`, `maxBytesPerSecond`) are divided over its tasks.
 """
@@ -24,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import LedgerError, OptionError
+from rocket_sink.ledger.claim import BackfillClaim
 from rocket_sink.ledger.ledger import FULL_SYNC_WAIT_S, Ledger
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.shared import ledger_token
@@ -36,6 +39,7 @@ from rocket_sink.spark.resend import (
     RESULT_DDL,
     WAITING_DDL,
     Resent,
+    TaskPlan,
     send_partition,
     waiting_of,
 )
@@ -89,6 +93,8 @@ class Backfill:
         options: connection and sending options; `ledger` is needed, `topic` overrides the
             letters' own topic when it is set.
         source: a `Table`; None: the ledger's dead letters.
+        wait_s: longest wait for another backfill of the ledger; None: as long as it lives.
+        on_wait: called once, with who that is, before the first wait.
         move_keys: send letters whose queue's broker is in no route to other queues. Without it
             they wait for the broker, since what is on their queue must not be overtaken.
 
@@ -104,6 +110,8 @@ class Backfill:
         source: Source | None = None,
         *,
         move_keys: bool = False,
+        wait_s: float | None = None,
+        on_wait: Callable[[str], None] = lambda holder: None,
     ) -> None:
         if not options.ledger:
             raise OptionError(
@@ -117,15 +125,38 @@ class Backfill:
         self._move_keys = move_keys
         self.ledger = Ledger(options.ledger)
         self.what = self._source.what
+        self._wait_s = wait_s
+        self._on_wait = on_wait
+        self._claim: BackfillClaim | None = None
+
+    def __enter__(self) -> Backfill:
+        """Claim the ledger.
+
+        Raises:
+            LedgerError: another backfill has it (see `wait_s`), or the folder cannot be written.
+        """
+        claim = BackfillClaim(locate(self.ledger.path))
+        claim.acquire(self._wait_s, on_wait=self._on_wait)
+        self._claim = claim
+        try:
+            self._wait_for_others()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
 
     def plan(self, *, sample: int = _SAMPLE) -> Plan:
-        """Fold, then count; nothing is sent.
+        """Fold, then count; nothing is sent. Without a claim another backfill may be at work.
 
         Raises:
             OptionError, ColumnError: filter, columns or times that do not fit the source.
-            LedgerError: no ledger of this version, or another backfill is at work on it.
+            LedgerError: no ledger of this version.
         """
-        self._wait_for_others()
         self.ledger.sync_fully(self._spark)
         letters = self._pending()
         if letters is None:
@@ -158,25 +189,39 @@ class Backfill:
         return dict(found)
 
     def run(self, selected: int, *, progress: Callable[[int], None] | None = None) -> Resent:
-        """Send the selected letters and write their resolutions.
+        """Send the selected letters and write their resolutions; claims the ledger if need be.
 
         Args:
             selected: their number, from `plan`; it sets the number of tasks.
             progress: called now and then with the number of letters whose task has ended, and at
                 the end; when a task was run again, its letters count again.
+
+        Raises:
+            LedgerError: as `__enter__`.
         """
-        letters = self._pending()
-        total = Resent()
-        if letters is None or not selected:
-            return total
+        if not selected:
+            return Resent()
+        if self._claim is not None:
+            return self._run(selected, self._claim.token, progress)
+        with self:
+            self.ledger.sync(self._spark)
+            return self.run(selected, progress=progress)
+
+    def _run(self, selected: int, claim: str, progress: Callable[[int], None] | None) -> Resent:
         # The table of a ledger that is not there yet: better now than after the first send.
         self.ledger.create(self._spark)
+        version = self.ledger.version(self._spark)
+        letters = self._pending()
+        total = Resent()
+        if letters is None:
+            return total
+        plan = TaskPlan(claim, version, self._source.pins_new, self._move_keys)
         parallel = self._spark.sparkContext.defaultParallelism
         tasks = max(1, min(8 * parallel, -(-selected // CHUNK)))
         frame = self._ordered(self._chosen(letters), tasks)
         ended = self._spark.sparkContext.accumulator(0)
         with _reporting(progress, ended):
-            for row in self._sent(frame, tasks, ended).collect():
+            for row in self._sent(frame, tasks, ended, plan).collect():
                 total.add(row)
         self.ledger.sync(self._spark, wait_s=FULL_SYNC_WAIT_S)
         return total
@@ -244,33 +289,32 @@ class Backfill:
             .select("letter_id", "query_id", "open", *columns)
         )
 
-    def _sent(self, frame: DataFrame, tasks: int, ended: Accumulator[int]) -> DataFrame:
+    def _sent(
+        self, frame: DataFrame, tasks: int, ended: Accumulator[int], plan: TaskPlan
+    ) -> DataFrame:
         options = divided(self._options, self._spark, tasks=tasks)
         run_id = f"{_QUERY}{uuid.uuid4()}"
         token = ledger_token(locate(options.ledger), spools=True)
-        pin_new, move_keys = self._source.pins_new, self._move_keys
 
         def send(batches: Any) -> Any:
             from rocket_sink.spark.context import run_context
 
             ctx = run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id)
             return send_partition(
-                options, ctx, batches, on_letters=ended.add, pin_new=pin_new,
-                move_keys=move_keys, token=token,
-            )  # fmt: skip
+                options, ctx, batches, on_letters=ended.add, plan=plan, token=token
+            )
 
         return frame.mapInArrow(send, RESULT_DDL)
 
     def _wait_for_others(self) -> None:
-        """Two backfills of one ledger would both send; a killed one's workers end in a moment."""
+        """A killed one's workers end in a moment: they have lost the claim, or their driver."""
         place = locate(self.ledger.path)
         until_s = time.monotonic() + _OTHERS_WAIT_S
         while others := open_files(place, place.filesystem(), query=_QUERY):
             if time.monotonic() > until_s:
                 raise LedgerError(
-                    f"another backfill of the ledger {self.ledger.path} is at work "
-                    f"({others[0].path}): both would send the same letters. Wait for its end, or "
-                    "stop it",
+                    f"another backfill of the ledger {self.ledger.path} is at work: a worker still "
+                    f"writes {others[0].path}, although its driver is gone. Stop it",
                     path=self.ledger.path,
                 )
             time.sleep(0.2)

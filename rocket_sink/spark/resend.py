@@ -12,6 +12,9 @@ that had not answered; what they do not have within `storedCheckDelay` is not st
 is not stored stays pending as it is: it gets no second letter. Later letters of its key are held
 back, so that the key's order holds.
 
+A letter that was settled since the plan, as parked by hand, is left out. Before each chunk the task
+makes sure that no other backfill has taken over (`ledger.claim`).
+
 A letter whose queue's broker is in no route waits for it (`spark.homes`): it is left pending, and
 the broker is named. Only `move_keys` sends it to another queue.
 """
@@ -27,7 +30,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink.errors import DeliveryError, RocketSinkError, SendError
+from rocket_sink.ledger.claim import ClaimCheck
 from rocket_sink.ledger.marks import NO_WAY, about_to_send, not_stored
+from rocket_sink.ledger.newer import settled_since
+from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH
 from rocket_sink.ledger.shared import LedgerToken
@@ -55,6 +61,7 @@ RESULT_SCHEMA: Final = pa.schema(
         pa.field("held_back", pa.int64()),
         pa.field("not_tried", pa.int64()),
         pa.field("moved", pa.int64()),
+        pa.field("left_out", pa.int64()),
         pa.field("waiting", pa.map_(pa.string(), pa.int64())),
         pa.field("codes", pa.map_(pa.string(), pa.int64())),
         pa.field("first_error", pa.string()),
@@ -62,7 +69,8 @@ RESULT_SCHEMA: Final = pa.schema(
 )
 RESULT_DDL: Final = (
     "resent BIGINT, found BIGINT, failed BIGINT, held_back BIGINT, not_tried BIGINT, "
-    "moved BIGINT, waiting MAP<STRING,BIGINT>, codes MAP<STRING,BIGINT>, first_error STRING"
+    "moved BIGINT, left_out BIGINT, waiting MAP<STRING,BIGINT>, codes MAP<STRING,BIGINT>, "
+    "first_error STRING"
 )
 
 
@@ -73,6 +81,7 @@ class Resent:
     `found` were stored already: by an earlier backfill that did not live to note it, or by the send
     that got no answer. `waiting` were left pending, by the broker (or queue) that no route names;
     `moved` of `resent` went to another queue than their own, as `move_keys` wants it.
+    `left_out` were settled by others since the plan, as parked by hand.
     """
 
     resent: int = 0
@@ -81,6 +90,7 @@ class Resent:
     held_back: int = 0
     not_tried: int = 0
     moved: int = 0
+    left_out: int = 0
     waiting: Counter[str] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)
     first_error: str = ""
@@ -92,7 +102,7 @@ class Resent:
 
     def add(self, row: Any) -> None:
         """Add what a task reported: a row of RESULT_SCHEMA."""
-        for name in ("resent", "found", "failed", "held_back", "not_tried", "moved"):
+        for name in ("resent", "found", "failed", "held_back", "not_tried", "moved", "left_out"):
             setattr(self, name, getattr(self, name) + row[name])
         self.waiting.update(row["waiting"] or {})
         self.codes.update(row["codes"] or {})
@@ -127,6 +137,8 @@ class Resender:
         on_letters: called with the number of letters that have ended, however they did.
         pin_new: they are rows of a table, whose queues are written down at the first look.
         move_keys: send letters whose queue's broker is in no route to the queues that there are.
+        settled: letters that are settled already.
+        check: called before each chunk; raises when the task must send nothing more.
     """
 
     def __init__(
@@ -140,8 +152,12 @@ class Resender:
         on_letters: Callable[[int], None] = lambda count: None,
         pin_new: bool = False,
         move_keys: bool = False,
+        settled: Iterable[str] = (),
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._options = options
+        self._settled = frozenset(settled)
+        self._check = check
         self._engine = engine
         self._spool = spool
         self._ctx = ctx
@@ -166,6 +182,8 @@ class Resender:
                 self._on_letters(chunk.num_rows)
 
     def _send_chunk(self, chunk: pa.RecordBatch, lists: Lists) -> None:
+        self._check()
+        chunk = self._without_settled(chunk)
         if not self._hopeless:
             chunk = self._without_absent(self._without_stopped_keys(chunk), lists)
             chunk = self._without_stored(chunk)
@@ -188,6 +206,13 @@ class Resender:
         # No way to the brokers: the next chunk would wait as long for nothing.
         no_way = all(failure.code in NO_WAY for failure in failed.values())
         self._hopeless = bool(failed) and not stored.num_rows and no_way
+
+    def _without_settled(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._settled:
+            return chunk
+        kept = chunk.filter(pc.invert(_in(chunk["letter_id"], self._settled)))
+        self.total.left_out += chunk.num_rows - kept.num_rows
+        return kept
 
     def _without_absent(self, chunk: pa.RecordBatch, lists: Lists) -> pa.RecordBatch:
         """Leave out what waits for a broker; with `move_keys` only rows that name their queue.
@@ -308,10 +333,25 @@ class Resender:
             self._spool.append(resolution_rows(columns, self._ctx))
 
 
+@dataclass(frozen=True)
+class TaskPlan:
+    """What the driver tells its tasks.
+
+    Attributes:
+        claim: names the driver's claim on the ledger.
+        version: the ledger's, before the letters were chosen.
+        pin_new, move_keys: as `Resender` takes them.
+    """
+
+    claim: str
+    version: int
+    pin_new: bool
+    move_keys: bool
+
+
 def send_partition(
     options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch], *,
-    on_letters: Callable[[int], None], pin_new: bool = False, move_keys: bool = False,
-    token: LedgerToken | None = None,
+    on_letters: Callable[[int], None], plan: TaskPlan, token: LedgerToken | None = None,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """The task: all letters of a partition, then one row of RESULT_SCHEMA.
 
@@ -320,15 +360,19 @@ def send_partition(
     """
     from rocket_sink.producer.pool import worker_pool
 
+    place = locate(options.ledger)
+    check = ClaimCheck(place, plan.claim)
+    check()
     if token is not None:
         token.check()
-    spool = SpoolWriter(options.ledger, ctx)
+    spool = SpoolWriter(place, ctx)
     again = bool(ctx.attempt_number or ctx.stage_attempt)
     try:
         with worker_pool().engine(options) as engine:
             resender = Resender(
                 options, engine=engine, spool=spool, ctx=ctx, ask_all=again, on_letters=on_letters,
-                pin_new=pin_new, move_keys=move_keys,
+                pin_new=plan.pin_new, move_keys=plan.move_keys, check=check,
+                settled=settled_since(place, plan.version),
             )  # fmt: skip
             for batch in batches:
                 resender.send(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -226,14 +227,23 @@ class TestDeadLetters:
     def test_two_at_once_are_refused(
         self, spark: Any, options: SinkOptions, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """In one process and in several; and a worker that outlives its driver."""
         monkeypatch.setattr(backfill, "_OTHERS_WAIT_S", 0.0)
+        waited: list[str] = []
+        with Backfill(spark, options):
+            second = Backfill(spark, options, wait_s=0.3, on_wait=waited.append)
+            with pytest.raises(LedgerError, match=rf"another backfill.*process {os.getpid()}"):
+                second.__enter__()
+            assert waited and str(os.getpid()) in waited[0]
+            assert Backfill(spark, options).plan() == Plan(), "a plan alone sends nothing"
         other = SpoolWriter(options.ledger, RunContext("backfill-x", "backfill-x", 0, 0))
         names = {"letter_id": ["l"], "topic": ["t"], "message_id": ["m"]}
         other.append(about_to_send(names, DRIVER))
         with pytest.raises(LedgerError, match=r"another backfill.*at work"):
-            Backfill(spark, options).plan()
+            Backfill(spark, options).__enter__()
         other.seal()
-        Backfill(spark, options).plan()
+        with Backfill(spark, options) as work:
+            work.plan()
 
 
 def table(

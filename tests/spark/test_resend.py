@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import BACKFILL, ISOLATION, RESOLUTION, SEND
 from rocket_sink.options import SinkOptions
@@ -454,3 +455,30 @@ def test_what_was_done_is_plain_json() -> None:
     done = Resent(failed=2)
     done.codes.update({"EMPTY_BODY": 2})
     assert json.loads(json.dumps(done.as_dict()))["codes"] == {"EMPTY_BODY": 2}
+
+
+def test_what_was_settled_since_the_plan_is_left_out(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    resender, spool = make(options, engine, settled={"letter-1", "letter-7"})
+    resender.send(letters(["a", "a", "b"]))
+    assert (resender.total.resent, resender.total.left_out) == (2, 1)
+    assert spool.resolved() == {"letter-0", "letter-2"}
+    assert len(cluster.messages(TOPIC)) == 2
+
+
+def test_a_task_whose_backfill_was_taken_over_sends_nothing_more(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resend, "CHUNK", 2)
+    looks = iter([None, LedgerError("taken over")])
+
+    def check() -> None:
+        if error := next(looks):
+            raise error
+
+    resender, spool = make(options, engine, check=check)
+    with pytest.raises(LedgerError, match="taken over"):
+        resender.send(letters(["a", "b", "c", "d"]))
+    assert len(cluster.messages(TOPIC)) == len(spool.resolved()) == 2
+    assert set(spool.marks()) == {"letter-0", "letter-1"}

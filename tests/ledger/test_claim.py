@@ -1,0 +1,62 @@
+"""One backfill of a ledger at a time: the claim, and the tasks that have lost it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.claim import BackfillClaim, ClaimCheck
+from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.spool_files import sealed_files
+
+_HOLD = """
+import sys, time
+from rocket_sink.ledger.claim import BackfillClaim
+from rocket_sink.ledger.place import locate
+claim = BackfillClaim(locate(sys.argv[1]))
+claim.acquire(0.0)
+print(claim.token, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return locate(tmp_path / "not there yet")
+
+
+def test_of_two_processes_one_has_it_and_a_dead_ones_is_taken_over(place: Place) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, place.root], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        theirs = ClaimCheck(place, holder.stdout.readline().strip(), clock=iter(range(9)).__next__)
+        theirs()
+        mine, waited = BackfillClaim(place), list[str]()
+        with pytest.raises(LedgerError, match=rf"another backfill.*process {holder.pid}"):
+            mine.acquire(0.2, on_wait=waited.append)
+        assert len(waited) == 1
+        theirs()
+        holder.kill()
+    mine.acquire(60.0)
+    ClaimCheck(place, mine.token)()
+    with pytest.raises(LedgerError, match="sends nothing more"):
+        theirs()
+    assert sealed_files(place, place.filesystem()) == []
+    mine.release()
+
+
+def test_the_look_is_not_repeated_within_a_second(place: Place) -> None:
+    claim, times = BackfillClaim(place), iter([0.0, 0.5, 1.1])
+    claim.acquire(0.0)
+    check = ClaimCheck(place, claim.token, clock=times.__next__)
+    check()
+    claim.release()
+    BackfillClaim(place).acquire(0.0)
+    check()
+    with pytest.raises(LedgerError, match="taken over"):
+        check()

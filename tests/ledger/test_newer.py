@@ -1,0 +1,45 @@
+"""What tasks read of the ledger's log, beside what Spark says of the same table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.newer import settled_since
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.records import resolution_rows
+from rocket_sink.ledger.spool import SpoolWriter
+
+from .values import accounts, context
+
+pytestmark = pytest.mark.spark
+
+
+def test_letters_that_were_settled_since(spark: Any, tmp_path: Path) -> None:
+    ledger, place, ctx = Ledger(tmp_path / "l l"), locate(tmp_path / "l l"), context()
+
+    def resolve(way: str, *letters: str) -> None:
+        ledger.append(spark, resolution_rows({"letter_id": [*letters], "resolution": way}, ctx))
+
+    ledger.create(spark)
+    resolve("parked", "before")
+    version = ledger.version(spark)
+    assert settled_since(place, version) == set()
+    resolve("parked", "a", "b", "c")
+    resolve("unparked", "b", "before")
+    resolve("resent", "c", "d")
+    resolve("unparked", "c")
+    ledger.append(spark, accounts(ctx, acked=1))
+    writer = SpoolWriter(ledger.path, ctx)
+    writer.append(resolution_rows({"letter_id": ["folded"], "resolution": "dropped"}, ctx))
+    writer.seal()
+    ledger.sync(spark)
+    expected = {"a", "c", "d", "folded"}
+    assert settled_since(place, version) == expected
+    assert {row.letter_id for row in ledger.settled(spark).collect()} == expected
+    ledger.optimize(spark)
+    assert settled_since(place, version) == expected
+    assert settled_since(place, ledger.version(spark)) == set()
