@@ -228,7 +228,7 @@ def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_jso
     for text in _waits(waiting or {}):
         note(f"  {text}")
     if plan.selected and waiting is None:
-        note("  give a name server (-n) to see which of them wait for a broker")
+        note("  which of them wait for a broker is not known: no name server (-n), or no answer")
     if not plan.pending:
         return
     if plan.by_reason:

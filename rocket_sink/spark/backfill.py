@@ -165,8 +165,10 @@ class Backfill:
         plan.sample = self._sampled(letters, sample) if sample and plan.selected else []
         return plan
 
-    def waiting(self) -> dict[str, int]:
+    def waiting(self) -> dict[str, int] | None:
         """How many of the selected letters wait for which broker, which no route names just now.
+
+        None when no name server answers.
 
         Raises:
             OptionError: no name server.
@@ -186,7 +188,7 @@ class Backfill:
         found: Counter[str] = Counter()
         for row in kept.mapInArrow(look, WAITING_DDL).collect():
             found[row.broker] += row.letters
-        return dict(found)
+        return None if "" in found else dict(found)
 
     def run(self, selected: int, *, progress: Callable[[int], None] | None = None) -> Resent:
         """Send the selected letters and write their resolutions; claims the ledger if need be.
@@ -204,7 +206,7 @@ class Backfill:
         if self._claim is not None:
             return self._run(selected, self._claim.token, progress)
         with self:
-            self.ledger.sync(self._spark)
+            self.ledger.sync_fully(self._spark)
             return self.run(selected, progress=progress)
 
     def _run(self, selected: int, claim: str, progress: Callable[[int], None] | None) -> Resent:

@@ -29,7 +29,12 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocket_sink.errors import DeliveryError, RocketSinkError, SendError
+from rocket_sink.errors import (
+    DeliveryError,
+    NameServerUnavailableError,
+    RocketSinkError,
+    SendError,
+)
 from rocket_sink.ledger.claim import ClaimCheck
 from rocket_sink.ledger.marks import NO_WAY, about_to_send, not_stored
 from rocket_sink.ledger.newer import settled_since
@@ -387,15 +392,21 @@ WAITING_DDL: Final = "broker STRING, letters BIGINT"
 
 
 def waiting_of(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """How many letters wait for which broker, as WAITING_DDL; nothing is sent."""
+    """How many letters wait for which broker, as WAITING_DDL; nothing is sent.
+
+    One row without a name where no name server answers.
+    """
     from rocket_sink.producer.pool import worker_pool
 
     found: Counter[str] = Counter()
     with worker_pool().engine(options) as engine:
         homes = HomeQueues(options, engine)
-        for batch in batches:
-            for run, lists in homes.runs(batch):
-                found.update(homes.absent(run, lists).drop_null().to_pylist())
+        try:
+            for batch in batches:
+                for run, lists in homes.runs(batch):
+                    found.update(homes.absent(run, lists).drop_null().to_pylist())
+        except NameServerUnavailableError:
+            found = Counter({"": 1})
     arrays = [pa.array(list(found), pa.string()), pa.array(list(found.values()), pa.int64())]
     yield pa.RecordBatch.from_arrays(arrays, ["broker", "letters"])
 

@@ -37,6 +37,8 @@ def test_who_decides_refuses(spark: Any, busy: Ledger) -> None:
     with pytest.raises(LedgerError, match=by_whom):
         Backfill(spark, options).plan()
     with pytest.raises(LedgerError, match=by_whom):
+        Backfill(spark, options).run(1)
+    with pytest.raises(LedgerError, match=by_whom):
         park(spark, busy, letters=["x"], note="n")
     with pytest.raises(LedgerError, match=by_whom):
         unpark(spark, busy, letters=["x"], note="n")

@@ -112,6 +112,9 @@ def test_the_plan_names_the_broker(cluster: FakeCluster, given: SinkOptions) -> 
     [found] = waiting_of(options, [letters(KEYS).select(columns)])
     assert found.to_pylist() == [{"broker": "broker-b", "letters": waiting}]
     assert stored(cluster) == {}
+    options = options.with_(nameServer="127.0.0.1:1", sendMsgTimeout=500)
+    [found] = waiting_of(options, [letters(KEYS).select(columns)])
+    assert found.to_pylist() == [{"broker": "", "letters": 1}]
 
 
 def test_only_a_flag_moves_keys_and_only_those_that_must(
