@@ -139,7 +139,7 @@ class BatchWriter:
             results = self._results(
                 df, "foreach_batch", epoch, query, run, group, again=again, token=token
             )
-            _append(session, results, place, txn_app_id(query), epoch)
+            _append(_in_order(session, results, place), place.uri, txn_app_id(query), epoch)
             if transactions is not None:
                 transactions.end(query, epoch)
             if has_budget(self._options):
@@ -172,7 +172,7 @@ class BatchWriter:
         results = self._results(df, "batch", 0, query, run, group, again=again, token=token)
         if self._options.ledger:
             try:
-                _append(session, results, place, txn_app_id(query), 0)
+                _append(_in_order(session, results, place), place.uri, txn_app_id(query), 0)
             except BaseException:
                 self._withdraw(session, place, query)
                 raise
@@ -267,22 +267,24 @@ class BatchWriter:
         return query, streaming_run(context.getLocalProperty) or query
 
 
-def _append(
-    session: SparkSession, results: DataFrame, place: Place, app_id: str, version: int
-) -> None:
+def _in_order(session: SparkSession, results: DataFrame, place: Place) -> DataFrame:
+    """The rows with their place in the table's order: of one append they share it."""
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
-    results = results.withColumn(SEQUENCE, F.lit(next_sequence(session, place)).cast("bigint"))
+    return results.withColumn(SEQUENCE, F.lit(next_sequence(session, place)).cast("bigint"))
+
+
+def _append(results: DataFrame, uri: str, app_id: str, version: int) -> None:
     # Options of this write only: the session settings of that name leak into later writes.
     writer = results.write.format("delta").mode("append")
     writer = writer.option("txnAppId", app_id).option("txnVersion", str(version))
     try:
-        writer.save(place.uri)
+        writer.save(uri)
     except Exception as error:
         name, _, text = first_line(error).partition(": ")
         if name != LedgerError.__name__:
             raise
-        raise LedgerError(text, path=place.uri) from error  # Spark's own says nothing of the reason
+        raise LedgerError(text, path=uri) from error  # Spark's own says nothing of the reason
 
 
 def _counts(results: DataFrame) -> dict[str, Any]:
