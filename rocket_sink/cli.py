@@ -9,6 +9,7 @@ what it says; 1 it did not (one line on stderr says why); 2 the command line or 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -19,7 +20,9 @@ import click
 
 from rocket_sink import __version__
 from rocket_sink.commands.base import Command, LazyGroup, debug_wanted
+from rocket_sink.commands.output import note, note_lines
 from rocket_sink.errors import OptionError, RocketSinkError
+from rocket_sink.text import clean_trace
 
 COMMANDS: Final = {
     "demo": ("demo:demo", "Stream a year of flights into a local cluster, break a broker, count."),
@@ -72,10 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _forget_stdout()
         return 0
     except (click.Abort, KeyboardInterrupt):
-        click.echo("rocket-sink: stopped", err=True)
+        note("rocket-sink: stopped")
         return 130
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        note_lines(shown.getvalue().rstrip("\n"))
         return error.exit_code
     except Exception as error:
         return _failed(error, given)
@@ -86,10 +91,10 @@ def _failed(error: Exception, given: Sequence[str]) -> int:
     from rocket_sink.commands.failures import one_line
 
     if debug_wanted(given):
-        traceback.print_exception(error)
-    click.echo(f"rocket-sink: {one_line(error)}", err=True)
+        note_lines(clean_trace("".join(traceback.format_exception(error))))
+    note(f"rocket-sink: {one_line(error)}")
     if not isinstance(error, RocketSinkError) and not debug_wanted(given):
-        click.echo("rocket-sink: --debug shows where it comes from", err=True)
+        note("rocket-sink: --debug shows where it comes from")
     return 2 if isinstance(error, OptionError) else 1
 
 

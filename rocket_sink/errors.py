@@ -159,7 +159,7 @@ class RemoteProtocolError(ProtocolError):
 class SendError(RocketSinkError):
     """A send attempt ended without a good answer.
 
-    Facts, where known: `response_code` (int), `remark` (str, sanitised), `broker_name`,
+    Facts, where known: `response_code` (int), `remark` (str, cleaned), `broker_name`,
     `broker_address`, `topic`, `attempts` (int).
     """
 

@@ -30,6 +30,7 @@ VALUES = {
     "lazy",
     "owner",
     "private_file",
+    "text",
 }
 BESIDE = {"cluster", "testing"}
 """May use everything up to the producer; used from the top only."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocket_sink.commands.base import Command
-from rocket_sink.commands.output import print_json, show, table
+from rocket_sink.commands.output import cell, print_json, show, table
 from rocket_sink.commands.sink_input import absolute, resolved_options, sink_options
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.message import MessageQueue
@@ -53,11 +53,13 @@ def check(as_json: bool) -> int:
     if as_json:
         print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
         return 1 if failed else 0
+    from rich.text import Text
+
     colours = {"ok": "green", "note": "yellow", "fail": "bold red"}
     found = table("", ("", "what", "found"), ())
     for finding in findings:
-        colour = colours[finding.state]
-        found.add_row(f"[{colour}]{finding.state}[/]", finding.what, _escaped(finding.text))
+        state = Text(finding.state, style=colours[finding.state])
+        found.add_row(state, cell(finding.what), cell(finding.text))
     show(found, f"{failed} of {len(findings)} failed" if failed else "ready")
     return 1 if failed else 0
 
@@ -192,9 +194,3 @@ def _ledger(path: str) -> Finding:
         return f"{ledger.path}: {'there' if ledger.exists() else 'none yet, it will be made'}"
 
     return _tried("ledger", ask)
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from rocket_sink.errors import RocketSinkError
+from rocket_sink.text import clean
 
 _OURS: Final = re.compile(r"rocket_sink\.errors\.(\w+): (.+)")
 """An error of ours inside the text of a Spark exception: the worker's traceback ends with it."""
@@ -52,5 +53,4 @@ def _spark_text(error: BaseException) -> str:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
+    return clean(" ".join(text.split()), _LONGEST)

@@ -1,13 +1,14 @@
 """What commands print: results to standard output, everything else to standard error.
 
-Tables and bars are for terminals; into a pipe or a file go plain lines.
+Tables and bars are for terminals; into a pipe or a file go plain lines. No command prints past this
+module, and nothing leaves it that a terminal would obey: texts are cleaned (`rocket_sink.text`),
+JSON has escapes, and no text is read as markup.
 """
 
 from __future__ import annotations
 
 import datetime
 import enum
-import json
 import re
 import sys
 import time
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from rocket_sink.text import clean, clean_lines, json_text
+
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
 _PIPE_WIDTH: Final = 140
@@ -28,19 +31,32 @@ def stdout_console() -> Console:
     """For results; wide where there is no terminal, for files have no margin."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    return Console(
+        width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False,
+        emoji=False,
+    )  # fmt: skip
 
 
 def stderr_console() -> Console:
     """For progress and notes."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def line(text: str) -> None:
+    """A line on standard output."""
+    click.echo(clean(text))
 
 
 def note(text: str) -> None:
     """A line on standard error."""
-    click.echo(text, err=True)
+    click.echo(clean(text), err=True)
+
+
+def note_lines(text: str) -> None:
+    """Lines on standard error, as of a traceback."""
+    click.echo(clean_lines(text), err=True)
 
 
 class Steps:
@@ -53,6 +69,7 @@ class Steps:
         self._open = False
 
     def __call__(self, text: str) -> None:
+        text = clean(text)
         found = _COUNT.search(text)
         if found is None:
             click.echo(("\n" if self._open else "") + text, err=True)
@@ -70,7 +87,23 @@ def show(*things: RenderableType) -> None:
     """Tables and texts on standard output."""
     console = stdout_console()
     for thing in things:
-        console.print(thing)
+        console.print(_Guarded(thing))
+
+
+class _Guarded:
+    """What a renderable makes, without what a terminal would obey in its texts."""
+
+    def __init__(self, thing: RenderableType) -> None:
+        self._thing = thing
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        for segment in console.render(self._thing, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(clean_lines(segment.text), segment.style)
 
 
 def table(
@@ -81,7 +114,7 @@ def table(
     from rich.table import Table
 
     made = Table(
-        title=title or None, title_justify="left", title_style="bold",
+        title=clean(title) or None, title_justify="left", title_style="bold",
         box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold",
     )  # fmt: skip
     right = set(numbers.split())
@@ -95,8 +128,6 @@ def table(
 
 def cell(value: Any) -> str:
     """A value as a table shows it; None is a dash."""
-    from rich.markup import escape
-
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -105,17 +136,17 @@ def cell(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.1f}"
-    return escape(str(value))
+    return clean(value)
 
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    click.echo(json.dumps(value, default=_plain, ensure_ascii=False, indent=2))
+    click.echo(json_text(value, default=_plain, indent=2))
 
 
 def print_json_line(value: Any) -> None:
     """One JSON document on a line of its own, for streams."""
-    click.echo(json.dumps(value, default=_plain, ensure_ascii=False))
+    click.echo(json_text(value, default=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -167,7 +198,7 @@ class Bar:
         """`done` of `total` are finished; `remark` is shown beside the bar."""
         self._done = done
         if self._rich is not None:
-            self._rich.update(self._task, completed=done, remark=remark)
+            self._rich.update(self._task, completed=done, remark=clean(remark))
             return
         now_s = time.monotonic()
         if now_s - self._shown_s >= self._every_s:
@@ -177,7 +208,7 @@ class Bar:
     def say(self, text: str) -> None:
         """A line above the bar."""
         if self._rich is not None:
-            self._rich.console.print(text)
+            self._rich.console.print(clean(text))
         else:
             note(text)
 
@@ -191,8 +222,9 @@ class Bar:
         )
 
         self._rich = Progress(
-            TextColumn("{task.description:<26}"), BarColumn(bar_width=30), MofNCompleteColumn(),
-            TimeElapsedColumn(), TextColumn("{task.fields[remark]}"), console=stderr_console(),
+            TextColumn("{task.description:<26}", markup=False), BarColumn(bar_width=30),
+            MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[remark]}", markup=False), console=stderr_console(),
         )  # fmt: skip
-        self._task = self._rich.add_task(self.label, total=self.total or None, remark="")
+        self._task = self._rich.add_task(clean(self.label), total=self.total or None, remark="")
         self._rich.start()

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from rocket_sink.commands.base import Command
-from rocket_sink.commands.output import note, print_json_line
+from rocket_sink.commands.output import line, note, print_json_line
 from rocket_sink.commands.sink_input import resolved_options, sink_options
 from rocket_sink.errors import MessageError, RocketSinkError, SendError
 from rocket_sink.message import Message, SendResult
@@ -141,7 +141,7 @@ def _show_result(number: int, message: Message, result: SendResult, as_json: boo
         )  # fmt: skip
         return
     repeated = f"  {result.attempts} attempts" if result.attempts > 1 else ""
-    click.echo(
+    line(
         f"{result.outcome.value}  {queue.broker_name} queue {queue.queue_id} offset "
         f"{result.queue_offset}  {result.latency_ms:.1f} ms  {result.message_id}{repeated}"
     )

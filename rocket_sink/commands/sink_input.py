@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from rocket_sink.commands.conf_file import read_conf
+from rocket_sink.commands.output import note
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.options import SinkOptions, find_option
 
@@ -144,7 +145,7 @@ def _local_name_server() -> str | None:
     except (RocketSinkError, OSError):
         return None
     if found:
-        click.echo(f"name server: {found} (the local cluster)", err=True)
+        note(f"name server: {found} (the local cluster)")
     return found
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocket_sink.commands.base import Command
-from rocket_sink.commands.output import print_json_line
+from rocket_sink.commands.output import line, print_json_line
 from rocket_sink.commands.sink_input import resolved_options, sink_options
 from rocket_sink.commands.times import time_value
 from rocket_sink.message import MessageQueue
@@ -133,9 +133,7 @@ def _print(queue: MessageQueue, message: StoredMessage, as_json: bool) -> None:
         f"{name}={row[name]}" for name in ("tags", "keys", "shardingKey") if row[name]
     )
     when = datetime.datetime.fromtimestamp(row["storedMs"] / 1000).strftime("%H:%M:%S.%f")[:-3]
-    click.echo(
-        f"{when}  {row['broker']}:{row['queueId']} @{row['queueOffset']}  {marks}  {row['body']}"
-    )
+    line(f"{when}  {row['broker']}:{row['queueId']} @{row['queueOffset']}  {marks}  {row['body']}")
 
 
 def message_row(queue: MessageQueue, message: StoredMessage) -> dict[str, Any]:

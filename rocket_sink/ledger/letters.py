@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink.ledger.records import RunContext, build_rows
-from rocket_sink.ledger.sanitise import sanitise
 from rocket_sink.ledger.schema import DEAD_LETTER, LEDGER_SCHEMA, REASONS, columns_of
+from rocket_sink.text import storable
 
 _BATCH_BYTES: Final = 64 * 1024 * 1024
 """Bodies per record batch: well under the 2 GiB that a binary array can hold."""
@@ -123,9 +123,9 @@ def _check_reasons(reasons: Any) -> None:
 def _clean(texts: Any, secrets: tuple[str, ...]) -> Any:
     """Errors repeat: each different text is cleaned once."""
     if isinstance(texts, str):
-        return sanitise(texts, secrets=secrets)
+        return storable(texts, secrets=secrets)
     encoded = valid_text(texts, pa.string()).dictionary_encode()
-    words = [sanitise(word, secrets=secrets) for word in encoded.dictionary.to_pylist()]
+    words = [storable(word, secrets=secrets) for word in encoded.dictionary.to_pylist()]
     return pa.array(words, pa.string()).take(encoded.indices)
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from rocket_sink.ledger.sanitise import sanitise
 from rocket_sink.ledger.schema import (
     EPOCH,
     IN_FLIGHT,
@@ -31,6 +30,7 @@ from rocket_sink.ledger.schema import (
     TRANSACTION,
     columns_of,
 )
+from rocket_sink.text import storable
 
 if TYPE_CHECKING:
     from rocket_sink.producer.values import Attempt
@@ -91,7 +91,7 @@ def send_rows(
     values["at"] = _millis([a.started_ms for a in attempts])
     values["outcome"] = [a.outcome.value for a in attempts]
     values["queue_offset"] = [a.queue_offset if a.queue_offset >= 0 else None for a in attempts]
-    values["remark"] = [sanitise(a.remark, secrets=secrets) for a in attempts]
+    values["remark"] = [storable(a.remark, secrets=secrets) for a in attempts]
     values["message_id"] = [a.message_id or None for a in attempts]
     # Of a batch the broker names all ids; the first tells the others' place, 33 bytes each.
     values["offset_message_id"] = [a.offset_message_id or None for a in attempts]
@@ -148,7 +148,7 @@ def isolation_rows(
         "at": starts,
         "broker_name": [i.broker_name for i in isolations],
         "topic": [i.topic or None for i in isolations],
-        "cause": [sanitise(i.cause) for i in isolations],
+        "cause": [storable(i.cause) for i in isolations],
         "latency_ms": [float(i.latency_ms) for i in isolations],
         "isolated_from": starts,
         "isolated_until": [int(offset_us + i.until_s * 1e6) for i in isolations],
@@ -174,7 +174,7 @@ def epoch_row(
     """
     known = set(columns_of(EPOCH))
     values = {name: value for name, value in counts.items() if name in known}
-    values["first_error"] = sanitise(values.get("first_error") or None, secrets=secrets)
+    values["first_error"] = storable(values.get("first_error") or None, secrets=secrets)
     values |= {"complete": complete, "duration_ms": duration_ms}
     return build_rows(EPOCH, 1, values, ctx)
 
@@ -213,7 +213,7 @@ def resolution_rows(columns: Mapping[str, Any], ctx: RunContext) -> pa.RecordBat
             raise ValueError(f"resolution {way!r} is none of {', '.join(RESOLUTIONS)}")
     values = dict(columns)
     if isinstance(values.get("note"), str):
-        values["note"] = sanitise(values["note"])
+        values["note"] = storable(values["note"])
     return build_rows(RESOLUTION, count, values, ctx)
 
 

@@ -19,6 +19,7 @@ from rocket_sink.ledger.figures import (
     IsolationFigures,
     Report,
 )
+from rocket_sink.text import clean
 
 _HTML_WIDTH: Final = 132
 _QUERY_SHOWN: Final = 8
@@ -160,7 +161,7 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:,.1f}" if value >= 100 else f"{value:,.2f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else clean(value)
 
 
 def _time(at: dt.datetime) -> str:

@@ -8,14 +8,14 @@ otherwise ignored. Without hooks a request costs one look at an empty tuple.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
 from rocket_sink.errors import SendError
+from rocket_sink.net import log
 from rocket_sink.wire.frame import Frame
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 
 
 class RpcHook:

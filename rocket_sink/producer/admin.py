@@ -249,6 +249,19 @@ class Admin:
             if _MASTER in addresses and (brokers is None or name in brokers):
                 self._call(name, addresses[_MASTER], frame, {0})
 
+    def topic_attributes(self, topic: str) -> dict[str, dict[str, str]]:
+        """The topic's attributes, as message.type, by broker; only of brokers that know the request
+        (from 5.0 on) and the topic."""
+        topic = with_namespace(self.options.namespace, topic)
+        frame = requests_read.get_topic_config(topic)
+        unknown = {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST}
+        found = {}
+        for name, address in _masters(self._route(topic)).items():
+            answer = self._call(name, address, frame, {0, *unknown})
+            if answer.code not in unknown:
+                found[name] = answers.decode_topic_attributes(answer)
+        return found
+
     # --- inside ------------------------------------------------------------------------------
 
     def _route(self, topic: str) -> TopicRoute:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from rocket_sink.errors import (
 )
 from rocket_sink.forks import ForkLock
 from rocket_sink.message import Message, SendResult
+from rocket_sink.net import log
 from rocket_sink.net.link import Link
 from rocket_sink.net.rpc_hooks import RpcHook, RpcHooks
 from rocket_sink.options import SinkOptions
@@ -37,7 +37,7 @@ from rocket_sink.wire.namespace import with_namespace
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 
 
 class ProducerBase:
@@ -131,7 +131,13 @@ class ProducerBase:
         try:
             handler(link, frame)
         except ProtocolError as error:
-            _LOG.warning("%s sent an unreadable request %d: %s", link.address, frame.code, error)
+            _LOG.warning(
+                "%s sent an unreadable request %d: %s",
+                link.address,
+                frame.code,
+                error,
+                extra={"peer": link.address},
+            )
         return True
 
     def __repr__(self) -> str:
@@ -152,6 +158,7 @@ class ProducerBase:
         if self._engine.identity.of_pid == os.getpid():
             self._driver.close(timeout_s)
             self._engine.identity.release()
+            log.flush()
 
     def add_hook(self, hook: SendHook) -> None:
         """Call the hook before and after every send from now on."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
-_LOG: Final = logging.getLogger(__name__)
+from rocket_sink.net import log
+
+_LOG: Final = log.logger(__name__)
 
 
 class Chore(Protocol):

@@ -11,12 +11,12 @@ meanwhile. Callbacks run outside it, on the leading thread, and may send themsel
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Final
 
 from rocket_sink.errors import AuthenticationError, ProducerClosedError, SendError, WindowFullError
+from rocket_sink.net import log
 from rocket_sink.net.rpc import Call
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.inbox import POSTED_BYTES, POSTED_TOGETHER
@@ -30,7 +30,7 @@ from rocket_sink.routing.verdict import error_for_answer
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.properties import keys_of
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 _IDLE_S: Final = 1.0
 _KEEP_S: Final = 0.5
 """Longest wait for the answers to heartbeats; others are read the next time."""

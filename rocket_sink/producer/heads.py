@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.credentials import CredentialsProvider, credentials_of
 from rocket_sink.wire.acl import Credentials, Signer
 from rocket_sink.wire.frame import Serialize
 from rocket_sink.wire.send_template import SendTemplate
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 
 
 class Heads:

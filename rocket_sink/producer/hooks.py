@@ -6,16 +6,16 @@ costs one look at an empty tuple.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rocket_sink.message import Message, SendResult
+from rocket_sink.net import log
 from rocket_sink.producer.values import Completion
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 
 
 @dataclass(slots=True)

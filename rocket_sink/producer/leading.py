@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Final
 
+from rocket_sink.net import log
 from rocket_sink.net.pump import TICK_S
 from rocket_sink.producer.chores import Chores
 from rocket_sink.producer.engine import SendEngine
@@ -15,7 +15,7 @@ from rocket_sink.producer.send_future import SendFuture
 from rocket_sink.producer.ticket import Ticket
 from rocket_sink.producer.values import Completion
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 STEP_S: Final = 0.05
 """Longest sleep of a follower whose request is not in flight."""
 

@@ -13,7 +13,7 @@ from typing import Final
 from rocket_sink.errors import NameServerUnavailableError, SendError, TlsRefusedError
 from rocket_sink.net.pump import Pump
 from rocket_sink.net.rpc import Call
-from rocket_sink.routing.verdict import printable
+from rocket_sink.text import clean
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
 
@@ -85,7 +85,7 @@ class _Question:
             self._done(answer, None, now_s)
             return
         if answer is not None:
-            self._reasons[address] = f"answered {answer.code}: {printable(answer.remark, 200)}"
+            self._reasons[address] = f"answered {answer.code}: {clean(answer.remark or '', 200)}"
         else:
             self._reasons[address] = str(error)
             if error is not None:

@@ -7,7 +7,6 @@ stays so, and needs the producer's thread. A reply that comes too late is droppe
 
 from __future__ import annotations
 
-import logging
 import threading
 import uuid
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any, Final
 from rocket_sink.errors import NoRouteError, ReplyTimeoutError
 from rocket_sink.message import Message, MessageQueue, SendResult
 from rocket_sink.message_rules import check_topic
+from rocket_sink.net import log
 from rocket_sink.net.link import Link
 from rocket_sink.producer.base import ProducerBase
 from rocket_sink.routing.verdict import error_for_answer
@@ -30,7 +30,7 @@ from rocket_sink.wire.properties import CORRELATION_ID, REPLY_TO_CLIENT, TTL
 from rocket_sink.wire.recall import decode_recall_handle
 from rocket_sink.wire.stored import StoredMessage
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 _GREETING_S: Final = 0.5
 """Longest wait for the connections to all brokers; a dead broker must not stop a request."""
 
@@ -163,6 +163,10 @@ class Requests(ProducerBase):
         self._engine.pump.respond(link, frame, ResponseCode.SUCCESS)
         if asked is None:
             self.late_replies += 1
-            _LOG.warning("a reply to the unknown request %s is dropped", reply.correlation_id)
+            _LOG.warning(
+                "a reply to the unknown request %s is dropped",
+                reply.correlation_id,
+                extra={"peer": link.address},
+            )
         else:
             asked.set_result(reply)

@@ -10,17 +10,17 @@ nobody needs to be woken.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Condition
 from typing import Any, Final, TypeAlias
 
 from rocket_sink.message import SendResult
+from rocket_sink.net import log
 from rocket_sink.producer.hooks import Hooks, SendContext
 from rocket_sink.producer.values import Completion
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 _FINISHED: Final = "FINISHED"
 _ENDED: Final = object()
 Callback: TypeAlias = "Callable[[SendResult | None, BaseException | None], None]"

@@ -9,7 +9,6 @@ topic is not traced, nor is what a broker answers with TRACE_ON=false.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Final
 
 from rocket_sink.errors import Outcome, RocketSinkError
 from rocket_sink.message import Message
+from rocket_sink.net import log
 from rocket_sink.producer.hooks import EndTransactionContext, SendContext, SendHook
 from rocket_sink.wire.answers import DEFAULT_REGION
 from rocket_sink.wire.trace import (
@@ -27,7 +27,7 @@ from rocket_sink.wire.trace import (
     encode_trace,
 )
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 _LINES: Final = 100
 _HELD: Final = 2048
 _DELAY_S: Final = 0.5

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import enum
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rocket_sink.errors import SendError
 from rocket_sink.message import Message, SendResult
+from rocket_sink.net import log
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.stored import StoredMessage
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 
 
 class TransactionState(enum.Enum):

@@ -10,7 +10,6 @@ topic at the commit's time, not the send's; a half message's queue offset is not
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from typing import Any, Final
@@ -26,6 +25,7 @@ from rocket_sink.errors import (
     SendError,
 )
 from rocket_sink.message import Message, SendResult
+from rocket_sink.net import log
 from rocket_sink.net.link import Link
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.base import ProducerBase
@@ -51,7 +51,7 @@ from rocket_sink.wire.peer import TransactionCheck, decode_transaction_check
 from rocket_sink.wire.properties import PGROUP, TRAN_MSG
 from rocket_sink.wire.stored import StoredMessage
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 _HELD_CHECKS: Final = 2000
 """Checks that wait for the listener (Java: checkRequestHoldMax); more are asked again anyway."""
 
@@ -174,7 +174,14 @@ class TransactionSends(ProducerBase):
         error = self._tell_end(address, frame, state)
         self._tell_hooks(message, half.transaction_id, address, frame, state, error)
         if error is not None:
-            _LOG.warning("%s of transaction %s at %s: %s", state.name, half.message_id, name, error)
+            _LOG.warning(
+                "%s of transaction %s at %s: %s",
+                state.name,
+                half.message_id,
+                name,
+                error,
+                extra={"peer": address},
+            )
         return error
 
     def _tell_end(self, address: str, frame: Frame, state: TransactionState) -> SendError | None:
@@ -221,7 +228,11 @@ class TransactionSends(ProducerBase):
         """Take a check over to the listener's thread; without a listener the broker asks others."""
         check = decode_transaction_check(frame)
         if self._listener is None or check.producer_group != self._group:
-            _LOG.warning("no listener for the transaction check of group %s", check.producer_group)
+            _LOG.warning(
+                "no listener for the transaction check of group %s",
+                check.producer_group,
+                extra={"peer": link.address},
+            )
             return
         if self._checks is None:
             self._checks = queue.Queue(_HELD_CHECKS)
@@ -232,7 +243,11 @@ class TransactionSends(ProducerBase):
         try:
             self._checks.put_nowait((link.address, check))
         except queue.Full:
-            _LOG.warning("%d transaction checks wait; one more is dropped", _HELD_CHECKS)
+            _LOG.warning(
+                "%d transaction checks wait; one more is dropped",
+                _HELD_CHECKS,
+                extra={"peer": link.address},
+            )
 
     def _answer_checks(self, checks: queue.Queue[tuple[str, TransactionCheck]]) -> None:
         while not self._closed:
@@ -243,7 +258,12 @@ class TransactionSends(ProducerBase):
             try:
                 self._answer_check(address, check)
             except RocketSinkError as error:
-                _LOG.warning("the transaction check at %s was not answered: %s", address, error)
+                _LOG.warning(
+                    "the transaction check at %s was not answered: %s",
+                    address,
+                    error,
+                    extra={"peer": address},
+                )
 
     def _answer_check(self, address: str, check: TransactionCheck) -> None:
         state, failure = checked(self._listener, check.message)

@@ -26,6 +26,7 @@ from rocket_sink.errors import (
     ServiceNotAvailableError,
     TopicNotFoundError,
 )
+from rocket_sink.text import clean
 
 REMARK_MAX_CHARACTERS: Final = 1024
 
@@ -107,17 +108,10 @@ def error_for_answer(
     """
     if response_code in SEND_STATUS:
         return None
-    clean = printable(remark)
+    said = clean(remark or "", REMARK_MAX_CHARACTERS).strip()
     where = facts.get("broker_name") or facts.get("broker_address") or "the broker"
     error = error_class(response_code, remark)
     text = f"{where} answered {response_code}"
-    if clean:
-        text += f": {clean}"
-    return error(text, response_code=response_code, remark=clean, **facts)
-
-
-def printable(remark: str | None, limit: int = REMARK_MAX_CHARACTERS) -> str:
-    """A remark from the network, safe for logs, terminals and tables: one line, cut, printable."""
-    text = (remark or "")[: limit + 1]
-    clean = "".join(c if c.isprintable() else " " for c in text).strip()
-    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+    if said:
+        text += f": {said}"
+    return error(text, response_code=response_code, remark=said, **facts)

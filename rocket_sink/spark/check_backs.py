@@ -15,7 +15,6 @@ transactionCheckMax questions: neither touches the message that was made visible
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.forks import ForkLock
+from rocket_sink.net import log
 from rocket_sink.producer.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transaction_values import ROLLBACK, UNKNOWN, TransactionState
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from rocket_sink.options import SinkOptions
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 _EPOCHS: Final = 4
 """Decided epochs whose members are remembered."""
 _RETRY_S: Final = 30.0

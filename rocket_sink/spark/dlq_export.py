@@ -7,7 +7,6 @@ shows each once.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.producer.dlq import DeadLetter
 from rocket_sink.spark.stored_rows import STORED_SCHEMA, stored_batch
+from rocket_sink.text import json_text
 from rocket_sink.wire.stored import memory_bytes
 
 _ROWS: Final = 1000
@@ -124,7 +124,7 @@ def _written(chunk: list[DeadLetter], parquet: Any) -> int:
 
 def _lines(chunk: list[DeadLetter], file: Any) -> int:
     for letter in chunk:
-        file.write(json.dumps(row(letter), ensure_ascii=False) + "\n")
+        file.write(json_text(row(letter)) + "\n")
     return len(chunk)
 
 

@@ -10,7 +10,6 @@ Only this commits. What brokers ask about a half message is never answered by a 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,20 +20,21 @@ from rocket_sink.ledger.ends import EndMark, ends_lock
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext, transaction_rows
-from rocket_sink.ledger.sanitise import sanitise
 from rocket_sink.ledger.schema import SEND
 from rocket_sink.ledger.table import check_table, is_classic, last_txn_version, txn_app_id
 from rocket_sink.ledger.views import queried
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.commits import CommitReport, Half, HalfCommits
 from rocket_sink.producer.pool import ProducerPool, worker_pool
 from rocket_sink.spark.halves import check_group
+from rocket_sink.text import storable
 from rocket_sink.wire.ids import decode_offset_message_id
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 _COLUMNS: Final = (
     "kind", "topic", "broker_name", "queue_id", "queue_offset", "offset_message_id", "message_id",
     "query_id", "run_id", "lane", "unix_millis(at) AS at_ms",
@@ -183,7 +183,7 @@ class Endings:
                 "topic": [half.topic for half in gone],
                 "broker_name": [half.broker_name for half in gone],
                 "message_id": [half.message_id for half in gone],
-                "remark": [sanitise(remark) for _, remark in report.refused],
+                "remark": [storable(remark) for _, remark in report.refused],
             }
             batches.append(transaction_rows(columns, len(gone), ctx))
         self._ledger.append(self._spark, *batches)

@@ -12,7 +12,6 @@ its message id too), `__dead_letter_reason`, `__dead_letter_code`, `__dead_lette
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -21,6 +20,7 @@ import pyarrow as pa
 
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.values import Completion, SendRequest
@@ -28,7 +28,7 @@ from rocket_sink.spark.journal import Journal
 from rocket_sink.spark.outgoing import compressed
 from rocket_sink.wire.properties import properties_of
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 _HOPELESS: Final = 50
 """Failures in a row after which the task writes no more letters to the topic: each may cost
 `sendMsgTimeout`, and the ledger has them."""

@@ -7,7 +7,6 @@ sure way. The thread is a daemon: at the driver's end what is left waits in the 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.spool_files import new_name
 from rocket_sink.ledger.table import first_line
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.host import active_session, is_classic
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
 _ATTRIBUTE: Final = "_rocket_sink_folders"
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 _LOCK: Final = ForkLock()
 _COUNT_S: Final = 30.0
 """Shortest time between two counts of a ledger's rows: each is a query of the table."""

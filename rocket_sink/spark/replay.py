@@ -21,7 +21,6 @@ million rows that two brokers do not have, and twice as much for rows that they 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -34,6 +33,7 @@ from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.starts import Earlier, EpochStarts
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.stored import StoredMessages
@@ -58,7 +58,7 @@ _TORN: Final = (
     "README, 'effectively once', says how brokers are told to keep none"
 )
 _ANY_TIME: Earlier = Earlier(0, {})
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 
 
 class ReplayCheck:

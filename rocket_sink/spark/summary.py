@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rocket_sink.text import clean
+
 COUNTS: Final = (
     "rows_in", "acked", "degraded", "dead", "unknown", "filtered", "invalid", "held_back",
     "duplicates_possible", "found_stored", "requests", "attempts",
@@ -76,7 +78,7 @@ class WriteSummary:
         rate = f"{self.rows_in / self.duration_s:,.0f} rows/s" if self.duration_s else ""
         shown.append(("time", f"{self.duration_s:.1f} s  {rate}".rstrip()))
         if self.first_error:
-            shown.append(("first error", self.first_error))
+            shown.append(("first error", clean(self.first_error)))
         shown.append(("ledger", self.ledger or "none"))
         return shown
 

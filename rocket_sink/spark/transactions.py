@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import RocketSinkError
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.check_backs import driver_answerer
 from rocket_sink.spark.endings import Endings, check_ended
@@ -13,7 +13,7 @@ from rocket_sink.spark.endings import Endings, check_ended
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 _WAIT_S: Final = 600.0
 """Longest wait while another process ends epochs of the ledger."""
 

@@ -139,6 +139,9 @@ class FakeCluster:
             names = sorted({topic for topics in self._topics.values() for topic in topics})
             listed = json.dumps({"topicList": names}).encode()
             return replace(response_to(request, ResponseCode.SUCCESS), body=listed)
+        if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            told = json.dumps(self._cluster_info()).encode()
+            return replace(response_to(request, ResponseCode.SUCCESS), body=told)
         if request.code != RequestCode.GET_ROUTEINFO_BY_TOPIC:
             return response_to(
                 request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
@@ -153,6 +156,20 @@ class FakeCluster:
             )  # fmt: skip
         body = encode_route(route, legacy_keys=self._legacy_json)
         return replace(response_to(request, ResponseCode.SUCCESS), body=body)
+
+    def _cluster_info(self) -> dict[str, object]:
+        """ClusterInfo (RouteInfoManager.getAllClusterInfo)."""
+        return {
+            "brokerAddrTable": {
+                broker.name: {
+                    "brokerAddrs": {"0" if broker.is_master else "1": broker.address},
+                    "brokerName": broker.name,
+                    "cluster": CLUSTER_NAME,
+                }
+                for broker in self.brokers
+            },
+            "clusterAddrTable": {CLUSTER_NAME: [broker.name for broker in self.brokers]},
+        }
 
 
 def _letters(number: int) -> str:

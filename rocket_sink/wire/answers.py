@@ -13,9 +13,11 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, RemoteProtocolError
+from rocket_sink.text import clean
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.command import DEFAULT_LIMITS, RESPONSE_FLAG, Frame, Limits
-from rocket_sink.wire.scalars import INT32_MAX, INT64_MAX, parse_int32, parse_int64, printable
+from rocket_sink.wire.names import checked_name, checked_text
+from rocket_sink.wire.scalars import INT32_MAX, INT64_MAX, parse_int32, parse_int64
 from rocket_sink.wire.stored import (
     Allowance,
     StoredMessage,
@@ -238,15 +240,19 @@ def decode_cluster_info(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> Clu
     brokers = {}
     for name, broker in _object(fields, "brokerAddrTable").items():
         addresses = _object(broker, "brokerAddrs")
-        brokers[name] = {
-            parse_int64(number, "a broker id"): _text(address, "a broker's address")
+        brokers[checked_name("brokerName", name)] = {
+            parse_int64(number, "a broker id"): checked_text(
+                "broker address", _text(address, "a broker's address")
+            )
             for number, address in addresses.items()
         }
     clusters = {}
     for cluster, names in _object(fields, "clusterAddrTable").items():
         if not isinstance(names, list):
             raise RemoteProtocolError("a cluster's brokers are no list")
-        clusters[cluster] = tuple(_text(name, "a broker's name") for name in names)
+        clusters[checked_name("cluster", cluster)] = tuple(
+            checked_name("brokerName", _text(name, "a broker's name")) for name in names
+        )
     return ClusterInfo(brokers, clusters)
 
 
@@ -254,6 +260,15 @@ def decode_runtime_info(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> dic
     """The answer to GET_BROKER_RUNTIME_INFO, figures as texts (KVTable)."""
     table = _object(_json_body(frame, limits), "table")
     return {name: _text(value, f"the broker's {name}") for name, value in table.items()}
+
+
+def decode_topic_attributes(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> dict[str, str]:
+    """The answer to GET_TOPIC_CONFIG (TopicConfig.attributes); empty where the topic has none."""
+    fields = _json_body(frame, limits)
+    if fields.get("attributes") is None:
+        return {}
+    attributes = _object(fields, "attributes")
+    return {name: _text(value, f"the attribute {name!r}") for name, value in attributes.items()}
 
 
 def decode_topics(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> tuple[str, ...]:
@@ -299,5 +314,5 @@ def _object(fields: object, name: str) -> dict[str, object]:
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
-        raise RemoteProtocolError(f"{what} is no text: {printable(repr(value), 40)}")
+        raise RemoteProtocolError(f"{what} is no text: {clean(repr(value), 40)}")
     return value

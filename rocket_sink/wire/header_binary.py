@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
+from rocket_sink.text import clean
 from rocket_sink.wire.command import Frame, Limits
-from rocket_sink.wire.scalars import printable
 
 _FIXED: Final = struct.Struct(">hBhiii")
 _INT: Final = struct.Struct(">i")
@@ -94,7 +94,7 @@ def decode_binary_header(header: bytes, limits: Limits) -> Frame:
         None,
         opaque,
         flag,
-        printable(remark, limits.remark_chars) if remark else None,
+        clean(remark, limits.remark_chars) if remark else None,
         version,
         language,
         "rocketmq",

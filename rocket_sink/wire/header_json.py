@@ -11,9 +11,10 @@ import re
 from typing import Any, Final
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
+from rocket_sink.text import clean
 from rocket_sink.wire.codes import LanguageCode
 from rocket_sink.wire.command import Frame, Limits
-from rocket_sink.wire.scalars import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, printable
+from rocket_sink.wire.scalars import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
 from rocket_sink.wire.strict_json import load_json
 
 _LANGUAGE_NAMES: Final = {language.value: language.name for language in LanguageCode}
@@ -144,7 +145,7 @@ def _int32(value: Any, name: str) -> int:
     if type(value) is int and INT32_MIN <= value <= INT32_MAX:
         return value
     raise RemoteProtocolError(
-        f"the header's {name} is not a 32-bit integer: {printable(repr(value), 40)}"
+        f"the header's {name} is not a 32-bit integer: {clean(repr(value), 40)}"
     )
 
 
@@ -156,7 +157,7 @@ def _language(name: Any) -> int:
 def _remark(remark: Any, limits: Limits) -> str:
     if not isinstance(remark, str):
         raise RemoteProtocolError("the header's remark is not text")
-    return printable(remark, limits.remark_chars)
+    return clean(remark, limits.remark_chars)
 
 
 def _ext(ext: Any, limits: Limits) -> dict[str, str] | None:
@@ -184,5 +185,5 @@ def _texts(ext: dict[str, Any]) -> dict[str, str]:
         elif isinstance(value, int) and INT64_MIN <= value <= INT64_MAX:
             texts[name] = str(value)
         elif value is not None:
-            raise RemoteProtocolError(f"the header field {printable(name, 40)!r} is not text")
+            raise RemoteProtocolError(f"the header field {clean(name, 40)!r} is not text")
     return texts

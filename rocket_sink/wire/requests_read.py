@@ -50,6 +50,11 @@ def pull_message(
     )
 
 
+def get_topic_config(topic: str) -> Frame:
+    """How a topic is configured on the broker that is asked (from 5.0 on)."""
+    return request(RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+
+
 def query_max_offset(*, topic: str, queue_id: int, broker_name: str | None = None) -> Frame:
     """The offset that the next message of a queue gets; also the reachability probe."""
     return request(

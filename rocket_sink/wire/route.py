@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rocket_sink.errors import RemoteProtocolError
+from rocket_sink.text import clean
 from rocket_sink.wire.codes import PermName
 from rocket_sink.wire.command import DEFAULT_LIMITS, Limits
-from rocket_sink.wire.scalars import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, printable
+from rocket_sink.wire.names import checked_name, checked_text
+from rocket_sink.wire.scalars import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
 from rocket_sink.wire.strict_json import load_json, quote_numeric_keys
 
 MASTER_ID: Final = 0
@@ -110,16 +112,19 @@ def decode_route(body: bytes | memoryview | None, *, limits: Limits = DEFAULT_LI
     return TopicRoute(
         queues,
         tuple(_broker_data(item, limits) for item in brokers),
-        _optional(value, "orderTopicConf", str) or None,
+        checked_text("orderTopicConf", _optional(value, "orderTopicConf", str) or "") or None,
         None
         if mappings is None
-        else {name: _mapping(name, item, limits) for name, item in mappings.items()},
+        else {
+            checked_name("bname", name): _mapping(name, item, limits)
+            for name, item in mappings.items()
+        },
     )
 
 
 def _queue_data(item: Any, limits: Limits) -> QueueData:
     return QueueData(
-        _required(item, "brokerName", str),
+        checked_name("brokerName", _required(item, "brokerName", str)),
         _count(item, "readQueueNums", limits),
         _count(item, "writeQueueNums", limits),
         _int32(item, "perm", 0),
@@ -132,11 +137,12 @@ def _broker_data(item: Any, limits: Limits) -> BrokerData:
     addresses = _required(item, "brokerAddrs", dict)
     if len(addresses) > limits.route_brokers:
         raise RemoteProtocolError("a broker has too many addresses in the route")
+    zone = _optional(item, "zoneName", str)
     return BrokerData(
-        _optional(item, "cluster", str) or "",
-        _required(item, "brokerName", str),
+        checked_name("cluster", _optional(item, "cluster", str) or ""),
+        checked_name("brokerName", _required(item, "brokerName", str)),
         {_key(number): _address(address) for number, address in addresses.items()},
-        _optional(item, "zoneName", str),
+        zone and checked_name("zoneName", zone),
         bool(_optional(item, "enableActingMaster", bool)),
     )
 
@@ -145,12 +151,12 @@ def _mapping(name: str, item: Any, limits: Limits) -> QueueMapping:
     queue_ids = _optional(item, "currIdMap", dict) or {}
     epoch = _optional(item, "epoch", int) or 0
     if len(queue_ids) > limits.route_queues or not INT64_MIN <= epoch <= INT64_MAX:
-        raise RemoteProtocolError(f"the static topic mapping of {printable(name, 60)} is too large")
+        raise RemoteProtocolError(f"the static topic mapping of {clean(name, 60)} is too large")
     return QueueMapping(
-        _optional(item, "bname", str) or name,
+        checked_name("bname", _optional(item, "bname", str) or name),
         _count(item, "totalQueues", limits),
         epoch,
-        _optional(item, "scope", str) or "__global__",
+        checked_name("scope", _optional(item, "scope", str) or "__global__"),
         {_key(logic): _int32({"": physical}, "") for logic, physical in queue_ids.items()},
     )
 
@@ -169,7 +175,7 @@ def _optional(item: Any, name: str, kind: type) -> Any:
     if value is None or (isinstance(value, kind) and (kind is bool or value is not True)):
         return value
     raise RemoteProtocolError(
-        f"the route's {name} is not of type {kind.__name__}: {printable(repr(value), 40)}"
+        f"the route's {name} is not of type {kind.__name__}: {clean(repr(value), 40)}"
     )
 
 
@@ -201,13 +207,13 @@ def _count(item: Any, name: str, limits: Limits) -> int:
 def _key(text: str) -> int:
     if len(text) <= 19 and text.isascii() and text.isdigit() and int(text) <= INT64_MAX:
         return int(text)
-    raise RemoteProtocolError(f"{printable(text, 40)!r} is no number of a broker or queue")
+    raise RemoteProtocolError(f"{clean(text, 40)!r} is no number of a broker or queue")
 
 
 def _address(address: Any) -> str:
     if not isinstance(address, str) or not address or len(address) > 300:
         raise RemoteProtocolError("a broker's address in the route is no text")
-    return printable(address, 300)
+    return checked_text("broker address", address)
 
 
 def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:

@@ -1,4 +1,4 @@
-"""Text to numbers and back to printable text, as strict as Java's parsers.
+"""Text to numbers, as strict as Java's parsers.
 
 Python's `int()` takes underscores, blanks and any script's digits; Java's `Long.parseLong` takes
 only an optional sign and digits (of any script, which no broker writes, so ASCII here).
@@ -10,6 +10,7 @@ import re
 from typing import Final
 
 from rocket_sink.errors import RemoteProtocolError
+from rocket_sink.text import clean
 
 INT32_MIN: Final = -(2**31)
 INT32_MAX: Final = 2**31 - 1
@@ -17,9 +18,6 @@ INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 
 _DECIMAL: Final = re.compile(r"[+-]?[0-9]{1,19}")
-_UNPRINTABLE: Final = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 
 
 def parse_int64(text: object, what: str) -> int:
@@ -28,7 +26,7 @@ def parse_int64(text: object, what: str) -> int:
         value = int(text)
         if INT64_MIN <= value <= INT64_MAX:
             return value
-    raise RemoteProtocolError(f"{what} is not a 64-bit integer: {printable(str(text), 40)!r}")
+    raise RemoteProtocolError(f"{what} is not a 64-bit integer: {clean(text, 40)!r}")
 
 
 def parse_int32(text: object, what: str) -> int:
@@ -37,13 +35,3 @@ def parse_int32(text: object, what: str) -> int:
     if INT32_MIN <= value <= INT32_MAX:
         return value
     raise RemoteProtocolError(f"{what} is not a 32-bit integer: {value}")
-
-
-def printable(text: str, limit: int) -> str:
-    """`text` without control, direction or surrogate characters, cut to `limit` characters.
-
-    For everything from the network that ends in logs, ledgers or error texts.
-    """
-    if len(text) > limit:
-        text = text[:limit] + "..."
-    return _UNPRINTABLE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)

@@ -23,6 +23,7 @@ from ipaddress import ip_address
 from typing import Final, TypeAlias
 
 from rocket_sink.errors import RemoteProtocolError
+from rocket_sink.text import clean
 from rocket_sink.wire.batch import iter_batch
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.command import DEFAULT_LIMITS, Body, Limits
@@ -34,7 +35,6 @@ from rocket_sink.wire.properties import (
     decode_properties,
     encode_properties,
 )
-from rocket_sink.wire.scalars import printable
 
 MAGIC_V1: Final = -626_843_481
 MAGIC_V2: Final = -626_843_477
@@ -271,7 +271,7 @@ def _inflated(message: StoredMessage, body: bytes, limits: Limits) -> bytes:
     except RemoteProtocolError as error:
         raise RemoteProtocolError(
             f"the message at offset {message.queue_offset} of queue {message.queue_id} of "
-            f"{printable(message.topic, 127)}: {error}; begin behind it to read on"
+            f"{clean(message.topic, 127)}: {error}; begin behind it to read on"
         ) from None
 
 

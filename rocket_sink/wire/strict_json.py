@@ -13,7 +13,8 @@ import re
 from typing import Any, Final, NoReturn
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.scalars import INT64_MAX, INT64_MIN, printable
+from rocket_sink.text import clean
+from rocket_sink.wire.scalars import INT64_MAX, INT64_MIN
 
 _STRING_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*\\?(?:"|\Z)|[\[{]|[\]}]', re.DOTALL)
 _STRING_OR_NUMERIC_KEY: Final = re.compile(
@@ -79,7 +80,7 @@ def load_json(data: bytes, *, max_depth: int, what: str) -> Any:
     except (ValueError, RecursionError) as error:
         # json's own messages hold positions only; UnicodeDecodeError holds one byte.
         raise RemoteProtocolError(
-            f"{what} is not acceptable JSON: {printable(str(error), 200)}"
+            f"{what} is not acceptable JSON: {clean(str(error), 200)}"
         ) from None
     return value
 

@@ -16,7 +16,6 @@ from rocket_sink.routing.verdict import (
     SEND_STATUS,
     error_for_answer,
     outcome_of_code,
-    printable,
 )
 
 # PutMessageStatus of the store -> (response code, remark) as SendMessageProcessor answers it,
@@ -157,7 +156,7 @@ def test_the_table_is_made_from_the_classes_and_no_code_is_claimed_twice():
 
 def test_errors_say_where_and_what_and_pickle():
     error = error_for_answer(2, "[OVERLOAD]\tbusy\x1b[31m", broker_name="b1", topic="t")
-    assert str(error) == "b1 answered 2: [OVERLOAD] busy [31m"
+    assert str(error) == "b1 answered 2: [OVERLOAD] busy\\x1b[31m"
     assert (error.response_code, error.topic, error.broker_name) == (2, "t", "b1")
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.remark) == (type(error), str(error), error.remark)
@@ -173,13 +172,17 @@ def test_any_answer_has_one_outcome(code, remark):
 
 @given(st.text(max_size=2 * REMARK_MAX_CHARACTERS))
 def test_remarks_are_printable_and_short(remark):
-    clean = printable(remark)
-    assert clean.isprintable()
-    assert len(clean) <= REMARK_MAX_CHARACTERS
+    error = error_for_answer(2, remark)
+    assert error is not None
+    assert error.remark.isprintable() and str(error).isprintable()
+    assert len(error.remark) <= REMARK_MAX_CHARACTERS
     if remark.isprintable() and len(remark) <= REMARK_MAX_CHARACTERS:
-        assert clean == remark.strip()
+        assert error.remark == remark.strip()
 
 
 def test_long_remarks_are_cut_visibly():
-    assert printable("x" * 5000) == "x" * (REMARK_MAX_CHARACTERS - 1) + "…"
-    assert printable(None) == ""
+    def kept(remark):
+        return error_for_answer(2, remark).remark
+
+    assert kept("x" * 5000) == "x" * (REMARK_MAX_CHARACTERS - 3) + "..."
+    assert kept(None) == ""

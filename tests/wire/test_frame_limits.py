@@ -81,7 +81,7 @@ def test_remarks_are_cut_and_made_printable(serialize):
     assert frame.remark is not None
     assert frame.remark.isprintable()
     assert len(frame.remark) < 2048 + 60
-    assert frame.remark.startswith("\\x1b[31mred\\x0d\\x0aforged")
+    assert frame.remark.startswith("\\x1b[31mred  forged line")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rocket_sink.commands.demo.flights import Flights
 from rocket_sink.commands.demo.settings import Settings
 from rocket_sink.commands.demo.verify import Verdict, lost_rows
-from rocket_sink.commands.output import cell, table
+from rocket_sink.commands.output import table
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.report import Report, build_report
 
@@ -152,13 +152,18 @@ class Reckoning:
         return table(title, names, rows, numbers="latency_ms length_s")
 
     def _closing(self) -> RenderableType:
+        from rich.text import Text
+
         ledger = (
             f"ledger: {self.settings.ledger}\n  rocket-sink report --ledger {self.settings.ledger}"
         )
         if self.passed:
-            return f"{ledger}\n[bold green]PASSED[/]: the accounts add up and nothing is lost"
-        wrong = "\n".join(f"  - {cell(text)}" for text in self.failures)
-        return f"{ledger}\n[bold red]FAILED[/]:\n{wrong}"
+            return Text.assemble(
+                f"{ledger}\n", ("PASSED", "bold green"),
+                ": the accounts add up and nothing is lost",
+            )  # fmt: skip
+        wrong = "\n".join(f"  - {text}" for text in self.failures)
+        return Text.assemble(f"{ledger}\n", ("FAILED", "bold red"), f":\n{wrong}")
 
 
 def reckon(

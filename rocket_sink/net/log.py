@@ -1,0 +1,138 @@
+"""The package's loggers: what peers write reaches a log clean, and not by the thousand.
+
+Every module takes its logger from here. A record becomes one printable line (`rocket_sink.text`),
+a traceback is indented, so that no line of it can pass for a record. Of each kind of record, by
+its format string, and peer at most `BURST` in `EVERY_S` seconds get through; what was held back is
+counted, and the count logged with the next one of its kind, or by `flush`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from rocket_sink.text import clean, clean_trace
+
+BURST: Final = 10
+EVERY_S: Final = 10.0
+_KINDS: Final = 1000
+"""Kinds and peers that are counted apart; names of peers come from the network."""
+_RECORD_CHARS: Final = 4000
+_ELSEWHERE: Final = "other peers"
+_MORE: Final = f" (more of these are only counted for {EVERY_S:g} s)"
+
+
+def logger(name: str) -> logging.Logger:
+    """The logger of a module; `extra={"peer": address}` of a call names whom a record is about."""
+    found = logging.getLogger(name)
+    found.addFilter(_GUARD)
+    return found
+
+
+def flush() -> None:
+    """Log the counts of what was held back until now."""
+    _GUARD.flush()
+
+
+class Kind(NamedTuple):
+    """What is counted together."""
+
+    logger: str
+    level: int
+    text: str
+    peer: str
+
+
+class Admitted(NamedTuple):
+    """A record that gets through: the counts that are due now, and whether more would not."""
+
+    due: list[tuple[Kind, int]]
+    is_last: bool
+
+
+class _Count:
+    __slots__ = ("held", "passed", "since_s")
+
+    def __init__(self, since_s: float) -> None:
+        self.since_s = since_s
+        self.passed = self.held = 0
+
+
+class RateLimit:
+    """How often each kind of record came lately. Thread-safe; a child process starts anew.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[Kind, _Count] = {}
+
+    def admit(self, kind: Kind) -> Admitted | None:
+        """None: hold this record back."""
+        with self._lock:
+            now_s = self._clock()
+            if kind not in self._counts and len(self._counts) >= _KINDS:
+                kind = kind._replace(peer=_ELSEWHERE)
+            count = self._counts.setdefault(kind, _Count(now_s))
+            if now_s - count.since_s < EVERY_S and count.passed >= BURST:
+                count.held += 1
+                return None
+            due = self._take(now_s - EVERY_S)
+            count = self._counts.setdefault(kind, _Count(now_s))
+            count.passed += 1
+            return Admitted(due, is_last=count.passed == BURST)
+
+    def rest(self) -> list[tuple[Kind, int]]:
+        """All counts that are not logged yet."""
+        with self._lock:
+            return self._take(self._clock())
+
+    def _take(self, until_s: float) -> list[tuple[Kind, int]]:
+        over = [kind for kind, count in self._counts.items() if count.since_s <= until_s]
+        taken = ((kind, self._counts.pop(kind).held) for kind in over)
+        return [(kind, held) for kind, held in taken if held]
+
+
+class _Guard(logging.Filter):
+    """See the module. One for all loggers of the package."""
+
+    def __init__(self, limit: RateLimit) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if hasattr(record, "held_back"):
+            return True
+        peer = clean(getattr(record, "peer", ""), 100)
+        admitted = self._limit.admit(Kind(record.name, record.levelno, str(record.msg), peer))
+        if admitted is None:
+            return False
+        self._log_counts(admitted.due)
+        text = clean(record.getMessage(), _RECORD_CHARS)
+        record.msg, record.args = text + (_MORE if admitted.is_last else ""), ()
+        if record.exc_info and not record.exc_text:
+            record.exc_text = clean_trace(logging.Formatter().formatException(record.exc_info))
+        return True
+
+    def flush(self) -> None:
+        self._log_counts(self._limit.rest())
+
+    def _log_counts(self, due: list[tuple[Kind, int]]) -> None:
+        for kind, held in due:
+            where = f" from {kind.peer}" if kind.peer else ""
+            text = f"{held:,} more of these{where} were not logged: {kind.text!r}"
+            logging.getLogger(kind.logger).log(kind.level, text, extra={"held_back": held})
+
+
+_GUARD: Final = _Guard(RateLimit())

@@ -1,0 +1,264 @@
+"""No text of a peer's reaches a terminal, a pipe or a log as anything but text.
+
+The real commands, as processes on a pseudo-terminal and on pipes; the judge reads the bytes that
+came out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from rocket_sink.errors import Outcome
+from rocket_sink.ledger.records import isolation_rows, send_rows
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.routing.fault import Isolation
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.stored import StoredMessage
+from tests.ledger.values import accounts, attempt, confirmed, context, letter
+
+GROUP = "billing"
+PLAIN = "".join(map(chr, (*range(3, 32), *range(0x7F, 0xA0))))
+"""C0 without NUL and the separators of properties; DEL; C1."""
+OTHERS = "\u202e\u202d\u2066\u2069\u200e\u200f\u061c\u200b\ufeff\u2028\u2029\ue000\U000e0001"
+HOSTILE = (
+    "H\x1b[2J\x1b[31mI\x1b]52;c;ZXZpbA==\x07\r\nFORGED WARNING all is well\n[bold]J[/bold] :bomb: "
+    f"\x1b]8;;http://e\x1b\\\x9b2J\x9d0;t\x9c{PLAIN}{OTHERS} [link=http://e]K[/link]"
+)
+STYLES = re.compile(r"\x1b\[[0-9;]*m")
+"""What rich writes itself; a text's own may not be among them."""
+
+
+def on_pipes(arguments: Sequence[str], stdin: str = "") -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "rocket_sink.cli", *arguments],
+        input=stdin.encode(), capture_output=True, check=False, timeout=300,
+    )  # fmt: skip
+    return done.stdout.decode(), done.stderr.decode()
+
+
+def on_terminal(arguments: Sequence[str]) -> str:
+    """What the command writes to a terminal, without the terminal's own carriage returns."""
+    parent, child = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "rocket_sink.cli", *arguments],
+        stdin=subprocess.DEVNULL, stdout=child, stderr=child, env=environment,
+    ) as process:  # fmt: skip
+        os.close(child)
+        read = b""
+        while True:
+            try:
+                part = os.read(parent, 65536)
+            except OSError:  # Linux: the other side is closed
+                break
+            if not part:
+                break
+            read += part
+        process.wait(300)
+    os.close(parent)
+    return read.decode().replace("\r\n", "\n")
+
+
+def obeyed(shown: str) -> list[str]:
+    """The characters that a terminal would not show; line ends are ours."""
+    return sorted({
+        f"U+{ord(c):04X} in {shown[max(0, at - 20):at + 10]!r}"
+        for at, c in enumerate(shown)
+        if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+    })  # fmt: skip
+
+
+def judge(arguments: Sequence[str], *, stdin: str = "", shows: str = "FORGED") -> None:
+    """Run a command both ways; `shows` proves that hostile text was there to be printed."""
+    out, err = on_pipes(arguments, stdin)
+    assert obeyed(out) == [] and obeyed(err) == []
+    shown = re.sub(r"\s+", " ", out + err)  # a table's cell may be of several lines
+    assert shows in shown, shown
+    for line in (out + err).splitlines():
+        assert not line.startswith("FORGED"), line
+    if stdin:
+        return
+    shown = on_terminal(arguments)
+    assert obeyed(STYLES.sub("", shown)) == []
+    assert "\x1b[31mI" not in shown and "H\x1b" not in shown
+    assert shows.split()[0] in shown
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=1) as fake:
+        topic = f"%DLQ%{GROUP}"
+        fake.create_topic("orders", 1)
+        fake.create_topic(topic, 1)
+        fake.create_topic("%DLQ%" + HOSTILE, 1)
+        properties = dict.fromkeys(("UNIQ_KEY", "KEYS", "TAGS", "__SHARDINGKEY", HOSTILE), HOSTILE)
+        for name in ("orders", topic):
+            fake.brokers[0].store.append(
+                StoredMessage(
+                    name, HOSTILE.encode() + b"\x9b\xff\xed\xa0\x80", store_ms=1000, born_ms=1,
+                    reconsume_times=16, store_host=("10.0.0.1", 10911),
+                    properties={**properties, "RETRY_TOPIC": HOSTILE},
+                )
+            )  # fmt: skip
+        yield fake
+
+
+def at(cluster: FakeCluster, *arguments: str) -> list[str]:
+    return [*arguments, "-n", cluster.name_server]
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_tail(cluster: FakeCluster, form: list[str]) -> None:
+    judge(at(cluster, "tail", "-t", "orders", "--from-start", "--no-follow", *form))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shows"),
+    [
+        (["list"], "FORGED"), (["list", "--json"], "FORGED"),
+        (["list", "-g", GROUP], "dead"), (["list", "-g", GROUP, "--json"], "FORGED"),
+        (["resend", "-g", GROUP, "--dry-run"], "FORGED"),
+        (["resend", "-g", GROUP, "--dry-run", "--json"], "FORGED"),
+        (["resend", "-g", GROUP], "error"), (["resend", "-g", GROUP, "--json"], "error"),
+        (["list", "-g", "no" + HOSTILE.replace("=", "")], "FORGED"),
+    ],
+)  # fmt: skip
+def test_dlq(cluster: FakeCluster, arguments: list[str], shows: str) -> None:
+    judge(at(cluster, "dlq", *arguments), shows=shows)
+
+
+def test_an_exported_file_has_escapes(cluster: FakeCluster, tmp_path: Path) -> None:
+    out = tmp_path / "x.json"
+    on_pipes(at(cluster, "dlq", "export", "-g", GROUP, "--out", str(out)))
+    assert obeyed(out.read_text()) == []
+    (row,) = map(json.loads, out.read_text().splitlines())
+    assert row["tags"] == HOSTILE and row["properties"][HOSTILE] == HOSTILE
+
+
+def test_json_holds_the_text_unchanged(cluster: FakeCluster) -> None:
+    out, _ = on_pipes(at(cluster, "tail", "-t", "orders", "--from-start", "--no-follow", "--json"))
+    row = json.loads(out)
+    assert row["tags"] == HOSTILE and row["properties"][HOSTILE] == HOSTILE
+    assert row["body"].startswith(HOSTILE)
+
+
+COMMANDS = (["routes"], ["check"], ["tail", "--no-follow"], ["send", "body"])
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--debug"]])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_hostile_broker_name_is_refused(command: list[str], more: list[str]) -> None:
+    with FakeCluster(brokers=["broker-a", HOSTILE]) as fake:
+        fake.create_topic("orders", 1)
+        judge(at(fake, *command, "-t", "orders", *more), shows="cannot be printed")
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--debug"]])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_remarks(cluster: FakeCluster, command: list[str], more: list[str]) -> None:
+    if command == ["routes"]:
+        cluster.on_route(Answer(1, HOSTILE), times=None)
+    broker = cluster.brokers[0]
+    broker.on_send(Answer(1, HOSTILE), times=None)
+    broker.on(RequestCode.GET_MAX_OFFSET, Answer(1, HOSTILE), times=None)
+    judge(at(cluster, *command, "-t", "orders", *more))
+
+
+def test_send_of_hostile_lines(cluster: FakeCluster) -> None:
+    lines = (
+        {"body": "x", "tags": HOSTILE}, {"body": "x", "keys": [HOSTILE]}, {"body": "x", HOSTILE: 1}
+    )  # fmt: skip
+    for line in lines:
+        for more in ([], ["--json"], ["--debug"]):
+            judge(
+                at(cluster, "send", "-t", "orders", "--json-lines", *more),
+                stdin=json.dumps(line), shows="",
+            )  # fmt: skip
+    judge(at(cluster, "send", "-t", "orders", "--json-lines"), stdin=HOSTILE, shows="JSON")
+
+
+def test_a_wrong_command_line() -> None:
+    argument = HOSTILE.replace("=", "")
+    judge(["report", "--ledger", "/" + argument], shows="no ledger")
+    judge(["nosuch" + argument])
+    judge(["send", "--nosuch" + argument])
+    judge(["backfill", "--reason", argument])
+
+
+# --- a ledger ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Every text that a peer or a row gives, as an old or a damaged writer may have left it."""
+    ctx = dataclasses.replace(context(), query_id=HOSTILE, worker=HOSTILE)
+    bad = attempt(
+        broker_name=HOSTILE, broker_address=HOSTILE, topic=HOSTILE, outcome=Outcome.UNKNOWN,
+        error_code=HOSTILE, remark=HOSTILE, response_code=1,
+    )  # fmt: skip
+    lost = letter(
+        ctx, topic=HOSTILE, sharding_key=HOSTILE, tags=HOSTILE, keys=pa.array([[HOSTILE]]),
+        message_id=HOSTILE, last_error_code=HOSTILE, last_error=HOSTILE,
+    )  # fmt: skip
+    rows = [
+        send_rows([attempt(), bad], ctx), lost, accounts(ctx, acked=7, dead=1), confirmed(ctx, 8),
+        isolation_rows([Isolation(HOSTILE, HOSTILE, 1.0, 5.0, 6.0)], ctx, now_s=5.0, now_us=10**15),
+    ]  # fmt: skip
+    table = pa.Table.from_batches(rows, LEDGER_SCHEMA)
+    # What the writer of today cleans was not always clean.
+    for name in ("remark", "last_error", "cause"):
+        at = LEDGER_SCHEMA.get_field_index(name)
+        dirty = [None if text is None else HOSTILE for text in table.column(at).to_pylist()]
+        table = table.set_column(at, LEDGER_SCHEMA.field(at), pa.array(dirty, pa.string()))
+    folder = tmp_path_factory.mktemp("hostile") / "ledger"
+    write_deltalake(folder, table, partition_by=["kind"])
+    log = folder / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"][VERSION_PROPERTY] = str(SCHEMA_VERSION)
+    log.write_text("\n".join(map(json.dumps, actions)))
+    return str(folder)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_report(ledger: str, form: list[str], tmp_path: Path) -> None:
+    html = tmp_path / "report.html"
+    judge(["report", "--ledger", ledger, "--html", str(html), *form])
+    assert obeyed(html.read_text()) == []
+    assert "FORGED" in html.read_text()
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize("view", ["sends", "dead-letters", "isolations", "epochs", "attempts"])
+def test_ledger_show(ledger: str, view: str, form: list[str]) -> None:
+    judge(["ledger", "show", view, "--ledger", ledger, *form], shows="H" if not form else "FORGED")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ledger", "show", "dead-letters", "--where", "true"],
+        ["backfill", "--dry-run"],
+        ["backfill", "--dry-run", "--json"],
+        ["transactions", "list", "--all"],
+    ],
+    ids=" ".join,
+)
+def test_commands_that_need_spark(ledger: str, arguments: list[str]) -> None:
+    judge([*arguments, "--ledger", ledger], shows="H" if arguments[0] != "transactions" else "")

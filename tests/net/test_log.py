@@ -1,0 +1,123 @@
+"""What peers write reaches a log clean, and not by the thousand."""
+
+from __future__ import annotations
+
+import ast
+import io
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rocket_sink
+from rocket_sink.net import log
+from rocket_sink.net.log import BURST, EVERY_S, Kind, RateLimit
+
+PACKAGE = Path(rocket_sink.__file__).parent
+HOSTILE = "\x1b]52;c;eA==\x07\x9b2J\u202e\r\n2026-01-01 ERROR forged\u2028x\x00"
+
+
+def modules_that_log() -> list[str]:
+    return sorted(
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for path in PACKAGE.rglob("*.py")
+        if "log.logger(__name__)" in path.read_text()
+    )
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """What a usual handler writes for the whole package."""
+    log._GUARD._limit._reset()
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.getLogger("rocket_sink").addHandler(handler)
+    yield stream
+    logging.getLogger("rocket_sink").removeHandler(handler)
+    log._GUARD._limit._reset()
+
+
+def test_all_modules_take_their_loggers_here():
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr == "getLogger":
+                found.append(path.relative_to(PACKAGE).as_posix())
+    assert set(found) == {"net/log.py"}
+    assert len(modules_that_log()) > 15
+
+
+@pytest.mark.parametrize("module", modules_that_log())
+def test_each_logger_writes_one_printable_line(written, module):
+    __import__(module)
+    logger = logging.getLogger(module)
+    logger.warning("from %s: %r %d", HOSTILE, Unclean(), 3, extra={"peer": HOSTILE})
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logger.exception("it raised %s", HOSTILE)
+    first, second, *trace = written.getvalue().rstrip("\n").split("\n")
+    assert f"WARNING {module} from \\x1b]52;c" in first and first.endswith(" 3")
+    assert " it raised \\x1b]52" in second
+    assert "Traceback" in trace[0] and "ValueError" in "".join(trace)
+    for line in (first, second, *trace):
+        assert line.isprintable(), line
+    assert all(line.startswith("  ") for line in trace)
+
+
+class Unclean:
+    def __repr__(self) -> str:
+        return HOSTILE
+
+
+def test_a_flood_is_counted(written):
+    clock = [0.0]
+    limit = RateLimit(lambda: clock[0])
+    kind, other = Kind("a", 30, "text %s", "b1"), Kind("a", 30, "text %s", "b2")
+    admitted = [limit.admit(kind) for _ in range(1000)]
+    assert [one is not None for one in admitted] == [True] * BURST + [False] * (1000 - BURST)
+    assert [one.is_last for one in admitted[:BURST]] == [False] * (BURST - 1) + [True]
+    assert limit.admit(other).due == [], "another peer has a share of its own"
+    clock[0] = EVERY_S
+    assert limit.admit(other._replace(text="x")).due == [(kind, 1000 - BURST)]
+    assert limit.admit(kind).due == [], "told once"
+    clock[0] = EVERY_S + 1
+    for _ in range(BURST + 2):
+        limit.admit(kind)
+    assert limit.rest() == [(kind, 3)]
+    assert limit.rest() == []
+
+
+def test_names_of_peers_do_not_fill_the_memory():
+    limit = RateLimit(lambda: 0.0)
+    passed = [limit.admit(Kind("a", 30, "t", f"10.0.0.{n}")) for n in range(100_000)]
+    assert len(limit._counts) <= 1001
+    assert sum(one is not None for one in passed) <= 1000 + BURST
+
+
+def test_the_log_says_how_many_were_held_back(written):
+    logger = log.logger("rocket_sink.test")
+    for number in range(5000):
+        logger.warning("frame %d", number, extra={"peer": "10.0.0.1:10911"})
+    logger.error("frame %d", 7)
+    log.flush()
+    lines = written.getvalue().splitlines()
+    assert len(lines) == BURST + 2
+    assert f"frame {BURST - 1} (more of these are only counted for 10 s)" in lines[BURST - 1]
+    assert f"{5000 - BURST:,} more of these from 10.0.0.1:10911 were not logged" in lines[-1]
+    assert "WARNING" in lines[-1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_is_not_stuck_behind_its_parents_lock(written):
+    """A thread of the parent may hold it at the fork."""
+    logger = log.logger("rocket_sink.test")
+    with log._GUARD._limit._lock:
+        child = os.fork()
+        if not child:
+            logger.warning("in the child")
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

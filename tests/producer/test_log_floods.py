@@ -1,0 +1,75 @@
+"""A broker that sends nonsense by the thousand: few lines, clean, and the number is in the log."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import time
+
+from rocket_sink.message import Message
+from rocket_sink.net import log
+from rocket_sink.net.log import BURST, EVERY_S
+from rocket_sink.producer.producer import Producer
+from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.command import Frame
+from rocket_sink.wire.stored import StoredMessage, encode_stored
+
+from .waiting import until
+
+COUNT = 3000
+HOSTILE = "g\x1b[2J\x9b\u202e\nFORGED"
+
+
+def bad_frame(_: int) -> Frame:
+    return Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, {}, b"")
+
+
+def late_reply(_: int) -> Frame:
+    ext = {
+        "producerGroup": "g", "topic": "FakeCluster_REPLY_TOPIC", "queueId": "0", "sysFlag": "0",
+        "bornTimestamp": "1", "storeTimestamp": "2", "flag": "0",
+        "properties": f"CORRELATION_ID\x01{HOSTILE}\x02MSG_TYPE\x01reply\x02",
+    }  # fmt: skip
+    return Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext, b"x")
+
+
+def foreign_check(number: int) -> Frame:
+    half = StoredMessage(
+        "orders", b"x", store_host=("127.0.0.1", 1), properties={"PGROUP": HOSTILE, "UNIQ_KEY": "1"}
+    )
+    ext = {
+        "topic": "orders", "tranStateTableOffset": "1", "commitLogOffset": "1", "msgId": "1",
+        "transactionId": f"{number}", "offsetMsgId": "1",
+    }  # fmt: skip
+    return Frame(RequestCode.CHECK_TRANSACTION_STATE, ext, encode_stored(half))
+
+
+def test_a_flood_from_a_broker_makes_few_clean_lines(cluster):
+    log._GUARD._limit._reset()
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logging.getLogger("rocket_sink").addHandler(handler)
+    begun_s = time.monotonic()
+    try:
+        with Producer(nameServer=cluster.name_server, producerGroup="ours") as producer:
+            producer.on_transaction_check = lambda message: None
+            producer.listen_for_checks("orders")
+            producer.send(Message("orders", b"x"))
+            broker = max(cluster.brokers, key=lambda one: len(one.store.messages("orders")))
+            for make in (bad_frame, foreign_check, late_reply):
+                for number in range(COUNT):
+                    broker.send_request(make(number))
+            # One connection: the last kind's end is the end of all.
+            until(lambda: producer.late_replies == COUNT)
+        text = stream.getvalue()  # with the counts: the producer has been closed
+    finally:
+        logging.getLogger("rocket_sink").removeHandler(handler)
+    windows = 2 + (time.monotonic() - begun_s) // EVERY_S
+    lines = text.splitlines()
+    assert all(line.isprintable() and not line.startswith("FORGED") for line in lines)
+    for words in ("unreadable request", "unknown request", "transaction check of group"):
+        shown = [line for line in lines if words in line and "were not logged" not in line]
+        assert BURST <= len(shown) <= BURST * windows
+        held = re.findall(rf"([\d,]+) more of these from \S+ were not logged: .*{words}", text)
+        assert len(shown) + sum(int(count.replace(",", "")) for count in held) == COUNT

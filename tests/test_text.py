@@ -1,0 +1,123 @@
+"""Text from the network is hostile until it is cut, printable and without credentials."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.text import TEXT_MAX_BYTES, clean, clean_lines, json_text, storable
+
+ANY_TEXT = st.text(st.characters(codec=None), max_size=400)
+
+
+@given(ANY_TEXT, st.integers(8, 300))
+def test_whatever_comes_in_printable_short_utf8_comes_out(text, max_bytes):
+    clean = storable(text, max_bytes=max_bytes)
+    assert clean.isprintable()
+    assert len(clean.encode()) <= max_bytes
+
+
+@given(st.binary(max_size=300))
+def test_bytes_are_read_as_utf8_with_replacement(data):
+    assert storable(data).isprintable()
+
+
+@given(ANY_TEXT)
+def test_clean_text_stays_as_it_is(text):
+    once = storable(text)
+    assert storable(once) == once
+
+
+@given(ANY_TEXT, st.integers(8, 300))
+def test_any_text_becomes_one_printable_line(text, limit):
+    assert clean(text).isprintable()
+    assert len(clean(text, limit)) <= limit and clean(text, limit).isprintable()
+    assert clean(clean(text)) == clean(text)
+    if text.isprintable():
+        assert clean(text) == text
+
+
+def test_what_a_terminal_would_obey_is_shown_by_its_number():
+    assert clean("\x1b]52;c;cm0=\x07") == "\\x1b]52;c;cm0=\\x07"
+    assert clean("\x9b2J \u202eabc \U000e0001 \ud800") == ("\\x9b2J \\u202eabc \\U000e0001 \\ud800")
+    assert clean("a\r\nb\tc\u2028d\x85e\xa0f\u3000g") == "a  b c d e f g"
+    assert clean("Zürich 東京 😀") == "Zürich 東京 😀"
+    assert clean(ValueError("a\nb")) == "a b"
+    assert clean_lines("one\x1b\ntwo\r") == "one\\x1b\ntwo "
+
+
+JSON_VALUES = st.recursive(
+    ANY_TEXT | st.integers() | st.none() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY_TEXT, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(JSON_VALUES, st.sampled_from([None, 2]))
+def test_json_holds_the_same_and_no_character_that_a_terminal_obeys(value, indent):
+    made = json_text(value, indent=indent)
+    assert json.loads(made) == value
+    assert all(line.isprintable() for line in made.split("\n"))
+    assert indent or "\n" not in made
+
+
+def test_json_shows_letters_of_all_scripts():
+    assert json_text({"city": "東京 \x9b"}) == '{"city": "東京 \\u009b"}'
+
+
+def test_plain_remarks_are_kept_word_for_word():
+    remark = (
+        "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: 0ms"
+    )
+    assert storable(remark) == remark
+    assert storable(None) is None
+    assert storable("") == ""
+
+
+def test_lines_become_one_and_escapes_cannot_reach_a_terminal():
+    assert storable("a\r\n\tb") == "a   b"
+    assert "\x1b" not in storable("\x1b[2J gone")
+    assert "\u202e" not in storable("abc\u202edcba")
+
+
+def test_a_cut_text_says_so_and_never_cuts_a_character():
+    text = "é" * TEXT_MAX_BYTES
+    clean = storable(text)
+    assert clean.endswith("...")
+    assert len(clean.encode()) <= TEXT_MAX_BYTES
+    assert set(clean[:-3]) == {"é"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Check signature failed for accessKey=CANARY-1",
+        "No acl config for access-key: CANARY-1 from 10.0.0.1",
+        "secretKey = CANARY-1, topic=t",
+        "{'Signature': 'CANARY-1', 'code': 1}",
+        'password="CANARY-1"',
+        "security_token:CANARY-1;",
+    ],
+)
+def test_what_looks_like_a_credential_is_masked(text):
+    clean = storable(text)
+    assert "CANARY" not in clean
+    assert "***" in clean
+
+
+def test_given_secrets_are_masked_wherever_they_stand():
+    assert storable("xxCANARYyy at CANARY", secrets=["CANARY"]) == "xx***yy at ***"
+
+
+@given(st.integers(0, 3 * TEXT_MAX_BYTES))
+def test_a_secret_at_the_cut_leaves_no_half(distance):
+    text = "x" * distance + " accessKey=CANARYCANARYCANARY"
+    assert "CANARY" not in storable(text)
+    assert "CANARY" not in storable("x" * distance + "CANARYCANARY", secrets=["CANARYCANARY"])
+
+
+def test_a_very_short_secret_does_not_mask_everything():
+    assert storable("a busy broker", secrets=["a", ""]) == "a busy broker"
