@@ -22,7 +22,7 @@ from rocket_sink import __version__
 from rocket_sink.commands.base import Command, LazyGroup, debug_wanted
 from rocket_sink.commands.output import note, note_lines
 from rocket_sink.errors import OptionError, RocketSinkError
-from rocket_sink.text import clean_trace
+from rocket_sink.text import clean, clean_trace
 
 COMMANDS: Final = {
     "demo": ("demo:demo", "Stream a year of flights into a local cluster, break a broker, count."),
@@ -80,7 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        note_lines(shown.getvalue().rstrip("\n"))
+        said = click.unstyle(error.format_message())
+        text = shown.getvalue().rstrip("\n").replace(f"Error: {said}", f"Error: {clean(said)}")
+        note_lines(text)
         return error.exit_code
     except Exception as error:
         return _failed(error, given)

@@ -11,7 +11,6 @@ share: Spark's listener events come late, and those of a shutdown never.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -43,6 +42,7 @@ from rocket_sink.ledger.table import (
     upgrade_table,
     written_rows,
 )
+from rocket_sink.net import log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,7 +61,7 @@ _File = tuple[int, str]
 _Read = Callable[[_File, fs.FileSystem], Iterator[pa.RecordBatch]]
 _OverBatches = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 _FAULT_DDL: Final = "path STRING, damaged BOOLEAN, text STRING"
 
 

@@ -9,7 +9,6 @@ ledger is ahead of its checkpoint is refused (`ledger.table.check_not_ahead`).
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 import uuid
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from rocket_sink.ledger.table import (
     next_sequence,
     txn_app_id,
 )
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import check_budget, has_budget
 from rocket_sink.spark.context import QUERY_ID, run_context, streaming_run
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 _NO_FILES: Final = (
     "%s An epoch or write that died before its append is not noted either: when it runs again, its "
     "duplicates_possible is too low"

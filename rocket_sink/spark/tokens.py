@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.shared import LedgerToken, ledger_token
 from rocket_sink.ledger.table import ensure_table, first_line
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.host import active_session, is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = log.logger(__name__)
 
 
 def spool_token(options: SinkOptions, session: SparkSession | None = None) -> LedgerToken | None:
