@@ -29,7 +29,7 @@ from rocket_sink.ledger.figures import Scope
     rocket-sink report --ledger ledger/ --json | jq .totals""",
 )
 @click.option("--ledger", "-l", "path", required=True, metavar="PATH", help="The ledger's folder.")
-@click.option("--query", metavar="ID", help="Only this streaming query.")
+@click.option("--query", metavar="ID", help="Only this streaming query (the start of its id).")
 @click.option(
     "--since",
     callback=time_value,

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scope:
-    """Which rows a report is of; None: all. `since` is included, `until` is not."""
+    """Which rows a report is of; None: all. `query_id` may be the beginning of an id, as reports
+    show it. `since` is included, `until` is not."""
 
     query_id: str | None = None
     since: dt.datetime | None = None
@@ -21,8 +22,11 @@ class Scope:
 
 @dataclass(frozen=True)
 class BrokerFigures:
-    """The send attempts to one broker. Latencies are from the last byte to the answer, in ms, of
-    answered attempts; None when there were none. `broker` is "-" for what reached no broker."""
+    """The send attempts to one broker. `messages` and `body_bytes` are what it stored (a failed
+    attempt's messages are those of its retry, too). Latencies are from the last byte to the answer,
+    in ms, of answered attempts; None when there were none. `last_at` is when the last attempt
+    began: a broker that left the route gets none any more. `broker` is "-" for what reached no
+    broker."""
 
     broker: str
     requests: int
@@ -35,6 +39,17 @@ class BrokerFigures:
     p99_ms: float | None
     max_ms: float | None
     wait_p99_ms: float | None
+    last_at: dt.datetime
+
+    @property
+    def degraded(self) -> int:
+        """Attempts whose messages are stored, but less durably than asked for."""
+        return self.outcomes.get("acked_degraded", 0)
+
+    @property
+    def not_acked(self) -> int:
+        """Attempts without an acknowledgement, degraded or not."""
+        return self.requests - self.outcomes.get("acked", 0) - self.degraded
 
 
 @dataclass(frozen=True)
@@ -104,7 +119,8 @@ class DeadLetterFigures:
 
 @dataclass(frozen=True)
 class ErrorFigures:
-    """Attempts that failed alike; `example` is one of their remarks."""
+    """Attempts that failed alike; `messages` counts those of a request once, however often it
+    was tried. `example` is one of the remarks."""
 
     error_code: str
     response_code: int | None

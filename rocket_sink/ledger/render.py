@@ -21,7 +21,7 @@ from rocket_sink.ledger.figures import (
 )
 from rocket_sink.text import clean
 
-_HTML_WIDTH: Final = 132
+_HTML_WIDTH: Final = 150
 _QUERY_SHOWN: Final = 8
 """Characters of a query id; the rest tells nobody anything."""
 _EXAMPLE_SHOWN: Final = 60
@@ -85,14 +85,14 @@ def _accounts(report: Report) -> RenderableType:
 
 def _brokers(brokers: Sequence[BrokerFigures]) -> RenderableType:
     names = (
-        "broker", "requests", "messages", "MB", "retries", "not acked", "p50 ms", "p95 ms",
-        "p99 ms", "max ms", "p99 wait ms",
+        "broker", "attempts", "stored", "MB", "retries", "degraded", "not acked", "p50 ms",
+        "p95 ms", "p99 ms", "max ms", "p99 wait ms", "last (UTC)",
     )  # fmt: skip
     rows = [
         (
             b.broker, b.requests, b.messages, round(b.body_bytes / 1e6, 1), b.retries,
-            b.requests - b.outcomes.get("acked", 0), b.p50_ms, b.p95_ms, b.p99_ms, b.max_ms,
-            b.wait_p99_ms,
+            b.degraded, b.not_acked, b.p50_ms, b.p95_ms, b.p99_ms, b.max_ms, b.wait_p99_ms,
+            _time(b.last_at),
         )
         for b in brokers
     ]  # fmt: skip

@@ -10,10 +10,12 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import views
 from rocket_sink.ledger.figures import (
     BrokerFigures,
@@ -26,6 +28,7 @@ from rocket_sink.ledger.figures import (
     Totals,
 )
 from rocket_sink.ledger.schema import IN_FLIGHT
+from rocket_sink.text import clean
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +40,8 @@ __all__ = ["Report", "Scope", "build_report", "figures"]
 Query = Callable[[str], pa.Table]
 """Runs a query over the views of one ledger."""
 
+_STORED: Final = "outcome IN ('acked', 'acked_degraded')"
+_IDS_SHOWN: Final = 5
 _SUMS: Final = tuple(n for n in Totals.__dataclass_fields__ if n in EpochFigures.__annotations__)
 
 
@@ -53,7 +58,8 @@ def build_report(
     """Read the figures with Spark; the numbers are the longest lists wanted.
 
     Raises:
-        LedgerError: no ledger there, or one of another version.
+        LedgerError: no ledger there, or one of another version; or no query, or several, whose id
+            begins as the scope says.
     """
     rows = ledger.rows(spark)
 
@@ -71,6 +77,8 @@ def figures(
     errors: int = 10, unfolded_epochs: int = 0, quarantined_files: int = 0,
 ) -> Report:  # fmt: skip
     """The same of whatever runs the queries."""
+    if scope.query_id is not None:
+        scope = replace(scope, query_id=_full_id(query, scope.query_id, path))
     read = _Scoped(query, scope)
     totals, last_epochs = _epochs(read, epochs)
     count, events = _isolations(read, isolations)
@@ -98,8 +106,30 @@ class _Scoped:
         return views.rows_of(self._query(select))
 
 
-def _is(column: str, text: str) -> str:
+def _full_id(query: Query, given: str, path: str) -> str:
+    """The id of the query that is meant; reports show its first characters only."""
+    begins = _is("query_id", given, f"substr({{}}, 1, {len(given)})")
+    found = query(f"SELECT DISTINCT query_id FROM ledger_rows WHERE {begins}")
+    ids = sorted(found.column("query_id").to_pylist())
+    if given in ids or len(ids) == 1:
+        return given if given in ids else str(ids[0])
+    if ids:
+        shown = ", ".join(clean(one, 60) for one in ids[:_IDS_SHOWN])
+        raise LedgerError(
+            f"{len(ids)} queries of the ledger have ids that begin with {given!r}: {shown}"
+            f"{', ...' if len(ids) > _IDS_SHOWN else ''}; give more of the id",
+            path=path,
+        )
+    raise LedgerError(
+        f"the ledger {path} has no rows of a query {given!r}; `rocket-sink ledger show epochs "
+        "--json` lists whole ids",
+        path=path,
+    )
+
+
+def _is(column: str, text: str, form: str = "{}") -> str:
     """A condition; what is quoted otherwise in Spark and in DuckDB goes as hexadecimal digits."""
+    column = form.format(column)
     if re.fullmatch(r"[\w.-]+", text, re.ASCII):
         return f"{column} = '{text}'"
     return f"hex({column}) = '{text.encode().hex().upper()}'"
@@ -143,8 +173,11 @@ def _brokers(read: _Scoped) -> list[BrokerFigures]:
     # in_flight rows name no broker as a rule and are attempts of which nothing more is known.
     rows = read(
         f"""SELECT {broker}, count(*) AS requests,
-            CAST(coalesce(sum(message_count), 0) AS BIGINT) AS messages,
-            CAST(coalesce(sum(body_bytes), 0) AS BIGINT) AS body_bytes,
+            CAST(coalesce(sum(CASE WHEN {_STORED} THEN message_count END), 0) AS BIGINT)
+                AS messages,
+            CAST(coalesce(sum(CASE WHEN {_STORED} THEN body_bytes END), 0) AS BIGINT)
+                AS body_bytes,
+            max(at) AS last_at,
             count(CASE WHEN attempt > 1 AND outcome <> '{IN_FLIGHT}' THEN 1 END) AS retries,
             percentile_approx({rtt}, 0.5) AS p50_ms, percentile_approx({rtt}, 0.95) AS p95_ms,
             percentile_approx({rtt}, 0.99) AS p99_ms, max({rtt}) AS max_ms,
@@ -191,9 +224,16 @@ def _errors(read: _Scoped, limit: int) -> list[ErrorFigures]:
     rows = read(
         f"""SELECT coalesce(error_code, upper(outcome)) AS error_code, response_code,
             count(DISTINCT broker_name) AS brokers, count(*) AS attempts,
-            CAST(coalesce(sum(message_count), 0) AS BIGINT) AS messages, min(at) AS first_at,
-            max(at) AS last_at, coalesce(min(remark), '') AS example
-        FROM sends WHERE outcome NOT IN ('acked', '{IN_FLIGHT}') AND {read.where}
-        GROUP BY 1, 2 ORDER BY attempts DESC, error_code LIMIT {limit}"""
+            CAST(coalesce(sum(
+                CASE WHEN _nth = 1 OR request IS NULL THEN message_count END
+            ), 0) AS BIGINT) AS messages,
+            min(at) AS first_at, max(at) AS last_at, coalesce(min(remark), '') AS example
+        FROM (
+            SELECT *, row_number() OVER (
+                PARTITION BY error_code, outcome, response_code, query_id, run_id, epoch,
+                    partition, task_attempt_id, request ORDER BY attempt
+            ) AS _nth
+            FROM sends WHERE NOT {_STORED} AND outcome <> '{IN_FLIGHT}' AND {read.where}
+        ) s GROUP BY 1, 2 ORDER BY attempts DESC, error_code LIMIT {limit}"""
     )
     return [ErrorFigures(**row) for row in rows]

@@ -144,7 +144,8 @@ VIEWS: Final = {
     "pending_letters": """
         SELECT l.* FROM counted_letters l ANTI JOIN settled s ON l.letter_id = s.letter_id""",
     "epoch_sums": f"""
-        SELECT query_id, epoch, max_by(run_id, _order) AS run_id, max(lane) AS lane, max(at) AS at,
+        SELECT query_id, epoch, max_by(run_id, _order) AS run_id, max(lane) AS lane,
+            coalesce(max(CASE WHEN counts THEN at END), max(at)) AS at,
             count(DISTINCT CASE WHEN _current THEN coalesce(partition, -1) END) AS partitions,
             {_each("CAST(sum(CASE WHEN counts THEN {0} ELSE 0 END) AS BIGINT) AS {0}", _COUNTS)},
             max(CASE WHEN counts THEN duration_ms END) AS duration_ms,
@@ -162,7 +163,7 @@ VIEWS: Final = {
     "epochs": f"""
         SELECT coalesce(e.query_id, c.query_id) AS query_id, coalesce(e.epoch, c.epoch) AS epoch,
             coalesce(c.confirmed_run_id, e.run_id) AS run_id, e.lane AS lane,
-            greatest(e.at, c.confirmed_at) AS at,
+            coalesce(e.at, c.confirmed_at) AS at,
             coalesce(e._balanced AND e._counted = e.partitions, e.partitions IS NULL, false)
                 AND {_MISSING} = 0 AS adds_up, {_MISSING} AS missing_rows,
             c.confirmed_run_id IS NOT NULL AS confirmed, c.num_input_rows AS num_input_rows,

@@ -124,6 +124,71 @@ def test_scopes(spark, ledger):
     assert early.totals.epochs == 0
 
 
+@pytest.fixture(scope="module")
+def mixed(spark, tmp_path_factory) -> tuple[Ledger, dt.datetime]:
+    """Degraded answers, one request that failed three times before it was stored, two queries whose
+    ids begin alike; and when the epoch's task ended."""
+    made = Ledger(tmp_path_factory.mktemp("mixed"))
+    one = context(query_id="5b2f1111-aaaa")
+    two = context(query_id="5b2f2222-bbbb", task_attempt_id=12)
+    kept = attempt(outcome=Outcome.ACKED_DEGRADED, response_code=10)
+    failed = [
+        attempt(
+            broker_name="broker-gone", outcome=Outcome.NOT_SENT, response_code=None,
+            attempt=n, error_code="CONNECT", remark="refused", started_ms=START_MS - 60_000,
+        )
+        for n in (1, 2, 3)
+    ]  # fmt: skip
+    stored = attempt(attempt=4, started_ms=START_MS)
+    ended = accounts(one, acked=7, degraded=7)
+    made.append(
+        spark, send_rows([kept, *failed, stored], one, requests=[1, 2, 2, 2, 2]), ended,
+        accounts(two, acked=1), confirmed(one, 14),
+    )  # fmt: skip
+    return made, ended.column("at")[0].as_py()
+
+
+class TestMixed:
+    @pytest.fixture(scope="class")
+    def found(self, spark, mixed) -> Report:
+        return both(spark, mixed[0])
+
+    def test_degraded_is_stored(self, found):
+        a, _ = found.brokers
+        assert (a.broker, a.requests, a.degraded, a.not_acked) == ("broker-a", 2, 1, 0)
+        assert [error.error_code for error in found.errors] == ["CONNECT"]
+
+    def test_messages_are_not_counted_per_attempt(self, found):
+        a, gone = found.brokers
+        assert (a.messages, a.body_bytes) == (14, 1400)
+        assert (gone.messages, gone.body_bytes, gone.requests, gone.not_acked) == (0, 0, 3, 3)
+        [error] = found.errors
+        assert (error.attempts, error.messages) == (3, 7)
+
+    def test_a_broker_that_gets_nothing_any_more_shows_its_last_time(self, found):
+        a, gone = found.brokers
+        assert (a.last_at - gone.last_at).total_seconds() > 59
+
+    def test_an_epochs_time_is_its_tasks(self, found, mixed):
+        [epoch] = [e for e in found.epochs if e.query_id == "5b2f1111-aaaa"]
+        assert epoch.confirmed and epoch.at == mixed[1]
+
+    def test_the_beginning_of_an_id_will_do(self, spark, mixed):
+        for given in ("5b2f1111", "5b2f1111-aaaa", "5b2f1"):
+            found = both(spark, mixed[0], Scope(query_id=given))
+            assert found.scope.query_id == "5b2f1111-aaaa"
+            assert found.totals.rows_in == 14
+
+    def test_an_id_of_several_queries_or_none_is_an_error(self, spark, mixed):
+        quick = open_quick(mixed[0].path)
+        assert quick is not None
+        for given, said in (("5b2f", "2 queries .* 5b2f1111-aaaa, 5b2f2222"), ("x'y", "no rows")):
+            with pytest.raises(LedgerError, match=said):
+                build_report(spark, mixed[0], Scope(query_id=given))
+            with pytest.raises(LedgerError, match=said):
+                figures(quick.query, quick.path, Scope(query_id=given))
+
+
 def test_no_ledger(spark, tmp_path):
     with pytest.raises(LedgerError, match="there is no ledger"):
         build_report(spark, Ledger(tmp_path / "none"))

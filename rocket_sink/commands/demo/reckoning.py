@@ -128,7 +128,7 @@ class Reckoning:
             "max ms",
         )
         rows = [
-            (b.broker, b.requests, b.messages, b.requests - b.outcomes.get("acked", 0), b.p50_ms,
+            (b.broker, b.requests, b.messages, b.not_acked, b.p50_ms,
              b.p95_ms, b.p99_ms, b.max_ms)
             for b in self.report.brokers
         ]  # fmt: skip
