@@ -19,10 +19,20 @@ from rocket_sink.message_rules import check_topic
 from rocket_sink.options import SinkOptions
 
 if TYPE_CHECKING:
+    from rocket_sink.producer.admin import Admin
     from rocket_sink.wire.route import TopicRoute
 
 _WRITE = 2
 _MASTER = 0
+_TYPE = "message.type"
+_DELAYS = {"delay_level", "delay_ms", "delivery_timestamp"}
+_WANTS = {
+    "NORMAL": "rows without sharding key and delay",
+    "FIFO": "ordering=strict or best_effort, and rows with a sharding_key",
+    "DELAY": "rows with delay_level, delay_ms or delivery_timestamp",
+    "TRANSACTION": "delivery=transactional",
+}
+"""Type of a topic -> what its messages are to have (TopicMessageType.parseFromMessageProperty)."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +143,7 @@ def _topic(options: SinkOptions) -> Iterator[Finding]:
                 yield _missing(admin, options)
                 return
             yield _routed(topic, route)
+            yield from _type(admin, options)
             for broker in route.brokers:
                 yield _tried(f"broker {broker.name}", _asked(admin, options.topic, route, broker))
     except RocketSinkError as error:
@@ -170,6 +181,39 @@ def _routed(topic: str, route: TopicRoute) -> Finding:
         f"topic {topic}", "note" if away else "ok",
         text + (f"; {away} without master or write permission" if away else ""),
     )  # fmt: skip
+
+
+def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
+    """Whether the topic's type, where one is set, is that of the messages that will be sent.
+
+    Brokers take messages of any type in any topic (5.3: the type is a label of their metrics);
+    proxies compare it with each message's own (enableTopicMessageTypeCheck, TopicMessageType).
+    """
+    what = f"topic {options.topic}"
+    try:
+        attributes = admin.topic_attributes(options.topic)
+    except RocketSinkError as error:
+        yield Finding(what, "note", f"its message.type is not known: {error}")
+        return
+    types = {found[_TYPE] for found in attributes.values() if found.get(_TYPE)}
+    sent = _sent_type(options)
+    for kind in sorted(types - {"MIXED", sent}):
+        if sent or kind in ("FIFO", "DELAY", "TRANSACTION"):
+            yield Finding(
+                what, "note",
+                f"message.type is {kind}, which wants {_WANTS.get(kind, 'other messages')}"
+                + (f"; these options send {sent} messages" if sent else "")
+                + ": brokers take any, proxies refuse others",
+            )  # fmt: skip
+
+
+def _sent_type(options: SinkOptions) -> str | None:
+    """The type of all messages by the options alone; None: the rows decide."""
+    if options.delivery == "transactional":
+        return "TRANSACTION"
+    if _DELAYS & {name for name, _ in options.columns}:
+        return "DELAY"
+    return "FIFO" if options.ordering != "none" else None
 
 
 def _asked(admin: Any, topic: str, route: TopicRoute, broker: Any) -> Callable[[], str]:

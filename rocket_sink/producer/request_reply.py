@@ -34,6 +34,12 @@ _LOG: Final = log.logger(__name__)
 _GREETING_S: Final = 0.5
 """Longest wait for the connections to all brokers; a dead broker must not stop a request."""
 
+_NOT_ENABLED: Final = (
+    "a broker recalls messages only with recallMessageEnable=true in its configuration (false by "
+    "default)"
+)
+"""RecallMessageProcessor says only that the operation is forbidden."""
+
 
 class Requests(ProducerBase):
     """The side of `Producer` that asks for more than storing."""
@@ -119,8 +125,8 @@ class Requests(ProducerBase):
 
         Raises:
             MessageError: INVALID_TOPIC, INVALID_RECALL_HANDLE.
-            SendError: no broker for it, or the broker refused (the time has passed, ...), or
-                nobody knows.
+            SendError: no broker for it, or the broker refused (the time has passed, or its
+                recallMessageEnable is false, which is the default), or nobody knows.
         """
         self._check_open()
         check_topic(topic)
@@ -137,8 +143,11 @@ class Requests(ProducerBase):
             broker_name=name,
         )
         answer = self._driver.invoke(address, frame, self._timeout_s)
+        remark = answer.remark
+        if answer.code == ResponseCode.NO_PERMISSION and "operation is forbidden" in (remark or ""):
+            remark = f"{remark}; {_NOT_ENABLED}"
         error = error_for_answer(
-            answer.code, answer.remark, topic=topic, broker_name=name, broker_address=address
+            answer.code, remark, topic=topic, broker_name=name, broker_address=address
         )
         if error is not None:
             raise error

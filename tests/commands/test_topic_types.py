@@ -1,0 +1,119 @@
+"""`rocket-sink check` and a topic's message.type; what brokers really do with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rocket_sink import cli
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.commands.check import _type
+from rocket_sink.errors import BrokerError, PermissionDeniedError
+from rocket_sink.message import Message
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.producer import Producer
+from tests.producer.waiting import until
+
+OPTIONS = {"nameServer": "127.0.0.1:9876", "topic": "t"}
+FITS: list[tuple[str, dict[str, str], bool]] = [
+    ("FIFO", {}, False),
+    ("FIFO", {"ordering": "strict"}, True),
+    ("FIFO", {"ordering": "best_effort"}, True),
+    ("FIFO", {"columns": "delay_ms=wait"}, False),
+    ("DELAY", {"columns": "delay_ms=wait"}, True),
+    ("DELAY", {"columns": "delivery_timestamp=due", "ordering": "strict"}, True),
+    ("DELAY", {"ordering": "strict"}, False),
+    ("TRANSACTION", {}, False),
+    ("TRANSACTION", {"delivery": "transactional", "ledger": "/tmp/l"}, True),
+    ("NORMAL", {"delivery": "transactional", "ledger": "/tmp/l"}, False),
+    ("NORMAL", {}, True),
+    ("NORMAL", {"ordering": "strict"}, False),
+    ("MIXED", {"ordering": "strict"}, True),
+]
+
+
+def findings(attributes: dict[str, str], **options: str) -> list[str]:
+    admin: Any = SimpleNamespace(topic_attributes=lambda topic: {"broker-a": attributes})
+    found = list(_type(admin, SinkOptions.parse({**OPTIONS, **options})))
+    assert all(one.state == "note" for one in found)
+    return [one.text for one in found]
+
+
+@pytest.mark.parametrize(("kind", "options", "fits"), FITS)
+def test_a_type_that_does_not_fit_is_noted(kind: str, options: dict[str, str], fits: bool) -> None:
+    found = findings({"message.type": kind}, **options)
+    assert len(found) == (0 if fits else 1)
+    assert fits or f"message.type is {kind}" in found[0]
+
+
+def test_a_topic_without_a_type_fits_all() -> None:
+    assert findings({}, ordering="strict") == []
+
+
+def test_a_broker_that_does_not_tell_is_noted() -> None:
+    def refused(topic: str) -> None:
+        raise BrokerError("no")
+
+    admin: Any = SimpleNamespace(topic_attributes=refused)
+    [found] = _type(admin, SinkOptions.parse(OPTIONS))
+    assert found.state == "note" and "not known" in found.text
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """With the broker's own defaults."""
+    with LocalCluster(1) as running:
+        yield running
+
+
+def _make(cluster: LocalCluster, topic: str, kind: str) -> None:
+    cluster.admin(
+        "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "2", "-w", "2",
+        "-a", f"+message.type={kind}",
+    )  # fmt: skip
+
+
+def _check(
+    cluster: LocalCluster, capsys: pytest.CaptureFixture[str], topic: str, *more: str
+) -> list[str]:
+    assert cli.main(["check", "-n", cluster.name_server, "-t", topic, "--json", *more]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    return [one["text"] for one in found if "message.type" in one["text"]]
+
+
+@pytest.mark.cluster
+def test_on_a_real_broker(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("FIFO", "DELAY", "TRANSACTION", "NORMAL"):
+        _make(cluster, f"of-{kind}", kind)
+    with Producer(nameServer=cluster.name_server) as producer:
+        for kind in ("FIFO", "DELAY", "TRANSACTION", "NORMAL"):
+            topic = f"of-{kind}"
+
+            def there(topic: str = topic) -> bool:
+                arguments = ["check", "-n", cluster.name_server, "-t", topic]
+                capsys.readouterr()
+                return cli.main(arguments) == 0 and "does not exist" not in capsys.readouterr().out
+
+            until(there, 60.0)
+            found = _check(cluster, capsys, topic)
+            assert [kind in text for text in found] == ([] if kind == "NORMAL" else [True])
+            # Brokers do not enforce it; the day they do, the text of the finding is wrong.
+            producer.send(Message(topic, b"plain"))
+            producer.send(Message(topic, b"ordered", sharding_key="k"))
+            producer.send(Message(topic, b"later", delay_ms=600_000))
+    assert _check(cluster, capsys, "of-FIFO", "-O", "ordering=strict") == []
+    assert len(_check(cluster, capsys, "of-NORMAL", "-O", "ordering=strict")) == 1
+
+
+@pytest.mark.cluster
+def test_recall_on_a_broker_with_its_default_names_the_switch(cluster: LocalCluster) -> None:
+    _make(cluster, "recalled", "DELAY")
+    with Producer(nameServer=cluster.name_server) as producer:
+        sent = producer.send(Message("recalled", b"later", delay_ms=600_000))
+        assert sent.recall_handle
+        with pytest.raises(PermissionDeniedError, match="recallMessageEnable=true"):
+            producer.recall("recalled", sent.recall_handle)
