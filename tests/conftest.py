@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rocket_sink.cluster.jars import only_one
+from rocket_sink.net import log
 
 # The cores of a build machine are shared: no time limit per example, nor for making one.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -59,6 +60,12 @@ def _fetch_packages() -> None:
 def own_health(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Health and routes are shared by name server; a test may get the port of an earlier one's."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path_factory.mktemp("local")))
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> None:
+    """A test sees its own records, however many of their kind an earlier one made."""
+    log._GUARD._limit._reset()
 
 
 @pytest.fixture(scope="session")
