@@ -8,7 +8,6 @@ import re
 import time
 
 from rocket_sink.message import Message
-from rocket_sink.net import log
 from rocket_sink.net.log import BURST, EVERY_S
 from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import RequestCode
