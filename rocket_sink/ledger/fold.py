@@ -28,7 +28,7 @@ from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
-from rocket_sink.ledger.shared import proved
+from rocket_sink.ledger.shared import prove_executors, proved
 from rocket_sink.ledger.spool_batches import is_whole, read_batches
 from rocket_sink.ledger.spool_files import drop_empty_folders, put_aside, sealed_files
 from rocket_sink.ledger.table import (
@@ -127,6 +127,7 @@ def fold(
     if filesystem.get_file_info(place.spool).type == fs.FileType.NotFound:
         upgrade_table(spark, place)
         return FoldSummary()
+    prove_executors(spark, place)
     lock = LedgerLock(place)
     if not lock.acquire(wait_s):
         return FoldSummary(busy=True, holder=lock.holder())

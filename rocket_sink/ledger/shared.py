@@ -29,17 +29,19 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.records import worker_name
 from rocket_sink.ledger.schema import ledger_ddl
-from rocket_sink.ledger.table import is_classic
+from rocket_sink.ledger.table import first_line, is_classic
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _FOLDER: Final = "_tokens"
 _LOOKS: Final = 4
 _BETWEEN_LOOKS_S: Final = 1.0
 """NFS clients remember for some seconds that a file was not there."""
 
+_proved: set[tuple[str, Place]] = set()
+"""Applications whose executors have looked at a ledger."""
 _tried: set[LedgerToken] = set()
 """What this process has written to, or its parent before a fork, which has the same rights."""
 
@@ -138,10 +140,7 @@ def proved(frame: DataFrame, place: Place) -> DataFrame:
     Spark's tasks write data files: on disks of their own these would be lost to the table, which
     names them, and a fold deletes what it has appended.
     """
-    spark = frame.sparkSession
-    context = getattr(spark, "sparkContext", None) if is_classic(spark) else None
-    # local[...] has its tasks in the driver, local-cluster[...] has executors.
-    if not place.is_local or context is None or context.master.partition("[")[0] == "local":
+    if not place.is_local or not _has_executors(frame.sparkSession):
         return frame
     token = ledger_token(place, spools=False)
 
@@ -150,6 +149,38 @@ def proved(frame: DataFrame, place: Place) -> DataFrame:
         yield from batches
 
     return frame.mapInArrow(look, ledger_ddl())
+
+
+def prove_executors(spark: SparkSession, place: Place) -> None:
+    """Let executors look once per session, before Spark's own tasks read the table's log.
+
+    These would fail with a missing file and no word of the reason. Executors that come later are
+    looked at by what they run.
+
+    Raises:
+        LedgerError: an executor has another folder, or cannot write; says what to change.
+    """
+    if not place.is_local or not _has_executors(spark):
+        return
+    context = spark.sparkContext
+    key = (str(context.applicationId), place)
+    if key in _proved:
+        return
+    token = ledger_token(place, spools=False)
+    tasks = max(2, context.defaultParallelism)
+    try:
+        context.parallelize(range(tasks), tasks).foreachPartition(lambda _: token.check())
+    except Exception as error:
+        name, _, text = first_line(error).partition(": ")
+        if name != LedgerError.__name__:
+            raise
+        raise LedgerError(text, path=place.uri) from error
+    _proved.add(key)
+
+
+def _has_executors(spark: SparkSession) -> bool:
+    """local[...] has its tasks in the driver, local-cluster[...] has executors."""
+    return is_classic(spark) and spark.sparkContext.master.partition("[")[0] != "local"
 
 
 # The data source asks in processes that live for one call: pyarrow's file systems and what writes

@@ -19,7 +19,7 @@ from rocket_sink.ledger.app_ids import claim_app_id
 from rocket_sink.ledger.pending_keys import release, withdraw
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import SEQUENCE, ledger_ddl
-from rocket_sink.ledger.shared import LedgerToken
+from rocket_sink.ledger.shared import LedgerToken, prove_executors
 from rocket_sink.ledger.starts import begin_epoch, begin_write, end_write
 from rocket_sink.ledger.table import (
     check_not_ahead,
@@ -122,7 +122,7 @@ class BatchWriter:
         session = df.sparkSession
         query, run = self._query_of(session)
         if self._options.ledger:
-            place, token = self._ledger(on_driver=True)
+            place, token = self._ledger(session, on_driver=True)
             first = query not in self._started
             if first:
                 ensure_table(session, place)
@@ -164,7 +164,7 @@ class BatchWriter:
         check_session(self._options, session)
         plan_of(df, self._options)  # what is refused has sent nothing, and notes nothing
         if self._options.ledger:
-            place, token = self._ledger(on_driver=is_classic(session))
+            place, token = self._ledger(session, on_driver=is_classic(session))
             ensure_table(session, place)
         transactions = self._transactions(session)
         group = transactions.group if transactions is not None else ""
@@ -228,15 +228,19 @@ class BatchWriter:
         transactions.listen()
         return transactions
 
-    def _ledger(self, *, on_driver: bool) -> tuple[Place, LedgerToken | None]:
+    def _ledger(
+        self, session: SparkSession, *, on_driver: bool
+    ) -> tuple[Place, LedgerToken | None]:
         """Where the ledger is, and the proof that tasks have it, too; looked up once.
 
         Raises:
-            LedgerError: an option needs files beside the table, and there can be none.
+            LedgerError: an option needs files beside the table, and there can be none; or an
+                executor has another ledger than the driver.
         """
         if self._located is None:
             place = locate(self._options.ledger)
             token = append_token(self._options, place, on_driver=on_driver)
+            prove_executors(session, place)
             if place.problem:
                 _LOG.warning(_NO_FILES, place.problem)
             self._located = place, token

@@ -1,6 +1,6 @@
 """Run by `test_spark_only.py` in a process of its own: a ledger in a store that pyarrow lacks.
 
-Arguments: name server, folder. Hadoop's proxy of the local files has the scheme `oss`. Prints a
+Arguments: name server, folder. A view of Hadoop's gives local files the scheme `oss`. Prints a
 JSON line: {what was tried: "" or its error}.
 """
 
@@ -20,14 +20,18 @@ from rocket_sink.spark.backfill import Backfill
 from rocket_sink.spark.session import build_session
 from tests.integration.lanes import LANES
 
+_VIEWS = "org.apache.hadoop.fs.viewfs"
+
 
 def main(name_server: str, folder: Path) -> None:
-    ledger = f"oss://bucket{folder}/ledger"
+    ledger = "oss://bucket/data/ledger"
     spark = build_session(
         "rocket-sink-spark-only",
         master="local[2]",
         conf={
-            "spark.hadoop.fs.oss.impl": "org.apache.hadoop.fs.ProxyLocalFileSystem",
+            "spark.hadoop.fs.oss.impl": f"{_VIEWS}.ViewFileSystemOverloadScheme",
+            "spark.hadoop.fs.viewfs.overload.scheme.target.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+            "spark.hadoop.fs.viewfs.mounttable.bucket.link./data": f"file://{folder}",
             "spark.delta.logStore.oss.impl": "io.delta.storage.LocalLogStore",
         },
     )

@@ -46,7 +46,7 @@ def test_lanes_that_need_no_files_work_and_the_others_say_why(tmp_path: Path) ->
                              "once": "delivery=effectively_once"}.items():  # fmt: skip
             assert f"{option}: small files beside the table" in found[name]
     assert found["dead"] == "50"
-    # Hadoop's proxy wrote local files: delta-rs reads them as what they are.
+    # Hadoop's view wrote local files: delta-rs reads them as what they are.
     rows = DeltaTable(tmp_path / "ledger").to_pyarrow_dataset().to_table()
     assert pc.sum(rows.filter(pc.equal(rows["kind"], "epoch"))["rows_in"]).as_py() == 200
     assert sorted(path.name for path in (tmp_path / "ledger").glob("_*")) == ["_delta_log"]
