@@ -180,7 +180,7 @@ def prove_executors(spark: SparkSession, place: Place) -> None:
 
 def _has_executors(spark: SparkSession) -> bool:
     """local[...] has its tasks in the driver, local-cluster[...] has executors."""
-    return is_classic(spark) and spark.sparkContext.master.partition("[")[0] != "local"
+    return is_classic(spark) and str(spark.sparkContext.master).partition("[")[0] != "local"
 
 
 # The data source asks in processes that live for one call: pyarrow's file systems and what writes

@@ -21,6 +21,7 @@ from rocket_sink.spark.session import build_session
 from tests.integration.lanes import LANES
 
 _VIEWS = "org.apache.hadoop.fs.viewfs"
+_VIEWED = "spark.hadoop.fs.viewfs"
 
 
 def main(name_server: str, folder: Path) -> None:
@@ -30,8 +31,8 @@ def main(name_server: str, folder: Path) -> None:
         master="local[2]",
         conf={
             "spark.hadoop.fs.oss.impl": f"{_VIEWS}.ViewFileSystemOverloadScheme",
-            "spark.hadoop.fs.viewfs.overload.scheme.target.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
-            "spark.hadoop.fs.viewfs.mounttable.bucket.link./data": f"file://{folder}",
+            f"{_VIEWED}.overload.scheme.target.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+            f"{_VIEWED}.mounttable.bucket.link./data": f"file://{folder}",
             "spark.delta.logStore.oss.impl": "io.delta.storage.LocalLogStore",
         },
     )
