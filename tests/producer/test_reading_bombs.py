@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,22 +20,12 @@ from rocket_sink.spark.reader import MessageReader
 from rocket_sink.testing import FakeCluster, reads
 from rocket_sink.wire.compress import CompressionType, compress
 from rocket_sink.wire.stored import StoredMessage, encode_stored
+from tests.memory import memory_below
 
 MIB = 1 << 20
 BODY = bytes(4 * MIB)
 COUNT = 30
 GROUP = "billing"
-
-
-@contextmanager
-def memory_below(limit: int) -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < limit, f"{peak / MIB:.0f} MiB"
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,20 +23,10 @@ from rocket_sink.wire.stored import (
     encode_stored,
     memory_bytes,
 )
+from tests.memory import memory_below
 
 MIB = 1 << 20
 KINDS = list(CompressionType)
-
-
-@contextmanager
-def memory_below(limit: int) -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < limit, f"{peak / MIB:.0f} MiB"
 
 
 def bomb(kind: CompressionType, size: int, key: str = "k", offset: int = 0) -> bytes:
