@@ -49,7 +49,8 @@ def main(name_server: str, folder: Path) -> None:
         found[what] = ""
         try:
             if lane == "backfill":
-                Backfill(spark, SinkOptions.parse(options)).plan()
+                with Backfill(spark, SinkOptions.parse(options)) as work:
+                    work.plan()
             else:
                 lanes[lane].run(spark, source, folder / f"checkpoint-{what}", options)
         except Exception as error:

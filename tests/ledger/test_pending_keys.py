@@ -42,7 +42,6 @@ def test_keys_are_held_until_their_last_letter_is_resolved(spark: Any, tmp_path:
     assert keys.held_for(later) == {"t": {"c"}}, "its attempt is not known yet"
 
     ledger.append(spark, accounts(context(epoch=3), acked=1))
-    ledger.sync(spark)
     assert release(spark, place) == 1, "a later epoch: the attempt never counted"
     assert keys.held_for(later) == {}
 

@@ -73,8 +73,9 @@ def test_a_frozen_broker_cannot_collect_the_window_while_the_other_has_fits(clus
     frozen.thaw()
     assert done >= 60, "all places were taken by what the frozen broker holds"
     assert all(c.outcome is Outcome.ACKED for c in engine.drain())
-    # what it got before it was suspect: FREE_IN_FLIGHT, and 1.25 times what the other one had
-    assert stuck <= 28
+    # Of 40 it gets one more as long as it has at most FREE_IN_FLIGHT and 1.25 times what the other
+    # one has: 28 and 11 may become 29 and 11, and 29 and 10 are too many.
+    assert stuck <= 29
 
 
 def test_a_frozen_broker_is_suspected_though_its_answers_took_long(cluster, make_engine):
