@@ -12,13 +12,11 @@ column, so the two can't differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
-from rocket_sink.routing.siphash import sip_hash24
-
-IntArray: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+from rocket_sink.routing.siphash import IntArray, sip_hash24
 
 _MASK: Final = (1 << 64) - 1
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
-from rocket_sink.wire.command import ONEWAY_FLAG, Body
+from rocket_sink.wire.command import ONEWAY_FLAG, Body, Frame
 from rocket_sink.wire.events import (
     Answered,
     Event,
@@ -36,7 +36,6 @@ from rocket_sink.wire.events import (
 from rocket_sink.wire.frame import (
     DEFAULT_LIMITS,
     NEED_DATA,
-    Frame,
     FrameReader,
     Limits,
     Serialize,
