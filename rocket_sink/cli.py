@@ -47,7 +47,6 @@ COMMANDS: Final = {
     "report": ("report:report", "Show what a ledger says about sends, failures and brokers."),
     "ledger": ("ledger:ledger", "Fold, show and maintain a ledger."),
     "options": ("options:options", "List every option of the sink, or write a configuration."),
-    "benchmark": ("benchmark:benchmark", "Measure the sink beside a sink that does nothing."),
 }
 """Name -> (module:attribute below rocket_sink.commands, the line that --help shows)."""
 
@@ -67,9 +66,14 @@ def cli(context: click.Context, debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code instead of leaving the process."""
+    return run(cli, "rocket-sink", arguments)
+
+
+def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
+    """The same of another command, which is shown as `name`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        answer = cli.main(args=given, prog_name="rocket-sink", standalone_mode=False)
+        answer = command.main(args=given, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         _forget_stdout()

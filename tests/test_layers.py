@@ -37,6 +37,8 @@ BESIDE = {"cluster", "testing"}
 FACADE = "rocket_sink"
 """The lazy public names: named for type checkers in TYPE_CHECKING, imported on first use."""
 
+BESIDE_THE_PACKAGE = {"benchmarks", "jobs", "tests"}
+
 PURE = {"wire", "routing"}
 IMPURE_MODULES = {
     "asyncio", "concurrent", "logging", "multiprocessing", "py4j", "pyspark", "queue", "random",
@@ -149,6 +151,19 @@ def test_imports_point_downwards():
     assert check_all(facade_imports, MODULES) == []
 
 
+def foreign_imports(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """Uses of the checkout's other folders: an installed package has none of them."""
+    return [
+        f"{module}:{line} imports {name}"
+        for line, name in imports_of(source, module, is_package=is_package)
+        if name.split(".")[0] in BESIDE_THE_PACKAGE
+    ]
+
+
+def test_the_package_imports_nothing_that_is_not_in_it():
+    assert check_all(foreign_imports, MODULES) == []
+
+
 def test_the_core_is_pure():
     assert check_all(impurities, [m for m in MODULES if layer_of(m) in PURE]) == []
 
@@ -205,6 +220,18 @@ def test_importing_starts_no_thread_no_process_and_no_connection():
 )
 def test_planted_upward_imports_are_found(module, source):
     assert upward_imports(source, module) + facade_imports(source, module)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import benchmarks",
+        "from benchmarks.rows import body_of",
+        "def f():\n    from tests import x",
+    ],
+)
+def test_planted_imports_from_beside_the_package_are_found(source):
+    assert foreign_imports(source, "rocket_sink.commands.x")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""What `python -m benchmarks` is asked for, as plans."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from benchmarks.faults import Schedule
+    from benchmarks.run import Plan
+    from benchmarks.scale import Scaling
+
+LANES: Final = (
+    "foreach",
+    "source-stream",
+    "source-batch",
+    "write_batch",
+    "write_batch-once",
+    "write",
+)
+ORDERINGS: Final = ("none", "best_effort", "strict")
+_DEFAULT_LANES: Final = ("foreach", "source-stream", "write_batch")
+_ALL: Final = -1
+_FULL_BODIES: Final = (100, 256, 1024, 16384)
+_FULL_KEYS: Final = (1000, _ALL)
+
+
+def key_counts(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[int, ...]:
+    """A click callback: whole numbers, or `all` (rows whose keys are all different)."""
+    found = []
+    for value in values:
+        if value != "all" and not (value.isdigit() and int(value)):
+            raise click.BadParameter(f"{value!r} is neither a number of keys nor 'all'")
+        found.append(_ALL if value == "all" else int(value))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The command's flags, by their names."""
+
+    rows: int
+    repeat: int
+    brokers: int
+    lanes: tuple[str, ...]
+    orderings: tuple[str, ...]
+    keys: tuple[int, ...]
+    bodies: tuple[int, ...]
+    full: bool
+    without_ledger: bool
+    ceiling: bool
+    peers: bool
+    kafka: bool
+    faults: bool
+    seconds: float
+    pause_ms: int | None
+    scale: bool
+    scale_by: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.pause_ms is not None and not self.faults:
+            raise click.UsageError("--pause-ms belongs to --faults")
+        if self.scale_by and not self.scale:
+            raise click.UsageError("--scale-by belongs to --scale")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @property
+    def wants_cases(self) -> bool:
+        """Something besides faults and scaling is to be measured."""
+        named = self.lanes or self.full or self.ceiling or self.peers or self.kafka
+        return bool(named) or not (self.faults or self.scale)
+
+    def plan(self) -> Plan:
+        """Lanes, ceiling and peers. Without a word about them: some lanes and the ceiling."""
+        from benchmarks.run import Plan
+
+        lanes = self.lanes or (LANES if self.full else ())
+        nothing_named = not (lanes or self.ceiling or self.peers or self.kafka)
+        return Plan(
+            rows=self.rows,
+            repeat=self.repeat,
+            brokers=self.brokers,
+            bodies=self.bodies or (_FULL_BODIES if self.full else (256,)),
+            orderings=self.orderings or (("none", "strict") if self.full else ("none",)),
+            keys=self.keys or (_FULL_KEYS if self.full else (1000,)),
+            lanes=_DEFAULT_LANES if nothing_named else lanes,
+            without_ledger=self.without_ledger,
+            ceiling=self.ceiling or self.full or nothing_named,
+            java_batches=self.full,
+            kafka=self.kafka or self.full,
+            peers=self.peers,
+        )
+
+    def schedules(self) -> list[Schedule]:
+        """The faults, one after the other."""
+        from benchmarks.faults import FREEZE, KILL, Schedule
+
+        if self.pause_ms is not None:
+            return [Schedule.pause(self.seconds, self.pause_ms / 1000)]
+        return [Schedule.of(kind, self.seconds) for kind in (FREEZE, KILL)]
+
+    def scaling(self) -> Scaling:
+        """The points of the curves."""
+        from benchmarks.scale import Scaling
+
+        return Scaling.of(self.rows, self.repeat, self.scale_by)

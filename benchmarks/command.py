@@ -1,0 +1,289 @@
+"""The command: what it takes, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from benchmarks.arguments import LANES, ORDERINGS, Arguments, key_counts
+from benchmarks.processes import python_path
+from rocket_sink.cli import run
+from rocket_sink.commands.base import Command
+from rocket_sink.commands.output import note, print_json, show
+from rocket_sink.commands.spark_input import spark_session
+from rocket_sink.commands.stopping import until_signal
+from rocket_sink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from benchmarks.figures import Comparison
+    from benchmarks.results import Results
+
+
+@click.command(
+    cls=Command,
+    example="""
+    python -m benchmarks --rows 500000
+    python -m benchmarks --lane write_batch --ordering strict --keys 1000 --keys all
+    python -m benchmarks --full --out figures.json
+    python -m benchmarks --peers --out peers.json --baseline peers-before.json
+    python -m benchmarks --faults
+    python -m benchmarks --faults --pause-ms 300
+    python -m benchmarks --scale --html curves.html""",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(1000),
+    default=1_000_000,
+    show_default=True,
+    help="Rows per run; fewer where bodies are large.",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Runs of each case, in turn; medians are shown.",
+)
+@click.option(
+    "--lane",
+    "lanes",
+    type=click.Choice(LANES),
+    multiple=True,
+    help="Lane to measure, with its do-nothing twin; repeatable. Default: foreach, "
+    "source-stream, write_batch.",
+)
+@click.option(
+    "--ordering",
+    "orderings",
+    type=click.Choice(ORDERINGS),
+    multiple=True,
+    help="Repeatable; default none.",
+)
+@click.option(
+    "--keys",
+    multiple=True,
+    callback=key_counts,
+    metavar="N|all",
+    help="Sharding keys of ordered rows, or all different; repeatable. Default 1000.",
+)
+@click.option(
+    "--body-bytes",
+    "bodies",
+    type=click.IntRange(20, 4_000_000),
+    multiple=True,
+    help="Size of a body; repeatable. Default 256.",
+)
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, 8),
+    default=2,
+    show_default=True,
+    help="Brokers, on this machine.",
+)
+@click.option(
+    "--full",
+    is_flag=True,
+    help="All lanes, orderings and body sizes, the ceiling, Java's batches, Kafka.",
+)
+@click.option("--without-ledger", is_flag=True, help="Each lane without a ledger, too.")
+@click.option(
+    "--ceiling",
+    is_flag=True,
+    help="Also frames encoded beforehand and replayed, and the engine without Spark.",
+)
+@click.option(
+    "--peers",
+    is_flag=True,
+    help="Producers one by one and in batches: ours, Java's, the gRPC client.",
+)
+@click.option("--kafka", is_flag=True, help="Also Spark's own Kafka sink on the same rows.")
+@click.option(
+    "--faults",
+    is_flag=True,
+    help="A broker frozen, a broker killed: ours and Java's producer in turn.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1),
+    default=32.0,
+    show_default=True,
+    help="--faults: length of a run; the fault takes 10/32 of it.",
+)
+@click.option(
+    "--pause-ms",
+    type=click.IntRange(1),
+    help="--faults: only stop a broker for so long; no message may be doubled.",
+)
+@click.option(
+    "--scale",
+    is_flag=True,
+    help="Cost per row and memory over rows, sharding keys, brokers and workers; exit 1 when a "
+    "curve is not flat.",
+)
+@click.option(
+    "--scale-by",
+    type=click.Choice(["rows", "keys", "brokers", "workers"]),
+    multiple=True,
+    help="--scale: only this; repeatable.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write all figures to this file, as JSON; after each case, so that a run that is "
+    "stopped keeps what it has.",
+)
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write tables and curves to this file.",
+)
+@click.option(
+    "--baseline",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Compare ratios with those of an earlier --out; exit 1 when one is worse.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=0.15,
+    show_default=True,
+    help="--baseline: how much worse is no regress.",
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def benchmark(
+    out: Path | None, html: Path | None, baseline: Path | None, tolerance: float, as_json: bool,
+    **given: Any,
+) -> int:  # fmt: skip
+    """Measure the sink beside a sink that does nothing.
+
+    Same rows, same Spark, one run, with the brokers on the same machine: compare the cases with
+    each other, not with another run.
+    """
+    from benchmarks.facts import machine_facts
+    from benchmarks.results import Results, read_results
+
+    before = read_results(baseline) if baseline else None
+    arguments = Arguments(**given)
+    results = Results(machine_facts(), arguments.as_dict())
+    stopped_by = _measure_and_keep(arguments, results, out)
+    if html:
+        from benchmarks.html import page
+
+        html.write_text(page(results), encoding="utf-8")
+        note(f"written to {html}")
+    found = _compared(before, results, tolerance) if before and not stopped_by else None
+    if as_json:
+        print_json(results.as_dict() | ({"comparison": found} if found else {}))
+    else:
+        from benchmarks.render import comparison_table, tables
+
+        show(*tables(results))
+        if found:
+            show(comparison_table(found, tolerance))
+    broken = _promises_broken(results)
+    if stopped_by:
+        return 128 + stopped_by
+    return 1 if broken or (found and found.regressed) else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(benchmark, "python -m benchmarks", arguments)
+
+
+def _measure_and_keep(arguments: Arguments, results: Results, out: Path | None) -> int | None:
+    """Measure, with the file up to date after each case; the signal that stopped it, or None."""
+
+    def keep() -> None:
+        if out:
+            with contextlib.suppress(OSError):  # a full disk now may have room at the end
+                results.write(out)
+        note(f"done: {results.progress}")
+
+    if out:
+        _check_out(out)
+    results.on_added = keep
+    try:
+        with until_signal() as stop:
+            _measure(arguments, results)
+        if stop.number:
+            note(f"stopped by {stop.name}; done: {results.progress}")
+        return stop.number
+    finally:
+        # hours may be in it, also when something fails or stops it at last
+        if out and not results.is_empty:
+            results.write(out)
+            note(f"written to {out}")
+
+
+def _check_out(out: Path) -> None:
+    """Raises ConfigurationError: the first case's figures could not be written there."""
+    if out.exists() and not out.is_file():
+        raise ConfigurationError(f"--out {out} is no plain file; --json prints to standard output")
+    folder = out.resolve().parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--out: cannot write into the folder {folder}")
+
+
+def _measure(arguments: Arguments, results: Results) -> None:
+    """All parts that are asked for, one after the other, into `results`."""
+    if arguments.wants_cases:
+        from benchmarks.run import run_plan
+
+        run_plan(arguments.plan(), results, note, _session)
+    if arguments.faults:
+        from benchmarks.faults import run_faults
+
+        run_faults(arguments.schedules(), results, note)
+    if arguments.scale:
+        from benchmarks.scale import run_scale
+
+        run_scale(arguments.scaling(), results, note, _scaled_session)
+
+
+def _session(packages: tuple[str, ...]) -> Any:
+    _let_workers_import()
+    # Spark's Parquet reader wants 4,096 rows in one piece: too much for 1 GB with bodies of 16 KiB.
+    memory = ["spark.driver.memory=3g"]
+    return spark_session("benchmark", packages=packages, spark_conf=memory)
+
+
+def _let_workers_import() -> None:
+    """Spark's Python workers unpickle the lanes that do nothing; only a checkout has them."""
+    os.environ["PYTHONPATH"] = python_path()
+
+
+def _scaled_session(workers: int) -> Any:
+    _let_workers_import()
+    return spark_session("benchmark", master=f"local[{workers}]")
+
+
+def _promises_broken(results: Results) -> bool:
+    """Say on standard error what failed, which promise a fault broke, which curve is not flat."""
+    broken = [f"{case} failed: {why}" for case, why in results.failed.items()]
+    if results.faults:
+        from benchmarks.faults import broken_promises
+
+        broken += broken_promises(results.faults)
+    if results.scale:
+        from benchmarks.curves import not_flat
+
+        broken += not_flat(results.scale)
+    for line in broken:
+        note(line)
+    return bool(broken)
+
+
+def _compared(before: Results, now: Results, tolerance: float) -> Comparison:
+    """Raises ConfigurationError: the two have no ratio in common, so nothing would be compared."""
+    from benchmarks.figures import compare
+
+    found = compare(before.ratios, now.ratios, tolerance)
+    if not found.changes:
+        raise ConfigurationError("the baseline has no ratio in common with this run")
+    return found

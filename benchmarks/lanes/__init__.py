@@ -1,0 +1,1 @@
+"""The Spark lanes beside lanes that do nothing with the same rows."""

@@ -1,0 +1,42 @@
+"""The official Java client beside ours: `JavaPeer.java` on the cluster's own jars."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from benchmarks.processes import Launcher
+from rocket_sink.errors import RocketSinkError
+
+_SOURCE: Final = Path(__file__).parent / "JavaPeer.java"
+_COMPILER: Final = "jdk.compiler/com.sun.tools.javac.Main"
+_TIMEOUT_S: Final = 120
+
+
+def java_launcher(java: Path, class_path: str, folder: Path) -> Launcher:
+    """Compile the yardstick into `folder`; how to start it.
+
+    Raises:
+        RocketSinkError: this Java has no compiler (a JRE), or the source does not fit the jars.
+    """
+    classes = folder / "java-peer"
+    classes.mkdir(parents=True, exist_ok=True)
+    environ = {name: value for name, value in os.environ.items() if name not in _MEDDLERS}
+    environ["CLASSPATH"] = os.pathsep.join([str(classes), class_path])
+    done = subprocess.run(
+        [str(java), "-m", _COMPILER, "-nowarn", "-proc:none", "-d", str(classes), str(_SOURCE)],
+        env=environ, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        raise RocketSinkError(
+            f"the Java client cannot be measured: {java} does not compile {_SOURCE.name} "
+            f"({lines[0] if lines else done.returncode}); a JDK is needed, not a JRE"
+        )
+    return Launcher((str(java), "-Xmx1g", f"-Duser.home={folder}", "JavaPeer"), environ)
+
+
+_MEDDLERS: Final = frozenset({"JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS"})
+"""Options of the user's own Java programs must not change what is measured."""

@@ -1,0 +1,201 @@
+"""Senders as processes of their own.
+
+One says READY when it is warm, goes on when it gets a line, and prints one JSON line at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import psutil
+
+from benchmarks.figures import Case, Figures
+from benchmarks.measure import MemoryWatch
+from benchmarks.stored import StoredCount
+from rocket_sink.errors import RocketSinkError
+
+TIMEOUT_S: Final = 900.0
+_COMPILED_AFTER: Final = 20_000
+"""Messages after which a JVM's compiler has done most of its work."""
+_SENDER: Final = "benchmarks.sender"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a sender printed, and what the brokers and its memory took meanwhile."""
+
+    printed: Mapping[str, Any]
+    brokers_s: float
+    start_mb: float
+    peak_mb: float
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """How to start a kind of sender: the words before its arguments, and its environment."""
+
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+
+    def run(
+        self,
+        arguments: Mapping[str, Any],
+        brokers_s: Callable[[], float],
+        *,
+        when_ready: Callable[[], None] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Ended:
+        """Start it and wait for its end; `when_ready` is called in this thread when it is warm.
+
+        Raises:
+            RocketSinkError: it failed, was not done in time, or printed something else.
+        """
+        words = [f"{name}={value}" for name, value in arguments.items()]
+        with subprocess.Popen(
+            [*self.command, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, errors="replace", env=dict(self.env),
+        ) as process:  # fmt: skip
+            complaints: deque[str] = deque(maxlen=20)
+            reader = threading.Thread(
+                target=lambda: complaints.extend(process.stderr or ()), daemon=True
+            )
+            reader.start()
+            watchdog = threading.Timer(timeout_s, process.kill)
+            watchdog.start()
+            try:
+                ended = _followed(process, brokers_s, when_ready)
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                watchdog.cancel()
+            reader.join(5)
+        if ended is None:
+            said = "".join(complaints) or "it printed nothing"
+            raise RocketSinkError(f"the sender {' '.join(words)} failed: {said}")
+        return ended
+
+
+class Starter(Protocol):
+    """What can be run as a `Launcher` can."""
+
+    def run(
+        self,
+        arguments: Mapping[str, Any],
+        brokers_s: Callable[[], float],
+        *,
+        when_ready: Callable[[], None] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Ended:
+        """See `Launcher.run`."""
+
+
+def _followed(
+    process: subprocess.Popen[str],
+    brokers_s: Callable[[], float],
+    when_ready: Callable[[], None] | None,
+) -> Ended | None:
+    assert process.stdout is not None and process.stdin is not None
+    before_s = 0.0
+    with MemoryWatch(lambda: [psutil.Process(process.pid)]) as memory:
+        for line in process.stdout:
+            if line.strip() == "READY":
+                if when_ready:
+                    when_ready()
+                before_s = brokers_s()
+                process.stdin.write("\n")
+                process.stdin.flush()
+            elif line.startswith("{"):
+                used_s = brokers_s() - before_s
+                printed = json.loads(line)
+                # the senders' own figures where they have them: a sample can miss the peak
+                return Ended(
+                    printed, used_s, printed.get("start_mb", memory.least_mb),
+                    printed.get("peak_mb", memory.peak_mb),
+                )  # fmt: skip
+    return None
+
+
+def our_launcher() -> Launcher:
+    """Our producer (`sender`)."""
+    return Launcher((sys.executable, "-m", _SENDER), {**os.environ, "PYTHONPATH": python_path()})
+
+
+def python_path() -> str:
+    """For processes that import `benchmarks`: the checkout, and what is given anyway."""
+    parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[1]), *filter(None, parts)]))
+
+
+class ProcessRun:
+    """A `Subject`: a sender with its arguments.
+
+    Args:
+        messages: of a measured run; `warm_up` runs itself before each one, in the same process.
+        count: compares what is stored with what the sender says; None: nobody can tell.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        launcher: Starter,
+        arguments: Mapping[str, Any],
+        *,
+        messages: int,
+        brokers_s: Callable[[], float],
+        count: StoredCount | None,
+    ) -> None:
+        self._case = case
+        self._launcher = launcher
+        self._arguments = {
+            **arguments, "messages": messages,
+            "warmup": max(messages // 10, min(messages, _COMPILED_AFTER)),
+            "size": case.body_bytes,
+        }  # fmt: skip
+        self._brokers_s = brokers_s
+        self._count = count
+
+    @property
+    def case(self) -> Case:
+        return self._case
+
+    def warm_up(self) -> None:
+        """Nothing: each process warms itself up before it says READY."""
+
+    def run(self) -> Figures:
+        """Raises RocketSinkError: it failed, or says more than was asked for, or than is stored."""
+        count, arguments = self._count, self._arguments
+        ended = self._launcher.run(
+            arguments, self._brokers_s, when_ready=count.start if count else None
+        )
+        said = ended.printed["ok"] + ended.printed["failed"]
+        # frames that are replayed hold many messages each, and are sent whole
+        if said > arguments["messages"] and arguments.get("mode") != "replay":
+            raise RocketSinkError(
+                f"{self._case.name}: the sender miscounts: it was asked for "
+                f"{arguments['messages']:,} messages and tells of {said:,}"
+            )
+        doubled = count.check(ended.printed["ok"], self._case.name) if count else 0
+        return process_figures(self._case.name, ended, doubled)
+
+
+def process_figures(case: str, ended: Ended, doubled: int = 0) -> Figures:
+    """Costs divided by the messages."""
+    printed = ended.printed
+    if not printed["ok"]:
+        raise RocketSinkError(f"{case}: nothing was sent ({printed.get('causes')})")
+    millions = printed["ok"] / 1e6
+    return Figures(
+        case, printed["ok"], printed["seconds"], printed["ok"] / printed["seconds"], 0.0,
+        printed["cpu_s"] / millions, 0.0, ended.brokers_s / millions, ended.start_mb,
+        ended.peak_mb, printed["failed"], doubled,
+    )  # fmt: skip

@@ -1,0 +1,120 @@
+"""The tables of README.md here, made from results files of `python -m benchmarks --out`.
+
+    python -m benchmarks.readme_tables RESULTS.json [RESULTS.json ...] README.md
+
+Several files (lanes, peers, faults) are put one after the other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.curves import curves_of, lines_of
+from benchmarks.figures import CPU, SPEED, Figures
+from benchmarks.results import Results, read_results
+from rocket_sink.commands.marked import with_marked
+
+START_MARK: Final = "<!-- figures: made by `python -m benchmarks.readme_tables` -->"
+END_MARK: Final = "<!-- /figures -->"
+
+
+def markdown(results: Results) -> str:
+    """The figures of one results file as Markdown."""
+    machine = results.machine
+    head = (
+        f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gb']} GB, Python "
+        f"{machine['python']}, Java {machine['java']}, Spark {machine['pyspark']}, RocketMQ "
+        f"{machine['rocketmq']}, {str(machine['at'])[:10]}."
+    )
+    parts = [head, *_groups(results)]
+    if missing := [*results.absent, *results.failed]:
+        parts.append("Not measured: " + ", ".join(missing) + ".")
+    if results.faults:
+        parts.append(_faults(results.faults))
+    if results.scale:
+        parts.append(_curves(results.scale))
+    return "\n\n".join(parts) + "\n"
+
+
+def _groups(results: Results) -> Iterator[str]:
+    middle = {one.case: one for one in results.medians}
+    values = {(one.case, one.against, one.what): one.value for one in results.ratios}
+    for group in dict.fromkeys(case.group for case in results.measured):
+        rows = [
+            (*_figures(middle[case.name]), _beside(case.name, case.against, values))
+            for case in results.measured
+            if case.group == group
+        ]
+        names = (group, "msg/s", "JVM", "client", "brokers", "peak MB", "beside (msg/s, CPU)")
+        yield _table(names, rows)
+
+
+def _figures(one: Figures) -> tuple[str, ...]:
+    cpu = (f"{value:.2f}" for value in (one.jvm, one.client, one.brokers))
+    memory = "" if one.peak_mb is None else f"{one.peak_mb:,.0f}"
+    return (one.case, f"{one.per_s:,.0f}", *cpu, memory)
+
+
+def _beside(case: str, against: Iterable[str], values: dict[tuple[str, str, str], float]) -> str:
+    parts = []
+    for other in against:
+        speed, cpu = values.get((case, other, SPEED)), values.get((case, other, CPU))
+        if speed is not None:
+            parts.append(f"{other}: {speed:.2f}" + ("" if cpu is None else f", {cpu:.2f}"))
+    return "; ".join(parts)
+
+
+def _faults(faults: list[dict[str, Any]]) -> str:
+    rows = [
+        (
+            one["fault"], one["sender"], f"{one['pause_ms'] / 1000:.2f} s", str(one["failed"]),
+            f"{one['longest_ms'] / 1000:.2f} s", str(one["doubled"]), str(one["lost"]),
+        )
+        for one in faults
+    ]  # fmt: skip
+    return _table(
+        ("one of two brokers", "sender", "pause of all traffic", "failed", "longest send",
+         "doubled", "lost"), rows,
+    )  # fmt: skip
+
+
+def _curves(points: list[dict[str, Any]]) -> str:
+    rows = []
+    for name, some in curves_of(points).items():
+        cpu, memory = lines_of(some)
+        span = f"{some[0]['x']:,} to {some[-1]['x']:,}"
+        values = ", ".join(f"{value:.2f}" for value in cpu.values)
+        rows.append((name, span, values, f"{cpu.spread:.2f}", f"{memory.spread:.2f}"))
+    names = ("over", "span", "cpu-s/M", "largest / smallest", "memory, largest / smallest")
+    return _table(names, rows)
+
+
+def _table(names: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    names = list(names)
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def with_figures(text: str, results: Iterable[Results]) -> str:
+    """A Markdown text with the figures between its markers made anew.
+
+    Raises:
+        ConfigurationError: the markers are not there.
+    """
+    made = "\n".join(markdown(one) for one in results)
+    return with_marked(text, START_MARK, END_MARK, made)
+
+
+def _main(paths: list[str]) -> None:
+    if len(paths) < 2:
+        raise SystemExit("usage: python -m benchmarks.readme_tables RESULTS.json ... README.md")
+    readme = Path(paths[-1])
+    results = [read_results(Path(path)) for path in paths[:-1]]
+    readme.write_text(with_figures(readme.read_text(encoding="utf-8"), results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,277 @@
+"""One run: brokers, a session and peers as far as they are asked for, then all cases in turn."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from benchmarks.figures import Subject
+from benchmarks.lanes.cases import NOOPS, LaneCase, lane_cases
+from benchmarks.lanes.runs import LaneRun, SparkBench
+from benchmarks.log_room import QUICK_ROUNDS, LogRoom
+from benchmarks.peers import cases as peers_cases
+from benchmarks.peers import grpc, kafka
+from benchmarks.peers.cases import PeerCase
+from benchmarks.peers.java import java_launcher
+from benchmarks.processes import ProcessRun, Starter, our_launcher
+from benchmarks.results import RUNS, Results
+from benchmarks.rows import Load, RowFiles
+from benchmarks.stored import StoredCount
+from rocket_sink.cluster.local import LocalCluster
+from rocket_sink.errors import RocketSinkError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Say = Callable[[str], None]
+Session = Callable[[tuple[str, ...]], AbstractContextManager["SparkSession"]]
+"""Starts Spark, with further packages."""
+
+TOPIC: Final = "benchmark"
+_QUEUES: Final = 4
+_FAILED_IN_A_ROW: Final = 3
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure; `rows` is cut where the bodies would take more than `most_bytes`.
+
+    `lanes` empty: no Spark lanes.
+    """
+
+    rows: int
+    repeat: int
+    brokers: int
+    bodies: tuple[int, ...]
+    orderings: tuple[str, ...]
+    keys: tuple[int, ...]
+    lanes: tuple[str, ...] = ()
+    without_ledger: bool = False
+    ceiling: bool = False
+    java_batches: bool = False
+    kafka: bool = False
+    peers: bool = False
+    most_bytes: int = 1 << 30
+
+    @property
+    def spark(self) -> bool:
+        """Spark is needed."""
+        return bool(self.lanes) or self.kafka
+
+    def load(self, body_bytes: int) -> Load:
+        """The rows of one body size."""
+        keys = self.keys if any(one != "none" for one in self.orderings) else ()
+        return Load.capped(self.rows, body_bytes, keys, self.most_bytes)
+
+    def against(self, body_bytes: int) -> tuple[str, ...]:
+        """What lanes are compared with besides their twin."""
+        return (
+            f"ceiling {body_bytes} B",
+            peers_cases.java_batches_title(body_bytes),
+            kafka.case_name(stream=True, body_bytes=body_bytes),
+            kafka.case_name(stream=False, body_bytes=body_bytes),
+        )
+
+    def lane_cases(self) -> list[LaneCase]:
+        """The lanes' cases, in the order in which they are run."""
+        return lane_cases(
+            (*self.lanes, *NOOPS) if self.lanes else (), self.orderings, self.keys, self.bodies,
+            peers=self.against, without_ledger=self.without_ledger,
+        )  # fmt: skip
+
+
+def run_plan(plan: Plan, results: Results, say: Say, session: Session) -> None:
+    """Every case `plan.repeat` times, in turn, each warmed up before; all in one run.
+
+    Raises:
+        RocketSinkError: the cluster or Spark does not start. A peer that is not to be had is
+            named in `absent` instead, a case that does not add up in `failed`.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch_folder())
+        say("starting RocketMQ")
+        cluster = stack.enter_context(LocalCluster(plan.brokers, broker_config=QUICK_ROUNDS))
+        cluster.create_topic(TOPIC, _QUEUES)
+        subjects = list(_Subjects(plan, cluster, folder, stack, results, say).make(session))
+        results.cases = [subject.case for subject in subjects]
+        measure(subjects, plan.repeat, results, say, LogRoom(cluster))
+
+
+def measure(
+    subjects: Sequence[Subject], repeat: int, results: Results, say: Say, room: LogRoom
+) -> None:
+    """Warm all up, then run all in turn, several times over.
+
+    A case that fails is named in `results.failed` and not run again; the others go on.
+
+    Raises:
+        Exception: of the last of three cases that failed in a row, so it is not their doing.
+    """
+    attempts = _Attempts(results, say)
+    results.planned[RUNS] = repeat * len(subjects)
+    for subject in subjects:
+        say(f"{subject.case.name}: warming up")
+        room.make()
+        attempts.of(subject.case.name, subject.warm_up)
+    for number in range(repeat):
+        for subject in subjects:
+            room.make()
+            figures = attempts.of(subject.case.name, subject.run)
+            if figures is not None:
+                results.add(RUNS, figures)
+                say(f"{figures.case} ({number + 1}/{repeat}): {figures.per_s:,.0f} msg/s")
+
+
+class _Attempts:
+    def __init__(self, results: Results, say: Say) -> None:
+        self._failed = results.failed
+        self._say = say
+        self._in_a_row = 0
+
+    def of(self, name: str, step: Callable[[], T]) -> T | None:
+        """The step's value; None when the case fails, or has failed before."""
+        if name in self._failed:
+            return None
+        try:
+            value = step()
+        except Exception as error:  # Spark's and py4j's have no ancestor in common with ours
+            if _was_stopped(error):
+                raise
+            self._failed[name] = reason_of(error)
+            self._say(f"{name} failed: {self._failed[name]}")
+            self._in_a_row += 1
+            if self._in_a_row == _FAILED_IN_A_ROW:
+                raise
+            return None
+        self._in_a_row = 0
+        return value
+
+
+def _was_stopped(error: BaseException | None) -> bool:
+    """It came of closing what a signal ended."""
+    while error is not None:
+        if not isinstance(error, Exception):
+            return True
+        error = error.__context__
+    return False
+
+
+def reason_of(error: Exception) -> str:
+    """Why something is absent, in a line: what an error says first, and which module is missing."""
+    first, *others = str(error).strip().splitlines() or [type(error).__name__]
+    missing = next((line.strip(" :\t") for line in others if line.endswith(": not found")), "")
+    return f"{first} ({missing})" if missing else first
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder that is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="rocket-sink-benchmark-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Subjects:
+    def __init__(
+        self, plan: Plan, cluster: LocalCluster, folder: Path, stack: ExitStack,
+        results: Results, say: Say,
+    ) -> None:  # fmt: skip
+        self._plan = plan
+        self._cluster = cluster
+        self._folder = folder
+        self._stack = stack
+        self._absent = results.absent
+        self._say = say
+        self._launchers: dict[str, Starter] = {peers_cases.OURS: our_launcher()}
+        self._count = StoredCount(cluster.name_server, TOPIC)
+
+    def make(self, session: Session) -> Iterator[Subject]:
+        """All subjects, those that need no Spark first."""
+        self._find_peers()
+        for case in self._peer_cases():
+            yield self._process(case)
+        if self._plan.spark:
+            yield from self._spark_subjects(session)
+
+    def _find_peers(self) -> None:
+        plan = self._plan
+        if plan.peers or plan.java_batches:
+            self._try(peers_cases.JAVA, lambda: java_launcher(
+                self._cluster.java, self._cluster.classpath, self._folder))  # fmt: skip
+        if plan.peers:
+            self._try(peers_cases.GRPC, lambda: grpc.GrpcLauncher(
+                self._cluster, self._folder / "proxy", self._say))  # fmt: skip
+
+    def _try(self, who: str, make: Callable[[], Starter]) -> None:
+        try:
+            self._launchers[who] = make()
+        except RocketSinkError as error:
+            self._note_absent(who, error)
+
+    def _note_absent(self, who: str, error: Exception) -> None:
+        self._absent[who] = reason_of(error)
+        self._say(f"{who} is absent: {self._absent[who]}")
+
+    def _peer_cases(self) -> Iterator[PeerCase]:
+        plan = self._plan
+        for body in plan.bodies:
+            if plan.ceiling or plan.peers:
+                yield peers_cases.ceiling(body)
+                for ordering in plan.orderings:
+                    for keys in (0,) if ordering == "none" else plan.keys:
+                        yield peers_cases.engine(body, ordering, keys)
+                        yield peers_cases.engine(body, ordering, keys, ledger=True)
+            if plan.peers:
+                yield from peers_cases.peer_cases(body, frozenset(self._launchers))
+            elif plan.java_batches and peers_cases.JAVA in self._launchers:
+                yield peers_cases.java_batches(body)
+
+    def _process(self, made: PeerCase) -> ProcessRun:
+        arguments = {"nameServer": self._cluster.name_server, "topic": TOPIC, **made.arguments}
+        rows = self._plan.load(made.case.body_bytes).rows
+        return ProcessRun(
+            made.case, self._launchers[made.who], arguments,
+            messages=max(100, int(rows * made.share)), brokers_s=self._cluster.cpu_s,
+            count=self._count,
+        )  # fmt: skip
+
+    def _spark_subjects(self, session: Session) -> Iterator[Subject]:
+        spark = self._spark(session)
+        bench = SparkBench(spark, self._cluster, TOPIC, self._folder)
+        self._say("writing rows")
+        files = {
+            body: RowFiles(spark, self._plan.load(body), self._folder / f"rows-{body}")
+            for body in self._plan.bodies
+        }
+        for made in self._plan.lane_cases():
+            yield LaneRun(bench, made, files[made.case.body_bytes])
+        if self._kafka is not None:
+            for rows in files.values():
+                yield kafka.KafkaRun(bench, self._kafka, rows, stream=True)
+                yield kafka.KafkaRun(bench, self._kafka, rows, stream=False)
+
+    def _spark(self, session: Session) -> SparkSession:
+        """A session; with Spark's Kafka sink and a broker for it, if they are to be had."""
+        self._kafka: kafka.KafkaBroker | None = None
+        packages: tuple[str, ...] = ()
+        if self._plan.kafka:
+            import pyspark
+
+            try:
+                packages = (kafka.spark_package(pyspark.__version__, self._say),)
+                self._kafka = self._stack.enter_context(
+                    kafka.KafkaBroker(self._folder / "kafka", self._say)
+                )
+            except RocketSinkError as error:
+                packages = ()
+                self._note_absent(kafka.GROUP, error)
+        self._say("starting Spark")
+        return self._stack.enter_context(session(packages))

@@ -1,0 +1,1 @@
+"""Our producer as a process of its own: see `benchmarks.sender.__main__`."""

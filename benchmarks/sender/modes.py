@@ -1,0 +1,173 @@
+"""The ways to send with `Producer`, each as the Java yardstick does it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Final, TypeAlias
+
+from benchmarks.rows import body_of
+from benchmarks.sender.tally import Tally
+from rocket_sink.errors import Outcome, RocketSinkError, SendError
+from rocket_sink.message import Message, SendResult
+from rocket_sink.producer.producer import Producer
+
+Send: TypeAlias = "Callable[[range, float | None], None]"
+"""Sends the messages of these numbers, until a time on the monotonic clock if one is given; all
+have ended when it returns."""
+_SHARDING_KEYS: Final = 1000
+_TAKEN: Final = 50
+"""Messages that a thread of an async mode takes at once, so that taking costs nothing."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to send and how; `inflight` is of async modes, `batch` the messages of one request.
+
+    `ledger` is of the mode arrow: its rows go to the spool of a ledger that nobody folds.
+    """
+
+    topic: str
+    options: dict[str, Any]
+    tally: Tally
+    size: int = 256
+    threads: int = 1
+    inflight: int = 400
+    batch: int = 1000
+    keys: int = 0
+    ordering: str = "none"
+    ledger: bool = False
+
+    def message(self, number: int, sharding_key: str | None = None) -> Message:
+        """The message of that number."""
+        return Message(
+            self.topic, body_of(number, self.size), tags="tag", keys=(f"key{number}",),
+            sharding_key=sharding_key,
+        )  # fmt: skip
+
+
+class Numbers:
+    """Hands out the numbers of messages to threads, by so many, until the time is over."""
+
+    def __init__(self, numbers: range, until_s: float | None) -> None:
+        self._next, self._stop = numbers.start, numbers.stop
+        self._until_s = until_s
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> range:
+        """The next ones; empty when there is nothing left to do."""
+        if self._until_s is not None and time.monotonic() >= self._until_s:
+            return range(0)
+        with self._lock:
+            start = self._next
+            self._next = end = min(start + count, self._stop)
+        return range(start, end)
+
+
+@contextmanager
+def _one_by_one(job: Job, *, hashed: bool) -> Iterator[Send]:
+    def work(producer: Producer, numbers: Numbers) -> None:
+        while part := numbers.take(1):
+            key = f"key{part.start % _SHARDING_KEYS}" if hashed else None
+            message, began_s = job.message(part.start, key), time.monotonic()
+            try:
+                result = producer.send(message)
+            except RocketSinkError as error:
+                _failed(job.tally, began_s, error, part)
+            else:
+                _stored(job.tally, began_s, result, part)
+
+    with Producer(**job.options) as producer:
+        yield lambda numbers, until_s: _in_threads(job, producer, Numbers(numbers, until_s), work)
+
+
+@contextmanager
+def _async(job: Job, *, auto_batch: bool) -> Iterator[Send]:
+    # A semaphore whose two ends are C: threading's costs as much as a send.
+    window: SimpleQueue[None] = SimpleQueue()
+    for _ in range(job.inflight):
+        window.put(None)
+
+    def ended(began_s: float, part: range) -> Callable[[Any, Any], None]:
+        def done(result: SendResult | None, error: BaseException | None) -> None:
+            if result is not None:
+                _stored(job.tally, began_s, result, part)
+            elif error is not None:
+                _failed(job.tally, began_s, error, part)
+            window.put(None)  # the last thing: with all room back the counters are read
+
+        return done
+
+    def work(producer: Producer, numbers: Numbers) -> None:
+        while several := numbers.take(_TAKEN):
+            for number in several:
+                message, part = job.message(number), range(number, number + 1)
+                window.get()
+                began_s = time.monotonic()
+                try:
+                    producer.send_async(message, ended(began_s, part))
+                except RocketSinkError as error:
+                    _failed(job.tally, began_s, error, part)
+                    window.put(None)
+
+    def send(numbers: range, until_s: float | None) -> None:
+        _in_threads(job, producer, Numbers(numbers, until_s), work)
+        for _ in range(job.inflight):
+            window.get()
+        for _ in range(job.inflight):
+            window.put(None)
+
+    with Producer(**job.options, autoBatch=auto_batch) as producer:
+        yield send
+
+
+@contextmanager
+def _batches(job: Job) -> Iterator[Send]:
+    def work(producer: Producer, numbers: Numbers) -> None:
+        while part := numbers.take(job.batch):
+            messages, began_s = [job.message(number) for number in part], time.monotonic()
+            try:
+                results = producer.send_batch(messages)
+            except RocketSinkError as error:
+                _failed(job.tally, began_s, error, part)
+            else:
+                doubtful = any(result.maybe_duplicate for result in results)
+                job.tally.succeeded(began_s, time.monotonic(), part, maybe_duplicate=doubtful)
+
+    with Producer(**job.options) as producer:
+        yield lambda numbers, until_s: _in_threads(job, producer, Numbers(numbers, until_s), work)
+
+
+def _in_threads(
+    job: Job, producer: Producer, numbers: Numbers, work: Callable[[Producer, Numbers], None]
+) -> None:
+    if job.threads == 1:
+        work(producer, numbers)
+        return
+    threads = [threading.Thread(target=work, args=(producer, numbers)) for _ in range(job.threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _stored(tally: Tally, began_s: float, result: SendResult, part: range) -> None:
+    tally.succeeded(began_s, time.monotonic(), part, maybe_duplicate=result.maybe_duplicate)
+
+
+def _failed(tally: Tally, began_s: float, error: BaseException, part: range) -> None:
+    unknown = isinstance(error, SendError) and error.outcome is Outcome.UNKNOWN
+    tally.failed_with(began_s, time.monotonic(), error, part, unknown=unknown)
+
+
+MODES: Final[dict[str, Callable[[Job], AbstractContextManager[Send]]]] = {
+    "sync": lambda job: _one_by_one(job, hashed=False),
+    "hash": lambda job: _one_by_one(job, hashed=True),
+    "async": lambda job: _async(job, auto_batch=False),
+    "autobatch": lambda job: _async(job, auto_batch=True),
+    "batch": _batches,
+}

@@ -1,0 +1,1 @@
+"""A cluster of many brokers that only answer, for the scaling curves."""

@@ -1,0 +1,44 @@
+"""`stub_server` as a context manager: brokers in any number for the scaling curves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psutil
+
+from benchmarks.measure import cpu_s
+from benchmarks.processes import our_launcher
+from rocket_sink.errors import ClusterError
+
+_SERVER = "benchmarks.stub.server"
+
+
+class StubCluster:
+    """Brokers that take every batch and keep nothing; see `stub_server`."""
+
+    def __init__(self, brokers: int, queues: int = 4) -> None:
+        self._sizes = (str(brokers), str(queues))
+        self._process: subprocess.Popen[str] | None = None
+        self.name_server = ""
+
+    def __enter__(self) -> StubCluster:
+        process = self._process = subprocess.Popen(
+            [sys.executable, "-m", _SERVER, *self._sizes], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, env=dict(our_launcher().env),
+        )  # fmt: skip
+        assert process.stdout is not None
+        self.name_server = process.stdout.readline().strip()
+        if not self.name_server:
+            raise ClusterError(f"the stub cluster ended with code {process.wait()}")
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._process is not None:
+            # the end of its input ends it
+            self._process.communicate(timeout=30)
+
+    def cpu_s(self) -> float:
+        """Its CPU seconds so far."""
+        assert self._process is not None
+        return cpu_s(psutil.Process(self._process.pid))

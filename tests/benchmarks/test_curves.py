@@ -1,0 +1,77 @@
+"""Flatness, sparklines, drawings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.curves import (
+    curves_of,
+    flatness,
+    growth,
+    lines_of,
+    not_flat,
+    sparkline,
+    svg,
+)
+
+
+def points(curve: str, cpus: list[float]) -> list[dict[str, Any]]:
+    return [
+        {"curve": curve, "axis": "rows", "x": 10**n, "cpu": cpu, "peak_mb": 100.0 + n, "jvm": 0.1,
+         "client": cpu, "per_s": 1000.0, "start_mb": 50.0}
+        for n, cpu in enumerate(cpus)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([2, 2, 2], 1), ([1, 4, 2], 4), ([0, 1], math.inf), ([5], 1)]
+)
+def test_flatness_is_largest_by_smallest(values: list[float], expected: float) -> None:
+    assert flatness(values) == expected
+
+
+def test_a_flat_curve_looks_flat_and_a_growing_one_grows() -> None:
+    assert sparkline([7, 7, 7]) == "███"
+    grown = sparkline([1, 2, 4, 8])
+    assert list(grown) == sorted(grown)
+    assert grown[0] < grown[-1] == "█"
+    assert sparkline([0, 0]) == "▁▁"
+
+
+def test_points_are_parted_into_curves() -> None:
+    found = curves_of([*points("a", [1, 2]), *points("b", [3])])
+    assert {name: [p["cpu"] for p in some] for name, some in found.items()} == {
+        "a": [1, 2], "b": [3]
+    }  # fmt: skip
+    assert lines_of(found["a"])[0].spread == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([4, 2, 1], 1), ([2, 1, 3], 3), ([1, 2, 1], 2), ([3, 0], math.inf), ([5], 1)],
+)
+def test_growth_is_a_later_value_by_an_earlier_one(values: list[float], expected: float) -> None:
+    assert growth(values) == expected
+
+
+def test_a_curve_that_grows_is_named_with_its_measure() -> None:
+    assert not list(not_flat(points("rows", [3.0, 1.0, 1.3])))
+    (told,) = not_flat([*points("rows", [1.0, 1.2]), *points("keys", [2.0, 3.0])])
+    assert "CPU over keys" in told
+    assert "1.50" in told
+    grown = [{**one, "peak_mb": 100.0 * n} for n, one in enumerate(points("rows", [1, 1, 1]), 1)]
+    assert "memory over rows" in next(not_flat(grown))
+
+
+def test_a_drawing_is_well_formed_and_higher_values_stand_higher() -> None:
+    root = ElementTree.fromstring(svg("keys <&> brokers", points("a", [1.0, 4.0, 2.0])))
+    first = next(node for node in root.iter() if node.tag.endswith("polyline"))
+    heights = [float(pair.split(",")[1]) for pair in first.attrib["points"].split()]
+    assert heights[1] < heights[2] < heights[0]
+    texts = [node.text or "" for node in root.iter()]
+    assert "Over keys <&> brokers" in texts
+    assert any("max/min 4.00" in text for text in texts)

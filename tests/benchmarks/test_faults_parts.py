@@ -1,0 +1,94 @@
+"""Schedules, the read-back, and which promise is broken when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.faults import (
+    FREEZE,
+    KILL,
+    PAUSE,
+    Schedule,
+    broken_promises,
+    read_back,
+    read_numbers,
+)
+
+
+def test_the_full_schedule_is_ten_seconds_of_thirty_two() -> None:
+    schedule = Schedule.of(FREEZE, 32)
+    assert (schedule.at_s, schedule.length_s, schedule.total_s) == (6, 10, 32)
+    assert Schedule.of(KILL, 16).length_s == 5
+    assert Schedule.pause(32, 0.3).title == "paused 0.3 s"
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self.calls.append(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [(FREEZE, ["freeze", "thaw"]), (PAUSE, ["freeze", "thaw"]), (KILL, ["kill", "restart"])],
+)
+def test_a_fault_ends_well(kind: str, calls: list[str]) -> None:
+    broker: Any = Recorder()
+    Schedule(kind, 0.0, 0.0, 0.0).apply(broker, lambda seconds: False)
+    assert broker.calls == calls
+
+
+@pytest.mark.parametrize("kind", [FREEZE, PAUSE, KILL])
+def test_a_fault_that_is_stopped_before_it_begins_does_nothing(kind: str) -> None:
+    broker: Any = Recorder()
+    Schedule(kind, 1.0, 1.0, 1.0).apply(broker, lambda seconds: True)
+    assert broker.calls == []
+
+
+@pytest.mark.parametrize(("kind", "calls"), [(FREEZE, ["freeze", "thaw"]), (KILL, ["kill"])])
+def test_a_fault_that_is_stopped_leaves_no_frozen_broker(kind: str, calls: list[str]) -> None:
+    broker: Any = Recorder()
+    waits = iter([False, True])
+    Schedule(kind, 1.0, 1.0, 1.0).apply(broker, lambda seconds: next(waits))
+    assert broker.calls == calls
+
+
+def test_the_read_back_tells_lost_from_doubled_from_announced() -> None:
+    stored = {1: 1, 2: 2, 3: 2, 9: 1}
+    found = read_back({1, 2, 3, 4}, {3}, stored)
+    assert found == {"lost": 1, "doubled": 2, "unannounced": 1}
+
+
+def test_numbers_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    path.write_text("acked 1\nacked 2\nannounced 2\nacked -5\n")
+    assert read_numbers(path) == ({1, 2, -5}, {2})
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    return {
+        "ours": True, "sender": "ours sync", "fault": "f", "kind": FREEZE, "lost": 0, "doubled": 0,
+        "unannounced": 0, **changes,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, []),
+        ({"doubled": 4}, []),
+        ({"lost": 1}, ["lost"]),
+        ({"doubled": 2, "unannounced": 1}, ["in silence"]),
+        ({"kind": PAUSE, "doubled": 1}, ["mere pause"]),
+        ({"lost": 1, "ours": False}, []),
+    ],
+)
+def test_broken_promises(changes: dict[str, Any], words: list[str]) -> None:
+    found = broken_promises([record(**changes)])
+    assert len(found) == len(words)
+    assert all(word in line for word, line in zip(words, found, strict=True))

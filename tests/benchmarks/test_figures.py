@@ -1,0 +1,75 @@
+"""Medians, ratios and the comparison with a baseline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.figures import (
+    CPU,
+    SPEED,
+    Case,
+    Figures,
+    Ratio,
+    compare,
+    medians,
+    ratios,
+)
+
+
+def figures(case: str, per_s: float, *, client: float = 1.0, **more: Any) -> Figures:
+    more = {"jvm": 0.0, "driver": 0.0, "brokers": 0.0, **more}
+    return Figures(case, 1000, 1000 / per_s, per_s, client=client, **more)
+
+
+def test_the_median_is_taken_of_each_figure_by_itself() -> None:
+    runs = [figures("a", 10, client=5), figures("b", 1), figures("a", 90, client=1),
+            figures("a", 20, client=99)]  # fmt: skip
+    first, second = medians(runs)
+    assert (first.case, first.per_s, first.client) == ("a", 20, 5)
+    assert second.case == "b"
+
+
+def test_the_median_of_memory_that_nobody_looked_at_is_none() -> None:
+    (one,) = medians([figures("a", 10, peak_mb=None), figures("a", 20, peak_mb=None)])
+    assert one.peak_mb is None
+    (two,) = medians([figures("a", 10, failed=0), figures("a", 20, failed=3)])
+    assert isinstance(two.failed, int)
+
+
+def test_ratios_are_only_of_cases_that_both_have_run() -> None:
+    cases = [Case("a", "g", ("twin", "absent")), Case("twin", "g")]
+    found = ratios(cases, [figures("a", 50, client=2, jvm=1), figures("twin", 100, client=1)])
+    assert found == [Ratio("a", "twin", SPEED, 0.5), Ratio("a", "twin", CPU, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "now", "regress"),
+    [
+        (SPEED, 1.0, 0.95, False),
+        (SPEED, 1.0, 0.85, True),
+        (SPEED, 1.0, 3.0, False),
+        (CPU, 1.0, 1.05, False),
+        (CPU, 1.0, 1.15, True),
+        (CPU, 1.0, 0.3, False),
+    ],
+)
+def test_worse_is_less_speed_or_more_cpu(
+    what: str, before: float, now: float, regress: bool
+) -> None:
+    found = compare([Ratio("a", "b", what, before)], [Ratio("a", "b", what, now)], 0.1)
+    assert found.regressed is regress
+    assert found.changes[0].regress is regress
+
+
+def test_a_ratio_that_is_gone_is_named_and_a_new_one_is_no_regress() -> None:
+    old, new = Ratio("a", "b", SPEED, 1.0), Ratio("c", "d", SPEED, 0.1)
+    found = compare([old], [new], 0.1)
+    assert found.missing == (old.name,)
+    assert not found.regressed
+
+
+def test_figures_survive_json_and_fields_of_later_versions() -> None:
+    one = figures("a", 10, peak_mb=3.0)
+    assert Figures.from_dict({**one.as_dict(), "of_tomorrow": 1}) == one

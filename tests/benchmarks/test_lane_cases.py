@@ -1,0 +1,98 @@
+"""The matrix of lanes, orderings, keys and body sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import arguments as benchmark_arguments
+from benchmarks.arguments import Arguments
+from benchmarks.lanes.cases import LANES, SENDING, lane_cases, lane_named
+from benchmarks.peers.cases import java_batches, java_batches_title, peer_cases
+
+
+def asked(**changes: object) -> Arguments:
+    values: dict[str, object] = {
+        "rows": 1_000_000, "repeat": 1, "brokers": 2, "lanes": (), "orderings": (), "keys": (),
+        "bodies": (), "full": False, "without_ledger": False, "ceiling": False, "peers": False,
+        "kafka": False, "faults": False, "seconds": 32.0, "pause_ms": None, "scale": False,
+        "scale_by": (), **changes,
+    }  # fmt: skip
+    return Arguments(**values)  # type: ignore[arg-type]
+
+
+def test_every_sending_lane_has_a_twin_that_runs_in_the_same_way() -> None:
+    assert tuple(lane.name for lane in LANES if lane.sends) == SENDING == benchmark_arguments.LANES
+    for lane in LANES:
+        assert (lane.writer is None) != (lane.run is None)
+        if lane.sends:
+            twin = lane_named(lane.twin)
+            assert not twin.sends
+            assert (twin.writer is None) == (lane.writer is None)
+
+
+def test_a_case_stands_behind_a_twin_with_the_same_rows() -> None:
+    cases = lane_cases(["foreach"], ["none", "strict"], [1000, -1], [100, 256])
+    by_name = {one.case.name: one.case for one in cases}
+    assert len(by_name) == len(cases) == 2 * (3 + 3)
+    order = list(by_name)
+    for made in cases:
+        if made.lane.sends:
+            twin = by_name[made.case.against[0]]
+            assert order.index(twin.name) < order.index(made.case.name)
+            assert (twin.keys, twin.body_bytes) == (made.case.keys, made.case.body_bytes)
+            assert (made.case.keys == 0) == (made.case.ordering == "none")
+
+
+def test_without_a_ledger_is_compared_with_the_one_that_has_it() -> None:
+    cases = lane_cases(["write"], ["none"], [1000], [256], without_ledger=True)
+    assert [one.ledger for one in cases] == [True, True, False]
+    assert cases[-1].case.against == (cases[-2].case.name,)
+
+
+@pytest.mark.parametrize("body_bytes", [20, 100, 256, 1024, 16 * 1024, 4_000_000])
+def test_a_batch_of_any_body_size_is_one_message_to_a_broker(body_bytes: int) -> None:
+    cases = [*peer_cases(body_bytes, frozenset({"Java"})), java_batches(body_bytes)]
+    batches = [one for one in cases if one.arguments["mode"] == "batch"]
+    assert {one.who for one in batches} == {"ours", "Java"}
+    for one in batches:
+        assert 0 < one.arguments["batch"] * (body_bytes + 120) < 4 << 20
+    names = [one.case.name for one in cases[:-1]]
+    assert len(set(names)) == len(names)
+    assert cases[-1].case.name == java_batches_title(body_bytes) in names
+
+
+def test_full_is_all_of_it_and_nothing_is_a_part() -> None:
+    full = asked(full=True).plan()
+    # six lanes by three kinds of order by four sizes, the twins of five, two noops per size
+    assert len(full.lane_cases()) == (6 * 3 + 5 * 3 + 2) * 4
+    assert full.ceiling and full.java_batches and full.kafka
+    small = asked().plan()
+    assert small.ceiling and not small.kafka and small.bodies == (256,)
+    assert {one.case.ordering for one in small.lane_cases()} == {"none"}
+
+
+def test_large_bodies_get_fewer_rows() -> None:
+    plan = asked(full=True).plan()
+    assert plan.load(256).rows == 1_000_000
+    assert plan.load(16384).rows * 16384 <= plan.most_bytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "cases"),
+    [({}, True), ({"faults": True}, False), ({"scale": True}, False), ({"peers": True}, True),
+     ({"faults": True, "lanes": ("foreach",)}, True)],
+)  # fmt: skip
+def test_faults_and_scaling_alone_measure_no_cases(changes: dict, cases: bool) -> None:
+    assert asked(**changes).wants_cases is cases
+
+
+def test_peers_alone_need_no_spark() -> None:
+    assert not asked(peers=True).plan().spark
+    assert asked(kafka=True).plan().spark
+
+
+def test_scaling_goes_by_tens_from_the_rows_that_are_given() -> None:
+    scaling = asked(scale=True).scaling()
+    assert scaling.row_counts == (1_000_000, 2_000_000, 5_000_000, 10_000_000)
+    assert scaling.key_counts == (1000, 10_000, 100_000, 1_000_000)
+    assert asked(scale=True, scale_by=("keys",)).scaling().by == ("keys",)

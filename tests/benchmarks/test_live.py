@@ -1,0 +1,70 @@
+"""The benchmarks as people run them: one small case with everything real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from benchmarks.log_room import LogRoom
+from benchmarks.stored import StoredCount
+from rocket_sink import TableProducer
+from rocket_sink.cluster import LocalCluster
+from tests.clusters import two_brokers
+
+pytestmark = [
+    pytest.mark.slow, pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900),
+]  # fmt: skip
+ROOT = Path(__file__).parents[2]
+cluster = pytest.fixture(two_brokers, scope="module")
+
+
+def test_a_lane_beside_its_twin(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "benchmarks", "--rows", "2000", "--repeat", "1",
+            "--lane", "source-batch", "--ordering", "strict", "--keys", "10", "--out", str(out),
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    middle = {one["case"]: one for one in found["medians"]}
+    ours, twin = "source-batch strict 10 keys 256 B", "source-batch-nothing 10 keys 256 B"
+    assert {ours, twin} <= set(middle)
+    assert middle[ours]["messages"] == middle[twin]["messages"] == 2000
+    assert middle[ours]["brokers"] > 0 and middle[ours]["jvm"] > 0 and middle[ours]["client"] > 0
+    assert {(one["case"], one["against"], one["what"]) for one in found["ratios"]} >= {
+        (ours, twin, "msg/s"), (ours, twin, "cpu")
+    }  # fmt: skip
+    assert ours in done.stdout
+
+
+def test_full_log_files_go_between_runs_and_no_message_with_them(cluster: LocalCluster) -> None:
+    """Of 64 MB each; the ones that are written stay."""
+    cluster.create_topic("room")
+    count, room = StoredCount(cluster.name_server, "room"), LogRoom(cluster, most_bytes=180 << 20)
+    rows = pa.table({"body": [b"x" * 100_000] * 4000})
+    with TableProducer(nameServer=cluster.name_server, topic="room") as producer:
+        count.start()
+        producer.send(rows.slice(0, 1000))
+        room.make()
+        assert room.taken_bytes() > 90 << 20, "little is left alone"
+        producer.send(rows.slice(1000))
+        assert count.check(4000, "all") == 0
+        room.make()
+        assert room.taken_bytes() <= 180 << 20
+        count.start()
+        producer.send(rows)
+        assert count.check(4000, "again") == 0
+    address = cluster.brokers[0].address
+    assert "24" in next(
+        line
+        for line in cluster.admin("getBrokerConfig", "-b", address).splitlines()
+        if "fileReservedTime" in line
+    )

@@ -1,0 +1,368 @@
+"""Results files: written, read, drawn, put into a README."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks import command
+from benchmarks.command import main
+from benchmarks.figures import Case, Figures
+from benchmarks.html import page
+from benchmarks.readme_tables import END_MARK, START_MARK, with_figures
+from benchmarks.render import tables
+from benchmarks.results import RUNS, Results, read_results
+from benchmarks.run import measure
+from rocket_sink.errors import ConfigurationError
+from tests.benchmarks.test_curves import points
+
+README = Path(__file__).parents[2] / "benchmarks" / "README.md"
+MACHINE = {"cores": 2, "processor": "P", "memory_gb": 1, "python": "3", "java": 17, "pyspark": "4",
+           "rocketmq": "5", "at": "2026-01-01T00:00:00"}  # fmt: skip
+
+
+def results(speed: float = 50.0) -> Results:
+    cases = [Case("lane-nothing", "Spark lanes"), Case("lane", "Spark lanes", ("lane-nothing",))]
+    runs = [
+        Figures("lane-nothing", 10, 0.1, 100.0, 1.0, 1.0, 0.0, 0.0, 10.0, 20.0),
+        Figures("lane", 10, 0.2, speed, 1.0, 2.0, 0.0, 3.0, 10.0, 30.0),
+    ]
+    fault = {
+        "fault": "frozen 10 s", "kind": "frozen", "ours": True, "sender": "ours sync", "ok": 5,
+        "per_s": 1.0, "pause_ms": 1100.0, "failed": 0, "causes": {}, "longest_ms": 900.0,
+        "announced": 1, "lost": 0, "doubled": 1, "unannounced": 0,
+    }  # fmt: skip
+    return Results(
+        MACHINE,
+        {"repeat": 1},
+        cases,
+        runs,
+        {"Kafka": "no network"},
+        [fault],
+        points("rows", [1, 2]),
+    )
+
+
+def shown(made: Results) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    for thing in tables(made):
+        console.print(thing)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    results().write(path)
+    assert read_results(path) == results()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cases": []}', '{"cases": [{"no": 1}]}'])
+def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match="no results file"):
+        read_results(path)
+
+
+def test_tables_show_what_was_measured_and_what_was_not() -> None:
+    text = shown(results())
+    for words in ("lane-nothing", "0.50", "1.50", "+1.00", "Kafka: absent; no network",
+                  "frozen 10 s", "1.10", "Over rows", "NOT FLAT"):  # fmt: skip
+        assert words in text, words
+
+
+def test_the_page_loads_nothing_and_has_the_curves() -> None:
+    text = page(results())
+    assert text.count("<svg") == 1
+    assert "lane-nothing" in text
+    assert not [word for word in ("src=", "<link", "<script", "@import") if word in text]
+
+
+def test_the_readme_takes_figures_between_its_markers() -> None:
+    before = README.read_text()
+    assert before.count(START_MARK) == before.count(END_MARK) == 1
+    once = with_figures(before, [results()])
+    assert "| lane | 50 | 1.00 | 2.00 | 3.00 | 30 | lane-nothing: 0.50, 1.50 |" in once
+    assert with_figures(once, [results()]) == once
+    assert once.partition(START_MARK)[0] == before.partition(START_MARK)[0]
+    assert once.partition(END_MARK)[2] == before.partition(END_MARK)[2]
+    with pytest.raises(ConfigurationError):
+        with_figures("no markers", [])
+
+
+def test_what_is_absent_is_named_with_the_module_that_is_missing() -> None:
+    from benchmarks.run import reason_of
+
+    text = "Ivy could not fetch a:b:1. Its last lines:\nx\n\t\t:: a#c;1: not found\n::"
+    assert reason_of(ConfigurationError(text)).endswith("Its last lines: (a#c;1: not found)")
+    assert reason_of(ValueError("one line")) == "one line"
+
+
+class Twice:
+    """A subject that is measured without measuring."""
+
+    def __init__(self, name: str) -> None:
+        self.case = Case(name, "Spark lanes")
+
+    def warm_up(self) -> None: ...
+
+    def run(self) -> Figures:
+        return Figures(self.case.name, 10, 0.1, 100.0, 1.0, 1.0, 0.0, 0.0)
+
+
+def test_each_run_is_told_with_how_many_there_will_be() -> None:
+    made, told = Results(MACHINE, {}), list[str]()
+    made.on_added = lambda: told.append(made.progress)
+    made_room: list[int] = []
+    room: Any = SimpleNamespace(make=lambda: made_room.append(1))
+    measure([Twice("one"), Twice("two")], 2, made, lambda text: None, room)
+    assert len(made_room) == 6
+    assert told == [f"{number} of 4 runs" for number in (1, 2, 3, 4)]
+
+
+class Failing(Twice):
+    """One that ends in an error, in its first run or when it is warmed up."""
+
+    def __init__(self, name: str, *, warm: bool) -> None:
+        super().__init__(name)
+        self.warm, self.runs = warm, 0
+
+    def warm_up(self) -> None:
+        if not self.warm:
+            raise ValueError("no room for it\nmore")
+
+    def run(self) -> Figures:
+        self.runs += 1
+        raise ValueError("no room for it\nmore")
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_case_that_fails_is_named_and_the_others_go_on(warm: bool) -> None:
+    made, said = Results(MACHINE, {}), list[str]()
+    bad = Failing("bad", warm=warm)
+    room: Any = SimpleNamespace(make=lambda: None)
+    subjects = [Twice("one"), bad, Twice("two")]
+    made.cases = [one.case for one in subjects]
+    measure(subjects, 2, made, said.append, room)
+    assert [one.case for one in made.runs] == ["one", "two"] * 2
+    assert made.failed == {"bad": "no room for it"}
+    assert bad.runs == int(warm)
+    assert not made.is_complete
+    assert "bad failed: no room for it" in said
+    assert "bad: failed; no room for it" in shown(made)
+    assert "Not measured: bad." in with_figures(f"{START_MARK}\n{END_MARK}", [made])
+
+
+def test_three_cases_that_fail_in_a_row_end_the_run() -> None:
+    """The brokers are gone, say; each of 172 cases would wait for them."""
+    made = Results(MACHINE, {})
+    room: Any = SimpleNamespace(make=lambda: None)
+    bad = [Failing(name, warm=True) for name in "abcdef"]
+    with pytest.raises(ValueError, match="no room"):
+        measure([*bad[:2], Twice("one"), *bad[2:]], 1, made, lambda text: None, room)
+    assert [one.case for one in made.runs] == ["one"]
+    assert list(made.failed) == list("abcde")
+
+
+def test_a_signal_that_an_error_hides_is_no_failure_of_a_case() -> None:
+    class Interrupted(Twice):
+        def run(self) -> Figures:
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise ValueError("its process is gone, too")
+
+    made = Results(MACHINE, {})
+    room: Any = SimpleNamespace(make=lambda: None)
+    with pytest.raises(ValueError, match="gone"):
+        measure([Interrupted("a"), Twice("b")], 1, made, lambda text: None, room)
+    assert not made.failed
+
+
+class TestStopped:
+    """Figures of finished cases are in the file at once, and a signal keeps them."""
+
+    @pytest.fixture(autouse=True)
+    def out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = tmp_path / "out.json"
+        self.then: Callable[[], None] = lambda: None
+        self.in_file: list[int] = []
+        self.closed = False
+        self.replace = lambda measure: monkeypatch.setattr(command, "_measure", measure)
+        self.replace(self.measure)
+
+    def measure(self, asked: Any, made: Results) -> None:
+        done = results()
+        made.cases = done.cases
+        made.planned[RUNS] = 3
+        try:
+            for figures in done.runs:
+                made.add(RUNS, figures)
+                self.in_file.append(len(read_results(self.path).runs))
+            self.then()
+            made.add(RUNS, done.runs[0])
+        finally:
+            self.closed = True
+
+    def run(self, *more: str) -> int:
+        return main(["--out", str(self.path), *more])
+
+    def test_the_file_is_written_after_each_case(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run() == 0
+        assert self.in_file == [1, 2]
+        assert "done: 2 of 3 runs" in capsys.readouterr().err
+        assert read_results(self.path).planned == {RUNS: 3}
+
+    @pytest.mark.parametrize(
+        ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["TERM", "INT"]
+    )
+    def test_a_signal_closes_all_and_keeps_the_file(
+        self, number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        before = signal.getsignal(number)
+        self.then = lambda: signal.raise_signal(number)
+        assert self.run() == code
+        assert self.closed
+        assert len(read_results(self.path).runs) == 2
+        said = capsys.readouterr()
+        assert f"stopped by {number.name}; done: 2 of 3 runs" in said.err
+        assert "lane-nothing" in said.out
+        assert signal.getsignal(number) == before
+
+    def test_what_is_there_is_shown_although_cases_are_missing(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        done = results()
+
+        def measure(asked: Any, made: Results) -> None:
+            made.cases, made.planned[RUNS] = done.cases, 2
+            made.add(RUNS, done.runs[0])
+            signal.raise_signal(signal.SIGTERM)
+
+        self.replace(measure)
+        html = self.path.with_suffix(".html")
+        assert self.run("--html", str(html)) == 143
+        assert "not finished: 1 of 2 runs" in capsys.readouterr().out
+        assert "not finished: 1 of 2 runs" in html.read_text()
+        with_figures(f"{START_MARK}\n{END_MARK}", [read_results(self.path)])
+
+    def test_a_second_sigterm_does_not_disturb_the_closing(self) -> None:
+        def twice() -> None:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                self.went_on = True
+
+        self.then = twice
+        assert self.run() == 143
+        assert self.went_on
+
+    def test_what_fails_while_closing_does_not_hide_the_signal(self) -> None:
+        def stop() -> None:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                raise ValueError("the JVM is gone, too")
+
+        self.then = stop
+        assert self.run() == 143
+
+    def test_a_stopped_run_is_compared_with_nothing(self, tmp_path: Path) -> None:
+        before = tmp_path / "before.json"
+        results().write(before)
+        self.then = lambda: signal.raise_signal(signal.SIGTERM)
+        assert self.run("--baseline", str(before)) == 143
+
+    def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.path = tmp_path / "nowhere" / "out.json"
+        assert self.run() == 1
+        assert "nowhere" in capsys.readouterr().err
+        assert not self.closed
+
+
+class TestBaseline:
+    """The command's exit code, with the measuring left out."""
+
+    @pytest.fixture(autouse=True)
+    def baseline(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = tmp_path / "before.json"
+        results().write(self.path)
+        self.now = results()
+        monkeypatch.setattr(command, "_measure", self.measure)
+
+    def measure(self, asked: Any, made: Results) -> None:
+        assert made.is_empty
+        for name in ("cases", "runs", "faults"):
+            setattr(made, name, getattr(self.now, name))
+
+    def run(self, *more: str) -> int:
+        return main(["--baseline", str(self.path), *more])
+
+    def test_no_change_is_well(self) -> None:
+        assert self.run() == 0
+
+    def test_a_case_that_failed_exits_1(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def measure(asked: Any, made: Results) -> None:
+            self.measure(asked, made)
+            made.failed["lane"] = "it does not add up"
+
+        monkeypatch.setattr(command, "_measure", measure)
+        assert self.run() == 1
+        assert "lane failed: it does not add up" in capsys.readouterr().err
+
+    def test_a_slower_ratio_exits_1_unless_tolerated(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.now = results(speed=40.0)
+        assert self.run() == 1
+        assert "REGRESS" in capsys.readouterr().out
+        assert self.run("--tolerance", "0.5") == 0
+
+    def test_nothing_in_common_is_no_success(self) -> None:
+        self.now.cases = self.now.cases[:1]
+        assert self.run() == 1
+
+    def test_json_stays_one_document(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run("--json") == 0
+        printed: Any = json.loads(capsys.readouterr().out)
+        assert len(printed["comparison"]["changes"]) == 2
+
+    def test_a_run_that_fails_keeps_what_it_has(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(asked: Any, made: Results) -> None:
+            self.measure(asked, made)
+            raise ConfigurationError("no more")
+
+        monkeypatch.setattr(command, "_measure", fail)
+        out = tmp_path / "out.json"
+        assert self.run("--out", str(out)) == 1
+        assert read_results(out).runs == self.now.runs
+
+    def test_a_broken_promise_exits_1(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.now.faults[0]["lost"] = 3
+        assert self.run() == 1
+        assert "3 acknowledged messages are lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "conf").glob("benchmark-*.json")), ids=str
+)
+def test_stored_baselines_can_be_compared_with(path: Path) -> None:
+    stored = read_results(path)
+    assert stored.is_complete
+    assert stored.ratios

@@ -1,0 +1,179 @@
+"""The senders that run as processes of their own, here in this one, against scripted brokers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.faults import read_numbers
+from benchmarks.figures import Case
+from benchmarks.peers import grpc_sender
+from benchmarks.processes import Ended, ProcessRun
+from benchmarks.rows import number_of
+from benchmarks.sender import __main__ as sender
+from benchmarks.sender.modes import Job
+from benchmarks.sender.tally import Tally
+from benchmarks.stub.server import StubServers
+from rocket_sink.errors import RocketSinkError
+from rocket_sink.producer.producer import Producer
+from rocket_sink.testing import Answer, FakeCluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as made:
+        made.create_topic("t")
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+
+
+def run(capsys: pytest.CaptureFixture[str], name_server: str, **arguments: Any) -> dict[str, Any]:
+    words = [f"{name}={value}" for name, value in arguments.items()]
+    sender.main([f"nameServer={name_server}", "topic=t", *words])
+    ready, printed = capsys.readouterr().out.splitlines()
+    assert ready == "READY"
+    found: dict[str, Any] = json.loads(printed)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["sync", "hash", "async", "autobatch", "batch"])
+def test_each_mode_sends_every_number_once(
+    mode: str, cluster: FakeCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "numbers"
+    found = run(
+        capsys, cluster.name_server, mode=mode, messages=50, warmup=7, batch=20, threads=2,
+        inflight=9, numbers=path,
+    )  # fmt: skip
+    assert (found["ok"], found["failed"], found["doubtful"]) == (50, 0, 0)
+    assert found["cpu_s"] > 0
+    stored = Counter(number_of(message.body) for message in cluster.messages("t"))
+    assert stored == Counter([*range(-7, 0), *range(50)])
+    assert read_numbers(path) == (set(range(50)), set())
+
+
+def test_arrow_sends_batches(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, cluster.name_server, mode="arrow", messages=500, warmup=10)["ok"] == 500
+    assert len(cluster.messages("t")) == 510
+
+
+def test_arrow_with_a_ledger_leaves_its_rows_in_a_spool(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(
+        "benchmarks.sender.arrow.TemporaryDirectory",
+        lambda prefix: contextlib.nullcontext(str(tmp_path)),
+    )
+    found = run(capsys, cluster.name_server, mode="arrow", messages=500, ledger="yes")
+    assert found["ok"] == 500
+    assert len(list(tmp_path.glob("_spool/*/*/*.arrow"))) == 1
+
+
+def test_replay_sends_a_refused_request_again(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.brokers[0].on_send(Answer(2, "busy"), times=2)
+    found = run(capsys, cluster.name_server, mode="replay", messages=9000)
+    assert len(cluster.messages("t")) == found["ok"] >= 9000
+
+
+def test_a_failed_send_is_counted_with_its_cause(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "illegal"), times=1)
+    found = run(capsys, cluster.name_server, mode="sync", messages=10)
+    assert found["ok"] + found["failed"] == 10
+    assert found["failed"] == sum(found["causes"].values()) > 0
+
+
+def test_the_stub_takes_batches_on_many_brokers(capsys: pytest.CaptureFixture[str]) -> None:
+    servers = StubServers(30, 2)
+    try:
+        found = run(capsys, servers.name_server, mode="arrow", messages=60_000)
+    finally:
+        servers.close()
+    assert (found["ok"], found["failed"]) == (60_000, 0)
+
+
+class _LateTally(Tally):
+    """Counts an end only when a next message has been sent, or after a while."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.at_sends: list[int] = []
+        self._next = threading.Event()
+
+    def sending(self) -> None:
+        self.at_sends.append(self.ok)
+        if len(self.at_sends) > 1:
+            self._next.set()
+
+    def succeeded(self, *end: Any, **more: Any) -> None:
+        self._next.wait(0.3)
+        super().succeeded(*end, **more)
+
+
+def test_room_is_made_after_counting(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the last end of the warm-up may be counted after the counters were set to nought."""
+    tally, send_async = _LateTally(), Producer.send_async
+
+    def spy(producer: Producer, *given: Any) -> Any:
+        tally.sending()
+        return send_async(producer, *given)
+
+    monkeypatch.setattr(Producer, "send_async", spy)
+    job = Job("t", {"nameServer": cluster.name_server}, tally, inflight=1)
+    with sender.ALL_MODES["async"](job) as send:
+        send(range(2), None)
+        assert (tally.at_sends, tally.ok) == ([0, 1], 2)
+
+
+def test_room_is_made_after_counting_by_the_grpc_sender() -> None:
+    tally = _LateTally()
+
+    class Ending(Future[None]):
+        def add_done_callback(self, function: Any) -> None:
+            super().add_done_callback(function)
+            threading.Thread(target=self.set_result, args=(None,)).start()
+
+    def send_async(message: Any) -> Future[None]:
+        tally.sending()
+        return Ending()
+
+    client = SimpleNamespace(Message=SimpleNamespace)
+    producer = SimpleNamespace(send_async=send_async)
+    given = {"topic": "t", "inflight": "1"}
+    grpc_sender._Sender(client, producer, given, tally).concurrent(2)
+    assert (tally.at_sends, tally.ok) == ([0, 1], 2)
+
+
+@pytest.mark.parametrize(("mode", "fair"), [("async", False), ("replay", True)])
+def test_a_sender_that_tells_of_more_than_it_was_asked_for(mode: str, fair: bool) -> None:
+    class Liar:
+        def run(self, *_: Any, **__: Any) -> Ended:
+            return Ended({"ok": 101, "failed": 0, "seconds": 1.0, "cpu_s": 1.0}, 1.0, 1.0, 1.0)
+
+    run = ProcessRun(
+        Case("it", "g"), Liar(), {"mode": mode}, messages=100, brokers_s=lambda: 0.0, count=None
+    )
+    if fair:
+        assert run.run().messages == 101
+    else:
+        with pytest.raises(RocketSinkError, match="asked for 100 messages and tells of 101"):
+            run.run()

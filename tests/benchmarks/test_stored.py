@@ -1,0 +1,34 @@
+"""The brokers' own count: waited for while it grows, believed when it stands still."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from benchmarks import stored
+from rocket_sink.errors import RocketSinkError
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> stored.StoredCount:
+    clock = itertools.count()
+    monkeypatch.setattr(stored.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(stored.time, "sleep", lambda seconds: None)
+    return stored.StoredCount("n:1", "t")
+
+
+def test_brokers_that_catch_up_slowly_are_waited_for(
+    count: stored.StoredCount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = itertools.count()
+    monkeypatch.setattr(count, "_now", lambda: next(held) // 20)
+    assert count.check(100, "case") == 0
+
+
+def test_a_count_that_stands_still_is_believed(
+    count: stored.StoredCount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(count, "_now", lambda: 99)
+    with pytest.raises(RocketSinkError, match="hold 99"):
+        count.check(100, "case")
