@@ -47,6 +47,10 @@ COMMANDS: Final = {
     "report": ("report:report", "Show what a ledger says about sends, failures and brokers."),
     "ledger": ("ledger:ledger", "Fold, show and maintain a ledger."),
     "options": ("options:options", "List every option of the sink, or write a configuration."),
+    "benchmark": (
+        "benchmark:benchmark",
+        "Measure sending to your cluster: rate, CPU, latency.",
+    ),
 }
 """Name -> (module:attribute below rocket_sink.commands, the line that --help shows)."""
 

@@ -15,7 +15,7 @@ import click
 
 from rocket_sink.commands.conf_file import read_conf
 from rocket_sink.commands.output import note
-from rocket_sink.errors import RocketSinkError
+from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.options import SinkOptions, find_option
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -125,7 +125,12 @@ def resolved_options(**more: Any) -> SinkOptions:
     """
     values = with_name_server(given_options(**more))
     options = SinkOptions.parse(values)
-    _ = options.name_servers
+    if not options.name_server.strip(" ;"):
+        raise OptionError(
+            "option nameServer is missing: give --name-server HOST:PORT, or start a local cluster: "
+            "rocket-sink cluster up",
+            option="nameServer",
+        )
     return options
 
 

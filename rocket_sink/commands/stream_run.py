@@ -181,7 +181,8 @@ def _start(
     trigger: str | None,
     query_name: str | None,
 ) -> StreamingQuery:
-    writer = _writer(spark, frame, sink_options, lane).option("checkpointLocation", checkpoint)
+    writer = stream_writer(spark, frame, sink_options, lane)
+    writer = writer.option("checkpointLocation", checkpoint)
     if query_name:
         writer = writer.queryName(query_name)
     if trigger == "available-now":
@@ -191,9 +192,10 @@ def _start(
     return writer.start()
 
 
-def _writer(
+def stream_writer(
     spark: SparkSession, frame: DataFrame, sink_options: Mapping[str, Any], lane: str
 ) -> DataStreamWriter:
+    """The frame's writer by the named lane; the caller adds checkpoint and trigger."""
     from rocket_sink.spark.sink import RocketSink
 
     sink = RocketSink(**sink_options)

@@ -1,0 +1,341 @@
+"""`rocket-sink benchmark` and `jobs/benchmark.py`: the user's own cluster, from this machine."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import platform
+import statistics
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rocket_sink import __version__
+from rocket_sink.commands.base import Command
+from rocket_sink.commands.output import Bar, note, print_json, show, table
+from rocket_sink.commands.sink_input import absolute, given_options, resolved_options, sink_options
+from rocket_sink.commands.spark_input import spark_options, spark_session
+from rocket_sink.commands.stopping import until_signal
+from rocket_sink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+    from rocket_sink.commands.benchmark_run import Figures, LaneBench, ProducerBench, Workload
+    from rocket_sink.options import SinkOptions
+
+MODES: Final = ("sync", "async", "batch")
+LANES: Final = ("foreach", "source-stream", "write_batch")
+_ORDERED_KEYS: Final = 1000
+_COMPARED: Final = {"messages_per_s": "messages/s", "cpu_s_per_million": "CPU s/M"}
+
+
+@click.command(
+    cls=Command,
+    example="""
+    rocket-sink benchmark -n 10.0.0.1:9876 -t benchmark
+    rocket-sink benchmark -t benchmark --mode sync --mode async --body-bytes 4096 --keys 1000
+    rocket-sink benchmark -t benchmark --lane foreach --lane write_batch --messages 500000
+    rocket-sink benchmark -t benchmark --out before.json
+    rocket-sink benchmark -t benchmark --baseline before.json --tolerance 0.2""",
+)
+@sink_options("nameServer", "topic", "ordering")
+@click.option(
+    "--mode",
+    "modes",
+    type=click.Choice(MODES),
+    multiple=True,
+    help="Send mode of the Producer; repeatable. Default: all, unless a --lane is given.",
+)
+@click.option(
+    "--lane",
+    "lanes",
+    type=click.Choice(LANES),
+    multiple=True,
+    help="Spark lane; repeatable. One epoch of generated rows, with a ledger.",
+)
+@click.option(
+    "--messages",
+    type=click.IntRange(1),
+    default=20_000,
+    show_default=True,
+    help="Messages per run. An epoch costs Spark a second or two: give a lane 200000 or more.",
+)
+@click.option(
+    "--body-bytes",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Size of a body.",
+)
+@click.option(
+    "--keys",
+    type=click.IntRange(0),
+    help="Different sharding keys, 0 for none; batch has none. Default 0; with --ordering "
+    f"{_ORDERED_KEYS}.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="--mode batch: messages per call.",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Runs of each case, in turn; medians are shown.",
+)
+@click.option(
+    "--scratch",
+    metavar="PATH",
+    help="--lane: folder for ledgers and checkpoints that all of Spark's machines see. Default: a "
+    "temporary one, which does for a local master.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the figures to this file, as a baseline.",
+)
+@click.option(
+    "--baseline",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Compare with an earlier --out, each case relative to the others of its run; exit 1 when "
+    "one is worse.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=0.15,
+    show_default=True,
+    help="--baseline: how much worse is accepted.",
+)
+@spark_options
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def benchmark(
+    modes: tuple[str, ...],
+    lanes: tuple[str, ...],
+    messages: int,
+    body_bytes: int,
+    keys: int | None,
+    batch: int,
+    repeat: int,
+    scratch: str | None,
+    out: Path | None,
+    baseline: Path | None,
+    tolerance: float,
+    as_json: bool,
+    **spark: Any,
+) -> int:
+    """Measure sending to your own cluster, by the Producer or by Spark lanes.
+
+    The messages stay in the topic: use one that nobody consumes. A baseline compares ratios, since
+    figures of two runs on a shared machine differ by themselves: what makes all cases slower alike
+    is not found. Exits 1 when messages failed, or a case is worse than the baseline.
+    """
+    from rocket_sink.commands.benchmark_run import Workload
+
+    options = resolved_options()
+    if not options.topic:
+        raise click.UsageError("which topic? give --topic NAME")
+    if keys is None:
+        keys = 0 if options.ordering == "none" else _ORDERED_KEYS
+    work = Workload(messages, body_bytes, keys, batch)
+    cases = (*dict.fromkeys(modes or (() if lanes else MODES)), *dict.fromkeys(lanes))
+    results = Results(_facts(), {**asdict(work), "ordering": options.ordering})
+    before = _baseline(baseline, results, cases) if baseline else None
+    if out and not os.access(out.resolve().parent, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--out: cannot write into the folder {out.resolve().parent}")
+    with until_signal() as stop:
+        _measure(cases, repeat, options, work, scratch, spark, results)
+    changes = compare(before, results, tolerance) if before and not stop.number else []
+    if out and results.runs:
+        out.write_text(json.dumps(results.as_dict(), indent=1) + "\n", encoding="utf-8")
+        note(f"written to {out}")
+    if as_json:
+        found = {"comparison": [asdict(one) for one in changes]} if before else {}
+        print_json({**results.as_dict(), **found})
+    else:
+        show(*_tables(results, changes, tolerance))
+    if stop.number:
+        note(f"stopped by {stop.name}")
+        return 128 + stop.number
+    failed = any(one.failed for one in results.medians)
+    return 1 if failed or any(one.worse for one in changes) else 0
+
+
+class Results:
+    """Figures of all runs so far, with the facts and settings that they hold for."""
+
+    def __init__(self, machine: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        self.machine = machine
+        self.settings = settings
+        self.runs: dict[str, list[Figures]] = {}
+
+    @property
+    def medians(self) -> list[Figures]:
+        """One per case, in the order of the cases."""
+        from rocket_sink.commands.benchmark_run import median
+
+        return [median(runs) for runs in self.runs.values()]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        cases = [asdict(one) for one in self.medians]
+        return {"machine": self.machine, "settings": self.settings, "cases": cases}
+
+
+def _facts() -> dict[str, Any]:
+    return {
+        "at": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(), "python": platform.python_version(), "rocket-sink": __version__,
+    }  # fmt: skip
+
+
+def _measure(
+    cases: Iterable[str], repeat: int, options: SinkOptions, work: Workload, scratch: str | None,
+    spark: Mapping[str, Any], results: Results,
+) -> None:  # fmt: skip
+    """All cases in turn, `repeat` times over, into `results`."""
+    from contextlib import ExitStack
+
+    from rocket_sink.commands.benchmark_run import ProducerBench
+
+    producers = ProducerBench(options, work)
+    cases = list(cases)
+    with ExitStack() as stack:
+        lanes = None
+        if set(cases) & set(LANES):
+            lanes = _lane_bench(stack, options, work, scratch, spark)
+        for number in range(1, repeat + 1):
+            for case in cases:
+                bench: ProducerBench | LaneBench = producers
+                if case in LANES:
+                    assert lanes is not None
+                    bench = lanes
+                with Bar(f"{case} {number}/{repeat}", work.messages) as bar:
+                    figures = bench.run(case, bar.advance_to)
+                results.runs.setdefault(case, []).append(figures)
+
+
+def _lane_bench(
+    stack: ExitStack, options: SinkOptions, work: Workload, scratch: str | None,
+    spark: Mapping[str, Any],
+) -> LaneBench:  # fmt: skip
+    from rocket_sink.commands.benchmark_run import LaneBench
+
+    if not scratch:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rocket-sink-benchmark-"))
+    note("starting Spark")
+    session = stack.enter_context(spark_session("benchmark", **spark))
+    sink = {**given_options(), "nameServer": options.name_server, "topic": options.topic}
+    return LaneBench(session, sink, work, absolute(scratch))
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure beside the baseline's.
+
+    `relative` is its change divided by the median change of all cases: above 1 is more than the
+    others. `worse`: by more than the tolerance.
+    """
+
+    case: str
+    figure: str
+    before: float
+    now: float
+    relative: float
+    worse: bool
+
+
+def compare(before: Mapping[str, Figures], now: Results, tolerance: float) -> list[Change]:
+    """What both have, case by case; `tolerance` 0.1 allows a tenth less speed, or more CPU."""
+    found = []
+    for figure in _COMPARED:
+        pairs = {
+            one.case: (getattr(before[one.case], figure), getattr(one, figure))
+            for one in now.medians
+            if one.case in before
+        }
+        changes = {case: new / old for case, (old, new) in pairs.items() if old and new}
+        if not changes:
+            continue
+        common = statistics.median(changes.values())
+        for case, change in changes.items():
+            relative = change / common
+            loss = 1 / relative if figure == "messages_per_s" else relative
+            found.append(Change(case, figure, *pairs[case], relative, loss > 1 + tolerance))
+    return found
+
+
+def _baseline(path: Path, now: Results, cases: Iterable[str]) -> dict[str, Figures]:
+    """Raises ConfigurationError: no baseline, of another workload, or without two of the cases."""
+    from rocket_sink.commands.benchmark_run import Figures
+
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        settings = value["settings"]
+        before = {one["case"]: Figures(**one) for one in value["cases"]}
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the baseline {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{path} is no file of rocket-sink benchmark --out ({error!r})"
+        ) from None
+    if settings != now.settings:
+        other = [f"{name} {settings.get(name)}" for name in now.settings
+                 if settings.get(name) != now.settings[name]]  # fmt: skip
+        raise ConfigurationError(f"the baseline {path} was measured with {', '.join(other)}")
+    if len(before.keys() & set(cases)) < 2:
+        raise ConfigurationError(
+            f"the baseline {path} has {', '.join(before)}: give two of them or more, because each "
+            "is compared with the others"
+        )
+    return before
+
+
+def _tables(results: Results, changes: list[Change], tolerance: float) -> Iterator[Any]:
+    settings = results.settings
+    columns = ("case", "messages", "messages/s", "MB/s", "CPU s/M", "p50 ms", "p95 ms", "p99 ms",
+               "max ms", "failed")  # fmt: skip
+    rows = [
+        (
+            one.case, one.messages, round(one.messages_per_s), one.mb_per_s,
+            f"{one.cpu_s_per_million:.2f}",
+            *(None if value is None else f"{value:,.2f}"
+              for value in (one.p50_ms, one.p95_ms, one.p99_ms, one.max_ms)),
+            one.failed,
+        )
+        for one in results.medians
+    ]  # fmt: skip
+    keys = f", {settings['keys']:,} sharding keys" if settings["keys"] else ""
+    title = f"Bodies of {settings['body_bytes']:,} bytes{keys}, ordering {settings['ordering']}"
+    yield table(
+        title, columns, rows, numbers=" ".join(name.replace(" ", "_") for name in columns[1:])
+    )
+    yield (
+        "CPU s/M: CPU seconds of the client per million messages. ms: latency of a call (batch: of "
+        f"a call with {settings['batch']:,} messages; lanes: of a request)."
+    )
+    for one in results.medians:
+        if one.errors:
+            causes = ", ".join(f"{code} {count:,}" for code, count in one.errors.items())
+            yield f"{one.case}: failed with {causes}"
+    if changes:
+        yield table(
+            f"Beside the baseline, relative to all cases; {tolerance:.0%} worse is accepted",
+            ("case", "figure", "before", "now", "relative", ""),
+            [
+                (one.case, _COMPARED[one.figure], f"{one.before:,.2f}",
+                 f"{one.now:,.2f}", f"{one.relative:.2f}", "WORSE" if one.worse else "")
+                for one in changes
+            ],
+            numbers="before now relative",
+        )  # fmt: skip

@@ -1,0 +1,255 @@
+"""`rocket-sink benchmark` against scripted brokers: what it sends, counts, prints and compares."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from rocket_sink.cli import main
+from rocket_sink.commands import benchmark as command
+from rocket_sink.commands import benchmark_run
+from rocket_sink.commands.benchmark_run import Calls, Figures, ProducerBench, median
+from rocket_sink.testing import Answer, FakeCluster
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as made:
+        made.create_topic("t")
+        yield made
+
+
+@pytest.fixture
+def arguments(cluster: FakeCluster) -> list[str]:
+    small = ["--messages", "60", "--repeat", "1", "--batch", "25"]
+    return ["benchmark", "-n", cluster.name_server, "-t", "t", *small]
+
+
+def figures(case: str, per_s: float = 100.0, cpu: float = 10.0, **more: Any) -> Figures:
+    values = {"failed": 0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0, "max_ms": 4.0} | more
+    return Figures(
+        case=case, messages=60, seconds=1.0, messages_per_s=per_s, mb_per_s=1.0,
+        cpu_s_per_million=cpu, **values,
+    )  # fmt: skip
+
+
+def write_baseline(path: Path, *cases: Figures, **settings: Any) -> Path:
+    known = {"messages": 60, "body_bytes": 256, "keys": 0, "batch": 25, "ordering": "none"}
+    results = command.Results({}, known | settings)
+    results.runs = {one.case: [one] for one in cases}
+    path.write_text(json.dumps(results.as_dict()))
+    return path
+
+
+def test_each_mode_sends_all_messages_and_a_warm_up(
+    cluster: FakeCluster, arguments: list[str], capsys: Capture
+) -> None:
+    assert main([*arguments, "--body-bytes", "300", "--keys", "7", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["case"] for one in found["cases"]] == ["sync", "async", "batch"]
+    for one in found["cases"]:
+        assert (one["messages"], one["failed"], one["errors"]) == (60, 0, {})
+        assert 0 < one["p50_ms"] <= one["p95_ms"] <= one["p99_ms"] <= one["max_ms"]
+        assert one["cpu_s_per_million"] > 0
+        assert one["messages_per_s"] == pytest.approx(60 / one["seconds"])
+        assert one["mb_per_s"] == pytest.approx(one["messages_per_s"] * 300 / 1e6)
+    stored = cluster.messages("t")
+    assert {len(message.body) for message in stored} == {300}
+    keys = Counter(message.properties.get("__SHARDINGKEY") for message in stored)
+    assert keys.keys() == {None, *(f"k{number}" for number in range(7))}
+    assert (keys[None], sum(keys.values())) == (66, 3 * 66), "batches have no sharding keys"
+
+
+def test_the_table_and_the_progress_go_to_different_places(
+    arguments: list[str], capsys: Capture
+) -> None:
+    assert main([*arguments, "--mode", "batch", "--ordering", "strict"]) == 0
+    said = capsys.readouterr()
+    for words in ("messages/s", "MB/s", "CPU s/M", "p99 ms", "1,000 sharding keys", "strict"):
+        assert words in said.out, words
+    assert "sync" not in said.out, "only what was asked for"
+    assert "batch 1/1: 60 in" in said.err
+
+
+@pytest.mark.parametrize("mode", command.MODES)
+def test_failed_messages_are_counted_by_cause_and_exit_1(
+    mode: str, cluster: FakeCluster, arguments: list[str], capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of a batch call the messages that failed: a refused request goes in halves."""
+    counted = benchmark_run._counted
+
+    def refuse(*given: Any) -> Any:
+        for broker in cluster.brokers:
+            broker.on_send(Answer(13, "illegal"), times=7)
+        return counted(*given)
+
+    monkeypatch.setattr(benchmark_run, "_counted", refuse)
+    code = main([*arguments, "--mode", mode, "--batch", "5", "--json"])
+    (one,) = json.loads(capsys.readouterr().out)["cases"]
+    assert code == 1
+    assert one["errors"] == {"MESSAGE_ILLEGAL": one["failed"]}
+    assert 0 < one["failed"] < 60
+    assert one["messages"] == 60 - one["failed"]
+    assert len(cluster.messages("t")) == 6 + one["messages"], "six are of the warm-up"
+
+
+def test_where_nothing_is_stored_the_error_is_told(
+    cluster: FakeCluster, arguments: list[str], capsys: Capture
+) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "illegal"), times=None)
+    assert main(arguments) == 1
+    said = capsys.readouterr()
+    assert "illegal" in said.err
+    assert not said.out
+
+
+def test_a_topic_and_a_name_server_are_asked_for(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocket_sink.commands.sink_input._local_name_server", lambda: None)
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    assert main(["benchmark", "-t", "t"]) == 2
+    assert "rocket-sink cluster up" in capsys.readouterr().err
+    assert main(["benchmark", "-n", "127.0.0.1:1"]) == 2
+    assert "--topic" in capsys.readouterr().err
+
+
+def test_a_signal_keeps_what_is_measured(
+    arguments: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stop(*_: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setitem(benchmark_run.MODES, "async", stop)
+    out = tmp_path / "out.json"
+    assert main([*arguments, "--out", str(out)]) == 143
+    assert [one["case"] for one in json.loads(out.read_text())["cases"]] == ["sync"]
+    assert "sync" in capsys.readouterr().out
+
+
+class TestBaseline:
+    """What is measured is given."""
+
+    NOW: ClassVar = {"sync": figures("sync"), "async": figures("async", 300.0, 3.0),
+                     "batch": figures("batch", 900.0, 1.0)}  # fmt: skip
+
+    @pytest.fixture(autouse=True)
+    def measured(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(
+            ProducerBench, "run", lambda self, case, advance: TestBaseline.NOW[case]
+        )
+        self.path = tmp_path / "before.json"
+
+    def run(self, arguments: list[str], *more: str) -> int:
+        return main([*arguments, "--baseline", str(self.path), *more])
+
+    def test_what_out_wrote_is_not_worse_than_itself(
+        self, arguments: list[str], capsys: Capture
+    ) -> None:
+        assert main([*arguments, "--out", str(self.path)]) == 0
+        assert self.run(arguments) == 0
+        assert "WORSE" not in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("was", "worse"),
+        [
+            (figures("sync", 130.0), "messages_per_s"),
+            (figures("sync", 100.0, 7.0), "cpu_s_per_million"),
+        ],
+        ids=["slower", "more CPU"],
+    )
+    def test_a_case_that_is_worse_beside_the_others_exits_1(
+        self, was: Figures, worse: str, arguments: list[str], capsys: Capture
+    ) -> None:
+        write_baseline(self.path, was, *list(self.NOW.values())[1:])
+        assert self.run(arguments, "--json") == 1
+        found = json.loads(capsys.readouterr().out)["comparison"]
+        assert [(one["case"], one["figure"]) for one in found if one["worse"]] == [("sync", worse)]
+        assert self.run(arguments) == 1
+        assert capsys.readouterr().out.count("WORSE") == 1
+        assert self.run(arguments, "--tolerance", "0.5") == 0
+
+    def test_a_machine_that_is_slower_as_a_whole_is_no_loss(self, arguments: list[str]) -> None:
+        faster = [
+            figures(one.case, one.messages_per_s * 3, one.cpu_s_per_million / 3)
+            for one in self.NOW.values()
+        ]
+        write_baseline(self.path, *faster)
+        assert self.run(arguments) == 0
+
+    def test_one_case_that_is_better_makes_no_other_one_worse(self, arguments: list[str]) -> None:
+        slow = figures("batch", 90.0, 10.0)
+        write_baseline(self.path, self.NOW["sync"], self.NOW["async"], slow)
+        assert self.run(arguments) == 0
+
+    def test_failures_are_worse_than_any_baseline(
+        self, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_baseline(self.path, *self.NOW.values())
+        failing = self.NOW | {"sync": figures("sync", failed=1, errors={"TIMEOUT": 1})}
+        monkeypatch.setattr(TestBaseline, "NOW", failing)
+        assert self.run(arguments) == 1
+
+    @pytest.mark.parametrize(
+        ("cases", "settings", "said"),
+        [
+            (["sync", "async"], {"body_bytes": 1024}, "measured with body_bytes 1024"),
+            (["sync", "foreach"], {}, "two of them or more"),
+        ],
+    )
+    def test_a_baseline_of_something_else_is_refused_before_anything_is_measured(
+        self, cases: list[str], settings: dict[str, Any], said: str, arguments: list[str],
+        capsys: Capture,
+    ) -> None:  # fmt: skip
+        write_baseline(self.path, *map(figures, cases), **settings)
+        assert self.run(arguments) == 1
+        told = capsys.readouterr()
+        assert said in told.err
+        assert "1/1" not in told.err
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"cases": []}', '{"settings": {}, "cases": [{}]}'])
+    def test_another_file_is_refused(
+        self, text: str, arguments: list[str], capsys: Capture
+    ) -> None:
+        self.path.write_text(text)
+        assert self.run(arguments) == 1
+        assert "no file of rocket-sink benchmark --out" in capsys.readouterr().err
+
+
+def test_an_out_that_cannot_be_written_is_told_first(
+    arguments: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    assert main([*arguments, "--out", str(tmp_path / "nowhere" / "out.json")]) == 1
+    told = capsys.readouterr().err
+    assert "nowhere" in told
+    assert "1/1" not in told
+
+
+def test_percentiles_are_latencies_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls()
+    assert calls.percentiles_ms() == [None] * 4
+    monkeypatch.setattr(benchmark_run.time, "perf_counter", lambda: 0.0)
+    for number in range(100, 0, -1):
+        calls.stored(-number / 1000)
+    assert calls.percentiles_ms() == pytest.approx([50.0, 95.0, 99.0, 100.0])
+
+
+def test_medians_of_runs_and_sums_of_their_failures() -> None:
+    runs = [
+        figures("sync", 10.0, failed=1, p50_ms=None, errors={"A": 1}),
+        figures("sync", 30.0, p50_ms=None),
+        figures("sync", 20.0, failed=2, p50_ms=None, errors={"A": 1, "B": 1}),
+    ]
+    found = median(runs)
+    assert (found.messages_per_s, found.failed, found.p50_ms) == (20.0, 3, None)
+    assert found.errors == {"A": 2, "B": 1}
