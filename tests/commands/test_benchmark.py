@@ -102,6 +102,48 @@ def test_failed_messages_are_counted_by_cause_and_exit_1(
     assert len(cluster.messages("t")) == 6 + one["messages"], "six are of the warm-up"
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "lane",
+    ["foreach", *(pytest.param(one, marks=pytest.mark.slow) for one in command.LANES[1:])],
+)
+def test_a_lane_is_measured_by_its_ledger(
+    lane: str, cluster: FakeCluster, arguments: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = run_lane(lane, 0, arguments, capfd)
+    assert (found["case"], found["messages"], found["failed"]) == (lane, 500, 0)
+    assert found["cpu_s_per_million"] > 0
+    assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
+    assert found["messages_per_s"] == pytest.approx(500 / found["seconds"])
+    stored = cluster.messages("t")
+    assert len(stored) == 550, "and a warm-up"
+    assert {message.properties["__SHARDINGKEY"] for message in stored} == {"k0", "k1", "k2"}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_rows_that_a_lane_gives_up_are_counted(
+    arguments: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    small = [*arguments, "-O", "maxMessageSize=200"]
+    found = run_lane("foreach", 1, small, capfd)
+    assert (found["messages"], found["failed"], found["max_ms"]) == (0, 500, None)
+    assert found["errors"] == {"BODY_TOO_LARGE": 500}
+
+
+def run_lane(lane: str, code: int, arguments: list[str], capfd: Any) -> dict[str, Any]:
+    given = ["--lane", lane, "--messages", "500", "--keys", "3", "--master", "local[1]"]
+    assert main([*arguments, *given, "--json"]) == code
+    (one,) = json.loads(capfd.readouterr().out)["cases"]
+    assert isinstance(one, dict)
+    return one
+
+
+def test_the_choices_are_what_can_be_measured() -> None:
+    assert tuple(benchmark_run.MODES) == command.MODES
+    assert tuple(benchmark_run._STREAM_LANES) == command.LANES
+
+
 def test_where_nothing_is_stored_the_error_is_told(
     cluster: FakeCluster, arguments: list[str], capsys: Capture
 ) -> None:
