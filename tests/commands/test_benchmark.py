@@ -103,10 +103,8 @@ def test_failed_messages_are_counted_by_cause_and_exit_1(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    "lane",
-    ["foreach", *(pytest.param(one, marks=pytest.mark.slow) for one in command.LANES[1:])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("lane", command.LANES)
 def test_a_lane_is_measured_by_its_ledger(
     lane: str, cluster: FakeCluster, arguments: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
