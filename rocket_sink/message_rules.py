@@ -16,8 +16,6 @@ from rocket_sink.errors import MessageError
 
 TOPIC_MAX_LENGTH: Final = 127
 """Characters (Validators.TOPIC_MAX_LENGTH)."""
-GROUP_MAX_LENGTH: Final = 120
-"""Characters; the documented limit (Validators 5.3 lets 255 pass, brokers differ)."""
 PROPERTIES_MAX_BYTES: Final = 32_767
 """Encoded properties, UTF-8 bytes (MessageExtEncoder: Short.MAX_VALUE)."""
 PROPERTIES_HEADROOM_BYTES: Final = 256

@@ -17,7 +17,7 @@ from pathlib import Path
 import platformdirs
 
 from rocket_sink.cluster.ivy import IvyRun
-from rocket_sink.cluster.lock import Artifact, format_lock, load_lock, sha256_of
+from rocket_sink.cluster.lock import Artifact, load_lock, sha256_of
 from rocket_sink.errors import ClusterError
 from rocket_sink.java import Java, find_java
 from rocket_sink.private_file import FileLock
@@ -66,13 +66,6 @@ def cache_folder(cache: Path | None = None) -> Path:
     """The folder that holds the caches of all versions (see the module's text)."""
     chosen = cache or os.environ.get(CACHE_ENV) or platformdirs.user_cache_dir("rocket-sink")
     return Path(chosen).expanduser().absolute()
-
-
-def make_lock(version: str) -> str:
-    """The text of a lock file for a version, from a full resolution over the network."""
-    with tempfile.TemporaryDirectory() as scratch:
-        artifacts = _resolve_all(Path(scratch), version, find_java(), _silent)
-    return format_lock(version, artifacts)
 
 
 def _cached(folder: Path) -> list[Path] | None:

@@ -1,15 +1,13 @@
 """Lock files: the exact jars of a RocketMQ version, with the digest of each.
 
 One line per jar, `group:name:version[:classifier] sha256`; empty lines and lines that begin with
-`#` are skipped. The files lie beside this module as `rocketmq-<version>.lock`; a new one is what
-`rocket_sink.cluster.jars.make_lock(version)` returns.
+`#` are skipped. The files lie beside this module as `rocketmq-<version>.lock`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -81,12 +79,6 @@ def load_lock(version: str) -> tuple[Artifact, ...] | None:
     name = f"rocketmq-{version}.lock"
     file = resources.files(__package__).joinpath(name)
     return parse_lock(file.read_text(encoding="utf-8"), name) if file.is_file() else None
-
-
-def format_lock(version: str, artifacts: Iterable[Artifact]) -> str:
-    """A lock file's text, sorted by coordinates."""
-    head = f"# Apache RocketMQ {version}: name server, broker, admin tool and all they need"
-    return "\n".join([head, *(artifact.line for artifact in sorted(artifacts))]) + "\n"
 
 
 def sha256_of(path: Path) -> str:

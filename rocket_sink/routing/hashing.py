@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -33,7 +33,7 @@ from rocket_sink.routing.siphash import IntArray, sip_hash24, sip_hash24_block
 __all__ = [
     "java_hash", "java_hash_array", "java_index", "java_index_array",
     "java_long_hash", "java_long_hash_array",
-    "jump_index", "jump_index_array", "rendezvous", "rendezvous_array", "rendezvous_of_hashes",
+    "jump_index", "jump_index_array", "rendezvous", "rendezvous_of_hashes",
     "sip_hash24", "sip_index", "sip_index_array", "siphash_array",
 ]  # fmt: skip
 
@@ -112,15 +112,6 @@ def siphash_array(keys: pa.Array | pa.ChunkedArray) -> IntArray:
     Costs one pass per eight bytes of the longest key of a block.
     """
     return _hash_column(keys, sip_hash24_block, np.int64)
-
-
-def rendezvous_array(
-    keys: pa.Array | pa.ChunkedArray,
-    candidates: Sequence[str],
-    weights: Sequence[int] | None = None,
-) -> IntArray:
-    """`rendezvous` of each key: int64 candidate indices. One pass per candidate."""
-    return rendezvous_of_hashes(siphash_array(keys), candidates, weights)
 
 
 Block: TypeAlias = Callable[[IntArray, IntArray], IntArray]

@@ -11,7 +11,7 @@ short properties length   2, properties (UTF-8)
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,15 +37,6 @@ class InnerMessage:
     properties: dict[str, str]
 
 
-def encode_message(message: Message, properties: str) -> bytes:
-    """One message in the inner form; `properties` is its wire text.
-
-    Raises:
-        MessageError: PROPERTIES_TOO_LARGE (Java overflows its short here and breaks the batch).
-    """
-    return encode_inner(message.body, properties, message.flag)
-
-
 def encode_inner(body: bytes, properties: str, flag: int = 0) -> bytes:
     """As `encode_message`, from parts."""
     encoded = properties.encode()
@@ -59,11 +50,6 @@ def encode_inner(body: bytes, properties: str, flag: int = 0) -> bytes:
     size = INNER_OVERHEAD_BYTES + len(body) + len(encoded)
     head = _HEAD.pack(size, 0, 0, flag, len(body))
     return b"".join((head, body, _SHORT.pack(len(encoded)), encoded))
-
-
-def encode_batch(messages: Iterable[tuple[Message, str]]) -> bytes:
-    """The batch body of messages with their wire properties."""
-    return b"".join(encode_message(message, properties) for message, properties in messages)
 
 
 def check_batch(messages: Sequence[Message]) -> None:

@@ -36,7 +36,6 @@ __all__ = [
     "encode_frame",
     "encode_head",
     "frame_head",
-    "mark_protocol_type",
     "response_to",
 ]
 
@@ -57,12 +56,6 @@ class NeedData(enum.Enum):
 
 
 NEED_DATA: Final = NeedData.NEED_DATA
-
-
-def mark_protocol_type(header_length: int, serialize: Serialize) -> bytes:
-    """The four bytes before a header (RemotingCommand.markProtocolType)."""
-    kind = _ROCKETMQ if serialize == "rocketmq" else _JSON
-    return ((kind << 24) | (header_length & _HEADER_LENGTH_MASK)).to_bytes(4, "big")
 
 
 def frame_head(header: bytes, body_length: int, *, serialize: Serialize = "json") -> bytes:

@@ -13,14 +13,13 @@ keep ids apart between containers, which share small process ids, and after a fo
 from __future__ import annotations
 
 import struct
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, tzinfo
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 
 _OFFSET: Final = struct.Struct(">iq")
-_CLIENT_TAIL: Final = struct.Struct(">HIIH")
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 
 
@@ -74,49 +73,11 @@ def id_prefix(ip: bytes, pid: int, class_hash: int) -> str:
     return (ip + struct.pack(">HI", pid & 0xFFFF, class_hash & 0xFFFFFFFF)).hex().upper()
 
 
-def message_id(
-    *, ip: bytes, pid: int, class_hash: int, start_ms: int, now_ms: int, counter: int
-) -> str:
-    """One client message id; `start_ms` as from `month_start_ms`."""
-    elapsed = (now_ms - start_ms) & 0xFFFFFFFF
-    return f"{id_prefix(ip, pid, class_hash)}{elapsed:08X}{counter & 0xFFFF:04X}"
-
-
 def month_start_ms(now_ms: int, tz: tzinfo | None = None) -> int:
     """Midnight of the first of the month of `now_ms`; Java uses the local time zone (None)."""
     now = datetime.fromtimestamp(now_ms // 1000, tz)
     start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return int(start.timestamp() * 1000)
-
-
-class ClientId(NamedTuple):
-    """The parts of a client message id."""
-
-    ip: bytes
-    pid: int
-    class_hash: int
-    elapsed_ms: int
-    """Milliseconds since the start of some month."""
-    counter: int
-
-    def nearest_time_ms(self, now_ms: int, tz: tzinfo | None = None) -> int:
-        """The latest time before `now_ms` that the id can mean (getNearlyTimeFromID)."""
-        start_ms = month_start_ms(now_ms, tz)
-        if start_ms + self.elapsed_ms > now_ms:
-            last_month = datetime.fromtimestamp(start_ms / 1000, tz) - timedelta(days=1)
-            start_ms = month_start_ms(int(last_month.timestamp() * 1000), tz)
-        return start_ms + self.elapsed_ms
-
-
-def decode_message_id(text: str) -> ClientId:
-    """The parts of a client message id.
-
-    Raises:
-        RemoteProtocolError: not 32 or 56 hex digits. (A deterministic id, as
-            `delivery=effectively_once` makes, has 32 digits that mean nothing.)
-    """
-    data = _hex_bytes(text, "a message id")
-    return ClientId(data[:-12], *_CLIENT_TAIL.unpack(data[-12:]))
 
 
 class OffsetId(NamedTuple):

@@ -6,7 +6,6 @@ own topics and groups have none. Sources: NamespaceUtil.java, NameServerAddressU
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from rocket_sink.message_rules import SYSTEM_TOPICS
@@ -17,7 +16,6 @@ DLQ_PREFIX: Final = "%DLQ%"
 
 _SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
-_INSTANCE_ENDPOINT: Final = re.compile(r"(?:\w+://)?(MQ_INST_\w+_\w+)\..*", re.ASCII)
 
 
 def is_system_resource(name: str) -> bool:
@@ -40,33 +38,3 @@ def with_namespace(namespace: str | None, name: str) -> str:
     if rest.startswith(namespace + NAMESPACE_SEPARATOR):
         return name
     return f"{prefix}{namespace}{NAMESPACE_SEPARATOR}{rest}"
-
-
-def without_namespace(name: str, namespace: str | None = None) -> str:
-    """`name` without its namespace; with `namespace`, only when it is that one."""
-    if not name or is_system_resource(name):
-        return name
-    prefix, rest = _split(name)
-    if namespace and not rest.startswith(namespace + NAMESPACE_SEPARATOR):
-        return name
-    found, separator, bare = rest.partition(NAMESPACE_SEPARATOR)
-    return f"{prefix}{bare}" if separator and found else name
-
-
-def namespace_of(name: str) -> str:
-    """The namespace of `name`, or empty text."""
-    if not name or is_system_resource(name):
-        return ""
-    found, separator, _ = _split(name)[1].partition(NAMESPACE_SEPARATOR)
-    return found if separator else ""
-
-
-def name_server_address(endpoint: str) -> str:
-    """`host:port` of a name server given with or without a scheme."""
-    return endpoint[endpoint.rfind("/") + 1 :]
-
-
-def instance_id(endpoint: str) -> str | None:
-    """The instance id that the hosted service puts into an endpoint; None without one."""
-    match = _INSTANCE_ENDPOINT.fullmatch(endpoint)
-    return match.group(1) if match else None

@@ -77,17 +77,6 @@ def decode_properties(text: str) -> dict[str, str]:
     return properties
 
 
-def delete_property(text: str, name: str) -> str:
-    """The wire text without the property `name` (MessageUtils.deleteProperty).
-
-    Only whole entries go: a name inside a value or at the end of another name stays.
-    """
-    prefix = name + NAME_VALUE_SEPARATOR
-    *entries, rest = text.split(PROPERTY_SEPARATOR)
-    kept = [f"{entry}{PROPERTY_SEPARATOR}" for entry in entries if not entry.startswith(prefix)]
-    return "".join(kept) + ("" if rest.startswith(prefix) else rest)
-
-
 def properties_of(
     message: Message, *, message_id: str, extra: Mapping[str, str] | None = None
 ) -> str:

@@ -20,11 +20,6 @@ class RecallHandle(NamedTuple):
     message_id: str
 
 
-def encode_recall_handle(handle: RecallHandle) -> str:
-    """URL-safe base64 of blank-separated fields."""
-    return base64.urlsafe_b64encode(" ".join((_VERSION, *handle)).encode()).decode()
-
-
 def decode_recall_handle(text: str) -> RecallHandle:
     """As `SendResult.recall_handle` has it.
 

@@ -14,21 +14,16 @@ from rocket_sink.wire.command import Body, Frame
 from rocket_sink.wire.fields import AUTO_CREATE_TOPIC, fields, request
 from rocket_sink.wire.requests_read import (
     create_topic,
-    delete_topic_in_broker,
-    delete_topic_in_name_server,
     pull_message,
     query_max_offset,
     query_message,
     query_min_offset,
     query_offset_by_timestamp,
-    view_message,
 )
 
 __all__ = [
     "AUTO_CREATE_TOPIC",
     "create_topic",
-    "delete_topic_in_broker",
-    "delete_topic_in_name_server",
     "end_transaction",
     "get_all_topics",
     "get_broker_cluster_info",
@@ -43,9 +38,7 @@ __all__ = [
     "send_batch_v2",
     "send_header_v2",
     "send_message_v2",
-    "send_reply",
     "unregister_client",
-    "view_message",
 ]
 
 
@@ -149,36 +142,6 @@ def send_batch_v2(
         unit_mode=unit_mode,
     )
     return Frame(RequestCode.SEND_BATCH_MESSAGE, ext, body)
-
-
-def send_reply(
-    *,
-    producer_group: str,
-    topic: str,
-    queue_id: int,
-    born_ms: int,
-    properties: str,
-    broker_name: str | None,
-    body: Body,
-    sys_flag: int = 0,
-    flag: int = 0,
-) -> Frame:
-    """The reply of a request-reply pair; `topic` is the cluster's reply topic.
-
-    `properties` carry CORRELATION_ID, REPLY_TO_CLIENT and MSG_TYPE=reply, by which the broker finds
-    the asking client (MessageUtil.createReplyMessage).
-    """
-    ext = send_header_v2(
-        producer_group=producer_group,
-        topic=topic,
-        queue_id=queue_id,
-        born_ms=born_ms,
-        properties=properties,
-        broker_name=broker_name,
-        sys_flag=sys_flag,
-        flag=flag,
-    )
-    return Frame(RequestCode.SEND_REPLY_MESSAGE_V2, ext, body)
 
 
 def recall_message(

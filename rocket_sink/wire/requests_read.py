@@ -117,11 +117,6 @@ def query_message(
     )
 
 
-def view_message(*, offset: int, topic: str | None = None) -> Frame:
-    """The message at a commit-log offset (OffsetId.offset)."""
-    return request(RequestCode.VIEW_MESSAGE_BY_ID, {"topic": topic, "offset": offset})
-
-
 def create_topic(
     *,
     topic: str,
@@ -153,11 +148,3 @@ def create_topic(
 def get_broker_runtime_info() -> Frame:
     """A broker's figures; 5.x and 4.9 have `dispatchBehindBytes` among them."""
     return request(RequestCode.GET_BROKER_RUNTIME_INFO, {})
-
-
-def delete_topic_in_broker(topic: str) -> Frame:
-    return request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
-
-
-def delete_topic_in_name_server(topic: str) -> Frame:
-    return request(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": topic})

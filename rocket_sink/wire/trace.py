@@ -10,12 +10,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
-from rocket_sink.wire.scalars import parse_int32, parse_int64
+from rocket_sink.errors import LocalProtocolError
 
-TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 CONTENT_SEPARATOR: Final = "\x01"
 FIELD_SEPARATOR: Final = "\x02"
 
@@ -88,10 +86,6 @@ _NAMES: Final[dict[type[Trace], str]] = {
     EndTransactionTrace: "EndTransaction",
     RecallTrace: "Recall",
 }
-_KINDS: Final = {name: kind for kind, name in _NAMES.items()}
-_INT64: Final = frozenset({"time_ms"})
-_INT32: Final = frozenset({"body_length", "cost_ms", "message_type"})
-_BOOL: Final = frozenset({"success", "from_transaction_check"})
 
 
 def encode_trace(traces: Iterable[Trace]) -> tuple[str, frozenset[str]]:
@@ -121,42 +115,3 @@ def _encode_line(trace: Trace) -> str:
             raise LocalProtocolError(f"the trace's {name} holds 0x01 or 0x02, its separators")
         values.append(value)
     return CONTENT_SEPARATOR.join(values) + FIELD_SEPARATOR
-
-
-def decode_trace(text: str) -> list[Trace]:
-    """The lines of a trace message's body that a producer writes; consumers' lines are left out.
-
-    Raises:
-        RemoteProtocolError: a line with missing fields or bad numbers.
-    """
-    traces: list[Trace] = []
-    for line in text.split(FIELD_SEPARATOR):
-        name, *values = line.split(CONTENT_SEPARATOR)
-        kind = _KINDS.get(name)
-        if kind is not None:
-            traces.append(_decode_line(kind, values))
-    return traces
-
-
-def _decode_line(kind: type[Trace], values: list[str]) -> Trace:
-    names = list(kind.__dataclass_fields__)
-    # Later clients append fields (the client's host), which earlier readers ignore.
-    if len(values) < len(names):
-        raise RemoteProtocolError(f"a trace line with {len(values)} of {len(names)} fields")
-    return kind(**{name: _value(name, text) for name, text in zip(names, values, strict=False)})
-
-
-def _value(name: str, text: str) -> Any:
-    if name in _INT64:
-        return parse_int64(text, name)
-    if name in _INT32:
-        number = parse_int32(text, name)
-        if name != "message_type":
-            return number
-        try:
-            return MessageType(number)
-        except ValueError:
-            raise RemoteProtocolError(f"{number} is no message type") from None
-    if name in _BOOL:
-        return text.lower() == "true"
-    return text

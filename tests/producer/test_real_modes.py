@@ -16,7 +16,8 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.topic_reader import read_topic
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
 from rocket_sink.testing import Answer, CutAnswer, FaultProxies
-from rocket_sink.wire.trace import PubTrace, decode_trace
+from rocket_sink.wire.trace import PubTrace
+from tests.decoding import decode_trace
 
 from .conftest import stored
 from .waiting import until

@@ -8,7 +8,8 @@ from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Answer
-from rocket_sink.wire.trace import EndTransactionTrace, MessageType, PubTrace, decode_trace
+from rocket_sink.wire.trace import EndTransactionTrace, MessageType, PubTrace
+from tests.decoding import decode_trace
 
 from .waiting import until
 

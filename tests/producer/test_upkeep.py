@@ -13,7 +13,7 @@ from rocket_sink.producer.identity import new_message_ids
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.ids import decode_message_id
+from tests.decoding import decode_message_id
 
 from .conftest import send
 from .waiting import until

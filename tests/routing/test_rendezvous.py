@@ -17,7 +17,7 @@ names = st.lists(st.text(max_size=12), min_size=1, max_size=8, unique=True)
 
 
 def owners(candidates, weights=None):
-    indices = hashing.rendezvous_array(KEYS, candidates, weights)
+    indices = hashing.rendezvous_of_hashes(hashing.siphash_array(KEYS), candidates, weights)
     return [candidates[index] for index in indices.tolist()]
 
 
@@ -47,7 +47,8 @@ def test_one_key_is_a_column_of_one(key, candidates, data):
         st.none() | st.lists(st.integers(1, 16), min_size=len(candidates), max_size=len(candidates))
     )
     one = hashing.rendezvous(key, candidates, weights)
-    assert hashing.rendezvous_array(pa.array([key]), candidates, weights).tolist() == [one]
+    hashes = hashing.siphash_array(pa.array([key]))
+    assert hashing.rendezvous_of_hashes(hashes, candidates, weights).tolist() == [one]
 
 
 def test_shares_follow_the_weights():

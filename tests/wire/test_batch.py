@@ -14,11 +14,10 @@ from rocket_sink.wire.batch import (
     INNER_OVERHEAD_BYTES,
     check_batch,
     decode_batch,
-    encode_batch,
     encode_inner,
-    encode_message,
 )
 from rocket_sink.wire.properties import encode_properties
+from tests.decoding import encode_batch, encode_message
 
 WAIT = "WAIT\x01true\x02"
 

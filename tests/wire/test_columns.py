@@ -23,7 +23,7 @@ from rocket_sink.wire.columns import (
     message_id_column,
 )
 from rocket_sink.wire.columns_join import join_pieces
-from rocket_sink.wire.ids import decode_message_id, message_id
+from tests.decoding import decode_message_id, message_id
 
 UNTIMED = settings(deadline=None)
 MESSAGES = st.lists(

@@ -17,7 +17,6 @@ from rocket_sink.wire.frame import (
     FrameReader,
     Limits,
     encode_frame,
-    mark_protocol_type,
     response_to,
 )
 from rocket_sink.wire.header_json import decode_any_json_header, decode_json_header
@@ -32,17 +31,6 @@ def request(**changes: object) -> Frame:
         "code": REGISTER_BROKER, "language": LanguageCode.JAVA, "version": 2333, "opaque": 0,
     }  # fmt: skip
     return Frame(**(values | changes))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("length", "serialize", "expected"),
-    [
-        pytest.param(261, "json", "00000105", id="C01"),
-        pytest.param(16_777_215, "rocketmq", "01ffffff", id="C02"),
-    ],
-)
-def test_header_length_is_marked_with_its_serialisation(length, serialize, expected):
-    assert mark_protocol_type(length, serialize).hex() == expected
 
 
 def test_c03_a_new_command_is_a_request():

@@ -27,12 +27,11 @@ from rocket_sink.wire.header_json import (
     decode_json_header,
     encode_json_header,
 )
-from rocket_sink.wire.ids import decode_message_id, decode_offset_message_id
+from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.peer import decode_pushed_reply, decode_transaction_check
 from rocket_sink.wire.properties import decode_properties
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, decode_route, encode_route
 from rocket_sink.wire.stored import StoredMessage, decode_stored, encode_stored
-from rocket_sink.wire.trace import decode_trace
 
 from .feeding import whole
 
@@ -207,7 +206,7 @@ def test_pushed_replies(ext: dict[str, str]):
 
 @given(st.text(max_size=70))
 def test_texts(text: str):
-    for decode in (decode_message_id, decode_offset_message_id, decode_trace, decode_properties):
+    for decode in (decode_offset_message_id, decode_properties):
         check_value_or_refusal(lambda _, decode=decode: decode(text), b"")
 
 

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.ids import (
     MessageIds,
-    decode_message_id,
     decode_offset_message_id,
-    message_id,
     month_start_ms,
     offset_message_id,
 )
+from tests.decoding import decode_message_id, message_id
 
 LOCAL = bytes([127, 0, 0, 1])
 

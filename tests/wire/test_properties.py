@@ -11,7 +11,6 @@ from rocket_sink.message import Message
 from rocket_sink.wire.properties import (
     ENCODED_LIMIT,
     decode_properties,
-    delete_property,
     encode_properties,
     properties_of,
 )
@@ -46,28 +45,6 @@ def test_c24_reading(text: str, expected: dict[str, str]):
 
 def test_c25_a_property_without_a_value_is_left_out():
     assert encode_properties({"a": None, "b": "1"}) == wire("b|1;")
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("", ""),
-        ("KeyA|ValueA", ""),
-        ("KeyA|ValueA;", ""),
-        ("KeyA|ValueA;KeyA|ValueA", ""),
-        ("KeyA|ValueA;KeyA|ValueA;", ""),
-        ("KeyB|ValueB;KeyA|ValueA", "KeyB|ValueB;"),
-        ("KeyB|ValueB;KeyA|ValueA;", "KeyB|ValueB;"),
-        ("KeyB|ValueB;KeyA|ValueA;KeyB|ValueB;", "KeyB|ValueB;KeyB|ValueB;"),
-        ("KeyA|ValueA;KeyB|ValueB;", "KeyB|ValueB;"),
-        ("KeyA|ValueA;KeyB|ValueB", "KeyB|ValueB"),
-        ("KeyA|ValueA;KeyB|ValueBKeyA|ValueA;", "KeyB|ValueBKeyA|ValueA;"),
-        ("KeyA|ValueA;KeyB|ValueBKeyA|", "KeyB|ValueBKeyA|"),
-        ("KeyA|ValueA;KeyB|ValueBKeyA", "KeyB|ValueBKeyA"),
-    ],
-)
-def test_c27_deleting(text: str, left: str):
-    assert delete_property(wire(text), "KeyA") == wire(left)
 
 
 clean = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1)

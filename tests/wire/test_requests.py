@@ -71,7 +71,6 @@ QUEUE_EXT = {"topic": "t", "queueId": "2"}
                 "endTimestamp": "9223372036854775807", "_UNIQUE_KEY_QUERY": "true",
             },
         ),
-        (requests.view_message(offset=9), RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "9"}),
         (
             requests.recall_message(producer_group="g", topic="t", recall_handle="h"),
             RequestCode.RECALL_MESSAGE,
@@ -100,16 +99,6 @@ QUEUE_EXT = {"topic": "t", "queueId": "2"}
                 "force": "false",
             },
         ),
-        (
-            requests.delete_topic_in_broker("t"),
-            RequestCode.DELETE_TOPIC_IN_BROKER,
-            {"topic": "t"},
-        ),
-        (
-            requests.delete_topic_in_name_server("t"),
-            RequestCode.DELETE_TOPIC_IN_NAMESRV,
-            {"topic": "t"},
-        ),
     ],
     ids=lambda value: value.name if isinstance(value, RequestCode) else "",
 )  # fmt: skip
@@ -131,14 +120,6 @@ def test_a_heartbeat_names_the_groups():
     assert body["clientID"] == "c"
     assert body["producerDataSet"] == [{"groupName": "g"}]
     assert body["consumerDataSet"] == []
-
-
-def test_a_reply_is_a_send_with_another_code():
-    frame = requests.send_reply(
-        producer_group="g", topic="t", queue_id=0, born_ms=1, properties="p\x01v\x02",
-        broker_name="b", body=b"x",
-    )  # fmt: skip
-    assert (frame.code, (frame.ext or {})["b"]) == (325, "t")
 
 
 def test_the_remark_of_an_end_of_transaction_travels():

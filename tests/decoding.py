@@ -1,0 +1,101 @@
+"""What only tests read or write: forms that the product has the other half of."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from datetime import datetime, timedelta, tzinfo
+from typing import Any, Final, NamedTuple
+
+from rocket_sink.errors import RemoteProtocolError
+from rocket_sink.message import Message
+from rocket_sink.wire.batch import encode_inner
+from rocket_sink.wire.ids import id_prefix, month_start_ms
+from rocket_sink.wire.recall import RecallHandle
+from rocket_sink.wire.scalars import parse_int32, parse_int64
+from rocket_sink.wire.trace import (
+    CONTENT_SEPARATOR,
+    FIELD_SEPARATOR,
+    EndTransactionTrace,
+    MessageType,
+    PubTrace,
+    RecallTrace,
+    Trace,
+)
+
+_TRACES: Final[dict[str, type[Trace]]] = {
+    "Pub": PubTrace,
+    "EndTransaction": EndTransactionTrace,
+    "Recall": RecallTrace,
+}
+
+
+class ClientId(NamedTuple):
+    """The parts of a client message id; `elapsed_ms` since the start of some month."""
+
+    ip: bytes
+    pid: int
+    class_hash: int
+    elapsed_ms: int
+    counter: int
+
+    def nearest_time_ms(self, now_ms: int, tz: tzinfo | None = None) -> int:
+        """The latest time before `now_ms` that the id can mean (getNearlyTimeFromID)."""
+        start_ms = month_start_ms(now_ms, tz)
+        if start_ms + self.elapsed_ms > now_ms:
+            last_month = datetime.fromtimestamp(start_ms / 1000, tz) - timedelta(days=1)
+            start_ms = month_start_ms(int(last_month.timestamp() * 1000), tz)
+        return start_ms + self.elapsed_ms
+
+
+def decode_message_id(text: str) -> ClientId:
+    data = bytes.fromhex(text)
+    parts = (data[-12:-10], data[-10:-6], data[-6:-2], data[-2:])
+    return ClientId(data[:-12], *(int.from_bytes(part, "big") for part in parts))
+
+
+def message_id(
+    *, ip: bytes, pid: int, class_hash: int, start_ms: int, now_ms: int, counter: int
+) -> str:
+    """One client message id; `start_ms` as from `month_start_ms`."""
+    elapsed = (now_ms - start_ms) & 0xFFFFFFFF
+    return f"{id_prefix(ip, pid, class_hash)}{elapsed:08X}{counter & 0xFFFF:04X}"
+
+
+def encode_message(message: Message, properties: str) -> bytes:
+    """One message of a batch, with its wire properties."""
+    return encode_inner(message.body, properties, message.flag)
+
+
+def encode_batch(messages: Iterable[tuple[Message, str]]) -> bytes:
+    return b"".join(encode_message(message, properties) for message, properties in messages)
+
+
+def encode_recall_handle(handle: RecallHandle) -> str:
+    return base64.urlsafe_b64encode(" ".join(("v1", *handle)).encode()).decode()
+
+
+def decode_trace(text: str) -> list[Trace]:
+    """The lines of a trace message's body that a producer writes; consumers' lines are left out."""
+    traces: list[Trace] = []
+    for line in text.split(FIELD_SEPARATOR):
+        name, *values = line.split(CONTENT_SEPARATOR)
+        kind = _TRACES.get(name)
+        if kind is not None:
+            names = kind.__dataclass_fields__
+            # Later clients append fields (the client's host), which earlier readers ignore.
+            if len(values) < len(names):
+                raise RemoteProtocolError(f"{len(values)} of {len(names)} fields")
+            parts = zip(names, values, strict=False)
+            traces.append(kind(**{name: _trace_value(name, value) for name, value in parts}))
+    return traces
+
+
+def _trace_value(name: str, text: str) -> Any:
+    if name == "time_ms":
+        return parse_int64(text, name)
+    if name in ("body_length", "cost_ms"):
+        return parse_int32(text, name)
+    if name == "message_type":
+        return MessageType(parse_int32(text, name))
+    return text.lower() == "true" if name in ("success", "from_transaction_check") else text
