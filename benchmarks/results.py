@@ -12,7 +12,7 @@ from pyarrow.fs import LocalFileSystem
 
 from benchmarks.figures import Case, Figures, Ratio, medians, ratios
 from rocket_sink.errors import ConfigurationError
-from rocket_sink.ledger.small_file import write_bytes
+from rocket_sink.ledger.notes import write_bytes
 
 RUNS: Final = "runs"
 FAULTS: Final = "faults"

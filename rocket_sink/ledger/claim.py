@@ -15,8 +15,8 @@ from typing import Final
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.lock import LedgerLock
+from rocket_sink.ledger.notes import write_bytes
 from rocket_sink.ledger.place import Place
-from rocket_sink.ledger.small_file import write_bytes
 
 _NAME: Final = "backfill"
 _TOKEN: Final = "backfill.token"  # noqa: S105 (the name of a file)

@@ -23,7 +23,8 @@ from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.lock import LedgerLock
-from rocket_sink.ledger.manifest import Manifest, manifest_path, unfinished, write_manifest
+from rocket_sink.ledger.manifest import Manifest, unfinished, write_manifest
+from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.records import in_order
@@ -154,13 +155,14 @@ class _Folder:
         self._spark = spark
         self._place = place
         self._fs = filesystem
+        self._notes = NoteStore(place)
         self._step = on_step
         self._check_lock = check_lock
         self._summary = FoldSummary()
 
     def run(self) -> FoldSummary:
         self._step("locked")
-        left = unfinished(self._place, self._fs)
+        left = unfinished(self._notes)
         files = sealed_files(self._place, self._fs)
         if not left and not files:
             upgrade_table(self._spark, self._place)
@@ -173,7 +175,7 @@ class _Folder:
                 self._add(recovered=1)
                 taken.update(manifest.paths(self._place))
             else:  # of a table that is gone: this one has none of its rows
-                self._fs.delete_file(manifest_path(self._place, manifest.number))
+                self._notes.remove(manifest.path)
         files = [info for info in files if info.path not in taken]
         self._step("listed")
         for share in _shares(files):
@@ -187,7 +189,7 @@ class _Folder:
         last = last_txn_version(self._spark, self._place, fold_app_id(ledger_id))
         number = 0 if last is None else last + 1
         self._step("manifest")
-        return write_manifest(self._place, self._fs, ledger_id, number, files)
+        return write_manifest(self._notes, self._place, ledger_id, number, files)
 
     def _complete(self, manifest: Manifest) -> None:
         app_id = fold_app_id(manifest.ledger_id)
@@ -196,7 +198,7 @@ class _Folder:
         if last is None or last < manifest.number:
             manifest = self._sound(manifest)
             if not manifest.files:
-                self._fs.delete_file(manifest_path(self._place, manifest.number))
+                self._notes.remove(manifest.path)
                 return
             self._append(manifest, app_id)
         self._check_ours(manifest)
@@ -205,7 +207,7 @@ class _Folder:
             self._step("delete")
             self._delete(path)
         self._step("deleted")
-        self._fs.delete_file(manifest_path(self._place, manifest.number))
+        self._notes.remove(manifest.path)
         self._step("finished")
         self._add(folds=1, files=len(manifest.files), bytes=manifest.bytes)
 
@@ -221,7 +223,9 @@ class _Folder:
             return manifest
         paths = [path for path in manifest.paths(self._place) if path not in wrong]
         infos = self._fs.get_file_info(paths)
-        manifest = write_manifest(self._place, self._fs, manifest.ledger_id, manifest.number, infos)
+        manifest = write_manifest(
+            self._notes, self._place, manifest.ledger_id, manifest.number, infos
+        )
         for path, fault in wrong.items():
             if fault.damaged:
                 moved = put_aside(self._place, self._fs, path)
@@ -251,7 +255,7 @@ class _Folder:
             raise LedgerError(
                 f"{len(gone)} spool files of an unfinished fold are gone, {gone[0]} the first: "
                 "their rows are lost unless they come back. To go on without them, delete "
-                f"{manifest_path(self._place, manifest.number)}",
+                f"{self._notes.where(manifest.path)}",
                 path=gone[0],
             )
 
@@ -300,7 +304,7 @@ class _Folder:
         if self._place.is_local:
             return
         if manifest.token not in fold_tokens(self._spark, self._place):
-            path = manifest_path(self._place, manifest.number)
+            path = self._notes.where(manifest.path)
             raise LedgerError(
                 f"two folds of the ledger {self._place.uri} ran at once and the other one had the "
                 f"number {manifest.number}; delete {path} and fold again, the rows are safe",

@@ -17,6 +17,8 @@ from rocket_sink.ledger.place import Place
 from rocket_sink.private_file import FileLock, check_folder
 
 LOCK_NAME: Final = "lock"
+ENDS_LOCK: Final = "transactions.lock"
+"""Held by the only one that ends epochs of the ledger."""
 
 
 class LedgerLock:

@@ -20,17 +20,14 @@ no folder whose name starts with `_`.
 from __future__ import annotations
 
 import contextlib
-import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pyarrow import fs
-
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.place import Place, path_part
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.ledger.small_file import write_bytes
 from rocket_sink.ledger.table import is_table
 from rocket_sink.ledger.views import queried
 
@@ -81,13 +78,13 @@ class PendingKeys:
         query, found = path_part(ctx.query_id), Keys()
         own = query, ctx.epoch, str(ctx.partition)
         with _errors(self._place):
-            filesystem = self._place.filesystem()
-            for note in _notes(self._place, filesystem):
+            store = NoteStore(self._place)
+            for note in _notes(store):
                 if note.place == own:
                     self._earlier.append(note.path)
                 if note.query == query and note.epoch >= ctx.epoch:
                     continue
-                for topic, keys in _read(filesystem, note.path).items():
+                for topic, keys in _read(store, note.path).items():
                     found.setdefault(topic, set()).update(keys)
         return found
 
@@ -98,13 +95,9 @@ class PendingKeys:
             return
         attempt = f"{_run_part(ctx.run_id)}.{ctx.task_attempt_id}.{uuid.uuid4().hex}"
         parts = (path_part(ctx.query_id), ctx.epoch, ctx.partition, attempt)
-        folder = f"{self._place.root}/{_FOLDER}"
-        path = f"{folder}/{'~'.join(map(str, parts))}{_SUFFIX}"
         with _errors(self._place):
-            filesystem = self._place.filesystem()
-            filesystem.create_dir(folder, recursive=True)
-            data = json.dumps(lists).encode()
-            write_bytes(filesystem, path, data, is_local=self._place.is_local)
+            name = "~".join(map(str, parts))
+            NoteStore(self._place).write(f"{_FOLDER}/{name}{_SUFFIX}", lists)
 
     def withdraw_earlier(self) -> None:
         """Hold no longer what earlier attempts noted; for an attempt that is complete and durable.
@@ -114,9 +107,9 @@ class PendingKeys:
         """
         if self._earlier:
             with _errors(self._place):
-                filesystem = self._place.filesystem()
+                store = NoteStore(self._place)
                 for path in self._earlier:
-                    _remove(filesystem, path)
+                    store.remove(path)
 
 
 def withdraw(place: Place, query_id: str) -> None:
@@ -127,10 +120,10 @@ def withdraw(place: Place, query_id: str) -> None:
     """
     query = path_part(query_id)
     with _errors(place):
-        filesystem = place.filesystem()
-        for note in list(_notes(place, filesystem)):
+        store = NoteStore(place)
+        for note in _notes(store):
             if note.query == query:
-                _remove(filesystem, note.path)
+                store.remove(note.path)
 
 
 def release(spark: SparkSession, place: Place) -> int:
@@ -142,8 +135,8 @@ def release(spark: SparkSession, place: Place) -> int:
         LedgerError: the ledger's folder cannot be read or written.
     """
     with _errors(place):
-        filesystem = place.filesystem()
-        notes = list(_notes(place, filesystem))
+        store = NoteStore(place)
+        notes = list(_notes(store))
         if not notes or not is_table(spark, place):
             return 0
         rows = spark.read.format("delta").load(place.uri)
@@ -152,9 +145,9 @@ def release(spark: SparkSession, place: Place) -> int:
         pending = _pending(rows) if any(not attempts.overruled(note) for note in known) else set()
         gone = 0
         for note in known:
-            keys = {} if attempts.overruled(note) else _read(filesystem, note.path)
+            keys = {} if attempts.overruled(note) else _read(store, note.path)
             if not any((t, k) in pending for t, names in keys.items() for k in names):
-                _remove(filesystem, note.path)
+                store.remove(note.path)
                 gone += 1
         return gone
 
@@ -216,30 +209,21 @@ def _run_part(run_id: str) -> str:
     return path_part(run_id)[:40]
 
 
-def _remove(filesystem: fs.FileSystem, path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        filesystem.delete_file(path)
-
-
-def _notes(place: Place, filesystem: fs.FileSystem) -> Iterator[_Note]:
-    selector = fs.FileSelector(f"{place.root}/{_FOLDER}", allow_not_found=True)
-    for info in filesystem.get_file_info(selector):
-        name = info.base_name
-        if name.endswith(_SUFFIX) and name.count("~") == 3:
+def _notes(store: NoteStore) -> Iterator[_Note]:
+    for path in store.paths(_FOLDER):
+        name = path.removeprefix(f"{_FOLDER}/")
+        if name.count("~") == 3:
             query, epoch, partition, attempt = name.removesuffix(_SUFFIX).split("~")
             # An older rocket-sink's has only the unique part.
             run, task = attempt.rsplit(".", 2)[:2] if attempt.count(".") > 1 else ("", "")
-            yield _Note(info.path, query, int(epoch), partition, run, task)
+            yield _Note(path, query, int(epoch), partition, run, task)
 
 
-def _read(filesystem: fs.FileSystem, path: str) -> dict[str, list[str]]:
+def _read(store: NoteStore, path: str) -> dict[str, list[str]]:
     try:
-        with filesystem.open_input_stream(path) as file:
-            found: dict[str, list[str]] = json.loads(file.read())
-            return found
-    except FileNotFoundError:
-        return {}  # released meanwhile
+        return store.read(path) or {}  # released meanwhile
     except ValueError as error:
+        path = store.where(path)
         raise LedgerError(
             f"{path} cannot be read ({error}); its keys are in the ledger's dead letters. Delete "
             "it when they are resolved",

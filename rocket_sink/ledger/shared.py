@@ -117,14 +117,10 @@ def ledger_token(place: Place, *, spools: bool) -> LedgerToken:
     try:
         names = _names(place)
         if not names:
-            from rocket_sink.ledger.small_file import write_bytes
+            from rocket_sink.ledger.notes import NoteStore
 
             names = [uuid.uuid4().hex]
-            folder, filesystem = f"{place.root}/{_FOLDER}", place.filesystem()
-            filesystem.create_dir(folder, recursive=True)
-            write_bytes(
-                filesystem, f"{folder}/{names[0]}", b"rocket-sink\n", is_local=place.is_local
-            )
+            NoteStore(place).write(f"{_FOLDER}/{names[0]}", "rocket-sink")
         return LedgerToken(place.uri, min(names), spools)
     except OSError as error:
         raise LedgerError(

@@ -18,9 +18,9 @@ from typing import IO, Final
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.notes import fsync_folder
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.ledger.small_file import fsync_folder
 from rocket_sink.ledger.spool_batches import BatchWriter
 from rocket_sink.ledger.spool_files import OPEN, PARTIAL, SEALED, new_name, next_number
 

@@ -18,27 +18,37 @@ before Delta's commit has left no rows in the ledger, so who runs the epoch agai
     <ledger>/_started/w-<appId>.json
 
 is the same of a batch write, for as long as it runs: only its `appId` tells that two are one.
+
+    <ledger>/_started/q-<appId>.query.json
+
+names the streaming query of an `appId`, which replaces Spark's query id in the ledger: only the
+checkpoint has that. So where the id behind an `appId` is another one than it was, the checkpoint
+was deleted or is not the one that belongs to it: epochs are counted from 0 again, and what the
+ledger says of them is about others.
+
+    <ledger>/_transactions/q-<query>/<epoch>.json
+
+is there while half messages of an epoch are committed, and after it when the committer was killed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pyarrow import fs
-
 from rocket_sink.errors import CheckpointError, LedgerError
+from rocket_sink.ledger.notes import NoteStore, now_ms
 from rocket_sink.ledger.place import Place, path_part
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.ledger.small_file import write_bytes
 
 _KEPT: Final = 3
 """Epochs whose files are kept; the newest alone shows that a checkpoint was cut back."""
+_PROCESSES_REMEMBER: Final = 64
 _CHECK_S: Final = 1.0
 """Shortest time between two looks for a later run: a listing takes an object store some 50 ms."""
 
@@ -85,7 +95,7 @@ class EpochStarts:
         self._checked_s = 0.0
         self._own = ""
         self._at_ms = 0
-        self._folder = f"{place.root}/_started/q-{path_part(ctx.query_id)}"
+        self._folder = f"_started/q-{path_part(ctx.query_id)}"
 
     def begin(self, brokers: Brokers) -> Earlier | None:
         """Note durably that this task attempt begins; None when no other one was before it.
@@ -94,20 +104,16 @@ class EpochStarts:
             CheckpointError: a later run of the query has begun.
             LedgerError: the ledger's folder cannot be read or written.
         """
-        ctx = self._ctx
-        filesystem = self._place.filesystem()
-        folder = f"{self._folder}/{ctx.epoch}"
-        self._generation = self._own_generation(self._notes(filesystem))
+        store = NoteStore(self._place)
+        self._generation = self._own_generation(self._notes(store))
         unique = f"{self._generation}-{uuid.uuid4().hex}"
-        own = "~".join(map(str, (*self._mine(), unique))) + ".json"
-        self._own, self._at_ms = f"{folder}/{own}", time.time_ns() // 1_000_000
-        with self._saying(folder):
-            filesystem.create_dir(folder, recursive=True)
+        name = "~".join(map(str, (*self._mine(), unique))) + ".json"
+        self._own, self._at_ms = f"{self._folder}/{self._ctx.epoch}/{name}", now_ms()
         self.note_brokers(brokers)
-        with self._saying(folder):
+        with self._saying(store):
             self.check()
-            others = self._others(filesystem, own)
-            return _earlier(filesystem, others) if others else None
+            others = self._others(store, name)
+            return _earlier(store, others) if others else None
 
     def note_brokers(self, brokers: Brokers) -> None:
         """Note durably, in place of those of before, which brokers may get what is sent next.
@@ -116,16 +122,16 @@ class EpochStarts:
             LedgerError: the ledger's folder cannot be written.
         """
         topics = {topic: sorted(names) for topic, names in brokers.items()}
-        note = json.dumps({"at_ms": self._at_ms, "topics": topics}).encode()
-        place = self._place
-        with self._saying(self._own):
-            write_bytes(place.filesystem(), self._own, note, is_local=place.is_local)
+        store = NoteStore(self._place)
+        with self._saying(store):
+            store.write(self._own, {"at_ms": self._at_ms, "topics": topics})
 
     @contextlib.contextmanager
-    def _saying(self, path: str) -> Iterator[None]:
+    def _saying(self, store: NoteStore) -> Iterator[None]:
         try:
             yield
         except OSError as error:
+            path = store.where(self._own)
             raise LedgerError(
                 f"cannot note the begin of epoch {self._ctx.epoch} at {path}: {error}. "
                 "delivery=effectively_once needs a ledger folder that tasks can write to",
@@ -143,7 +149,7 @@ class EpochStarts:
             return
         self._checked_s = now_s
         mine = (self._generation, self._mine()[0])
-        for note in self._notes(self._place.filesystem()):
+        for note in self._notes(NoteStore(self._place)):
             if (note.generation, note.run) > mine:
                 raise CheckpointError(
                     f"another driver (run {note.run}) has taken the query {self._ctx.query_id} "
@@ -152,10 +158,8 @@ class EpochStarts:
                     query_id=self._ctx.query_id, run_id=note.run,
                 )  # fmt: skip
 
-    def _notes(self, filesystem: fs.FileSystem) -> list[_Note]:
-        selector = fs.FileSelector(self._folder, recursive=True, allow_not_found=True)
-        infos = [info for info in filesystem.get_file_info(selector) if info.is_file]
-        return [_Note(info.path) for info in infos if info.path.endswith(".json")]
+    def _notes(self, store: NoteStore) -> list[_Note]:
+        return [_Note(path) for path in store.paths(self._folder)]
 
     def _own_generation(self, notes: list[_Note]) -> int:
         own = [note.generation for note in notes if note.run == self._mine()[0]]
@@ -165,11 +169,11 @@ class EpochStarts:
         ctx = self._ctx
         return path_part(ctx.run_id), ctx.partition, ctx.stage_attempt
 
-    def _others(self, filesystem: fs.FileSystem, own: str) -> list[str]:
+    def _others(self, store: NoteStore, own: str) -> list[str]:
         """Paths of the files of attempts that may have sent what this one is about to send."""
         run, partition, stage_attempt = map(str, self._mine())
-        notes = self._notes(filesystem)
-        self._prune(filesystem, [note.path for note in notes])
+        notes = self._notes(store)
+        self._prune(store, {note.epoch for note in notes})
         found = []
         for note in notes:
             if note.name == own or note.epoch < self._ctx.epoch:
@@ -183,14 +187,12 @@ class EpochStarts:
                 found.append(note.path)
         return found
 
-    def _prune(self, filesystem: fs.FileSystem, paths: Iterable[str]) -> None:
-        epochs = {path.split("/")[-2] for path in paths}
-        old = [epoch for epoch in epochs if epoch.isdigit()]
-        old = [epoch for epoch in old if int(epoch) <= self._ctx.epoch - _KEPT]
-        for epoch in old:
-            # Another task may be at it; what is left is found by the next one.
-            with contextlib.suppress(OSError):
-                filesystem.delete_dir(f"{self._folder}/{epoch}")
+    def _prune(self, store: NoteStore, epochs: Iterable[int]) -> None:
+        for epoch in epochs:
+            if 0 <= epoch <= self._ctx.epoch - _KEPT:
+                # Another task may be at it; what is left is found by the next one.
+                with contextlib.suppress(OSError):
+                    store.remove_folder(f"{self._folder}/{epoch}")
 
 
 def begin_epoch(place: Place, query_id: str, epoch: int) -> bool:
@@ -198,17 +200,16 @@ def begin_epoch(place: Place, query_id: str, epoch: int) -> bool:
 
     False where the folder cannot be read or written: nothing depends on it but what is counted.
     """
-    path = f"{place.root}/_started/q-{path_part(query_id)}.json"
+    path, last = f"_started/q-{path_part(query_id)}.json", -1
     try:
-        filesystem = place.filesystem()
-        last = _last_begun(filesystem, path)
-        if last is None or last < epoch:
-            filesystem.create_dir(path.rpartition("/")[0], recursive=True)
-            note = json.dumps({"epoch": epoch}).encode()
-            write_bytes(filesystem, path, note, is_local=place.is_local)
+        store = NoteStore(place)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            last = int(store.read(path)["epoch"])
+        if last < epoch:
+            store.write(path, {"epoch": epoch})
     except (OSError, LedgerError):
         return False
-    return last is not None and last >= epoch
+    return last >= epoch
 
 
 def begin_write(place: Place, app_id: str) -> bool:
@@ -216,12 +217,9 @@ def begin_write(place: Place, app_id: str) -> bool:
 
     What that one sent is not in the ledger. False also where the folder cannot be read or written.
     """
-    path = _write_path(place, app_id)
     try:
-        filesystem = place.filesystem()
-        filesystem.create_dir(path.rpartition("/")[0], recursive=True)
-        note = json.dumps({"at_ms": time.time_ns() // 1_000_000}).encode()
-        return not write_bytes(filesystem, path, note, is_local=place.is_local, replace=False)
+        note = {"at_ms": now_ms()}
+        return not NoteStore(place).write(_write_path(app_id), note, replace=False)
     except (OSError, LedgerError):
         return False
 
@@ -229,33 +227,103 @@ def begin_write(place: Place, app_id: str) -> bool:
 def end_write(place: Place, app_id: str) -> None:
     """The ledger has the write."""
     with contextlib.suppress(OSError, LedgerError):
-        place.filesystem().delete_file(_write_path(place, app_id))
+        NoteStore(place).remove(_write_path(app_id))
 
 
-def _write_path(place: Place, app_id: str) -> str:
-    return f"{place.root}/_started/w-{path_part(app_id)}.json"
+def _write_path(app_id: str) -> str:
+    return f"_started/w-{path_part(app_id)}.json"
 
 
-def _last_begun(filesystem: fs.FileSystem, path: str) -> int | None:
+@functools.lru_cache(maxsize=_PROCESSES_REMEMBER)
+def claim_app_id(place: Place, app_id: str, query_id: str) -> None:
+    """Note that the `appId` names this query of Spark's; looked up once per process.
+
+    Raises:
+        CheckpointError: it names another one.
+        LedgerError: the ledger's folder cannot be read or written.
+    """
+    path = _query_path(app_id)
+    store = NoteStore(place)
     try:
-        with filesystem.open_input_stream(path) as file:
-            return int(json.loads(file.read())["epoch"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
+        if store.write(path, {"query_id": query_id}, replace=False):
+            return
+        named = str(store.read(path)["query_id"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        path = store.where(path)
+        raise LedgerError(
+            f"cannot tell from {path} which query the appId {app_id!r} names: {error}", path=path
+        ) from error
+    if named != query_id:
+        raise CheckpointError(
+            f"in the ledger {place.uri} the appId {app_id!r} names the streaming query {named}, "
+            f"and this one is {query_id}: its checkpoint was deleted, or is not the one that "
+            "belongs to the appId. Nothing is sent. Start it with that query's checkpoint, or with "
+            "another appId, which sends again whatever the source gives",
+            query_id=query_id, app_id=app_id, named=named,
+        )  # fmt: skip
 
 
-def _earlier(filesystem: fs.FileSystem, paths: Iterable[str]) -> Earlier | None:
-    since_ms, brokers = time.time_ns() // 1_000_000, dict[str, frozenset[str]]()
+def query_of(place: Place, app_id: str) -> str | None:
+    """The query of Spark's that an `appId` names; None when none has claimed it yet.
+
+    Raises:
+        LedgerError, OSError, ValueError: the ledger's folder, or the note, cannot be read.
+    """
+    note = NoteStore(place).read(_query_path(app_id))
+    return None if note is None else str(note["query_id"])
+
+
+def _query_path(app_id: str) -> str:
+    return f"_started/q-{path_part(app_id)}.query.json"
+
+
+class EndMark:
+    """The note of one epoch whose half messages are being committed.
+
+    Its holder holds `ends_lock`, writes it before the first request, and removes it when the ledger
+    says that the epoch is ended. Where it is there already, an earlier one may have committed some
+    of them: brokers commit as often as they are asked.
+    """
+
+    def __init__(self, place: Place, query_id: str, epoch: int) -> None:
+        self._place = place
+        self._path = f"_transactions/q-{path_part(query_id)}/{epoch}.json"
+
+    def begin(self) -> bool:
+        """Note durably that the epoch is about to be ended; False: it was noted before.
+
+        Raises:
+            LedgerError: the ledger's folder cannot be written.
+        """
+        store = NoteStore(self._place)
+        try:
+            return store.write(self._path, {"at_ms": now_ms()}, replace=False)
+        except OSError as error:
+            path = store.where(self._path)
+            raise LedgerError(
+                f"cannot note at {path} that half messages are about to be committed: {error}. "
+                "delivery=transactional needs a ledger folder that the driver can write to",
+                path=path,
+            ) from error
+
+    def remove(self) -> None:
+        """The ledger has the end; a file that stays only costs a question later."""
+        with contextlib.suppress(OSError):
+            NoteStore(self._place).remove(self._path)
+
+
+def _earlier(store: NoteStore, paths: Iterable[str]) -> Earlier:
+    since_ms, brokers = now_ms(), dict[str, frozenset[str]]()
     for path in paths:
         try:
-            with filesystem.open_input_stream(path) as file:
-                note = json.loads(file.read())
+            note = store.read(path)
+            if note is None:
+                continue
             since_ms = min(since_ms, int(note["at_ms"]))
             for topic, names in note.get("topics", {}).items():
                 brokers[topic] = brokers.get(topic, frozenset()).union(names)
-        except FileNotFoundError:
-            continue
         except (ValueError, KeyError, TypeError, AttributeError) as error:
+            path = store.where(path)
             raise LedgerError(
                 f"{path} cannot be read ({error}): delete it if its epoch has sent nothing",
                 path=path,

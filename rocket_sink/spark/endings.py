@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import DeliveryError, LedgerError, ProtocolError
-from rocket_sink.ledger.ends import EndMark, ends_lock
 from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext, transaction_rows
 from rocket_sink.ledger.schema import SEND
+from rocket_sink.ledger.starts import EndMark
 from rocket_sink.ledger.table import check_table, is_classic, last_txn_version, txn_app_id
 from rocket_sink.ledger.views import queried
 from rocket_sink.net import log
@@ -122,8 +123,8 @@ class Endings:
             DeliveryError: a broker could not be made to; it can be tried again.
             SendError: a fatal one (credentials).
         """
-        with ends_lock(self._place, wait_s) as got:
-            if not got:
+        with ledger_lock(self._place, wait_s, name=ENDS_LOCK) as lock:
+            if lock is None:
                 return EndReport(query_id, epoch, busy=True)
             found = self._rows(query_id, epoch)
             rows = [row for row in found if row.kind == SEND]

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError, LedgerError
-from rocket_sink.ledger.app_ids import claim_app_id
 from rocket_sink.ledger.pending_keys import release, withdraw
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import SEQUENCE, ledger_ddl
 from rocket_sink.ledger.shared import LedgerToken, prove_executors
-from rocket_sink.ledger.starts import begin_epoch, begin_write, end_write
+from rocket_sink.ledger.starts import begin_epoch, begin_write, claim_app_id, end_write
 from rocket_sink.ledger.table import (
     check_not_ahead,
     ensure_table,

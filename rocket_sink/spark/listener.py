@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.app_ids import query_of
 from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.spool_files import new_name
+from rocket_sink.ledger.starts import query_of
 from rocket_sink.ledger.table import first_line
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions

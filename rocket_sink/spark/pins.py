@@ -13,18 +13,15 @@ decides. A backfill goes by the list of the query whose dead letters it sends (`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
-from pyarrow import fs
-
 from rocket_sink.errors import DeliveryError, LedgerError
-from rocket_sink.ledger.place import Place, locate, path_part
-from rocket_sink.ledger.small_file import write_bytes
+from rocket_sink.ledger.notes import NoteStore
+from rocket_sink.ledger.place import locate, path_part
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.publish import PublishInfo, QueueList
 
@@ -102,20 +99,18 @@ class RoutePins:
         """
         if self._place is None:
             return None
-        path = self._path(self._place, topic)
-        filesystem = self._place.filesystem()
-        if filesystem.get_file_info(path).type != fs.FileType.File:
-            return None
+        store, path = NoteStore(self._place), self._path(topic)
         try:
-            with filesystem.open_input_stream(path) as file:
-                found = json.loads(file.read())
+            found = store.read(path)
+            if found is None:
+                return None
             spans = [(str(name), int(count)) for name, count in found["queues"]]
             return Pinned(QueueList(topic, spans), str(found.get("shardingHash", "")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise LedgerError(
                 f"the pinned queues of the topic {topic!r} cannot be read: {error}. Delete "
-                f"{path} if the topic's queues are what they were",
-                path=path,
+                f"{store.where(path)} if the topic's queues are what they were",
+                path=store.where(path),
             ) from error
 
     def pin(self, info: PublishInfo) -> Pinned:
@@ -127,18 +122,13 @@ class RoutePins:
         pinned = Pinned(queues_of(info), self._hash)
         if self._place is None:
             return pinned
-        path = self._path(self._place, info.topic)
-        filesystem = self._place.filesystem()
-        filesystem.create_dir(path.rpartition("/")[0], recursive=True)
         note = {"topic": info.topic, "queues": _spans(info), "shardingHash": self._hash}
-        data = json.dumps(note).encode()
-        local = self._place.is_local
-        written = write_bytes(filesystem, path, data, is_local=local, replace=replace)
+        written = NoteStore(self._place).write(self._path(info.topic), note, replace=replace)
         return pinned if written else None
 
-    def _path(self, place: Place, topic: str) -> str:
+    def _path(self, topic: str) -> str:
         folder = f"q-{path_part(self._query_id)}"
-        return f"{place.root}/_pins/{folder}/{quote(topic, safe='')}.json"
+        return f"_pins/{folder}/{quote(topic, safe='')}.json"
 
 
 def _changed(topic: str, change: str) -> str:

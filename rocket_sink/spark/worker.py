@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from rocket_sink.ledger.app_ids import claim_app_id
 from rocket_sink.ledger.pending_keys import PendingKeys
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.shared import LedgerToken
 from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.starts import claim_app_id
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool, worker_pool

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.errors import CheckpointError, LedgerError
-from rocket_sink.ledger.app_ids import claim_app_id
 from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.starts import claim_app_id
 
 
 def test_it_names_the_query_that_had_it_first(tmp_path: Path) -> None:

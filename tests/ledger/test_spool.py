@@ -18,9 +18,9 @@ from pyarrow import fs
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import spool_files
 from rocket_sink.ledger.manifest import unfinished
+from rocket_sink.ledger.notes import NoteStore, write_bytes
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.small_file import write_bytes
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.spool_batches import is_whole, read_batches
 from rocket_sink.ledger.spool_files import new_name, sealed_files
@@ -426,4 +426,4 @@ def test_a_manifest_that_lists_other_files_is_refused(tmp_path, name):
     values = {"ledger_id": "x", "number": 1, "files": [name], "bytes": 1, "token": "t"}
     Path(place.folds, "1.json").write_text(json.dumps(values))
     with pytest.raises(LedgerError, match="is no spool file"):
-        unfinished(place, LOCAL)
+        unfinished(NoteStore(place))

@@ -14,7 +14,7 @@ import pytest
 
 from rocket_sink import Ledger, RocketSink
 from rocket_sink.errors import ConfigurationError, DeliveryError
-from rocket_sink.ledger.ends import ends_lock
+from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
 from rocket_sink.ledger.place import locate
 from rocket_sink.producer.commits import HalfCommits
 from rocket_sink.spark import check_backs, foreach_batch
@@ -145,7 +145,7 @@ def test_an_end_that_the_ledger_does_not_know_of(query: Query, monkeypatch: Any)
     query.killed(monkeypatch, Endings, "_note", die)
     assert query.seen() == {0: ROWS} and query.epochs()[0].open
     endings = Endings(query.spark, query.sink().options)
-    with ends_lock(locate(query.ledger.path), wait_s=0):
+    with ledger_lock(locate(query.ledger.path), 0, name=ENDS_LOCK):
         assert endings.end(query.name, 0, wait_s=0).busy
     report = endings.end(query.name, 0, wait_s=0)
     assert (report.committed, report.found_stored) == (ROWS, ROWS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from rocket_sink.ledger.small_file import write_bytes
+from rocket_sink.ledger.notes import write_bytes
 
 LOCAL = fs.LocalFileSystem()
 WRITERS = 8
