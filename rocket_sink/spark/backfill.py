@@ -32,8 +32,7 @@ from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.shared import ledger_token
 from rocket_sink.ledger.spool_files import open_files
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.host import check_session
-from rocket_sink.spark.rates import divided
+from rocket_sink.spark.host import check_session, divided
 from rocket_sink.spark.resend import (
     CHUNK,
     RESULT_DDL,

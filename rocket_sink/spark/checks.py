@@ -25,7 +25,7 @@ from rocket_sink.spark.checks_properties import (
     suspect_entries,
 )
 from rocket_sink.spark.contract_rows import RowBatch, text_at
-from rocket_sink.spark.halves import HALF_BYTES
+from rocket_sink.spark.contract_types import HALF_BYTES
 from rocket_sink.spark.text_columns import (
     all_blank,
     empty,

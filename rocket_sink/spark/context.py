@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -18,12 +17,6 @@ BATCH_ID: Final = "streaming.sql.batchId"
 JOB_GROUP: Final = "spark.jobGroup.id"
 """A streaming run's job group has the run's id (StreamExecution.runStream, `setJobGroup`); tasks
 see it where they do not see `RUN_ID`."""
-
-TABLE_LANE: Final = "table"
-"""Of `TableProducer`, which runs without Spark."""
-
-NOBODY: Final = frozenset({"local", "unknown"})
-"""Query ids where Spark gives none, on the driver and in a task."""
 
 
 def run_context(
@@ -87,9 +80,3 @@ def _stage_attempt(task: TaskContext) -> int | None:
     # pyspark < 4.2 has no stageAttemptNumber on the Python side.
     method = getattr(task, "stageAttemptNumber", None)
     return method() if callable(method) else None
-
-
-def scratch_folder() -> str | None:
-    """Spark's own local directory of this executor, which has room; None: the system's will do."""
-    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    return local if local and os.access(local, os.W_OK) else None

@@ -38,7 +38,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.spark.contract_plan import ColumnPlan
 from rocket_sink.spark.contract_types import CONTRACT, ContractColumn, fields_of, kind_of
 
-__all__ = ["ColumnPlan", "pack_json", "resolve_columns"]
+__all__ = ["ColumnPlan", "resolve_columns"]
 
 _PREFIX: Final = "__rmq_"
 
@@ -71,24 +71,6 @@ def resolve_columns(
     if options.strict_columns and not json_columns:
         _check_strict(finder, {*known, *mapped.values()})
     return ColumnPlan(tuple(sources.items()), options.topic, json_columns)
-
-
-def pack_json(frame: Any, plan: ColumnPlan) -> Any:
-    """The Spark DataFrame with its `json_columns` packed into `body` by Spark's own to_json.
-
-    Returns the frame as it is when the plan does not need it.
-    """
-    if not plan.needs_to_json:
-        return frame
-    from pyspark.sql import functions
-
-    packed = functions.to_json(functions.struct(*(frame[_quoted(n)] for n in plan.json_columns)))
-    others = [name for name in plan.needed if name != "body"]
-    return frame.select(packed.alias("body"), *(frame[_quoted(name)] for name in others))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 class _Finder:

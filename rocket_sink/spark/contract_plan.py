@@ -19,7 +19,7 @@ class ColumnPlan:
 
     @property
     def needs_to_json(self) -> bool:
-        """The frame must go through `contract.pack_json` on the driver before tasks see it."""
+        """The frame must go through `frames.pack_json` on the driver before tasks see it."""
         return bool(self.json_columns)
 
     @property

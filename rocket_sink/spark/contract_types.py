@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+HALF_BYTES: Final = 1024
+"""Room in a message's properties for what makes it a half message."""
 _LEAVES: Final[tuple[tuple[Callable[[pa.DataType], bool], str], ...]] = (
     (pa.types.is_string, "string"),
     (pa.types.is_large_string, "string"),

@@ -36,11 +36,10 @@ from rocket_sink.ledger.shared import LedgerToken, ledger_token
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.accounts import TaskSummary
 from rocket_sink.spark.budget import check_budget
-from rocket_sink.spark.context import run_context
+from rocket_sink.spark.context import run_context, streaming_query
 from rocket_sink.spark.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.halves import needs_append
-from rocket_sink.spark.host import check_session
-from rocket_sink.spark.rates import divided, task_slots
+from rocket_sink.spark.host import check_session, divided, task_slots
 from rocket_sink.spark.worker_heap import freeze_once
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ class _Writer:
         from rocket_sink.spark.worker import TaskRun
 
         ctx = run_context(self._options, self.lane, run_id=self._run_id)
-        run = TaskRun(self._options, ctx, token=self._token)
+        run = TaskRun(self._options, ctx, token=self._token, streaming_query=streaming_query())
         try:
             feed(run)
             summary = run.finish()

@@ -16,7 +16,7 @@ from typing import Any, Final
 from rocket_sink.ledger.shared import LedgerToken
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import refuse_budget
-from rocket_sink.spark.context import run_context
+from rocket_sink.spark.context import run_context, streaming_query
 from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.gather import Gatherer, RowPile
 from rocket_sink.spark.worker import TaskRun
@@ -34,7 +34,7 @@ class ForeachTask:
     ) -> None:  # fmt: skip
         refuse_budget(options)
         ctx = run_context(options, "foreach", epoch=epoch, partition=partition)
-        self._run = TaskRun(options, ctx, token=token)
+        self._run = TaskRun(options, ctx, token=token, streaming_query=streaming_query())
         self._gatherer = Gatherer(options, plan)
         self._pile = RowPile(self._gatherer, options.gather_rows)
         self._rows = self._pile.rows

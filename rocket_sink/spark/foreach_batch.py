@@ -31,11 +31,10 @@ from rocket_sink.ledger.table import (
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.budget import check_budget, has_budget
-from rocket_sink.spark.context import QUERY_ID, run_context, streaming_run
+from rocket_sink.spark.context import QUERY_ID, run_context, streaming_query, streaming_run
 from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.frames import narrowed, plan_of
-from rocket_sink.spark.host import check_session, is_classic
-from rocket_sink.spark.rates import divided
+from rocket_sink.spark.host import check_session, divided, is_classic
 from rocket_sink.spark.summary import COUNTS, WriteSummary
 from rocket_sink.spark.tokens import append_token
 from rocket_sink.spark.transactions import Transactions
@@ -86,8 +85,9 @@ class Send:
         group = self._check_group
         again = self._again or bool(ctx.attempt_number or ctx.stage_attempt)
         run = TaskRun(
-            self._options, ctx, emit=rows.append, check_group=group, again=again, token=self._token
-        )
+            self._options, ctx, emit=rows.append, check_group=group, again=again,
+            token=self._token, streaming_query=streaming_query(),
+        )  # fmt: skip
         try:
             for batch in batches:
                 run.feed(batch, self._plan)

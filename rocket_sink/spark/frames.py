@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.contract import ColumnPlan, pack_json, resolve_columns
+from rocket_sink.spark.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.host import case_sensitive
 
 if TYPE_CHECKING:
@@ -35,6 +35,17 @@ def narrowed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPlan]:
     columns = [packed[quoted(name)].alias(alias) for name, alias in plain.items()]
     sources = tuple((column, plain[source]) for column, source in plan.sources)
     return packed.select(*columns), replace(plan, sources=sources)
+
+
+def pack_json(frame: DataFrame, plan: ColumnPlan) -> DataFrame:
+    """The frame with its `json_columns` packed into `body` by Spark's own to_json, where needed."""
+    if not plan.needs_to_json:
+        return frame
+    from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+
+    packed = F.to_json(F.struct(*(frame[quoted(name)] for name in plan.json_columns)))
+    others = [name for name in plan.needed if name != "body"]
+    return frame.select(packed.alias("body"), *(frame[quoted(name)] for name in others))
 
 
 def quoted(name: str) -> str:

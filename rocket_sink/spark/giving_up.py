@@ -7,7 +7,7 @@ were refused before anything was sent hold nobody back, for nothing can ever sen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -25,11 +25,11 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.values import Completion
 from rocket_sink.spark.accounts import Accounts
 from rocket_sink.spark.contract_rows import RowBatch
-from rocket_sink.spark.decoded import letter_columns
 from rocket_sink.spark.groups import without_rows
 from rocket_sink.spark.journal import Journal
 from rocket_sink.spark.ordered import OrderedQueues
-from rocket_sink.spark.pending import PendingRequest
+from rocket_sink.spark.pending import DecodedMessage, PendingRequest
+from rocket_sink.wire.properties import decode_properties
 
 HELD_BACK: Final = "HELD_BACK"
 _HELD_HERE: Final = "held back: an earlier message of its key was given up in this task"
@@ -39,6 +39,28 @@ _HELD_BEFORE: Final = (
 )
 _POISON: Final = (MessageIllegalError, BrokerError)
 """Answers that may be about one message of a batch: code 13, and code 1 with a Java exception."""
+
+_COLUMN_OF: Final = {
+    "TAGS": "tags",
+    "__SHARDINGKEY": "sharding_key",
+    "UNIQ_KEY": "message_id",
+    "DELAY": "delay_level",
+    "TIMER_DELAY_MS": "delay_ms",
+    "TIMER_DELIVER_MS": "delivery_timestamp",
+}
+_COLUMN_TYPES: Final = {
+    "tags": pa.string(),
+    "sharding_key": pa.string(),
+    "message_id": pa.string(),
+    "delay_level": pa.int32(),
+    "delay_ms": pa.int64(),
+    "delivery_timestamp": pa.int64(),
+    "body": pa.binary(),
+    "flag": pa.int32(),
+    "wait_store": pa.bool_(),
+    "keys": pa.list_(pa.string()),
+    "properties": pa.map_(pa.string(), pa.string()),
+}
 
 
 class GivingUp:
@@ -189,3 +211,27 @@ def _reason(error: SendError, outcome: Outcome) -> str:
     if isinstance(error, MessageIllegalError):
         return "data"
     return "permission" if isinstance(error, PermissionDeniedError) else "transport"
+
+
+def letter_columns(messages: Sequence[DecodedMessage]) -> dict[str, pa.Array]:
+    """{column: array} of messages that this process encoded, ready for `dead_letter_rows`."""
+    values: dict[str, list[Any]] = {name: [] for name in _COLUMN_TYPES}
+    for message in messages:
+        row = _row(message)
+        for name, column in values.items():
+            column.append(row.get(name))
+    return {name: pa.array(column, _COLUMN_TYPES[name]) for name, column in values.items()}
+
+
+def _row(message: DecodedMessage) -> dict[str, Any]:
+    given = dict(decode_properties(message.properties))
+    row: dict[str, Any] = {"body": message.body, "flag": message.flag}
+    for name, column in _COLUMN_OF.items():
+        text = given.pop(name, None)
+        if text is not None:
+            row[column] = int(text) if pa.types.is_integer(_COLUMN_TYPES[column]) else text
+    row["wait_store"] = given.pop("WAIT", "true") == "true"
+    keys = given.pop("KEYS", None)
+    row["keys"] = keys.split(" ") if keys else None
+    row["properties"] = list(given.items()) or None
+    return row

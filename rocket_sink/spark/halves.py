@@ -14,13 +14,12 @@ from typing import Final
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
+from rocket_sink.spark.contract_types import HALF_BYTES
 from rocket_sink.wire.namespace import with_namespace
 from rocket_sink.wire.properties import PGROUP, TRAN_MSG, encode_properties
 
 TRANSACTION_PROPERTY: Final = "ROCKET_SINK_TRANSACTION"
 """Query, run, epoch, partition and task attempt, as a JSON list; consumers see it, too."""
-HALF_BYTES: Final = 1024
-"""Room in a message's properties for what makes it a half message."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import IO, Final
 
 import pyarrow as pa
 
-from rocket_sink.spark.context import scratch_folder
 from rocket_sink.spark.pending import Parked, PendingRequest, Piece
+from rocket_sink.spark.sorting import scratch_folder
 
 _BATCHES_KEPT: Final = 2
 """Input batches that waiting requests may keep alive."""

@@ -26,9 +26,8 @@ from rocket_sink.spark.foreach import ForeachTask
 from rocket_sink.spark.foreach_batch import BatchWriter
 from rocket_sink.spark.frames import narrowed, plan_of, quoted
 from rocket_sink.spark.halves import needs_append
-from rocket_sink.spark.host import check_session
+from rocket_sink.spark.host import check_session, divided
 from rocket_sink.spark.listener import install_fold
-from rocket_sink.spark.rates import divided
 from rocket_sink.spark.summary import WriteSummary
 from rocket_sink.spark.tokens import spool_token
 

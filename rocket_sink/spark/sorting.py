@@ -6,6 +6,7 @@ sorted by itself, at the end of the input. Parts beyond a memory limit wait in t
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import fields
@@ -16,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 from rocket_sink.routing.hashing import siphash_array
-from rocket_sink.spark.context import scratch_folder
 from rocket_sink.spark.contract_rows import RowBatch
 
 _PARTS: Final = 64
@@ -84,6 +84,12 @@ class RowSorter:
         assert self._directory is not None
         paths = [Path(self._directory.name) / f"{part}-{run}.arrow" for run in range(self._runs)]
         return [path for path in paths if path.exists()]
+
+
+def scratch_folder() -> str | None:
+    """Spark's own local directory of this executor, which has room; None: the system's will do."""
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return local if local and os.access(local, os.W_OK) else None
 
 
 def _read(path: Path) -> pa.Table:

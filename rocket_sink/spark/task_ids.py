@@ -24,11 +24,14 @@ import numpy as np
 import pyarrow as pa
 
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.spark.context import NOBODY, TABLE_LANE
 from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.wire.columns import message_id_column
 from rocket_sink.wire.columns_buffers import bytes_of, is_text, lengths_of, nulls_of
 
+TABLE_LANE: Final = "table"
+"""Of `TableProducer`, which runs without Spark."""
+_NOBODY: Final = frozenset({"local", "unknown"})
+"""Query ids where Spark gives none, on the driver and in a task (`run_context`)."""
 _DIGEST_BYTES: Final = 16
 _CHUNK: Final = 1 << 14
 """Words at a time: they are still in the cache when their upper halves are made."""
@@ -49,7 +52,7 @@ def task_ids(ctx: RunContext) -> TaskIds | None:
         return None
     # An appId names all writes of a job: two of them may have equal rows, and are no replays.
     write = ctx.run_id if ctx.lane == "batch" else ctx.query_id
-    return None if write in NOBODY else TaskIds(write, ctx.epoch, ctx.partition)
+    return None if write in _NOBODY else TaskIds(write, ctx.epoch, ctx.partition)
 
 
 class TaskIds:

@@ -22,7 +22,6 @@ from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool, worker_pool
 from rocket_sink.spark.accounts import TaskSummary
 from rocket_sink.spark.content_ids import ContentIds
-from rocket_sink.spark.context import streaming_query
 from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.halves import half_properties, needs_append
 from rocket_sink.spark.journal import Journal
@@ -42,6 +41,7 @@ class TaskRun:
         again: the rows may have been sent before, and the ledger has no trace of it.
         keeps_letters: `emit` keeps dead letters although there is no ledger.
         token: proves, before anything is sent, that this process has the driver's ledger.
+        streaming_query: Spark's own id of the query; empty in a batch, or without Spark.
 
     Raises:
         ConfigurationError: `delivery=transactional` in a lane that cannot decide on half messages.
@@ -60,6 +60,7 @@ class TaskRun:
         again: bool = False,
         keeps_letters: bool = False,
         token: LedgerToken | None = None,
+        streaming_query: str = "",
     ) -> None:
         if not check_group:
             needs_append(options, f"the lane {ctx.lane!r}")
@@ -68,6 +69,7 @@ class TaskRun:
         self._again = again
         self._keeps_letters = keeps_letters
         self._token = token
+        self._streaming_query = streaming_query
         self._ctx = ctx
         self._emit = emit
         self._pool = pool
@@ -149,8 +151,8 @@ class TaskRun:
         given = self._options
         if not given.app_id or not given.ledger or self._ctx.lane == "batch":
             return
-        if query := streaming_query():
-            claim_app_id(locate(given.ledger), given.app_id, query)
+        if self._streaming_query:
+            claim_app_id(locate(given.ledger), given.app_id, self._streaming_query)
 
     def _spooling(self) -> Callable[[pa.RecordBatch], None]:
         if not self._options.ledger:

@@ -10,8 +10,9 @@ import pytest
 from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.pace import share
-from rocket_sink.spark import rates
-from rocket_sink.spark.rates import by_the_second, divided
+from rocket_sink.spark import host
+from rocket_sink.spark.host import divided
+from rocket_sink.spark.rates import by_the_second
 
 
 class Session:
@@ -63,7 +64,7 @@ def test_without_a_limit_nobody_is_asked() -> None:
 def test_no_slots_to_be_seen_is_an_error_that_names_the_option(
     slots: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rates, "active_session", lambda: None)
+    monkeypatch.setattr(host, "active_session", lambda: None)
     with pytest.raises(OptionError, match="rateTasks"):
         divided(LIMIT, slots=slots)
 

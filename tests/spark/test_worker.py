@@ -12,7 +12,6 @@ from rocket_sink.errors import CheckpointError, DeliveryError, NameServerUnavail
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.spark import worker
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.worker import TaskRun
 from rocket_sink.testing import Answer, FakeCluster
@@ -29,7 +28,13 @@ def spooled(ledger: Path) -> list[dict[str, Any]]:
 
 
 def send(
-    cluster: FakeCluster, path: Path, pool: ProducerPool, *, again: bool = False, **options: Any
+    cluster: FakeCluster,
+    path: Path,
+    pool: ProducerPool,
+    *,
+    again: bool = False,
+    query: str = "",
+    **options: Any,
 ) -> Any:
     count = options.pop("count", 2000)
     given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(path), **options}
@@ -42,7 +47,7 @@ def send(
         }
     )
     plan = resolve_columns(batch.schema, parsed)
-    run = TaskRun(parsed, CTX, pool=pool, again=again)
+    run = TaskRun(parsed, CTX, pool=pool, again=again, streaming_query=query)
     try:
         for start in range(0, count, 500):
             run.feed(batch.slice(start, 500), plan)
@@ -156,13 +161,12 @@ def test_rows_that_may_be_stored_already_are_counted(
 
 
 def test_an_app_id_of_another_query_sends_nothing(
-    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path
 ) -> None:
     for query in ("q1", "q1", "q2"):
-        monkeypatch.setattr(worker, "streaming_query", lambda query=query: query)
         if query == "q2":
             with pytest.raises(CheckpointError, match="'app' names the streaming query q1"):
-                send(cluster, tmp_path, pool, count=10, appId="app")
+                send(cluster, tmp_path, pool, count=10, appId="app", query=query)
         else:
-            send(cluster, tmp_path, pool, count=10, appId="app")
+            send(cluster, tmp_path, pool, count=10, appId="app", query=query)
     assert len(cluster.messages("t")) == 20
