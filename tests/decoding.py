@@ -10,8 +10,7 @@ from typing import Any, Final, NamedTuple
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.message import Message
 from rocket_sink.wire.batch import encode_inner
-from rocket_sink.wire.ids import id_prefix, month_start_ms
-from rocket_sink.wire.recall import RecallHandle
+from rocket_sink.wire.ids import RecallHandle, id_prefix, month_start_ms
 from rocket_sink.wire.scalars import parse_int32, parse_int64
 from rocket_sink.wire.trace import (
     CONTENT_SEPARATOR,

@@ -259,7 +259,7 @@ RENEWED = {
     "rocket_sink.producer.send_future": "of one request, which ends in the process that sent it",
     "rocket_sink.spark.listener": "of the thread that folds, which only the driver's process has",
     "rocket_sink.net.log": "its table is made anew in a child",
-    "rocket_sink.ledger.lease": "of the thread that renews, which only the holder has",
+    "rocket_sink.ledger.lock": "of the thread that renews, which only the holder has",
     "rocket_sink.spark.backfill": "of one call",
 }
 """Modules with locks that no child meets, and why."""

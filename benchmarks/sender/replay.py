@@ -22,9 +22,10 @@ from rocket_sink.errors import BrokerBusyError, RejectedError
 from rocket_sink.message import MessageQueue
 from rocket_sink.producer.admin import Admin
 from rocket_sink.wire.codes import PermName
-from rocket_sink.wire.columns import MessageColumns, encode_columns, property_pieces
+from rocket_sink.wire.columns import MessageColumns, encode_columns
+from rocket_sink.wire.columns_properties import property_pieces
 from rocket_sink.wire.frame import NEED_DATA, Frame, FrameReader, encode_frame
-from rocket_sink.wire.requests import send_batch_v2
+from rocket_sink.wire.requests import send_message_v2
 
 IN_FLIGHT: Final = 4
 """Requests on one connection."""
@@ -96,8 +97,8 @@ def _lines(job: Job, body: memoryview) -> list[_Line]:
 
 
 def _frame(job: Job, queue: MessageQueue, body: memoryview) -> bytes:
-    frame = send_batch_v2(
-        producer_group="benchmark", topic=job.topic, queue_id=queue.queue_id,
+    frame = send_message_v2(
+        batch=True, producer_group="benchmark", topic=job.topic, queue_id=queue.queue_id,
         born_ms=int(time.time() * 1000), properties="", broker_name=queue.broker_name,
         body=body,
     )  # fmt: skip

@@ -12,16 +12,17 @@ import enum
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from rocket_sink.tables import cell as cell
+from rocket_sink.tables import table as table
 from rocket_sink.text import clean, clean_lines, json_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.table import Table
 
 _PIPE_WIDTH: Final = 140
 _COUNT: Final = re.compile(r"\b(\d+) of (\d+)\b")
@@ -104,39 +105,6 @@ class _Guarded:
                 yield segment
             else:
                 yield Segment(clean_lines(segment.text), segment.style)
-
-
-def table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: str = ""
-) -> Table:
-    """A table; `numbers` names the columns to align right, separated by blanks."""
-    from rich import box
-    from rich.table import Table
-
-    made = Table(
-        title=clean(title) or None, title_justify="left", title_style="bold",
-        box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold",
-    )  # fmt: skip
-    right = set(numbers.split())
-    for name in columns:
-        is_number = name in right or name.replace(" ", "_") in right
-        made.add_column(name, justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(cell(value) for value in row))
-    return made
-
-
-def cell(value: Any) -> str:
-    """A value as a table shows it; None is a dash."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    return clean(value)
 
 
 def print_json(value: Any) -> None:

@@ -58,7 +58,7 @@ def report(
     packages: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Show what a ledger says about sends, failures and brokers."""
-    from rocket_sink.ledger.render import to_html
+    from rocket_sink.ledger.figures import to_html
 
     path = absolute(path)
     check_there(path)

@@ -1,10 +1,17 @@
-"""The values of a report; `rocket_sink.ledger.report` reads them from a ledger."""
+"""The values of a report; `rocket_sink.ledger.report` reads them from a ledger.
+
+A report as tables: for the terminal by rich, as HTML for notebooks and files.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import io
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.tables import table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -139,7 +146,7 @@ class Report:
     `unfolded_epochs` have rows that are not in the figures yet (read without Spark nothing is
     folded). `quarantined_files` were damaged, and their rows are in no figure.
 
-    `as_dict` is for JSON; rich consoles and notebooks show the tables of `ledger.render`.
+    `as_dict` is for JSON; rich consoles and notebooks show the tables below.
     """
 
     ledger: str
@@ -160,12 +167,12 @@ class Report:
         return plain
 
     def __rich__(self) -> RenderableType:
-        from rocket_sink.ledger.render import render_report
+        from rocket_sink.ledger.figures import render_report
 
         return render_report(self)
 
     def _repr_html_(self) -> str:
-        from rocket_sink.ledger.render import to_html
+        from rocket_sink.ledger.figures import to_html
 
         return to_html(self)
 
@@ -176,3 +183,151 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value.isoformat() if isinstance(value, dt.datetime) else value
+
+
+_HTML_WIDTH: Final = 150
+_QUERY_SHOWN: Final = 8
+"""Characters of a query id; the rest tells nobody anything."""
+_EXAMPLE_SHOWN: Final = 60
+
+
+def render_report(report: Report) -> RenderableType:
+    """All tables; those without rows say so in one line."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(
+        _accounts(report),
+        _brokers(report.brokers),
+        _isolations(report.isolations, report.isolation_count),
+        _dead_letters(report.dead_letters),
+        _errors(report.errors),
+        _epochs(report.epochs, report.totals.epochs),
+        Text(f"ledger {report.ledger}", style="dim"),
+    )
+
+
+def to_html(report: Report) -> str:
+    """The same as one HTML page, styles inside, nothing loaded from anywhere."""
+    from rich.console import Console
+
+    console = Console(record=True, width=_HTML_WIDTH, file=io.StringIO(), force_jupyter=False)
+    console.print(render_report(report))
+    return console.export_html(inline_styles=True)
+
+
+def _accounts(report: Report) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    totals = report.totals
+    notes = {
+        "rows_in": f"in {totals.epochs:,} epochs",
+        "acked": "stored",
+        "degraded": "stored, but less durably than asked for",
+        "dead": "not stored; dead letters",
+        "unknown": "perhaps stored; dead letters",
+        "filtered": "needed no sending",
+        "duplicates_possible": "stored, perhaps twice under one id",
+        "superseded_rows": f"stored by {totals.superseded_attempts:,} attempts that do not count",
+    }
+    rows = [(n.replace("_", " "), getattr(totals, n), note) for n, note in notes.items()]
+    accounts = table("Accounts", ("", "rows", "note"), rows)
+    wrong = []
+    if report.unfolded_epochs:
+        wrong.append(
+            f"rows of {report.unfolded_epochs:,} epochs are not folded yet and not counted"
+        )
+    if report.quarantined_files:
+        wrong.append(
+            f"{report.quarantined_files:,} damaged spool files are put aside in "
+            "_spool/_quarantine: their rows are not counted"
+        )
+    if totals.missing_rows:
+        wrong.append(
+            f"ERROR: {totals.missing_rows:,} rows that Spark handed to tasks are in no accounts: "
+            "their workers wrote to another folder than this ledger's, or files are gone"
+        )
+    if totals.not_adding_up:
+        wrong.append(f"{totals.not_adding_up:,} epochs do not add up")
+    if totals.unconfirmed:
+        wrong.append(f"{totals.unconfirmed:,} epochs are not confirmed by Spark (yet)")
+    return Group(accounts, *(Text(line, style="yellow") for line in wrong))
+
+
+def _brokers(brokers: Sequence[BrokerFigures]) -> RenderableType:
+    names = (
+        "broker", "attempts", "stored", "MB", "retries", "degraded", "not acked", "p50 ms",
+        "p95 ms", "p99 ms", "max ms", "p99 wait ms", "last (UTC)",
+    )  # fmt: skip
+    rows = [
+        (
+            b.broker, b.requests, b.messages, round(b.body_bytes / 1e6, 1), b.retries,
+            b.degraded, b.not_acked, b.p50_ms, b.p95_ms, b.p99_ms, b.max_ms, b.wait_p99_ms,
+            _time(b.last_at),
+        )
+        for b in brokers
+    ]  # fmt: skip
+    title = "Latency per broker (last byte to answer)"
+    return _shown(title, names, rows, empty=f"{title}: nothing.")
+
+
+def _isolations(events: Sequence[IsolationFigures], total: int) -> RenderableType:
+    rows = [
+        (_time(e.start), e.broker, e.topic or "", e.cause, e.latency_ms, e.length_ms / 1000,
+         {True: "yes", False: "no", None: ""}[e.reachable])
+        for e in events
+    ]  # fmt: skip
+    title = f"Isolations ({total:,}" + (f", last {len(rows):,})" if len(rows) < total else ")")
+    names = ("from (UTC)", "broker", "topic", "cause", "latency ms", "length s", "reachable")
+    return _shown(title, names, rows, empty="No broker was isolated.")
+
+
+def _dead_letters(letters: Sequence[DeadLetterFigures]) -> RenderableType:
+    rows = [(d.reason, d.error_code, d.letters, d.pending, _short(d.example)) for d in letters]
+    names = ("reason", "error", "letters", "pending", "example")
+    return _shown("Dead letters", names, rows, empty="No dead letters.")
+
+
+def _errors(errors: Sequence[ErrorFigures]) -> RenderableType:
+    rows = [
+        (e.error_code, "" if e.response_code is None else str(e.response_code), e.brokers,
+         e.attempts, e.messages, _time(e.last_at), _short(e.example))
+        for e in errors
+    ]  # fmt: skip
+    names = ("error", "code", "brokers", "attempts", "messages", "last (UTC)", "example")
+    return _shown("Failed attempts", names, rows, empty="No attempt failed.")
+
+
+def _epochs(epochs: Sequence[EpochFigures], total: int) -> RenderableType:
+    names = (
+        "query", "epoch", "at (UTC)", "rows in", "acked", "degraded", "dead", "unknown",
+        "filtered", "superseded", "adds up", "confirmed",
+    )  # fmt: skip
+    rows = [
+        (e.query_id[:_QUERY_SHOWN], e.epoch, _time(e.at), e.rows_in, e.acked, e.degraded, e.dead,
+         e.unknown, e.filtered, e.superseded_rows, _yes(e.adds_up), _yes(e.confirmed))
+        for e in epochs
+    ]  # fmt: skip
+    title = f"Epochs ({total:,}" + (f", last {len(rows):,})" if len(rows) < total else ")")
+    return _shown(title, names, rows, empty="No epochs.")
+
+
+def _shown(
+    title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], empty: str
+) -> RenderableType:
+    from rich.text import Text
+
+    return table(title, names, rows) if rows else Text(empty, style="dim")
+
+
+def _time(at: dt.datetime) -> str:
+    return at.strftime("%m-%d %H:%M:%S.") + f"{at.microsecond // 100_000}"
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "NO"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _EXAMPLE_SHOWN else text[: _EXAMPLE_SHOWN - 3] + "..."

@@ -6,14 +6,22 @@
 
 It may be killed at any point and repeated. It takes everything that is finished, not one event's
 share: Spark's listener events come late, and those of a shutdown never.
+
+Manifests: what one fold takes, written down before anything is appended.
+
+`_spool/_folds/<number>.json` is there from before the append until all its files are deleted. A
+fold that finds one completes it with the very same files and number: should another process's
+append of it still be under way, Delta lets one of the two through, and both are equal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -23,15 +31,19 @@ from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.lock import LedgerLock
-from rocket_sink.ledger.manifest import Manifest, unfinished, write_manifest
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.pending_keys import release
-from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.place import FOLDS, SPOOL, Place, locate
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
 from rocket_sink.ledger.shared import prove_executors, proved
-from rocket_sink.ledger.spool_batches import is_whole, read_batches
-from rocket_sink.ledger.spool_files import drop_empty_folders, put_aside, sealed_files
+from rocket_sink.ledger.spool import (
+    drop_empty_folders,
+    is_whole,
+    put_aside,
+    read_batches,
+    sealed_files,
+)
 from rocket_sink.ledger.table import (
     ensure_table,
     first_line,
@@ -47,6 +59,70 @@ from rocket_sink.net import log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_FOLDER: Final = f"{SPOOL}/{FOLDS}"
+_SPOOL_FILE: Final = re.compile(r"q-[^/]*/(-?[0-9]+/)?[^/]+\.arrow")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One fold. `files` are paths below the spool, `token` names this manifest in Delta's log."""
+
+    ledger_id: str
+    number: int
+    files: tuple[str, ...]
+    bytes: int
+    token: str
+
+    def __post_init__(self) -> None:
+        """A fold deletes what its manifest lists: that must be spool files, whoever wrote it."""
+        for name in self.files:
+            if _SPOOL_FILE.fullmatch(name) is None:
+                raise ValueError(f"{name!a} is no spool file")
+
+    @property
+    def path(self) -> str:
+        """Below the ledger's folder."""
+        return f"{_FOLDER}/{self.number}.json"
+
+    def paths(self, place: Place) -> list[str]:
+        return [f"{place.spool}/{file}" for file in self.files]
+
+
+def write_manifest(
+    store: NoteStore, place: Place, ledger_id: str, number: int, files: list[fs.FileInfo]
+) -> Manifest:
+    """Write down the next fold, whole or not at all."""
+    names = tuple(info.path.removeprefix(f"{place.spool}/") for info in files)
+    size = sum(info.size or 0 for info in files)
+    manifest = Manifest(ledger_id, number, names, size, uuid.uuid4().hex)
+    store.write(manifest.path, asdict(manifest))
+    return manifest
+
+
+def unfinished(store: NoteStore) -> list[Manifest]:
+    """Manifests that dead folds left, in their order.
+
+    Raises:
+        LedgerError: one cannot be read; the text names it.
+    """
+    found = (_read(store, path) for path in store.paths(_FOLDER))
+    return sorted(found, key=lambda manifest: manifest.number)
+
+
+def _read(store: NoteStore, path: str) -> Manifest:
+    try:
+        values = store.read(path)
+        return Manifest(**{**values, "files": tuple(values["files"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        path = store.where(path)
+        raise LedgerError(
+            f"the fold manifest {path} cannot be read: {error}. If the table holds its fold, "
+            "delete the spool files that it lists, then the manifest; else delete the manifest",
+            path=path,
+        ) from error
+
 
 DRIVER_BYTES: Final = 32 * 1024 * 1024
 """Up to so much the driver reads the files itself: starting tasks for them takes longer."""
@@ -284,7 +360,7 @@ class _Folder:
         self, manifest: Manifest, paths: list[str], sequence: int
     ) -> tuple[DataFrame, int | None]:
         """The files' rows, in order, and, if known, their number."""
-        read_numbered = partial(_read, sequence)
+        read_numbered = partial(_read_file, sequence)
         if manifest.bytes <= DRIVER_BYTES:
             files = enumerate(paths)
             batches = [batch for file in files for batch in read_numbered(file, self._fs)]
@@ -338,7 +414,7 @@ def _shares(files: list[fs.FileInfo]) -> Iterator[list[fs.FileInfo]]:
         yield share
 
 
-def _read(sequence: int, file: _File, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
+def _read_file(sequence: int, file: _File, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
     number, path = file
     return in_order(read_batches(path, filesystem), sequence, number)
 

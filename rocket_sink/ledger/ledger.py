@@ -14,7 +14,7 @@ from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.shared import proved
-from rocket_sink.ledger.spool_files import quarantined, waiting_epochs
+from rocket_sink.ledger.spool import quarantined, waiting_epochs
 from rocket_sink.ledger.table import (
     check_table,
     ensure_table,

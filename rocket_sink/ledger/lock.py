@@ -2,19 +2,184 @@
 
 On a local file system the kernel holds them (`private_file.FileLock`), elsewhere a file with a
 heartbeat (`lease`).
+
+A lock on a file system without a kernel's lock: a file with its holder's name and a heartbeat.
+
+Fischer's algorithm takes it ("A fast mutual exclusion algorithm", Lamport 1987, credits it): write
+the own name where none is, wait for longer than any writer can need between its look and its write,
+and go on only if the name is still there. While it is held a thread writes the name again with the
+next number. A text that has not changed for the lease that it names is of a dead holder: its reader
+measures that on its own monotonic clock, so no two clocks are compared. It rests on that wait and
+on the heartbeats; behind the folds' lock stands Delta, which commits one of two folds of a number.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.lease import LEASE_S, Lease
+from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.place import Place
-from rocket_sink.private_file import FileLock, check_folder
+from rocket_sink.ledger.spool import STALE_AFTER_S
+from rocket_sink.owner import Owner, this_process
+from rocket_sink.private_file import FileLock, check_folder, describe_holder
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+
+
+LEASE_S: Final = 30.0
+"""So long a killed holder on another host blocks others, at most, from when they first look."""
+_BEATS: Final = 3
+"""Heartbeats per lease."""
+_SETTLE_S: Final = 3.0
+"""Longest time that a writer may take between finding no holder and having written its name."""
+_POLL_S: Final = 1.0
+_LONGEST_LEASE_S: Final = 3600
+
+
+class Lease:
+    """One lock file; not for two threads at once.
+
+    Raises from `acquire`:
+        OSError: the file system cannot be read or written.
+    """
+
+    _seen: ClassVar[dict[str, tuple[str, float]]] = {}
+    """Path -> its text, and when this process first saw it: looks that do not wait add up."""
+    _guard: ClassVar[ForkLock] = ForkLock()
+
+    def __init__(self, filesystem: fs.FileSystem, path: str, *, lease_s: float = LEASE_S) -> None:
+        self._fs = filesystem
+        self._path = path
+        self._lease_s = lease_s
+        self._name = f"{this_process()} {uuid.uuid4().hex}"
+        self._pid = os.getpid()
+        self._beat = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._renewed_s = 0.0
+        self._lost = False
+
+    def acquire(
+        self, wait_s: float | None = None, *, on_wait: Callable[[str], None] = lambda holder: None
+    ) -> bool:
+        """Take the lock; False when another live holder had it all the time.
+
+        Args:
+            wait_s: longest wait; None: as long as it takes.
+            on_wait: called once with the holder's description before the first wait.
+        """
+        self._fs.create_dir(self._path.rpartition("/")[0], recursive=True)
+        until_s = None if wait_s is None else time.monotonic() + wait_s
+        waiting = False
+        while not self._claim():
+            left_s = _POLL_S if until_s is None else until_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            if not waiting:
+                waiting = True
+                on_wait(self.holder())
+            time.sleep(min(_POLL_S, self._lease_s / _BEATS, left_s))
+        self._stop.clear()
+        self._lost, self._renewed_s = False, time.monotonic()
+        self._thread = threading.Thread(target=self._keep, name="rocket-sink-lease", daemon=True)
+        self._thread.start()
+        return True
+
+    def release(self) -> None:
+        """Give it up; nothing when it is not held, or in a child of the process that holds it."""
+        thread, self._thread = self._thread, None
+        if thread is None or self._pid != os.getpid():
+            return
+        self._stop.set()
+        thread.join()
+        if not self._lost and self._is_ours():
+            self._fs.delete_file(self._path)
+
+    def holder(self) -> str:
+        """Who has it; for messages."""
+        return describe_holder(self._text() or "")
+
+    def check(self) -> None:
+        """Make sure that it is still held, before something that no two may do.
+
+        Raises:
+            LedgerError: it could not be renewed in time, and another process may hold it.
+        """
+        if self._lost or time.monotonic() - self._renewed_s > self._lease_s:
+            raise LedgerError(
+                f"the lock {self._path} could not be renewed for {self._lease_s:g} s, and another "
+                "process may hold it now: what was begun under it is given up; try again",
+                path=self._path,
+            )
+
+    def _claim(self) -> bool:
+        text = self._text()
+        if text is not None and not self._is_dead(text):
+            return False
+        self._write()
+        time.sleep(_SETTLE_S)
+        return self._is_ours()
+
+    def _is_dead(self, text: str) -> bool:
+        words = text.split(" ")
+        owner = Owner.parse(words[0])
+        alive = owner.is_alive() if owner else None
+        if alive is not None:
+            return not alive
+        now_s = time.monotonic()
+        with self._guard:
+            before = self._seen.get(self._path)
+            if before is None or before[0] != text:
+                self._seen[self._path] = text, now_s
+                return False
+        if len(words) == 4 and words[2].isascii() and words[2].isdigit():
+            return now_s - before[1] > min(int(words[2]) / 1000, _LONGEST_LEASE_S)
+        if not text:
+            return now_s - before[1] > self._lease_s
+        # Of an older version, without heartbeats.
+        changed_ns = self._fs.get_file_info(self._path).mtime_ns or time.time_ns()
+        return time.time() - changed_ns / 1e9 > STALE_AFTER_S
+
+    def _keep(self) -> None:
+        """The heartbeats."""
+        while not self._stop.wait(self._lease_s / _BEATS):
+            try:
+                if not self._is_ours():
+                    self._lost = True
+                    return
+                self._write()
+                self._renewed_s = time.monotonic()
+            except OSError:
+                if time.monotonic() - self._renewed_s > self._lease_s:
+                    self._lost = True
+                    return
+
+    def _write(self) -> None:
+        self._beat += 1
+        text = f"{self._name} {self._lease_s * 1000:.0f} {self._beat}"
+        with self._fs.open_output_stream(self._path) as out:
+            out.write(text.encode())
+
+    def _is_ours(self) -> bool:
+        return (self._text() or "").startswith(f"{self._name} ")
+
+    def _text(self) -> str | None:
+        """None: there is no file. An empty one is just being written where writes are no whole."""
+        try:
+            with self._fs.open_input_stream(self._path) as stream:
+                return bytes(stream.read()).decode(errors="replace")
+        except FileNotFoundError:
+            return None
+
 
 LOCK_NAME: Final = "lock"
 ENDS_LOCK: Final = "transactions.lock"

@@ -13,8 +13,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocket_sink.ledger.place import Place
-from rocket_sink.ledger.spool_files import PARTIAL
+from rocket_sink.ledger.place import PARTIAL, Place
 
 if TYPE_CHECKING:
     from pyarrow import fs

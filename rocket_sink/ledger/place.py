@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SPOOL: Final = "_spool"
 """Below the table's folder; Delta looks into no folder whose name starts with `_`."""
 FOLDS: Final = "_folds"
+PARTIAL: Final = ".part"
+"""What is still being written."""
 QUARANTINE: Final = "_quarantine"
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")

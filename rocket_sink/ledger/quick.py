@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.spool_files import quarantined, waiting_epochs
+from rocket_sink.ledger.spool import quarantined, waiting_epochs
 from rocket_sink.ledger.views import VIEWS
 
 if TYPE_CHECKING:

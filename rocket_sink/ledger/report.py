@@ -1,4 +1,4 @@
-"""A ledger's figures as plain values; `rocket_sink.ledger.render` shows them.
+"""A ledger's figures as plain values; `rocket_sink.ledger.figures` shows them.
 
 Each figure is one query over the ledger's views. Percentiles are Spark's `percentile_approx`
 (relative error of ranks 1/10,000), and exact where DuckDB reads (`rocket_sink.ledger.quick`).

@@ -19,7 +19,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.heads import Heads
 from rocket_sink.producer.name_servers import NameServers
 from rocket_sink.routing.verdict import error_for_answer
-from rocket_sink.wire import answers, requests, requests_read
+from rocket_sink.wire import answers, requests
 from rocket_sink.wire.codes import PermName, ResponseCode
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.namespace import with_namespace
@@ -100,21 +100,21 @@ class Admin:
 
     def max_offset(self, queue: MessageQueue) -> int:
         """The offset that the queue's next message will get."""
-        frame = requests_read.query_max_offset(
+        frame = requests.query_max_offset(
             topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name
         )
         return answers.decode_offset_answer(self._invoke(queue, frame))
 
     def min_offset(self, queue: MessageQueue) -> int:
         """The offset of the oldest message that the queue still has."""
-        frame = requests_read.query_min_offset(
+        frame = requests.query_min_offset(
             topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name
         )
         return answers.decode_offset_answer(self._invoke(queue, frame))
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The offset of the first message stored at or after a time, ms since 1970."""
-        frame = requests_read.query_offset_by_timestamp(
+        frame = requests.query_offset_by_timestamp(
             topic=queue.topic,
             queue_id=queue.queue_id,
             timestamp_ms=timestamp_ms,
@@ -130,7 +130,7 @@ class Admin:
         None at the end of the queue; an offset that is gone moves on to the oldest one. Fewer than
         `max_messages` where they would take more than 16 MiB of memory.
         """
-        frame = requests_read.pull_message(
+        frame = requests.pull_message(
             consumer_group=_GROUP,
             topic=queue.topic,
             queue_id=queue.queue_id,
@@ -173,7 +173,7 @@ class Admin:
         """Stored bytes that the topic's masters do not show to readers yet, all topics together."""
         behind = 0
         for name, address in _masters(self._route(topic)).items():
-            answer = self._call(name, address, requests_read.get_broker_runtime_info(), {0})
+            answer = self._call(name, address, requests.get_broker_runtime_info(), {0})
             behind += int(answers.decode_runtime_info(answer).get("dispatchBehindBytes", 0))
         return behind
 
@@ -206,7 +206,7 @@ class Admin:
     def _query(
         self, topic: str, key: str, max_messages: int, *, unique_key: bool, bodies: bool
     ) -> list[StoredMessage]:
-        frame = requests_read.query_message(
+        frame = requests.query_message(
             topic=topic, key=key, max_num=max_messages, unique_key=unique_key
         )
         name = UNIQ_KEY if unique_key else KEYS
@@ -237,7 +237,7 @@ class Admin:
         """Create or update the topic on every master (or on `brokers`)."""
         topic = with_namespace(self.options.namespace, topic)
         text = ",".join(f"+{name}={value}" for name, value in (attributes or {}).items())
-        frame = requests_read.create_topic(
+        frame = requests.create_topic(
             topic=topic,
             read_queue_nums=queues,
             write_queue_nums=queues,
@@ -253,7 +253,7 @@ class Admin:
         """The topic's attributes, as message.type, by broker; only of brokers that know the request
         (from 5.0 on) and the topic."""
         topic = with_namespace(self.options.namespace, topic)
-        frame = requests_read.get_topic_config(topic)
+        frame = requests.get_topic_config(topic)
         unknown = {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST}
         found = {}
         for name, address in _masters(self._route(topic)).items():

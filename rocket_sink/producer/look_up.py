@@ -20,7 +20,7 @@ from rocket_sink.wire.answers import decode_query_answer
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.properties import UNIQ_KEY
-from rocket_sink.wire.requests_read import query_message
+from rocket_sink.wire.requests import query_message
 from rocket_sink.wire.stored import StoredMessage
 
 Done = Callable[["StoredMessage | None", "SendError | None", float], None]

@@ -25,9 +25,9 @@ from rocket_sink.wire import requests
 from rocket_sink.wire.answers import decode_recall_answer
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.ids import decode_recall_handle
 from rocket_sink.wire.peer import PushedReply, decode_pushed_reply, reply_address
 from rocket_sink.wire.properties import CORRELATION_ID, REPLY_TO_CLIENT, TTL
-from rocket_sink.wire.recall import decode_recall_handle
 from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)

@@ -23,8 +23,7 @@ from typing import Any, Final
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.message import MessageQueue
 from rocket_sink.routing.publish import PublishInfo
-from rocket_sink.routing.rng import Rng
-from rocket_sink.routing.selectors import Load, Selector, View
+from rocket_sink.routing.selectors import Load, Rng, Selector, View
 
 Predicate = Callable[[str], bool]
 Degree = Callable[[str], int]

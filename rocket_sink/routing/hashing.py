@@ -2,13 +2,29 @@
 
 Sources: `java.lang.String.hashCode` and `java.lang.Long.hashCode` with `SelectMessageQueueByHash`
 (the Java remoting client, which hashes the object that the application gives it);
-SipHash-2-4 of the 5.x gRPC clients (siphash.py); rendezvous hashing (rendezvous.py). Python's own
+SipHash-2-4 of the 5.x gRPC clients; rendezvous hashing. Python's own
 `hash()` is never used: it differs between processes.
 
 The column forms take string, binary, their large forms, views and dictionaries (hashed once per
 dictionary value). They work on the array's buffers with numpy; there is no loop over rows. A null
 hashes like the empty key: callers keep the validity bitmap. Bytes that are not UTF-8 hash as if
 read with U+FFFD for what cannot be read; only a column that has such bytes is slow.
+
+SipHash-2-4, for one key and for a block of keys, with Guava's default key.
+
+Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF" (2012). The 5.x gRPC clients of
+RocketMQ choose a FIFO message's queue by `Hashing.sipHash24().hashBytes(utf8).asLong()` and
+`LongMath.mod` (PublishingLoadBalancer.takeMessageQueueByMessageGroup).
+
+Rendezvous (highest random weight) and jump hashing over key hashes.
+
+Sources: Thaler and Ravishankar (1998), with the logarithmic weights of Schindelhauer and
+Schomaker (2005); Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm" (2014).
+
+A broker that leaves moves only its own keys, each to the broker that scored second for it; one
+that comes back takes exactly those keys back. Scores depend on the candidates' names, never on
+their order. Keys come as SipHash values; the same functions serve one key (an array of one) and a
+column, so the two can't differ.
 """
 
 from __future__ import annotations
@@ -16,26 +32,186 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from rocket_sink.routing.rendezvous import (
-    jump_index,
-    jump_index_array,
-    rendezvous,
-    rendezvous_of_hashes,
-)
-from rocket_sink.routing.siphash import IntArray, sip_hash24, sip_hash24_block
+IntArray: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-__all__ = [
-    "java_hash", "java_hash_array", "java_index", "java_index_array",
-    "java_long_hash", "java_long_hash_array",
-    "jump_index", "jump_index_array", "rendezvous", "rendezvous_of_hashes",
-    "sip_hash24", "sip_index", "sip_index_array", "siphash_array",
-]  # fmt: skip
+_MASK: Final = (1 << 64) - 1
+
+
+def rendezvous(
+    key: str | bytes, candidates: Sequence[str], weights: Sequence[int] | None = None
+) -> int:
+    """Index of the candidate that owns `key`; a candidate's share is its weight.
+
+    Raises:
+        ValueError: there are no candidates.
+    """
+    data = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
+    hashes = np.array([sip_hash24(data)], np.int64)
+    return int(rendezvous_of_hashes(hashes, candidates, weights)[0])
+
+
+def rendezvous_of_hashes(
+    hashes: IntArray, candidates: Sequence[str], weights: Sequence[int] | None = None
+) -> IntArray:
+    """`rendezvous` for int64 SipHash values of keys: int64 candidate indices.
+
+    Two candidates of one name, or of one score (2^-64), are settled by the name.
+    """
+    if not candidates:
+        raise ValueError("rendezvous hashing needs at least one candidate")
+    flat = weights is None or len(set(weights)) == 1
+    keys = hashes.view(np.uint64)
+    order = sorted(range(len(candidates)), key=candidates.__getitem__)
+    best = np.full(len(keys), order[0], np.int64)
+    highest = np.zeros(len(keys), np.uint64 if flat else np.float64)
+    for position, index in enumerate(order):
+        salt = np.uint64(sip_hash24(candidates[index].encode()) & _MASK)
+        score = _mix(keys ^ salt)
+        if not flat:
+            assert weights is not None
+            score = _weighted(score, weights[index])
+        wins = score > highest if position else np.ones(len(keys), np.bool_)
+        best[wins], highest[wins] = index, score[wins]
+    return best
+
+
+def _mix(value: IntArray) -> IntArray:
+    """The finaliser of splitmix64 (Stafford's variant 13): each input bit reaches all bits."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: IntArray = value ^ (value >> np.uint64(31))
+    return mixed
+
+
+def _weighted(score: IntArray, weight: int) -> IntArray:
+    # The half keeps the logarithm's argument inside (0, 1).
+    uniform = ((score >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    weighted: IntArray = weight / -np.log(uniform)
+    return weighted
+
+
+def jump_index(hash_value: int, count: int) -> int:
+    """Bucket of a hash among `count`; growing by one moves 1/(count + 1) of the hashes."""
+    return int(jump_index_array(np.array([hash_value], np.int64), count)[0])
+
+
+def jump_index_array(hashes: IntArray, count: int | IntArray) -> IntArray:
+    """`jump_index` of int64 hashes; `count` may differ per hash. About ln(count) passes."""
+    state = hashes.astype(np.int64).view(np.uint64)
+    counts = np.broadcast_to(np.asarray(count, np.int64), state.shape)
+    bucket = np.zeros(len(state), np.int64)
+    jump = np.zeros(len(state), np.float64)
+    going = jump < counts
+    while going.any():
+        bucket[going] = jump[going].astype(np.int64)
+        state = state * np.uint64(2862933555777941757) + np.uint64(1)
+        step = (state >> np.uint64(33)).astype(np.float64) + 1.0
+        jump = np.where(going, np.floor((bucket + 1) * (2.0**31 / step)), jump)
+        going = jump < counts
+    return bucket
+
+
+GUAVA_K0: Final = 0x0706050403020100
+GUAVA_K1: Final = 0x0F0E0D0C0B0A0908
+"""The key of com.google.common.hash.Hashing.sipHash24()."""
+
+_INITIAL: Final = (
+    0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573,
+)  # fmt: skip
+
+
+def sip_hash24(data: bytes, k0: int = GUAVA_K0, k1: int = GUAVA_K1) -> int:
+    """SipHash-2-4 as Guava's `asLong()` gives it: a signed 64-bit integer."""
+    keys = (k0, k1, k0, k1)
+    v0, v1, v2, v3 = (constant ^ key for constant, key in zip(_INITIAL, keys, strict=True))
+    whole = len(data) & ~7
+    last = int.from_bytes(data[whole:], "little") | (len(data) & 0xFF) << 56
+    for start in range(0, whole + 1, 8):
+        word = int.from_bytes(data[start : start + 8], "little") if start < whole else last
+        v3 ^= word
+        for _ in range(2):
+            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+        v0 ^= word
+    v2 ^= 0xFF
+    for _ in range(4):
+        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+    value = v0 ^ v1 ^ v2 ^ v3
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _rotate(value: int, bits: int) -> int:
+    return (value << bits | value >> (64 - bits)) & _MASK
+
+
+def _round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
+    v0, v2 = (v0 + v1) & _MASK, (v2 + v3) & _MASK
+    v1, v3 = _rotate(v1, 13) ^ v0, _rotate(v3, 16) ^ v2
+    v0 = _rotate(v0, 32)
+    v2, v0 = (v2 + v1) & _MASK, (v0 + v3) & _MASK
+    v1, v3 = _rotate(v1, 17) ^ v2, _rotate(v3, 21) ^ v0
+    return v0, v1, _rotate(v2, 32), v3
+
+
+def sip_hash24_block(data: IntArray, offsets: IntArray) -> IntArray:
+    """Hash row i = data[offsets[i]:offsets[i + 1]] (uint8; int64 offsets from 0): int64, per row.
+
+    One pass of numpy per eight bytes of the longest row.
+    """
+    lengths = np.diff(offsets)
+    # Longest first: the rows that still have a word to take are a prefix in every pass.
+    order = np.argsort(-lengths, kind="stable")
+    sizes, starts = lengths[order], offsets[:-1][order]
+    padded = np.concatenate((data, np.zeros(8, np.uint8)))
+    words = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))  # unaligned, overlapping
+    count = len(sizes)
+    keys = (GUAVA_K0, GUAVA_K1, GUAVA_K0, GUAVA_K1)
+    state = [np.full(count, c ^ k, np.uint64) for c, k in zip(_INITIAL, keys, strict=True)]
+    whole = sizes >> 3
+    for index in range(int(whole[0]) if count else 0):
+        active = int(np.searchsorted(-whole, -index, side="left"))
+        _absorb([part[:active] for part in state], words[starts[:active] + 8 * index])
+    rest = (sizes & 7).astype(np.uint64) << np.uint64(3)
+    tail = words[starts + 8 * whole] & ((np.uint64(1) << rest) - np.uint64(1))
+    _absorb(state, tail | (sizes.astype(np.uint64) & np.uint64(0xFF)) << np.uint64(56))
+    state[2] ^= np.uint64(0xFF)
+    for _ in range(4):
+        _round_arrays(state)
+    hashes = np.empty(count, np.int64)
+    hashes[order] = (state[0] ^ state[1] ^ state[2] ^ state[3]).view(np.int64)
+    return hashes
+
+
+def _absorb(state: list[IntArray], words: IntArray) -> None:
+    state[3] ^= words
+    _round_arrays(state)
+    _round_arrays(state)
+    state[0] ^= words
+
+
+def _rotate_array(value: IntArray, bits: int) -> None:
+    high = value >> np.uint64(64 - bits)
+    value <<= np.uint64(bits)
+    value |= high
+
+
+def _round_arrays(state: list[IntArray]) -> None:
+    """In place: the arrays of `state` may be views of longer ones."""
+    v0, v1, v2, v3 = state
+    for a, b, c, d, x, y in ((v0, v1, v2, v3, 13, 16), (v2, v1, v0, v3, 17, 21)):
+        a += b
+        c += d
+        _rotate_array(b, x)
+        _rotate_array(d, y)
+        b ^= a
+        d ^= c
+        _rotate_array(a, 32)
+
 
 BLOCK_BYTES: Final = 1 << 18
 """Bytes of keys hashed at a time: the intermediates (a few words per byte) stay in cache."""

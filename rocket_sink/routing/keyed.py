@@ -16,8 +16,8 @@ import numpy as np
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.routing import hashing
+from rocket_sink.routing.hashing import IntArray
 from rocket_sink.routing.publish import PublishInfo
-from rocket_sink.routing.siphash import IntArray
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, overload
 
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.message import MessageQueue
-from rocket_sink.routing.siphash import sip_hash24
+from rocket_sink.routing.hashing import sip_hash24
 
 if TYPE_CHECKING:
     from rocket_sink.wire.route import QueueData, QueueMapping, TopicRoute

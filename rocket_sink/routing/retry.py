@@ -35,7 +35,7 @@ from rocket_sink.errors import (
     UnwrittenError,
 )
 from rocket_sink.options import SinkOptions
-from rocket_sink.routing.rng import Rng
+from rocket_sink.routing.selectors import Rng
 
 ATTEMPT_FLOOR_S: Final = 0.5
 """An attempt's least share of the deadline: below it a pause of the broker's collector would

@@ -2,6 +2,8 @@
 
 A selector sees only such queues (a View) and picks a position among them; which brokers those
 are is choice.py's business. All state is in the views' cursors.
+
+Where chance comes from: an argument, so that a test can fix it (random.Random fits).
 """
 
 from __future__ import annotations
@@ -13,7 +15,17 @@ from typing import Final, Protocol
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.routing.publish import PublishInfo
-from rocket_sink.routing.rng import Rng
+
+
+class Rng(Protocol):
+    """The part of random.Random that the routing layer uses."""
+
+    def random(self) -> float:
+        """In [0, 1)."""
+
+    def randrange(self, stop: int, /) -> int:
+        """In [0, stop)."""
+
 
 EXPLORE: Final = 1 / 32
 """Share of LeastLatency's choices made blindly: latency is known only of brokers in use."""

@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import LedgerError, OptionError
-from rocket_sink.ledger.claim import BackfillClaim
 from rocket_sink.ledger.ledger import FULL_SYNC_WAIT_S, Ledger
+from rocket_sink.ledger.marks import BackfillClaim
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.shared import ledger_token
-from rocket_sink.ledger.spool_files import open_files
+from rocket_sink.ledger.spool import open_files
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.host import check_session, divided
 from rocket_sink.spark.resend import (

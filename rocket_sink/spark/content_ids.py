@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.spark.contract_rows import RowBatch
-from rocket_sink.wire.columns import MessageColumns, encode_columns, property_pieces
-from rocket_sink.wire.columns_ids import hex_column
+from rocket_sink.wire.columns import MessageColumns, encode_columns, hex_column
+from rocket_sink.wire.columns_properties import property_pieces
 
 UInt64s: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 Int64s: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"

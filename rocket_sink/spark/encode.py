@@ -16,8 +16,8 @@ from rocket_sink.wire.columns import (
     cut_requests,
     encode_columns,
     group_by_queue,
-    property_pieces,
 )
+from rocket_sink.wire.columns_properties import property_pieces
 
 
 def place_rows(

@@ -17,8 +17,7 @@ from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH
-from rocket_sink.ledger.spool import SpoolWriter
-from rocket_sink.ledger.spool_files import new_name
+from rocket_sink.ledger.spool import SpoolWriter, new_name
 from rocket_sink.ledger.starts import query_of
 from rocket_sink.ledger.table import first_line
 from rocket_sink.net import log

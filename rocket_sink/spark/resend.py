@@ -35,9 +35,7 @@ from rocket_sink.errors import (
     RocketSinkError,
     SendError,
 )
-from rocket_sink.ledger.claim import ClaimCheck
-from rocket_sink.ledger.marks import NO_WAY, about_to_send, not_stored
-from rocket_sink.ledger.newer import settled_since
+from rocket_sink.ledger.marks import NO_WAY, ClaimCheck, about_to_send, not_stored, settled_since
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH

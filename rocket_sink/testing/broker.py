@@ -15,7 +15,7 @@ from rocket_sink.testing.store import MemoryStore
 from rocket_sink.wire.codes import CURRENT_VERSION, PermName, RequestCode, ResponseCode
 from rocket_sink.wire.command import Frame, response_to
 from rocket_sink.wire.frame import encode_frame
-from rocket_sink.wire.recall import decode_recall_handle
+from rocket_sink.wire.ids import decode_recall_handle
 from rocket_sink.wire.stored import StoredMessage
 
 

@@ -16,7 +16,8 @@ from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, RemotePro
 from rocket_sink.text import clean
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.command import DEFAULT_LIMITS, RESPONSE_FLAG, Frame, Limits
-from rocket_sink.wire.names import checked_name, checked_text
+from rocket_sink.wire.header_json import load_json, quote_numeric_keys
+from rocket_sink.wire.route import checked_name, checked_text
 from rocket_sink.wire.scalars import INT32_MAX, INT64_MAX, parse_int32, parse_int64
 from rocket_sink.wire.stored import (
     Allowance,
@@ -25,7 +26,6 @@ from rocket_sink.wire.stored import (
     decode_poll,
     decode_stored,
 )
-from rocket_sink.wire.strict_json import load_json, quote_numeric_keys
 
 SEND_STATUS: Final[Mapping[int, str]] = MappingProxyType(
     {

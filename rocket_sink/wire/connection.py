@@ -17,22 +17,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Container, Mapping
+from typing import Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.command import ONEWAY_FLAG, Body, Frame
-from rocket_sink.wire.events import (
-    Answered,
-    Event,
-    Expired,
-    ForeignAnswer,
-    LateAnswer,
-    Lost,
-    PeerRequest,
-    Pending,
-    Violation,
-)
 from rocket_sink.wire.frame import (
     DEFAULT_LIMITS,
     NEED_DATA,
@@ -43,20 +32,108 @@ from rocket_sink.wire.frame import (
     encode_head,
     response_to,
 )
-from rocket_sink.wire.opaque import OpaqueIds
 
-__all__ = [
-    "Answered",
-    "Connection",
-    "ConnectionState",
-    "Event",
-    "Expired",
-    "ForeignAnswer",
-    "LateAnswer",
-    "Lost",
-    "PeerRequest",
-    "Violation",
-]
+
+class Answered(NamedTuple):
+    """The response to the request of `token`; `sent_s` is the time given to `mark_written`."""
+
+    token: object
+    frame: Frame
+    sent_s: float | None
+
+
+class PeerRequest(NamedTuple):
+    """A request from the broker; `Connection.respond` answers it."""
+
+    frame: Frame
+
+
+class LateAnswer(NamedTuple):
+    """A response to a request of ours that has left the table already: ignore it."""
+
+    frame: Frame
+
+
+class ForeignAnswer(NamedTuple):
+    """A response to a request that we never made: ignore it."""
+
+    frame: Frame
+
+
+class Violation(NamedTuple):
+    """The peer broke the protocol after the events before this one: close the connection."""
+
+    error: RemoteProtocolError
+
+
+Event = Answered | PeerRequest | LateAnswer | ForeignAnswer | Violation
+
+
+class Expired(NamedTuple):
+    """A request whose deadline has passed; `written` tells whether its last byte had left."""
+
+    token: object
+    written: bool
+
+
+class Lost(NamedTuple):
+    """A request in flight when the connection ended; `written` as in `Expired`."""
+
+    token: object
+    written: bool
+
+
+class Pending:
+    """One request in flight, as the request table keeps it; `settled` once it has left."""
+
+    __slots__ = ("deadline_s", "latest_s", "opaque", "sent_s", "settled", "token", "written")
+
+    def __init__(self, opaque: int, token: object, deadline_s: float, latest_s: float) -> None:
+        self.opaque = opaque
+        self.token = token
+        self.deadline_s = deadline_s
+        self.latest_s = latest_s
+        self.sent_s: float | None = None
+        self.written = False
+        self.settled = False
+
+
+OPAQUES: Final = 2**31
+"""They are Java ints on the wire; ours stay non-negative."""
+
+
+class OpaqueIds:
+    """Gives ids out, and knows which it has given."""
+
+    __slots__ = ("_first", "_issued", "_next")
+
+    def __init__(self, first: int) -> None:
+        self._first = self._next = first % OPAQUES
+        self._issued = 0
+
+    def peek(self, in_flight: Container[int]) -> int:
+        """The id that `take` would give."""
+        opaque = self._next
+        while opaque in in_flight:
+            opaque = (opaque + 1) % OPAQUES
+        return opaque
+
+    def take(self, in_flight: Container[int]) -> int:
+        """The next id that is not in flight."""
+        opaque = self._next
+        if opaque < OPAQUES - 1 and self._issued < OPAQUES and opaque not in in_flight:
+            self._next = opaque + 1
+            self._issued += 1
+            return opaque
+        opaque = self.peek(in_flight)
+        steps = (opaque - self._next) % OPAQUES + 1
+        self._issued = min(self._issued + steps, OPAQUES)
+        self._next = (opaque + 1) % OPAQUES
+        return opaque
+
+    def was_given(self, opaque: int) -> bool:
+        """True when an answer with this id answers some request of ours, late perhaps."""
+        return 0 <= opaque < OPAQUES and (opaque - self._first) % OPAQUES < self._issued
 
 
 LIVES_S: Final = 0.5

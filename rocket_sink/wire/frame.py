@@ -21,8 +21,12 @@ from rocket_sink.wire.command import (
     Serialize,
     response_to,
 )
-from rocket_sink.wire.header_binary import decode_binary_header, encode_binary_header
-from rocket_sink.wire.header_json import decode_json_header, encode_json_header
+from rocket_sink.wire.header_json import (
+    decode_binary_header,
+    decode_json_header,
+    encode_binary_header,
+    encode_json_header,
+)
 
 __all__ = [
     "DEFAULT_LIMITS",

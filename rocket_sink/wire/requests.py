@@ -7,80 +7,38 @@ out. What a text may hold is checked where it enters the package (`Message`, opt
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
 
-from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.codes import PermName, PullSysFlag, RequestCode
 from rocket_sink.wire.command import Body, Frame
-from rocket_sink.wire.fields import AUTO_CREATE_TOPIC, fields, request
-from rocket_sink.wire.requests_read import (
-    create_topic,
-    pull_message,
-    query_max_offset,
-    query_message,
-    query_min_offset,
-    query_offset_by_timestamp,
-)
 
-__all__ = [
-    "AUTO_CREATE_TOPIC",
-    "create_topic",
-    "end_transaction",
-    "get_all_topics",
-    "get_broker_cluster_info",
-    "get_route",
-    "heartbeat",
-    "pull_message",
-    "query_max_offset",
-    "query_message",
-    "query_min_offset",
-    "query_offset_by_timestamp",
-    "recall_message",
-    "send_batch_v2",
-    "send_header_v2",
-    "send_message_v2",
-    "unregister_client",
-]
+AUTO_CREATE_TOPIC: Final = "TBW102"
+"""TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC: its settings are inherited by topics made on
+demand."""
+
+Value = str | int | bool | None
+
+
+def fields(values: Mapping[str, Value]) -> dict[str, str]:
+    """Header fields as text; None and empty text are left out (see header_binary)."""
+    ext = {}
+    for name, value in values.items():
+        if value is None or value == "":
+            continue
+        if isinstance(value, bool):
+            ext[name] = "true" if value else "false"
+        else:
+            ext[name] = str(value)
+    return ext
+
+
+def request(code: int, values: Mapping[str, Value], body: Body | None = None) -> Frame:
+    """A request with these header fields."""
+    return Frame(code, fields(values) or None, body)
 
 
 # --- messages ---------------------------------------------------------------------------------
-
-
-def send_header_v2(
-    *,
-    producer_group: str,
-    topic: str,
-    queue_id: int,
-    born_ms: int,
-    properties: str,
-    broker_name: str | None,
-    batch: bool = False,
-    sys_flag: int = 0,
-    flag: int = 0,
-    default_topic: str = AUTO_CREATE_TOPIC,
-    default_topic_queue_nums: int = 4,
-    reconsume_times: int = 0,
-    max_reconsume_times: int | None = None,
-    unit_mode: bool = False,
-) -> dict[str, str]:
-    """The one-letter header of SEND_MESSAGE_V2 and its kin (SendMessageRequestHeaderV2)."""
-    return fields(
-        {
-            "a": producer_group,
-            "b": topic,
-            "c": default_topic,
-            "d": default_topic_queue_nums,
-            "e": queue_id,
-            "f": sys_flag,
-            "g": born_ms,
-            "h": flag,
-            "i": properties,
-            "j": reconsume_times,
-            "k": unit_mode,
-            "l": max_reconsume_times,
-            "m": batch,
-            "n": broker_name,
-        }
-    )
 
 
 def send_message_v2(
@@ -91,6 +49,7 @@ def send_message_v2(
     born_ms: int,
     properties: str,
     broker_name: str | None,
+    batch: bool = False,
     body: Body | None = None,
     sys_flag: int = 0,
     flag: int = 0,
@@ -98,50 +57,29 @@ def send_message_v2(
     default_topic_queue_nums: int = 4,
     unit_mode: bool = False,
 ) -> Frame:
-    """One message; `properties` is wire text, `body` may follow apart."""
-    ext = send_header_v2(
-        producer_group=producer_group,
-        topic=topic,
-        queue_id=queue_id,
-        born_ms=born_ms,
-        properties=properties,
-        broker_name=broker_name,
-        sys_flag=sys_flag,
-        flag=flag,
-        default_topic=default_topic,
-        default_topic_queue_nums=default_topic_queue_nums,
-        unit_mode=unit_mode,
-    )
-    return Frame(RequestCode.SEND_MESSAGE_V2, ext, body)
+    """One message, or a batch (batch.py); with SendMessageRequestHeaderV2's one-letter names.
 
-
-def send_batch_v2(
-    *,
-    producer_group: str,
-    topic: str,
-    queue_id: int,
-    born_ms: int,
-    properties: str,
-    broker_name: str | None,
-    body: Body | None = None,
-    default_topic: str = AUTO_CREATE_TOPIC,
-    default_topic_queue_nums: int = 4,
-    unit_mode: bool = False,
-) -> Frame:
-    """A batch (batch.py); `properties` are the batch's own: WAIT, and no UNIQ_KEY."""
-    ext = send_header_v2(
-        producer_group=producer_group,
-        topic=topic,
-        queue_id=queue_id,
-        born_ms=born_ms,
-        properties=properties,
-        broker_name=broker_name,
-        batch=True,
-        default_topic=default_topic,
-        default_topic_queue_nums=default_topic_queue_nums,
-        unit_mode=unit_mode,
+    `properties` is wire text; a batch's own are WAIT, and no UNIQ_KEY. `body` may follow apart.
+    """
+    return request(
+        RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2,
+        {
+            "a": producer_group,
+            "b": topic,
+            "c": default_topic,
+            "d": default_topic_queue_nums,
+            "e": queue_id,
+            "f": sys_flag,
+            "g": born_ms,
+            "h": flag,
+            "i": properties,
+            "j": 0,
+            "k": unit_mode,
+            "m": batch,
+            "n": broker_name,
+        },
+        body,
     )
-    return Frame(RequestCode.SEND_BATCH_MESSAGE, ext, body)
 
 
 def recall_message(
@@ -246,3 +184,141 @@ def get_all_topics() -> Frame:
 
 def _json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def pull_message(
+    *,
+    consumer_group: str,
+    topic: str,
+    queue_id: int,
+    queue_offset: int,
+    max_msg_nums: int,
+    max_msg_bytes: int | None = None,
+    suspend_timeout_ms: int = 0,
+    subscription: str = "*",
+    sub_version: int = 0,
+    broker_name: str | None = None,
+) -> Frame:
+    """Messages of one queue from an offset on; with `suspend_timeout_ms` the broker waits for one.
+
+    Nothing is committed: the reader keeps its own offsets.
+    """
+    sys_flag = PullSysFlag.SUBSCRIPTION | (PullSysFlag.SUSPEND if suspend_timeout_ms else 0)
+    return request(
+        RequestCode.PULL_MESSAGE,
+        {
+            "consumerGroup": consumer_group,
+            "topic": topic,
+            "queueId": queue_id,
+            "queueOffset": queue_offset,
+            "maxMsgNums": max_msg_nums,
+            "sysFlag": sys_flag,
+            "commitOffset": 0,
+            "suspendTimeoutMillis": suspend_timeout_ms,
+            "subscription": subscription,
+            "subVersion": sub_version,
+            "expressionType": "TAG",
+            "maxMsgBytes": max_msg_bytes,
+            "bname": broker_name,
+        },
+    )
+
+
+def get_topic_config(topic: str) -> Frame:
+    """How a topic is configured on the broker that is asked (from 5.0 on)."""
+    return request(RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+
+
+def query_max_offset(*, topic: str, queue_id: int, broker_name: str | None = None) -> Frame:
+    """The offset that the next message of a queue gets; also the reachability probe."""
+    return request(
+        RequestCode.GET_MAX_OFFSET,
+        {"topic": topic, "queueId": queue_id, "committed": True, "bname": broker_name},
+    )
+
+
+def query_min_offset(*, topic: str, queue_id: int, broker_name: str | None = None) -> Frame:
+    """The offset of a queue's oldest message."""
+    return request(
+        RequestCode.GET_MIN_OFFSET, {"topic": topic, "queueId": queue_id, "bname": broker_name}
+    )
+
+
+def query_offset_by_timestamp(
+    *,
+    topic: str,
+    queue_id: int,
+    timestamp_ms: int,
+    boundary: Literal["lower", "upper"] = "lower",
+    broker_name: str | None = None,
+) -> Frame:
+    """The offset of the first (lower) or last (upper) message of a queue at a store time."""
+    return request(
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        {
+            "topic": topic,
+            "queueId": queue_id,
+            "timestamp": timestamp_ms,
+            "boundaryType": boundary.upper(),
+            "bname": broker_name,
+        },
+    )
+
+
+def query_message(
+    *,
+    topic: str,
+    key: str,
+    max_num: int,
+    begin_ms: int = 0,
+    end_ms: int = 2**63 - 1,
+    unique_key: bool = False,
+) -> Frame:
+    """Messages by an index key, or by client message id (UNIQ_KEY) when `unique_key`.
+
+    An index entry may belong to another key with the same hash: compare what comes back.
+    """
+    return request(
+        RequestCode.QUERY_MESSAGE,
+        {
+            "topic": topic,
+            "key": key,
+            "maxNum": max_num,
+            "beginTimestamp": begin_ms,
+            "endTimestamp": end_ms,
+            "_UNIQUE_KEY_QUERY": unique_key,
+        },
+    )
+
+
+def create_topic(
+    *,
+    topic: str,
+    read_queue_nums: int,
+    write_queue_nums: int,
+    perm: int = PermName.READ | PermName.WRITE,
+    order: bool = False,
+    attributes: str | None = None,
+    default_topic: str = AUTO_CREATE_TOPIC,
+) -> Frame:
+    """Create or update a topic on one broker; `attributes` as `+message.type=DELAY`."""
+    return request(
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        {
+            "topic": topic,
+            "defaultTopic": default_topic,
+            "readQueueNums": read_queue_nums,
+            "writeQueueNums": write_queue_nums,
+            "perm": perm,
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": 0,
+            "order": order,
+            "attributes": attributes,
+            "force": False,
+        },
+    )
+
+
+def get_broker_runtime_info() -> Frame:
+    """A broker's figures; 5.x and 4.9 have `dispatchBehindBytes` among them."""
+    return request(RequestCode.GET_BROKER_RUNTIME_INFO, {})

@@ -13,9 +13,8 @@ from typing import Final
 from rocket_sink.errors import LocalProtocolError
 from rocket_sink.wire.acl import SIGNATURE, SignedBody, Signer
 from rocket_sink.wire.codes import CURRENT_VERSION, LanguageCode, RequestCode
-from rocket_sink.wire.fields import AUTO_CREATE_TOPIC, fields
 from rocket_sink.wire.frame import Frame, Serialize, encode_head, frame_head
-from rocket_sink.wire.requests import send_header_v2
+from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, fields, send_message_v2
 
 _PREFIX: Final = struct.Struct(">II")
 _SMALL: Final = 8 * 1024 * 1024
@@ -135,7 +134,7 @@ class SendTemplate:
         flag: int = 0,
     ) -> Frame:
         """What `head` says, as a frame that may be changed: unsigned, without opaque and body."""
-        ext = send_header_v2(
+        frame = send_message_v2(
             queue_id=queue_id,
             born_ms=born_ms,
             properties=properties,
@@ -144,7 +143,8 @@ class SendTemplate:
             flag=flag,
             **self._fixed,  # type: ignore[arg-type]
         )
-        return Frame(self._code, ext)
+        frame.code = self._code
+        return frame
 
     def head_of(self, frame: Frame, opaque: int, body_length: int, body: SignedBody) -> bytes:
         """The bytes before the body, of a changed `frame`."""

@@ -13,8 +13,7 @@ import pytest
 from rocket_sink import cli
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.schema import DEAD_LETTER
-from rocket_sink.ledger.spool_batches import read_batches
-from rocket_sink.ledger.spool_files import sealed_files
+from rocket_sink.ledger.spool import read_batches, sealed_files
 from rocket_sink.testing import FakeCluster
 from tests.producer.test_dlq import GROUP, TOPIC, give_up
 

@@ -66,7 +66,8 @@ def test_a_bar_that_fails_does_not_say_done(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (None, "-"), (True, "yes"), (False, "no"), (1234567, "1,234,567"), (1.25, "1.2"),
+        (None, "-"), (True, "yes"), (False, "no"), (1234567, "1,234,567"), (1.25, "1.25"),
+        (250.25, "250.2"),
         ("[red]x[/]", "[red]x[/]"), (dt.date(2026, 1, 2), "2026-01-02"),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.fields import request
+from rocket_sink.wire.requests import request
 from rocket_sink.wire.stored import StoredMessage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(900)]

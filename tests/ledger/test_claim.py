@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.claim import BackfillClaim, ClaimCheck
+from rocket_sink.ledger.marks import BackfillClaim, ClaimCheck
 from rocket_sink.ledger.place import Place, locate
-from rocket_sink.ledger.spool_files import sealed_files
+from rocket_sink.ledger.spool import sealed_files
 
 _HOLD = """
 import sys, time
-from rocket_sink.ledger.claim import BackfillClaim
+from rocket_sink.ledger.marks import BackfillClaim
 from rocket_sink.ledger.place import locate
 claim = BackfillClaim(locate(sys.argv[1]))
 claim.acquire(0.0)

@@ -14,7 +14,7 @@ import pytest
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import fold as fold_module
-from rocket_sink.ledger import lease as lease_module
+from rocket_sink.ledger import lock as lease_module
 from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock

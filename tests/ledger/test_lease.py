@@ -14,9 +14,8 @@ from pyarrow import fs
 
 from rocket_sink import owner
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger import lease as lease_module
-from rocket_sink.ledger.lease import Lease
-from rocket_sink.ledger.lock import LedgerLock
+from rocket_sink.ledger import lock as lease_module
+from rocket_sink.ledger.lock import Lease, LedgerLock
 from rocket_sink.ledger.place import Place
 
 LOCAL = fs.LocalFileSystem()
@@ -41,7 +40,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 HOLDER = """
 import sys
 from pyarrow import fs
-from rocket_sink.ledger import lease
+from rocket_sink.ledger import lock as lease
 lease._SETTLE_S = 0.1
 lock = lease.Lease(fs.LocalFileSystem(), sys.argv[1], lease_s=1.5)
 assert lock.acquire(0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rocket_sink.ledger.ledger import Ledger
-from rocket_sink.ledger.newer import settled_since
+from rocket_sink.ledger.marks import settled_since
 from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import resolution_rows
 from rocket_sink.ledger.spool import SpoolWriter

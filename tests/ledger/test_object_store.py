@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from rocket_sink.ledger import lease as lease_module
-from rocket_sink.ledger import spool_files
+from rocket_sink.ledger import lock as lease_module
+from rocket_sink.ledger import spool as spool_files
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.place import Place, locate
-from rocket_sink.ledger.spool import SpoolWriter
-from rocket_sink.ledger.spool_batches import read_batches
+from rocket_sink.ledger.spool import SpoolWriter, read_batches
 from rocket_sink.owner import Owner
 
 from .values import context, sends
@@ -89,7 +88,7 @@ def test_a_damaged_object_is_put_aside(store: Any, place: Place) -> None:
 
 HOLDER = """
     import sys
-    from rocket_sink.ledger import lease
+    from rocket_sink.ledger import lock as lease
     from rocket_sink.ledger.lock import LedgerLock
     from rocket_sink.ledger.place import locate
     lease._SETTLE_S = 0.3

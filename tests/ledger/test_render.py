@@ -17,8 +17,8 @@ from rocket_sink.ledger.figures import (
     Report,
     Scope,
     Totals,
+    to_html,
 )
-from rocket_sink.ledger.render import to_html
 
 NOW = dt.datetime(2024, 5, 6, 7, 8, 9, 250_000, dt.timezone.utc)
 

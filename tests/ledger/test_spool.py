@@ -16,14 +16,12 @@ import pytest
 from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger import spool_files
-from rocket_sink.ledger.manifest import unfinished
+from rocket_sink.ledger import spool as spool_files
+from rocket_sink.ledger.fold import unfinished
 from rocket_sink.ledger.notes import NoteStore, write_bytes
 from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.spool import SpoolWriter
-from rocket_sink.ledger.spool_batches import is_whole, read_batches
-from rocket_sink.ledger.spool_files import new_name, sealed_files
+from rocket_sink.ledger.spool import SpoolWriter, is_whole, new_name, read_batches, sealed_files
 from rocket_sink.owner import Owner, this_process
 
 from .values import accounts, context, sends

@@ -15,8 +15,7 @@ from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.spool import SpoolWriter
-from rocket_sink.ledger.spool_batches import is_whole, read_batches
+from rocket_sink.ledger.spool import SpoolWriter, is_whole, read_batches
 
 from .values import accounts, context, letter, sends
 

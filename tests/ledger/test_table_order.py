@@ -15,8 +15,7 @@ from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.quick import open_quick
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.spool import SpoolWriter
-from rocket_sink.ledger.spool_files import sealed_files
+from rocket_sink.ledger.spool import SpoolWriter, sealed_files
 
 from .values import accounts, confirmed, context, letter
 

@@ -19,7 +19,7 @@ from rocket_sink.spark.checks import validate
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.contract_cast import normalise
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.fields import request
+from rocket_sink.wire.requests import request
 from tests.java_client import FOLDER, GENERATIONS, read_with_java, run_java
 
 from .conftest import make_topic

@@ -11,7 +11,7 @@ from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.command import Frame
-from rocket_sink.wire.recall import RecallHandle, decode_recall_handle
+from rocket_sink.wire.ids import RecallHandle, decode_recall_handle
 from tests.decoding import encode_recall_handle
 
 from .waiting import until

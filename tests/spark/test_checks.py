@@ -23,7 +23,8 @@ from rocket_sink.spark import text_columns
 from rocket_sink.spark.checks import Checked, validate
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.contract_cast import normalise
-from rocket_sink.wire.columns import MessageColumns, encode_columns, property_pieces
+from rocket_sink.wire.columns import MessageColumns, encode_columns
+from rocket_sink.wire.columns_properties import property_pieces
 from rocket_sink.wire.properties import properties_of
 from tests.decoding import encode_message
 

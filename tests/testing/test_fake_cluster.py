@@ -85,7 +85,8 @@ def test_routes_send_pull_and_queries(cluster: FakeCluster, client: Client) -> N
     sent = decode_send_answer(answer)
     assert (sent.status, sent.queue_offset) == ("SEND_OK", 0)
     inner = b"".join(encode_inner(b"m%d" % n, f"UNIQ_KEY\x01B{n}\x02") for n in range(3))
-    batch = requests.send_batch_v2(
+    batch = requests.send_message_v2(
+        batch=True,
         producer_group="g", topic="t", queue_id=0, born_ms=1, broker_name="broker-a",
         properties="WAIT\x01true\x02", body=inner,
     )  # fmt: skip

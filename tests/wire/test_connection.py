@@ -15,11 +15,11 @@ from rocket_sink.wire.connection import (
     ForeignAnswer,
     LateAnswer,
     Lost,
+    OpaqueIds,
     PeerRequest,
     Violation,
 )
 from rocket_sink.wire.frame import Frame, encode_frame, response_to
-from rocket_sink.wire.opaque import OpaqueIds
 
 from .feeding import whole
 

@@ -21,10 +21,11 @@ from rocket_sink.wire.answers import (
 from rocket_sink.wire.batch import decode_batch, encode_inner
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame, encode_frame
-from rocket_sink.wire.header_binary import decode_binary_header, encode_binary_header
 from rocket_sink.wire.header_json import (
     decode_any_json_header,
+    decode_binary_header,
     decode_json_header,
+    encode_binary_header,
     encode_json_header,
 )
 from rocket_sink.wire.ids import decode_offset_message_id

@@ -24,7 +24,8 @@ def test_c17_the_short_names_of_a_send_header():
 
 
 def test_a_batch_says_so():
-    frame = requests.send_batch_v2(
+    frame = requests.send_message_v2(
+        batch=True,
         producer_group="group", topic="test", queue_id=5, born_ms=1234, properties="",
         broker_name=None,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.frame import Limits
+from rocket_sink.wire.header_json import load_json, quote_numeric_keys
 from rocket_sink.wire.route import (
     BrokerData,
     QueueData,
@@ -18,7 +19,6 @@ from rocket_sink.wire.route import (
     decode_route,
     encode_route,
 )
-from rocket_sink.wire.strict_json import load_json, quote_numeric_keys
 
 C18 = TopicRoute(
     (QueueData("broker-a", 8, 8, perm=6, sys_flag=0),),

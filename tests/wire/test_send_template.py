@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rocket_sink.errors import LocalProtocolError
 from rocket_sink.wire.acl import Credentials, canonical_fields
 from rocket_sink.wire.frame import encode_head
-from rocket_sink.wire.requests import send_batch_v2, send_message_v2
+from rocket_sink.wire.requests import send_message_v2
 from rocket_sink.wire.send_template import SendTemplate
 
 from .feeding import whole
@@ -43,7 +43,7 @@ def test_a_template_equals_the_general_way(
     }  # fmt: skip
     if batch:
         head = template.head(opaque, queue_id, born_ms, properties, len(body), broker)
-        frame = send_batch_v2(**fields)
+        frame = send_message_v2(**fields, batch=True)
     else:
         head = template.head(
             opaque, queue_id, born_ms, properties, len(body), broker, sys_flag=9, flag=flag
