@@ -22,7 +22,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer import identity, request_reply
 from rocket_sink.producer.mapped import MappedFile, MappedTable
 from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.spark import check_backs, listener
+from rocket_sink.spark import listener, transactions
 from rocket_sink.testing import FakeCluster
 from tests.test_layers import MODULES, layer_of
 
@@ -243,7 +243,7 @@ def test_the_writers_lock_of_a_shared_file(tmp_path: Any) -> None:
     file.close()
 
 
-@pytest.mark.parametrize("lock", [listener._LOCK, check_backs._lock])
+@pytest.mark.parametrize("lock", [listener._LOCK, transactions._lock])
 def test_what_the_driver_shares(lock: ForkLock) -> None:
     check(lambda: lock.__enter__(), lock)
 

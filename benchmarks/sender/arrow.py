@@ -15,7 +15,7 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.spark.contract_plan import ColumnPlan
+from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.table_producer import TableProducer
 from rocket_sink.spark.worker import TaskRun
 

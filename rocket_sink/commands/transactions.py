@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rocket_sink.options import SinkOptions
-    from rocket_sink.spark.endings import Endings, EndReport
+    from rocket_sink.spark.transactions import Endings, EndReport
 
 _SHOWN: Final = ("at", "query_id", "epoch", "halves", "committed", "refused", "open", "topics")
 _WAIT_S: Final = 60.0
@@ -106,7 +106,7 @@ def settle(
     that was chosen is open any more and none has lost a message.
     """
     with _opened("settle", master, spark_conf, packages) as (spark, options):
-        from rocket_sink.spark.endings import Endings
+        from rocket_sink.spark.transactions import Endings
 
         endings = Endings(spark, options, ordered=True)
         rows = [row for row in endings.open_epochs(query) if epoch in (None, row.epoch)]
@@ -154,7 +154,7 @@ def _serve(
     *, as_json: bool,
 ) -> None:  # fmt: skip
     from rocket_sink.ledger.ledger import Ledger
-    from rocket_sink.spark.check_backs import Answerer
+    from rocket_sink.spark.transactions import Answerer
 
     def told(mark: Any, message_id: str, state: Any) -> None:
         said = {

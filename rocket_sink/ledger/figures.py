@@ -1,6 +1,6 @@
-"""The values of a report; `rocket_sink.ledger.report` reads them from a ledger.
+"""A report: its values, which `ledger.report` reads from a ledger, and how they are shown.
 
-A report as tables: for the terminal by rich, as HTML for notebooks and files.
+As tables for the terminal by rich, as HTML for notebooks and files.
 """
 
 from __future__ import annotations

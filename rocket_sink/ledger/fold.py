@@ -7,8 +7,7 @@
 It may be killed at any point and repeated. It takes everything that is finished, not one event's
 share: Spark's listener events come late, and those of a shutdown never.
 
-Manifests: what one fold takes, written down before anything is appended.
-
+A manifest is what one fold takes, written down before anything is appended:
 `_spool/_folds/<number>.json` is there from before the append until all its files are deleted. A
 fold that finds one completes it with the very same files and number: should another process's
 append of it still be under way, Delta lets one of the two through, and both are equal.

@@ -1,16 +1,15 @@
 """The ledger's locks: one holder at a time, and a dead one's is taken over.
 
-On a local file system the kernel holds them (`private_file.FileLock`), elsewhere a file with a
-heartbeat (`lease`).
+On a local file system the kernel holds them (`private_file.FileLock`), elsewhere a file with
+its holder's name and a heartbeat (`Lease`).
 
-A lock on a file system without a kernel's lock: a file with its holder's name and a heartbeat.
-
-Fischer's algorithm takes it ("A fast mutual exclusion algorithm", Lamport 1987, credits it): write
-the own name where none is, wait for longer than any writer can need between its look and its write,
-and go on only if the name is still there. While it is held a thread writes the name again with the
-next number. A text that has not changed for the lease that it names is of a dead holder: its reader
-measures that on its own monotonic clock, so no two clocks are compared. It rests on that wait and
-on the heartbeats; behind the folds' lock stands Delta, which commits one of two folds of a number.
+Fischer's algorithm takes a lease ("A fast mutual exclusion algorithm", Lamport 1987, credits it):
+write the own name where none is, wait for longer than any writer can need between its look and its
+write, and go on only if the name is still there. While it is held a thread writes the name again
+with the next number. A text that has not changed for the lease that it names is of a dead holder:
+its reader measures that on its own monotonic clock, so no two clocks are compared. It rests on that
+wait and on the heartbeats; behind the folds' lock stands Delta, which commits one of two folds of a
+number.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""Marks of a backfill: which letters it was about to send, and which of them were not stored.
+"""What a backfill leaves for others: its claim, its marks, and what is settled since its plan.
 
-Written around each chunk of letters, before and after; a letter that was stored has a resolution
-instead of the second one. So what a killed backfill may have sent is known to the next one, which
-asks the brokers about just these, and a letter that fails again and again can be left alone.
+Marks are written around each chunk of letters, before and after; a letter that was stored has a
+resolution instead of the second one. So what a killed backfill may have sent is known to the next
+one, which asks the brokers about just these, and a letter that fails again and again can be left
+alone.
 
-The claim of one backfill on a ledger: two at once would both send the same letters.
-
-A driver takes the lock `backfill` of the ledger before it plans and keeps it to its end; of a dead
-one it is free at once (local), or when its heartbeats stop. A driver that was only taken for dead,
-and the workers that outlive a killed one, learn from a token beside the lock that another one has
-the claim: tasks look at it before they send, and send nothing more.
-
-Letters that were settled since a version of the table, read by tasks: no Spark, no JVM.
+Two backfills at once would both send the same letters. A driver takes the lock `backfill` of the
+ledger before it plans and keeps it to its end; of a dead one it is free at once (local), or when
+its heartbeats stop. A driver that was only taken for dead, and the workers that outlive a killed
+one, learn from a token beside the lock that another one has the claim: tasks look at it before they
+send, and send nothing more.
 
 A task may begin hours after its backfill was planned, and letters may have been parked since. The
 commits after the plan's version are few: their files are read as Delta's protocol names them

@@ -1,8 +1,6 @@
 """Builders of ledger rows: plain values in, `pa.RecordBatch`es of `LEDGER_SCHEMA` out.
 
-Dead letters have their own module, `rocket_sink.ledger.records`, because they come in columns.
-
-Dead letters: rows with everything that is needed to send them again, built from columns.
+Dead letters, with everything that is needed to send them again, are built from columns.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The spool writer: a task attempt's ledger rows on their way to the driver's fold.
+"""The spool: a task attempt's ledger rows on their way to the driver's fold.
 
 On a local (or mounted) file system rows are appended to an `.open` file as they come, so what a
 killed worker wrote is found by the next fold. Object stores know neither appends nor renames: there
 rows gather in a local temporary file and go up as one object per `seal`, and a killed worker's
 rows are lost with its host's temporary file.
-
-Spool files: their names and states.
 
     <ledger>/_spool/<query id>/<epoch>/<partition>-<task attempt>-<number>-<unique>~<owner>.open
     the same, renamed to .arrow                        sealed, by its owner or for a dead owner
@@ -21,9 +19,7 @@ Each is an Arrow IPC stream with the schema of the rocket-sink that wrote it. A 
 has a file: an owner that lives and finds its file taken fails its task, so that no row written
 after the taking is lost silently.
 
-Batches in a spool file: each with a checksum, and checked when it is read.
-
-A file is an Arrow IPC stream. Each batch has in its custom metadata the CRC-32 of its buffers, as
+Each batch has in its custom metadata the CRC-32 of its buffers, as
 they are in the file, begun with that of the batch before it, and the first one's with the columns'
 names: so a batch that is missing, doubled or out of place shows as well as one that is changed.
 Files of older versions have none; there only what the values look like can be checked.

@@ -34,7 +34,7 @@ _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class ContentIds:
-    """Makes the ids of one task; `rocket_sink.spark.ids.MessageIds`."""
+    """Makes the ids of one task; `rocket_sink.spark.task_ids.MessageIds`."""
 
     def __init__(self, ctx: RunContext) -> None:
         text = json.dumps([ctx.query_id, ctx.epoch, ctx.partition])

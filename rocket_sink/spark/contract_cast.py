@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from rocket_sink.errors import ColumnError
 from rocket_sink.message_rules import TAG_BLANKS
-from rocket_sink.spark.contract_plan import ColumnPlan
+from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.spark.text_columns import empty, only_printable_ascii
 from rocket_sink.wire.columns_buffers import INT32_MAX, Int64s, as_binary, nulls_of

@@ -8,8 +8,8 @@ from rocket_sink.spark.assign import Assignment, assign
 from rocket_sink.spark.checks import Refused
 from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.spark.groups import waits_for_store, without_rows
-from rocket_sink.spark.ids import MessageIds
 from rocket_sink.spark.pending import PendingRequest, Piece
+from rocket_sink.spark.task_ids import MessageIds
 from rocket_sink.wire.columns import (
     EncodedBatch,
     MessageColumns,

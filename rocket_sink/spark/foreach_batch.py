@@ -30,12 +30,12 @@ from rocket_sink.ledger.table import (
 )
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
+from rocket_sink.spark.accounts import COUNTS, WriteSummary
 from rocket_sink.spark.budget import check_budget, has_budget
 from rocket_sink.spark.context import QUERY_ID, run_context, streaming_query, streaming_run
 from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.frames import narrowed, plan_of
 from rocket_sink.spark.host import check_session, divided, is_classic
-from rocket_sink.spark.summary import COUNTS, WriteSummary
 from rocket_sink.spark.tokens import append_token
 from rocket_sink.spark.transactions import Transactions
 from rocket_sink.spark.worker import TaskRun

@@ -1,7 +1,7 @@
 """What a half message says about itself, so that anybody can decide on it by the ledger.
 
 Its producer group is the ledger's, not the sender's: brokers ask any client of that group, and only
-those that can look into the ledger are in it (`rocket_sink.spark.check_backs`).
+those that can look into the ledger are in it (`rocket_sink.spark.transactions`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.contract_types import HALF_BYTES
+from rocket_sink.spark.contract import HALF_BYTES
 from rocket_sink.wire.namespace import with_namespace
 from rocket_sink.wire.properties import PGROUP, TRAN_MSG, encode_properties
 

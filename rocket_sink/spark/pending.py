@@ -84,7 +84,7 @@ def decode_message(piece: Piece, index: int = 0) -> DecodedMessage:
 
 
 class Parked(enum.Enum):
-    """Where the bytes of a waiting request are (`rocket_sink.spark.overflow`)."""
+    """Where the bytes of a waiting request are (`rocket_sink.spark.ordered`)."""
 
     NOT = "not waiting"
     SLICE = "slices of their batches"

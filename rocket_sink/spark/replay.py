@@ -39,8 +39,8 @@ from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.stored import StoredMessages
 from rocket_sink.spark.accounts import Accounts
 from rocket_sink.spark.contract_rows import RowBatch
-from rocket_sink.spark.ids import MessageIds
 from rocket_sink.spark.pending import PendingRequest
+from rocket_sink.spark.task_ids import MessageIds
 from rocket_sink.wire.columns_properties import property_pieces
 from rocket_sink.wire.properties import UNIQ_KEY, decode_properties
 from rocket_sink.wire.stored import StoredMessage

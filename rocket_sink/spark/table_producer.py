@@ -25,9 +25,8 @@ from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.spark.accounts import TaskSummary
+from rocket_sink.spark.accounts import TaskSummary, WriteSummary
 from rocket_sink.spark.contract import ColumnPlan, resolve_columns
-from rocket_sink.spark.summary import WriteSummary
 from rocket_sink.spark.task_ids import TABLE_LANE
 from rocket_sink.spark.worker import TaskRun
 

@@ -6,7 +6,7 @@
 
 One thread drives it, together with the engine. What is not Arrow work is per request or per row
 given up, never per row sent. Memory is bounded by the engine's window, `requestMaxBytes`, and the
-limit of `rocket_sink.spark.overflow`, whatever the input.
+limit of `rocket_sink.spark.ordered`, whatever the input.
 
 A row ends as delivered, as a dead letter, or with the task: every way out of `feed` and `finish`
 other than returning is an error that makes Spark retry or fail the epoch. Fatal errors (wrong
@@ -29,15 +29,13 @@ from rocket_sink.producer.values import Completion
 from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.spark.accounts import Accounts, TaskSummary
 from rocket_sink.spark.checks import Refused, validate
+from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.contract_cast import normalise
-from rocket_sink.spark.contract_plan import ColumnPlan
 from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.spark.encode import encode_requests, place_rows
-from rocket_sink.spark.giving_up import GivingUp
+from rocket_sink.spark.giving_up import GivingUp, LetterTopic
 from rocket_sink.spark.groups import parts_of, split_rows
-from rocket_sink.spark.ids import FreshIds, MessageIds
 from rocket_sink.spark.journal import Journal
-from rocket_sink.spark.letter_topic import LetterTopic
 from rocket_sink.spark.ordered import OrderedQueues
 from rocket_sink.spark.outgoing import Outgoing
 from rocket_sink.spark.pending import PendingRequest
@@ -45,6 +43,7 @@ from rocket_sink.spark.pins import Queues, RoutePins, with_queues
 from rocket_sink.spark.rates import by_the_second, is_limited
 from rocket_sink.spark.replay import ReplayCheck
 from rocket_sink.spark.sorting import RowSorter
+from rocket_sink.spark.task_ids import FreshIds, MessageIds
 from rocket_sink.wire.namespace import with_namespace
 
 _POLL_S: Final = 0.1

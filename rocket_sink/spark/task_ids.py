@@ -1,4 +1,7 @@
-"""Ids that another attempt of a task gives to the same rows again (`delivery=at_least_once`).
+"""The client message ids (`UNIQ_KEY`) of rows that bring none.
+
+`TaskIds` are those that another attempt of a task gives to the same rows again
+(`delivery=at_least_once`).
 
 What is stored twice then shares one id, so that readers can tell, and the accounts can be checked.
 An id is a digest of query (of a batch, the write), epoch and partition, and of all rows that the
@@ -16,17 +19,61 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import socket
 import struct
+import time
 from collections.abc import Iterator
-from typing import Any, Final
+from datetime import timezone
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from rocket_sink.ledger.records import RunContext
+from rocket_sink.producer.identity import local_ip
+from rocket_sink.routing.hashing import java_hash
 from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.wire.columns import message_id_column
 from rocket_sink.wire.columns_buffers import bytes_of, is_text, lengths_of, nulls_of
+from rocket_sink.wire.ids import month_start_ms
+
+
+class MessageIds(Protocol):
+    """Makes ids for rows, in row order."""
+
+    def ids(self, rows: RowBatch) -> pa.Array:
+        """One id per row; rows that have a `message_id` of their own keep that instead."""
+
+
+class FreshIds:
+    """Ids that are new in each attempt of a task, made as Java's client makes them.
+
+    Args:
+        salt: tells two tasks of one process apart (Java: the class loader's hash), so that ids
+            of one process and one millisecond differ.
+    """
+
+    def __init__(self, salt: str) -> None:
+        self._address = socket.inet_aton(local_ip())
+        self._salt = java_hash(salt)
+        self._month_ms = month_start_ms(time.time_ns() // 1_000_000, timezone.utc)
+        self._counter = 0
+
+    def ids(self, rows: RowBatch) -> pa.Array:
+        count = len(rows)
+        made = message_id_column(
+            ip=self._address,
+            pid=os.getpid(),
+            class_hash=self._salt,
+            start_ms=self._month_ms,
+            now_ms=int(time.time() * 1000) + (self._counter >> 16),
+            counter=self._counter,
+            count=count,
+        )
+        self._counter += count
+        return made
+
 
 TABLE_LANE: Final = "table"
 """Of `TableProducer`, which runs without Spark."""
@@ -56,7 +103,7 @@ def task_ids(ctx: RunContext) -> TaskIds | None:
 
 
 class TaskIds:
-    """Makes the ids of one task of a write; `rocket_sink.spark.ids.MessageIds`."""
+    """Makes the ids of one task of a write; `rocket_sink.spark.task_ids.MessageIds`."""
 
     def __init__(self, write: str, epoch: int, partition: int | None) -> None:
         text = json.dumps([write, epoch, partition])

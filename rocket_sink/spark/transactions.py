@@ -1,19 +1,424 @@
-"""`delivery=transactional` as the foreachBatch lane and batch writes use it, on the driver."""
+"""The driver's side of `delivery=transactional`: ends what the ledger has decided.
+
+An epoch's append to the ledger is the decision. Then its half messages are committed, and the
+ledger gets a row that says so. Killed in between, the next start of the query does it, or an
+answerer, or `rocket-sink transactions settle`: all by `Endings.end`, one of them at a time.
+
+Only this commits. What brokers ask about a half message is never answered by a commit,
+so nothing is made visible twice, nor out of its order.
+
+What to answer when a broker asks about a half message: the ledger decides.
+
+    not decided yet                                     -> UNKNOWN: asked again
+    decided, and the message is not in the epoch        -> ROLLBACK: an attempt's that failed
+    decided, in the epoch, and consumers see it         -> ROLLBACK of this copy
+    decided, in the epoch, and consumers do not see it  -> its epoch is ended now, UNKNOWN
+
+Never COMMIT. A broker that asks has written the half message anew (TransactionalMessageServiceImpl.
+putBackHalfMsgQueue), so that there are two of it that can be committed, and it commits as often as
+it is told to. While the epoch is being ended a commit from here would double the message, and end
+it before those that go before it in its queue. `Endings.end` does it instead, in order, once. The
+copy that stays behind is rolled back by a later question, or given up by the broker after
+transactionCheckMax questions: neither touches the message that was made visible.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.errors import RocketSinkError
+from rocket_sink.errors import DeliveryError, LedgerError, ProtocolError, RocketSinkError
+from rocket_sink.forks import ForkLock
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
+from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.records import RunContext, transaction_rows
+from rocket_sink.ledger.schema import SEND
+from rocket_sink.ledger.starts import EndMark
+from rocket_sink.ledger.table import check_table, is_classic, last_txn_version, txn_app_id
+from rocket_sink.ledger.views import queried
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.check_backs import driver_answerer
-from rocket_sink.spark.endings import Endings, check_ended
+from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.commits import CommitReport, Half, HalfCommits
+from rocket_sink.producer.pool import ProducerPool, worker_pool
+from rocket_sink.producer.producer import Producer
+from rocket_sink.producer.transaction_values import ROLLBACK, UNKNOWN, TransactionState
+from rocket_sink.spark.halves import HalfMark, check_group
+from rocket_sink.text import storable
+from rocket_sink.wire.ids import decode_offset_message_id
+from rocket_sink.wire.stored import StoredMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from rocket_sink.options import SinkOptions
+
+
 _LOG: Final = log.logger(__name__)
+_COLUMNS: Final = (
+    "kind", "topic", "broker_name", "queue_id", "queue_offset", "offset_message_id", "message_id",
+    "query_id", "run_id", "lane", "unix_millis(at) AS at_ms",
+)  # fmt: skip
+_ALARM_S: Final = 300
+"""Brokers check for 450 s at their defaults (transactionCheckMax 15, transactionCheckInterval
+30 s), then they move a half message away, where its check-back is not asked any more."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class EndReport:
+    """An epoch's end; `found_stored` of `committed` had been visible before.
+
+    Attributes:
+        refused: messages that their brokers do not have any more, and that are not visible.
+        busy: another process is ending epochs of the ledger; nothing was done.
+    """
+
+    query_id: str
+    epoch: int
+    committed: int = 0
+    found_stored: int = 0
+    refused: int = 0
+    busy: bool = False
+    topics: tuple[str, ...] = ()
+
+
+class Endings:
+    """Ends epochs of one ledger.
+
+    Args:
+        options: how to reach the brokers, and the ledger.
+        ordered: keep the order per queue; None: as the options' `ordering` wants it.
+
+    Raises:
+        LedgerError: no ledger there, or a Spark Connect session, which cannot ask Delta what it
+            has committed.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: SinkOptions,
+        *,
+        ordered: bool | None = None,
+        pool: ProducerPool | None = None,
+    ) -> None:
+        if not is_classic(spark):
+            raise LedgerError(
+                "delivery=transactional asks Delta for its transactions, which a Spark Connect "
+                "session cannot: use a classic session"
+            )
+        self._spark = spark
+        self._options = options
+        self._ordered = options.ordering != "none" if ordered is None else ordered
+        self._pool = pool or worker_pool()
+        self._place = locate(options.ledger)
+        self._ledger = Ledger(options.ledger)
+        self.group = check_group(check_table(spark, self._place), options)
+
+    def open_epochs(self, query_id: str | None = None) -> list[Any]:
+        """Rows of `Ledger.transactions`: decided and not ended, a query's in its order."""
+        found = self._ledger.transactions(self._spark, pending=True)
+        if query_id is not None:
+            found = found.where(found.query_id == query_id)
+        return sorted(found.collect(), key=lambda row: (row.query_id, row.epoch))
+
+    def end(
+        self,
+        query_id: str,
+        epoch: int,
+        *,
+        wait_s: float,
+        again: bool = False,
+        progress: Progress = lambda done, total: None,
+    ) -> EndReport:
+        """Make the epoch's messages visible, each once; nothing to do is no error.
+
+        Args:
+            wait_s: longest wait for another process that ends epochs of this ledger.
+            again: also if the ledger has its end; what is not visible is committed again.
+
+        Raises:
+            DeliveryError: a broker could not be made to; it can be tried again.
+            SendError: a fatal one (credentials).
+        """
+        with ledger_lock(self._place, wait_s, name=ENDS_LOCK) as lock:
+            if lock is None:
+                return EndReport(query_id, epoch, busy=True)
+            found = self._rows(query_id, epoch)
+            rows = [row for row in found if row.kind == SEND]
+            if not rows or (len(rows) < len(found) and not again):
+                return EndReport(query_id, epoch)
+            return self._end(rows, query_id, epoch, again=again, progress=progress)
+
+    def members(self, query_id: str, epoch: int) -> frozenset[str] | None:
+        """Ids of the half messages that the epoch commits; None: it is not decided yet."""
+        last = last_txn_version(self._spark, self._place, txn_app_id(query_id))
+        if last is None or last < epoch:
+            return None
+        found = self._rows(query_id, epoch)
+        return frozenset(row.message_id for row in found if row.kind == SEND)
+
+    def _end(
+        self, rows: Sequence[Any], query_id: str, epoch: int, *, again: bool, progress: Progress
+    ) -> EndReport:
+        started_s, since_ms = time.monotonic(), min(row.at_ms for row in rows)
+        mark = EndMark(self._place, query_id, epoch)
+        begun_before = not mark.begin()
+        found = [_half(row) for row in rows]
+        with self._pool.engine(self._options) as engine:
+            commits = HalfCommits(
+                engine, group=self.group, ordered=self._ordered,
+                since_ms=since_ms, progress=lambda done: progress(done, len(rows)),
+            )  # fmt: skip
+            report = commits.commit(found, doubtful=begun_before or again)
+        age_s = time.time() - since_ms / 1000
+        if age_s > _ALARM_S:
+            _LOG.warning(
+                "half messages of epoch %d were up to %d s old when they were committed; brokers "
+                "stop asking about them after transactionCheckMax * transactionCheckInterval "
+                "(450 s by default): shorter epochs, please", epoch, age_s,
+            )  # fmt: skip
+        ctx = RunContext(query_id, rows[0].run_id, epoch, lane=rows[0].lane)
+        self._note(report, ctx, time.monotonic() - started_s)
+        mark.remove()
+        return EndReport(
+            query_id, epoch, report.committed, report.found_stored, len(report.refused),
+            topics=tuple(sorted({row.topic for row in rows})),
+        )  # fmt: skip
+
+    def _note(self, report: CommitReport, ctx: RunContext, duration_s: float) -> None:
+        batches = [
+            transaction_rows(
+                {
+                    "committed": [report.committed], "found_stored": [report.found_stored],
+                    "refused": [len(report.refused)], "duration_ms": [duration_s * 1000],
+                },
+                1, ctx,
+            )
+        ]  # fmt: skip
+        if report.refused:
+            gone = [half for half, _ in report.refused]
+            columns = {
+                "topic": [half.topic for half in gone],
+                "broker_name": [half.broker_name for half in gone],
+                "message_id": [half.message_id for half in gone],
+                "remark": [storable(remark) for _, remark in report.refused],
+            }
+            batches.append(transaction_rows(columns, len(gone), ctx))
+        self._ledger.append(self._spark, *batches)
+
+    def _rows(self, query_id: str, epoch: int) -> list[Any]:
+        """The epoch's half messages, and the rows of its end where it is ended.
+
+        A driver has room for some hundred bytes of each.
+        """
+        columns = ", ".join(_COLUMNS)
+        rows = queried(
+            self._ledger.rows(self._spark),
+            f"SELECT {columns}, epoch FROM decided_halves "  # noqa: S608 (names of ours)
+            f"UNION ALL SELECT {columns}, epoch FROM epoch_ends",
+        )
+        ours = (rows.query_id == query_id) & (rows.epoch == epoch)
+        return rows.where(ours).collect()
+
+
+def check_ended(report: EndReport) -> None:
+    """Say that the epoch is not ended, or that messages of it are lost.
+
+    Raises:
+        DeliveryError
+    """
+    if report.busy:
+        raise DeliveryError(
+            f"epoch {report.epoch} is in the ledger, and its half messages are not committed: "
+            "another process is at it for long (rocket-sink transactions?). Start the query again"
+        )
+    if report.refused:
+        raise DeliveryError(
+            f"{report.refused} messages of epoch {report.epoch} are in the ledger, and their "
+            "brokers do not have their half messages any more (a lost master, or a "
+            "fileReservedTime that is over): the ledger's transaction rows name them. The query "
+            "goes on behind the epoch when it is started again",
+            counts={"acked": report.committed},
+        )
+
+
+def _half(row: Any) -> Half:
+    try:
+        offset = decode_offset_message_id(row.offset_message_id).offset
+    except ProtocolError as unreadable:
+        raise DeliveryError(
+            f"the ledger's half message {row.message_id} has no place in a commit log: {unreadable}"
+        ) from unreadable
+    return Half(row.topic, row.broker_name, row.queue_id, row.queue_offset, offset, row.message_id)
+
+
+_EPOCHS: Final = 4
+"""Decided epochs whose members are remembered."""
+_RETRY_S: Final = 30.0
+"""After an epoch could not be ended; brokers ask again as often by themselves."""
+
+Members = Callable[[str, int], "frozenset[str] | None"]
+IsVisible = Callable[[str, str], bool]
+End = Callable[[str, int], object]
+Told = Callable[[HalfMark, str, TransactionState], None]
+
+
+class CheckBacks:
+    """Decides on one half message at a time; called by one thread.
+
+    Args:
+        members: ids of an epoch's half messages; None: not decided. A decision never changes.
+        is_visible: (topic, message id): consumers see it.
+        end: ends an epoch; it may raise `RocketSinkError`.
+        told: called with each decision.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        is_visible: IsVisible,
+        end: End,
+        *,
+        told: Told = lambda mark, message_id, state: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._members = members
+        self._is_visible = is_visible
+        self._end = end
+        self._told = told
+        self._clock = clock
+        self._known: OrderedDict[tuple[str, int], frozenset[str]] = OrderedDict()
+        self._not_before_s: dict[tuple[str, int], float] = {}
+
+    def __call__(self, message: StoredMessage) -> TransactionState:
+        """The answer; what cannot be found out is UNKNOWN."""
+        mark, message_id = HalfMark.read(message.properties), message.message_id
+        if mark is None or message_id is None:
+            return UNKNOWN
+        try:
+            state = self._decide(message.topic, message_id, mark)
+        except RocketSinkError as error:
+            _LOG.warning("nothing is known of the half message %s now: %s", message_id, error)
+            state = UNKNOWN
+        self._told(mark, message_id, state)
+        return state
+
+    def _decide(self, topic: str, message_id: str, mark: HalfMark) -> TransactionState:
+        epoch = (mark.query_id, mark.epoch)
+        members = self._members_of(epoch)
+        if members is None:
+            return UNKNOWN
+        if message_id not in members or self._is_visible(topic, message_id):
+            return ROLLBACK
+        if self._clock() >= self._not_before_s.get(epoch, 0.0):
+            self._not_before_s[epoch] = self._clock() + _RETRY_S
+            self._end(*epoch)
+        return UNKNOWN
+
+    def _members_of(self, epoch: tuple[str, int]) -> frozenset[str] | None:
+        known = self._known.get(epoch)
+        if known is None:
+            known = self._members(*epoch)
+            if known is not None:
+                self._known[epoch] = known
+                while len(self._known) > _EPOCHS:
+                    self._not_before_s.pop(self._known.popitem(last=False)[0], None)
+        return known
+
+
+class Answerer:
+    """Answers the brokers' questions about one ledger's half messages, on threads of its own.
+
+    Args:
+        told: called with each decision.
+        ended: called with the report of each epoch that was ended because a broker asked.
+        ordered: as of `Endings`.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: SinkOptions,
+        *,
+        told: Told = lambda mark, message_id, state: None,
+        ended: Callable[[EndReport], None] = lambda report: None,
+        ordered: bool | None = None,
+    ) -> None:
+        self._endings = Endings(spark, options, ordered=ordered)
+        self._ended = ended
+        self._admin = Admin(options)
+        self._watched: set[str] = set()
+        decide = CheckBacks(self._endings.members, self._visible, self._end, told=told)
+        self._producer = Producer(
+            options.with_(producerGroup=self._endings.group, autoBatch=False, enableTrace=False),
+            transaction_listener=lambda message: _decided(decide, message),
+        )
+
+    def watch(self, *topics: str) -> None:
+        """Be asked by the brokers of these topics, too.
+
+        Raises:
+            NoRouteError, NameServerUnavailableError
+        """
+        new = set(topics) - self._watched
+        if new:
+            self._producer.listen_for_checks(*sorted(new))
+            self._watched |= new
+
+    def close(self) -> None:
+        self._producer.close(timeout_s=1.0)
+        self._admin.close()
+
+    def _visible(self, topic: str, message_id: str) -> bool:
+        found = self._admin.query_by_unique_key(topic, message_id, max_messages=1, bodies=False)
+        return bool(found)
+
+    def _end(self, query_id: str, epoch: int) -> None:
+        report = self._endings.end(query_id, epoch, wait_s=0.0, again=True)
+        if report.refused:
+            _LOG.warning(
+                "%d messages of query %s epoch %d are lost: their brokers do not have their half "
+                "messages any more; the ledger names them", report.refused, query_id, epoch,
+            )  # fmt: skip
+        if report.committed or report.refused:
+            self._ended(report)
+
+
+def _decided(decide: CheckBacks, message: StoredMessage) -> TransactionState:
+    try:
+        return decide(message)
+    except Exception as error:
+        # The session may have ended; the broker asks again, and perhaps another one.
+        _LOG.warning("a half message was not decided on: %s", str(error).partition("\n")[0])
+        return UNKNOWN
+
+
+_answerers: dict[tuple[str, str], Answerer] = {}
+_lock: Final = ForkLock()
+
+
+def driver_answerer(spark: SparkSession, options: SinkOptions) -> Answerer:
+    """This process's answerer for these options; it lives as long as the Spark application.
+
+    Raises:
+        LedgerError, OptionError
+    """
+    key = (spark.sparkContext.applicationId, options.digest)
+    with _lock:
+        for old in [one for one in _answerers if one[0] != key[0]]:
+            _answerers.pop(old).close()
+        found = _answerers.get(key)
+        if found is None:
+            found = _answerers[key] = Answerer(spark, options)
+        return found
+
+
 _WAIT_S: Final = 600.0
 """Longest wait while another process ends epochs of the ledger."""
 

@@ -9,7 +9,7 @@ from pyspark.sql import Row
 from rocket_sink.commands.output import Bar
 from rocket_sink.commands.transactions import settled
 from rocket_sink.errors import DeliveryError
-from rocket_sink.spark.endings import EndReport
+from rocket_sink.spark.transactions import EndReport
 
 
 class Stub:

@@ -21,9 +21,9 @@ from crash.files import WAIT_S, await_file, write_whole
 from rocket_sink import Ledger, register
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill import Backfill
-from rocket_sink.spark.endings import Endings, check_ended
 from rocket_sink.spark.session import build_session
 from rocket_sink.spark.sources import Table
+from rocket_sink.spark.transactions import Endings, check_ended
 
 _LANES = {lane.name: lane for lane in lanes.LANES}
 _COUNTS = ("rows_in", "acked", "degraded", "dead", "unknown", "filtered", "duplicates_possible")

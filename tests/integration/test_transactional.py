@@ -20,8 +20,8 @@ from rocket_sink.commands.output import Bar
 from rocket_sink.commands.transactions import settled
 from rocket_sink.errors import DeliveryError
 from rocket_sink.producer.admin import Admin
-from rocket_sink.spark import check_backs, foreach_batch
-from rocket_sink.spark.endings import Endings
+from rocket_sink.spark import foreach_batch, transactions
+from rocket_sink.spark.transactions import Endings
 from tests.producer.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark]
@@ -40,9 +40,9 @@ def checking() -> Iterator[LocalCluster]:
     try:
         yield running
     finally:
-        for answerer in check_backs._answerers.values():
+        for answerer in transactions._answerers.values():
             answerer.close()
-        check_backs._answerers.clear()
+        transactions._answerers.clear()
         running.stop()
 
 
@@ -51,12 +51,12 @@ def answers(monkeypatch: Any) -> list[tuple[int, str, str]]:
     """(epoch, message id, answer) of all that the brokers asked."""
     told: list[tuple[int, str, str]] = []
 
-    class Telling(check_backs.CheckBacks):
+    class Telling(transactions.CheckBacks):
         def __init__(self, *given: Any, **more: Any) -> None:
             more["told"] = lambda mark, one, state: told.append((mark.epoch, one, state.name))
             super().__init__(*given, **more)
 
-    monkeypatch.setattr(check_backs, "CheckBacks", Telling)
+    monkeypatch.setattr(transactions, "CheckBacks", Telling)
     return told
 
 

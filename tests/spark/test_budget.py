@@ -11,7 +11,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.spark.accounts import TaskSummary
 from rocket_sink.spark.budget import check_budget
 from rocket_sink.spark.datasource import ArrowStreamWriter, TaskMessage
-from rocket_sink.spark.foreach import ForeachTask
+from rocket_sink.spark.sink import ForeachTask
 
 
 def counts(rows_in: int, dead: int, unknown: int = 0) -> dict[str, Any]:

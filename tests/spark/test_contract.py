@@ -12,9 +12,8 @@ from pyspark.sql import types as spark
 
 from rocket_sink.errors import ColumnError, OptionError
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.contract import ColumnPlan, resolve_columns
+from rocket_sink.spark.contract import ColumnPlan, kind_of, resolve_columns
 from rocket_sink.spark.contract_cast import normalise
-from rocket_sink.spark.contract_types import kind_of
 from rocket_sink.spark.frames import pack_json
 
 TEXT, BYTES, LONG = pa.string(), pa.binary(), pa.int64()

@@ -19,9 +19,9 @@ from rocket_sink.producer.commits import CommitReport, Half, HalfCommits
 from rocket_sink.producer.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.producer.transaction_values import ROLLBACK, UNKNOWN
-from rocket_sink.spark.check_backs import CheckBacks
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.halves import HalfMark
+from rocket_sink.spark.transactions import CheckBacks
 from rocket_sink.spark.worker import TaskRun
 from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode

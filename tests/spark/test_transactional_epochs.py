@@ -17,9 +17,9 @@ from rocket_sink.errors import ConfigurationError, DeliveryError
 from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
 from rocket_sink.ledger.place import locate
 from rocket_sink.producer.commits import HalfCommits
-from rocket_sink.spark import check_backs, foreach_batch
-from rocket_sink.spark.endings import Endings
+from rocket_sink.spark import foreach_batch, transactions
 from rocket_sink.spark.halves import HalfMark
+from rocket_sink.spark.transactions import Endings
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from tests.producer.waiting import until
@@ -88,9 +88,9 @@ class Query:
 def shared(spark: Any, tmp_path_factory: Any) -> Iterator[tuple[Any, FakeCluster, str]]:
     with FakeCluster(brokers=2) as cluster:
         yield spark, cluster, str(tmp_path_factory.mktemp("transactional") / "ledger")
-        for answerer in check_backs._answerers.values():
+        for answerer in transactions._answerers.values():
             answerer.close()
-        check_backs._answerers.clear()
+        transactions._answerers.clear()
 
 
 @pytest.fixture

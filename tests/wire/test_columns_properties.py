@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_sink.message import Message
-from rocket_sink.wire.columns import property_column
 from rocket_sink.wire.columns_properties import (
     entries_of,
     map_sizes,
+    property_column,
     property_pieces,
     property_strings,
 )

@@ -91,7 +91,7 @@ def install() -> None:
     """Wrap; each line is a moment of `schedule`."""
     from rocket_sink.ledger import fold, spool
     from rocket_sink.producer import commits
-    from rocket_sink.spark import accounts, datasource, endings, foreach_batch, resend, task
+    from rocket_sink.spark import accounts, datasource, foreach_batch, resend, task, transactions
 
     def of_request(body: Any, request: Any) -> str:
         return body._options.ledger if request is not None else ""
@@ -108,7 +108,7 @@ def install() -> None:
     confirm = datasource._Writer
     _around(confirm, "_confirm", "committed", lambda own, *more: own._options.ledger, after=True)
     _around(commits.HalfCommits, "_end", "ending", lambda own, *more: own._engine.options.ledger)
-    _around(endings.Endings, "_note", "ended", lambda own, *more: own._options.ledger)
+    _around(transactions.Endings, "_note", "ended", lambda own, *more: own._options.ledger)
     _around(resend.Resender, "_deliver", "letters", lambda own, *more: own._options.ledger)
     _wrap_fold(fold._Folder)
 
