@@ -42,7 +42,7 @@ class Secret:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Secret):
             return NotImplemented
-        return hmac.compare_digest(self._text.encode(), other._text.encode())
+        return hmac.compare_digest(self._text.encode(), other.reveal().encode())
 
     def __hash__(self) -> int:
         return hash(self.digest())

@@ -150,14 +150,13 @@ class SinkOptions:
             spelled[known.attribute] = name
             if value is not None:
                 values[known.attribute] = known.parse(_compatible(known, value))
-        return cls(**values)._checked()
+        return _checked(cls(**values))
 
     def with_(self, **changes: Any) -> SinkOptions:
         """A copy with other values, by any spelling of the names."""
         known = {find_option(name): value for name, value in changes.items()}
-        return replace(
-            self, **{o.attribute: o.parse(_compatible(o, v)) for o, v in known.items()}
-        )._checked()
+        values = {o.attribute: o.parse(_compatible(o, v)) for o, v in known.items()}
+        return _checked(replace(self, **values))
 
     @property
     def name_servers(self) -> tuple[str, ...]:
@@ -197,53 +196,38 @@ class SinkOptions:
         given = ", ".join(f"{name}={value!r}" for name, value in self.given().items())
         return f"SinkOptions({given})"
 
-    def _checked(self) -> SinkOptions:
-        if bool(self.access_key) != bool(self.secret_key):
-            missing = "secretKey" if self.access_key else "accessKey"
-            raise OptionError(
-                f"option {missing} is missing: accessKey and secretKey only work together",
-                option=missing,
-            )
-        if len(self.latency_max_ms) != len(self.not_available_duration_ms):
-            raise OptionError(
-                "options latencyMax and notAvailableDuration need the same number of values",
-                option="latencyMax",
-            )
-        if self.broker_weights and self.queue_selector != "weighted":
-            raise OptionError(
-                "option brokerWeights only works with queueSelector=weighted",
-                option="brokerWeights",
-            )
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise OptionError("options tlsCert and tlsKey only work together", option="tlsCert")
-        if self.delivery == "effectively_once":
-            self._check_once()
-        if self.delivery == "transactional" and not self.ledger:
-            raise OptionError(
-                "delivery=transactional decides by the ledger which messages become visible; give "
-                "the option ledger=PATH",
-                option="ledger",
-            )
-        if self.on_pending_key == "hold" and (self.ordering == "none" or not self.ledger):
-            raise OptionError(
-                "onPendingKey=hold keeps the order of keys whose letters the ledger holds: it "
-                "needs ordering=strict or best_effort, and a ledger",
-                option="onPendingKey",
-            )
-        if self.dead_letter_topic and self.dead_letter_topic == self.topic:
-            raise OptionError(
-                "deadLetterTopic is the topic itself, which would take its own letters in",
-                option="deadLetterTopic",
-            )
-        return self
 
-    def _check_once(self) -> None:
-        if self.on_degraded == "retry" or self.retry_another_broker_when_not_store_ok:
-            raise OptionError(
-                "onDegraded=retry and retryAnotherBrokerWhenNotStoreOK send a stored message "
-                "again, which delivery=effectively_once must not",
-                option="delivery",
-            )
+def _checked(given: SinkOptions) -> SinkOptions:
+    """The options, if they go together."""
+    missing = "secretKey" if given.access_key else "accessKey"
+    rules = (
+        (bool(given.access_key) != bool(given.secret_key), missing,
+         f"option {missing} is missing: accessKey and secretKey only work together"),
+        (len(given.latency_max_ms) != len(given.not_available_duration_ms), "latencyMax",
+         "options latencyMax and notAvailableDuration need the same number of values"),
+        (given.broker_weights and given.queue_selector != "weighted", "brokerWeights",
+         "option brokerWeights only works with queueSelector=weighted"),
+        (bool(given.tls_cert) != bool(given.tls_key), "tlsCert",
+         "options tlsCert and tlsKey only work together"),
+        (given.delivery == "effectively_once"
+         and (given.on_degraded == "retry" or given.retry_another_broker_when_not_store_ok),
+         "delivery",
+         ("onDegraded=retry and retryAnotherBrokerWhenNotStoreOK send a stored message again, "
+          "which delivery=effectively_once must not")),
+        (given.delivery == "transactional" and not given.ledger, "ledger",
+         ("delivery=transactional decides by the ledger which messages become visible; give the "
+          "option ledger=PATH")),
+        (given.on_pending_key == "hold" and (given.ordering == "none" or not given.ledger),
+         "onPendingKey",
+         ("onPendingKey=hold keeps the order of keys whose letters the ledger holds: it needs "
+          "ordering=strict or best_effort, and a ledger")),
+        (given.dead_letter_topic and given.dead_letter_topic == given.topic, "deadLetterTopic",
+         "deadLetterTopic is the topic itself, which would take its own letters in"),
+    )  # fmt: skip
+    for broken, name, text in rules:
+        if broken:
+            raise OptionError(text, option=name)
+    return given
 
 
 def _compatible(known: Option, value: Any) -> Any:

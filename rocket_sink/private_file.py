@@ -13,6 +13,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -103,15 +104,10 @@ class FileLock:
         """
         handle = open_private(self._path)
         try:
-            until_s = None if wait_s is None else time.monotonic() + wait_s
-            waiting = False
-            while not _try_lock(handle):
-                if until_s is not None and time.monotonic() >= until_s:
-                    return False
-                if not waiting:
-                    waiting = True
-                    on_wait(_holder(handle))
-                time.sleep(_POLL_S)
+            if not wait_for(
+                partial(_try_lock, handle), wait_s, _POLL_S, lambda: on_wait(_holder(handle))
+            ):
+                return False
             _note_holder(handle)
             self._handle, handle = handle, -1
             return True
@@ -132,6 +128,26 @@ class FileLock:
             return _holder(handle)
         finally:
             os.close(handle)
+
+
+def wait_for(
+    attempt: Callable[[], bool], wait_s: float | None, poll_s: float, on_wait: Callable[[], None]
+) -> bool:
+    """Try again and again; False when it failed for so long (None: as long as it takes).
+
+    `on_wait` is called once, before the first wait.
+    """
+    until_s = None if wait_s is None else time.monotonic() + wait_s
+    waiting = False
+    while not attempt():
+        left_s = poll_s if until_s is None else until_s - time.monotonic()
+        if left_s <= 0:
+            return False
+        if not waiting:
+            waiting = True
+            on_wait()
+        time.sleep(min(poll_s, left_s))
+    return True
 
 
 def describe_holder(text: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, tzinfo
 from typing import Any, Final, NamedTuple
 
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.message import Message
+from rocket_sink.wire.acl import Credentials, SignedBody
 from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.ids import RecallHandle, id_prefix, month_start_ms
 from rocket_sink.wire.scalars import parse_int32, parse_int64
@@ -98,3 +99,10 @@ def _trace_value(name: str, text: str) -> Any:
     if name == "message_type":
         return MessageType(parse_int32(text, name))
     return text.lower() == "true" if name in ("success", "from_transaction_check") else text
+
+
+def sign(
+    ext: Mapping[str, str], body: SignedBody, access_key: str, secret: str, token: str | None = None
+) -> dict[str, str]:
+    """The header fields to add to one request."""
+    return Credentials(access_key, secret, token).signer()(ext, body)

@@ -28,7 +28,7 @@ from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.place import Place
 from rocket_sink.ledger.spool import STALE_AFTER_S
 from rocket_sink.owner import Owner, this_process
-from rocket_sink.private_file import FileLock, check_folder, describe_holder
+from rocket_sink.private_file import FileLock, check_folder, describe_holder, wait_for
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -77,16 +77,9 @@ class Lease:
             on_wait: called once with the holder's description before the first wait.
         """
         self._fs.create_dir(self._path.rpartition("/")[0], recursive=True)
-        until_s = None if wait_s is None else time.monotonic() + wait_s
-        waiting = False
-        while not self._claim():
-            left_s = _POLL_S if until_s is None else until_s - time.monotonic()
-            if left_s <= 0:
-                return False
-            if not waiting:
-                waiting = True
-                on_wait(self.holder())
-            time.sleep(min(_POLL_S, self._lease_s / _BEATS, left_s))
+        poll_s = min(_POLL_S, self._lease_s / _BEATS)
+        if not wait_for(self._claim, wait_s, poll_s, lambda: on_wait(self.holder())):
+            return False
         self._stop.clear()
         self._lost, self._renewed_s = False, time.monotonic()
         self._thread = threading.Thread(target=self._keep, name="rocket-sink-lease", daemon=True)

@@ -43,8 +43,6 @@ RESOLUTIONS: Final = ("resent", "parked", "dropped", UNPARKED)
 IN_FLIGHT: Final = "in_flight"
 """Outcome of a row written before its request's answer; a later row of the request replaces it."""
 
-LANES: Final = ("foreach", "datasource", "foreach_batch", "batch", "backfill", "export", "table")
-
 _ALL: Final = KINDS
 _TYPES: Final[dict[str, pa.DataType]] = {
     "STRING": pa.string(),

@@ -147,9 +147,10 @@ class RocketSink:
         needs_append(self._options, "foreach")
         plan = self.check(df)
         install_fold(self._options, df.sparkSession)
-        bound = RocketSink(self._options)
-        bound._token = spool_token(self._options, df.sparkSession)
-        needed, bound._plan = narrowed(df, plan)
+        token = spool_token(self._options, df.sparkSession)
+        needed, plan = narrowed(df, plan)
+        bound = RocketSink.__new__(RocketSink)
+        bound.__setstate__({"options": self._options, "plan": plan, "token": token})
         writer: DataStreamWriter = needed.writeStream.foreach(bound)
         return writer
 

@@ -62,7 +62,7 @@ class Credentials:
 
     def signer(self) -> Signer:
         """What signs; kept apart because a keyed HMAC does not pickle."""
-        return Signer(self)
+        return Signer(self.fields(), self._secret)
 
 
 class Signer:
@@ -70,9 +70,9 @@ class Signer:
 
     __slots__ = ("_keyed", "fields")
 
-    def __init__(self, credentials: Credentials) -> None:
-        self.fields = credentials.fields()
-        self._keyed = hmac.new(credentials._secret.reveal().encode(), digestmod=hashlib.sha1)
+    def __init__(self, fields: dict[str, str], secret: Secret) -> None:
+        self.fields = fields
+        self._keyed = hmac.new(secret.reveal().encode(), digestmod=hashlib.sha1)
 
     def __repr__(self) -> str:
         return f"Signer(access_key={self.fields[ACCESS_KEY]!r})"
@@ -103,14 +103,3 @@ def canonical_fields(ext: Mapping[str, str]) -> str:
 
 def _utf16(name: str) -> bytes:
     return name.encode("utf-16-be")
-
-
-def sign(
-    ext: Mapping[str, str],
-    body: SignedBody,
-    access_key: str,
-    secret_key: str | Secret,
-    security_token: str | Secret | None = None,
-) -> dict[str, str]:
-    """The header fields to add to one request; for many requests keep a `Signer`."""
-    return Credentials(access_key, secret_key, security_token).signer()(ext, body)

@@ -111,11 +111,6 @@ def property_pieces(
     return PropertyPieces(tuple(pieces), sizes)
 
 
-def property_column(count: int, **columns: Column) -> pa.Array:
-    """The strings of `property_pieces`, of the same arguments (binary, without nulls)."""
-    return property_pieces(count, **columns).strings()
-
-
 def property_strings(properties: pa.MapArray) -> pa.Array:
     """The user properties of each row as one binary value, in the map's order.
 

@@ -8,8 +8,9 @@ from rocket_sink.errors import AuthenticationError, OptionError, Outcome
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Answer
-from rocket_sink.wire.acl import Credentials, sign
+from rocket_sink.wire.acl import Credentials
 from rocket_sink.wire.codes import RequestCode
+from tests.decoding import sign
 
 REFUSED = Answer(16, "check signature failed.")
 

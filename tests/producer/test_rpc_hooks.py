@@ -9,8 +9,8 @@ from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.rpc_hooks import RpcHook
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Delay
-from rocket_sink.wire.acl import sign
 from rocket_sink.wire.codes import RequestCode
+from tests.decoding import sign
 
 from .waiting import until
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink.errors import OptionError
-from rocket_sink.wire.acl import Credentials, canonical_fields, sign
+from rocket_sink.wire.acl import Credentials, canonical_fields
+from tests.decoding import sign
 
 C62_EXT = {
     "a": "PG", "b": "TopicTest", "c": "TBW102", "d": "4", "e": "1", "f": "0",

@@ -13,11 +13,15 @@ from rocket_sink.message import Message
 from rocket_sink.wire.columns_properties import (
     entries_of,
     map_sizes,
-    property_column,
     property_pieces,
     property_strings,
 )
 from rocket_sink.wire.properties import properties_of
+
+
+def joined(count: int, **columns: Any) -> pa.Array:
+    return property_pieces(count, **columns).strings()
+
 
 UNTIMED = settings(deadline=None)
 WORDS = st.text("abé鍵-", min_size=1, max_size=8)
@@ -96,30 +100,30 @@ def test_a_map_is_measured_without_joining_it(rows: list[dict[str, Any]]) -> Non
 
 
 def test_absent_columns_leave_wait_alone() -> None:
-    assert property_column(2).to_pylist() == [b"WAIT\x01true\x02"] * 2
-    assert property_column(0).to_pylist() == []
+    assert joined(2).to_pylist() == [b"WAIT\x01true\x02"] * 2
+    assert joined(0).to_pylist() == []
 
 
 @pytest.mark.parametrize("wait", [[None, True], [None, None]])
 def test_waiting_for_the_store_is_the_default(wait: list[bool | None]) -> None:
-    column = property_column(2, wait_store=pa.array(wait, pa.bool_()))
+    column = joined(2, wait_store=pa.array(wait, pa.bool_()))
     assert column.to_pylist() == [b"WAIT\x01true\x02"] * 2
 
 
 def test_a_null_beside_a_row_that_does_not_wait_still_waits() -> None:
-    column = property_column(2, wait_store=pa.array([None, False]))
+    column = joined(2, wait_store=pa.array([None, False]))
     assert column.to_pylist() == [b"WAIT\x01true\x02", b"WAIT\x01false\x02"]
 
 
 def test_one_text_per_row_is_one_key_and_nulls_are_none() -> None:
-    column = property_column(3, keys=pa.array(["k1", None, "k2"]))
+    column = joined(3, keys=pa.array(["k1", None, "k2"]))
     assert column.to_pylist() == [
         b"KEYS\x01k1\x02WAIT\x01true\x02", b"WAIT\x01true\x02", b"KEYS\x01k2\x02WAIT\x01true\x02"
     ]  # fmt: skip
 
 
 def test_event_time_travels_as_a_user_property() -> None:
-    column = property_column(
+    column = joined(
         2, properties=pa.array([[("a", "b")], []], MAP), event_time_ms=pa.array([12, None])
     )
     assert column.to_pylist() == [
