@@ -30,6 +30,7 @@ VALUES = {
     "lazy",
     "owner",
     "private_file",
+    "tables",
     "text",
 }
 BESIDE = {"cluster", "testing"}
