@@ -15,7 +15,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import ConfigurationError
-from rocket_sink.ledger.records import RunContext, dead_letter_rows
+from rocket_sink.ledger.letters import dead_letter_rows
+from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.producer.dlq import DeadLetter
 from rocket_sink.spark.stored_rows import STORED_SCHEMA, stored_batch

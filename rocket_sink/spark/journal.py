@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import OptionError
+from rocket_sink.ledger.letters import dead_letter_rows
 from rocket_sink.ledger.records import (
     RunContext,
-    dead_letter_rows,
     epoch_row,
     in_flight_rows,
     isolation_rows,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocket_sink.ledger import records as letters
-from rocket_sink.ledger.records import dead_letter_rows
+from rocket_sink.ledger import letters
+from rocket_sink.ledger.letters import dead_letter_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 
 from .values import context

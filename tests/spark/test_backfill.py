@@ -14,8 +14,9 @@ import pytest
 
 from rocket_sink.errors import ColumnError, LedgerError, OptionError
 from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.letters import dead_letter_rows
 from rocket_sink.ledger.marks import about_to_send, not_stored
-from rocket_sink.ledger.records import RunContext, dead_letter_rows, resolution_rows
+from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import ledger_ddl
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
