@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from rocket_sink.errors import RocketSinkError
-from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.admin.admin import Admin
 
 _POLL_S: Final = 0.1
 _PATIENCE_S: Final = 30.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rocket_sink.errors import Outcome, RocketSinkError
     from rocket_sink.ledger.ledger import Ledger
     from rocket_sink.message import Message, MessageQueue, SendResult
-    from rocket_sink.net.rpc_hooks import RpcHook
+    from rocket_sink.net.hooks import RpcHook
     from rocket_sink.options import SinkOptions
     from rocket_sink.producer.hooks import SendHook
     from rocket_sink.producer.producer import Producer
@@ -35,7 +35,7 @@ _HOMES: Final = {
     "Producer": "rocket_sink.producer.producer",
     "RocketSink": "rocket_sink.spark.sink",
     "RocketSinkError": "rocket_sink.errors",
-    "RpcHook": "rocket_sink.net.rpc_hooks",
+    "RpcHook": "rocket_sink.net.hooks",
     "SendHook": "rocket_sink.producer.hooks",
     "SendResult": "rocket_sink.message",
     "SinkOptions": "rocket_sink.options",

@@ -20,7 +20,7 @@ from rocket_sink.forks import ForkLock
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer import identity, request_reply
-from rocket_sink.producer.mapped import MappedFile, MappedTable
+from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark import listener, transactions
 from rocket_sink.testing import FakeCluster
@@ -110,8 +110,8 @@ def test_a_lock_is_free_in_the_child_and_stays_held_in_the_parent() -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [("_driver.lock",), ("_id_lock",), ("_asked_lock",), ("_renewing",), ("_gatherer._lock",),
-     ("tracer._lock",)],
+    [("_session.driver.lock",), ("_session.builder._lock",), ("_session.request_reply._lock",),
+     ("_renewing",), ("_session.accumulator._lock",), ("tracer._lock",)],
 )  # fmt: skip
 def test_a_producer(cluster: FakeCluster, names: tuple[str, ...]) -> None:
     options = {"autoBatch": True, "enableTrace": True, "sendMsgTimeout": 60_000}
@@ -124,7 +124,7 @@ def test_a_producer(cluster: FakeCluster, names: tuple[str, ...]) -> None:
             assert producer.isolations() == []
             assert producer.send(Message("orders", b"sync")).outcome.delivered
             assert producer.send_async(Message("orders", b"async")).result(60).outcome.delivered
-            with producer._asked_lock:
+            with producer._session.request_reply._lock:
                 pass
             producer.close()
 
@@ -150,8 +150,7 @@ def test_many_threads_of_a_child_make_one_client(cluster: FakeCluster) -> None:
 
             def send() -> None:
                 ready.wait()
-                producer._check_open()
-                clients.append(producer._engine)
+                clients.append(producer._live_session())
 
             threads = [threading.Thread(target=send) for _ in range(8)]
             for thread in threads:
@@ -169,22 +168,25 @@ def test_a_child_that_asks_makes_itself_known_to_all_brokers(
 ) -> None:
     """The parent has: its topics are no topics that the child's client is known for."""
     # A busy machine may need more than half a second for it.
-    monkeypatch.setattr(request_reply, "_GREETING_S", _LONGEST_S)
+    monkeypatch.setattr(request_reply, "_ANNOUNCE_S", _LONGEST_S)
     with Producer(nameServer=cluster.name_server) as producer:
-        producer._be_reachable("orders", producer._engine.clock() + 20)
-        assert producer._introduced == {"orders"} and producer._engine.errands.all_greeted()
+        parents = producer._session
+        parents.request_reply.connect_all("orders", parents.engine.clock() + 20)
+        assert parents.engine.heartbeats.all_sent()
         seen = []
 
         def child() -> None:
+            session = producer._live_session()
+
             def instead(*more: Any) -> None:
-                seen.append(producer._engine.errands.all_greeted())
+                seen.append(session.engine.heartbeats.all_sent())
                 raise InterruptedError
 
-            producer._wait = instead  # type: ignore[method-assign, assignment]
+            session.driver.send = instead  # type: ignore[method-assign, assignment]
             with contextlib.suppress(InterruptedError):
                 producer.request(Message("orders", b"ping"), 20.0)
             assert seen == [True]
-            assert not producer._asked
+            assert not session.request_reply._asked
 
         check(child)
 
@@ -249,14 +251,12 @@ def test_what_the_driver_shares(lock: ForkLock) -> None:
 
 
 RENEWED = {
-    "rocket_sink.producer.base": "of the client that is made anew",
-    "rocket_sink.producer.leading": "of its driver",
-    "rocket_sink.producer.keeper": "of its driver",
-    "rocket_sink.producer.gathering": "of the client",
-    "rocket_sink.producer.tracing": "of the client",
-    "rocket_sink.producer.request_reply": "of the client",
-    "rocket_sink.producer.ticket": "of one request",
-    "rocket_sink.producer.send_future": "of one request, which ends in the process that sent it",
+    "rocket_sink.producer.driver": "of the session that is made anew, or of one request",
+    "rocket_sink.producer.request_builder": "of the session",
+    "rocket_sink.producer.accumulator": "of the session",
+    "rocket_sink.producer.tracing": "of the session",
+    "rocket_sink.producer.request_reply": "of the session",
+    "rocket_sink.producer.future": "of one request, which ends in the process that sent it",
     "rocket_sink.spark.listener": "of the thread that folds, which only the driver's process has",
     "rocket_sink.net.log": "its table is made anew in a child",
     "rocket_sink.ledger.lock": "of the thread that renews, which only the holder has",

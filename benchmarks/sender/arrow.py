@@ -13,7 +13,7 @@ from benchmarks.sender.modes import Job, Numbers, Send
 from rocket_sink.errors import DeliveryError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.table_producer import TableProducer

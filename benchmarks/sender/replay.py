@@ -20,7 +20,7 @@ from benchmarks.rows import record_batch
 from benchmarks.sender.modes import Job, Send
 from rocket_sink.errors import BrokerBusyError, RejectedError
 from rocket_sink.message import MessageQueue
-from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.codes import PermName
 from rocket_sink.wire.columns import MessageColumns, encode_columns
 from rocket_sink.wire.columns_properties import property_pieces

@@ -19,7 +19,7 @@ from rocket_sink.message_rules import check_topic
 from rocket_sink.options import SinkOptions
 
 if TYPE_CHECKING:
-    from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.wire.route import TopicRoute
 
 _WRITE = 2
@@ -119,7 +119,7 @@ def _tried(what: str, question: Callable[[], str]) -> Finding:
 
 
 def _name_server(options: SinkOptions, address: str) -> Finding:
-    from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.admin.admin import Admin
 
     def ask() -> str:
         with Admin(options.with_(nameServer=address)) as admin:
@@ -131,7 +131,7 @@ def _name_server(options: SinkOptions, address: str) -> Finding:
 
 def _topic(options: SinkOptions) -> Iterator[Finding]:
     from rocket_sink.errors import NoRouteError
-    from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.admin.admin import Admin
 
     topic = options.topic
     try:

@@ -15,7 +15,7 @@ from rocket_sink.commands.sink_input import absolute, resolved_options, sink_opt
 from rocket_sink.commands.times import time_value
 
 if TYPE_CHECKING:
-    from rocket_sink.producer.dlq import DeadLetter, DlqQuery, ResendReport
+    from rocket_sink.producer.admin.dlq import DeadLetter, DlqQuery, ResendReport
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _SHOWN = ("given up", "topic", "keys", "times", "resends", "message id", "body")
@@ -63,8 +63,8 @@ def list_letters(
     key: str | None, message_id: str | None, limit: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show a group's dead letters, the oldest first, or count those of all groups."""
-    from rocket_sink.producer import dlq as letters
-    from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.admin import dlq as letters
+    from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.spark.dlq_export import row
 
     with Admin(resolved_options()) as admin:
@@ -107,8 +107,8 @@ def export(
     """
     if bool(ledger) == bool(out):
         raise click.UsageError("where to? give --ledger PATH or --out FILE")
-    from rocket_sink.producer import dlq as letters
-    from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.admin import dlq as letters
+    from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.spark.dlq_export import to_file, to_ledger
 
     query = _query(group, topic, since, until, key, message_id, limit)
@@ -147,8 +147,8 @@ def resend(
     count is in the topic's index already is not sent again, so this may be run twice. All groups
     that consume the topic get the message. Exits 0 when nothing failed.
     """
-    from rocket_sink.producer import dlq as letters
-    from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.admin import dlq as letters
+    from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.producer.producer import Producer
 
     query = _query(group, topic, since, until, key, message_id, limit)
@@ -172,7 +172,7 @@ def _query(
     group: str, topic: str | None, since: dt.datetime | None, until: dt.datetime | None,
     key: str | None, message_id: str | None, limit: int | None,
 ) -> DlqQuery:  # fmt: skip
-    from rocket_sink.producer.dlq import DlqQuery
+    from rocket_sink.producer.admin.dlq import DlqQuery
 
     return DlqQuery(group, topic, _ms(since), _ms(until), key, message_id, limit)
 

@@ -25,7 +25,7 @@ _READ, _WRITE = 4, 2
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def routes(as_json: bool) -> None:
     """Show the brokers and queues of a topic."""
-    from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.admin.admin import Admin
 
     options = resolved_options()
     if not options.topic:

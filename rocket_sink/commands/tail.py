@@ -17,7 +17,7 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.wire.properties import split_keys
 
 if TYPE_CHECKING:
-    from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.wire.stored import StoredMessage
 
 _IDLE_S = 0.5
@@ -58,8 +58,8 @@ def tail(
 
     Ctrl-C ends it. No consumer group is used and no offset is stored: consumers do not notice.
     """
-    from rocket_sink.producer.admin import Admin
-    from rocket_sink.producer.topic_reader import await_dispatched
+    from rocket_sink.producer.admin.admin import Admin
+    from rocket_sink.producer.admin.topic_reader import await_dispatched
 
     options = resolved_options()
     if not options.topic:

@@ -33,7 +33,7 @@ from rocket_sink.ledger.schema import (
 from rocket_sink.text import storable
 
 if TYPE_CHECKING:
-    from rocket_sink.producer.values import Attempt
+    from rocket_sink.producer.engine.attempt import AttemptRecord
     from rocket_sink.routing.fault import Isolation
 
 
@@ -62,7 +62,7 @@ class RunContext:
 
 
 def send_rows(
-    attempts: Sequence[Attempt],
+    attempts: Sequence[AttemptRecord],
     ctx: RunContext,
     *,
     requests: Sequence[int] | None = None,

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from rocket_sink.message import Message, SendResult
 from rocket_sink.net import log
-from rocket_sink.producer.values import Completion
 
 _LOG: Final = log.logger(__name__)
 
@@ -44,6 +43,11 @@ class SendContext:
     cost_ms: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
     _started_s: float = field(default_factory=time.monotonic, repr=False)
+
+    def end(self, result: SendResult | None, error: BaseException | None) -> None:
+        """The send's end is known."""
+        self.result, self.error = result, error
+        self.cost_ms = (time.monotonic() - self._started_s) * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,48 +87,42 @@ class Hooks:
 
     def __init__(self, producer_group: str) -> None:
         self._group = producer_group
-        self._hooks: tuple[SendHook, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self._hooks)
+        self.hooks: tuple[SendHook, ...] = ()
+        """Public, for a look at an attribute is all that a send without hooks shall cost."""
 
     def add(self, hook: SendHook) -> None:
-        self._hooks = (*self._hooks, hook)
+        self.hooks = (*self.hooks, hook)
 
     def replace(self, old: SendHook | None, new: SendHook) -> None:
         """Put one in another's place."""
-        self._hooks = (*(hook for hook in self._hooks if hook is not old), new)
+        self.hooks = (*(hook for hook in self.hooks if hook is not old), new)
 
     def before(
         self, mode: str, topic: str, messages: Sequence[Message], message_ids: tuple[str, ...]
     ) -> SendContext | None:
         """Call them; None when there are none."""
-        if not self._hooks:
+        if not self.hooks:
             return None
         now_ms = time.time_ns() // 1_000_000
         context = SendContext(mode, self._group, topic, messages, message_ids, now_ms)
         self._each(lambda hook: hook.before_send(context))
         return context
 
-    def after(self, context: SendContext | None, completion: Completion) -> None:
-        self.ended(context, completion.result, completion.error)
-
     def ended(
         self, context: SendContext | None, result: SendResult | None, error: BaseException | None
     ) -> None:
         if context is None:
             return
-        context.result, context.error = result, error
-        context.cost_ms = (time.monotonic() - context._started_s) * 1000
+        context.end(result, error)
         self._each(lambda hook: hook.after_send(context))
 
     def end_transaction(self, **facts: Any) -> None:
-        if self._hooks:
+        if self.hooks:
             context = EndTransactionContext(producer_group=self._group, **facts)
             self._each(lambda hook: hook.end_transaction(context))
 
     def _each(self, call: Callable[[SendHook], None]) -> None:
-        for hook in self._hooks:
+        for hook in self.hooks:
             try:
                 call(hook)
             except Exception:

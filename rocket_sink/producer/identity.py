@@ -41,7 +41,8 @@ class Identity:
         self.client_id = f"{self.ip}@{instance}"
         self.group = with_namespace(options.namespace, options.producer_group)
         """The producer group as brokers know it."""
-        self._ids = new_message_ids(self.ip)
+        self.message_ids = new_message_ids(self.ip)
+        """Makes UNIQ_KEYs; not thread-safe."""
 
     def claim(self) -> None:
         """Be the only client of this id and group in this process, until `release`.
@@ -66,14 +67,6 @@ class Identity:
         with _claiming:
             if _claimed.get(key) is self:
                 del _claimed[key]
-
-    def message_id(self) -> str:
-        """A new UNIQ_KEY. Not thread-safe."""
-        return self._ids.next(time.time_ns() // 1_000_000)
-
-    def message_ids(self, count: int) -> list[str]:
-        """So many new ones. Not thread-safe."""
-        return self._ids.several(count, time.time_ns() // 1_000_000)
 
 
 def new_message_ids(ip: str) -> MessageIds:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from rocket_sink.forks import ForkLock
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine import SendEngine
-from rocket_sink.producer.shared import SharedHealth
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.shared_state import SharedBrokerState
 
 
 @dataclass
@@ -28,7 +28,7 @@ class _Idle:
 
 def make_engine(options: SinkOptions) -> SendEngine:
     """An engine on the executor's shared health store."""
-    return SendEngine(options, shared=SharedHealth.open(options))
+    return SendEngine(options, shared=SharedBrokerState.open(options))
 
 
 class ProducerPool:

@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocket_sink.errors import (
     ConfigurationError,
     MessageIllegalError,
     NotSentError,
+    ProducerClosedError,
     SendError,
 )
+from rocket_sink.forks import ForkLock
 from rocket_sink.message import Message, MessageQueue, SendResult
-from rocket_sink.producer.compose import Part
-from rocket_sink.producer.oneway import send_oneway
-from rocket_sink.producer.request_reply import Requests
-from rocket_sink.producer.send_future import Callback, SendFuture
-from rocket_sink.producer.ticket import Ticket
-from rocket_sink.producer.transactions import TransactionSends
-from rocket_sink.producer.values import SendRequest
+from rocket_sink.net import log
+from rocket_sink.net.hooks import RpcHook, RpcHooks
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.accumulator import BatchAccumulator
+from rocket_sink.producer.client_session import ClientSession
+from rocket_sink.producer.driver import Waiter, result_of
+from rocket_sink.producer.engine.attempt import SendRequest
+from rocket_sink.producer.engine.brokers import BrokerHealth
+from rocket_sink.producer.engine.headers import CredentialsProvider
+from rocket_sink.producer.future import Callback, SendFuture
+from rocket_sink.producer.hooks import Hooks, SendHook
+from rocket_sink.producer.request_builder import Part
+from rocket_sink.producer.tracing import Tracer
+from rocket_sink.producer.transactions import Execute, TransactionListener, TransactionResult
 from rocket_sink.routing.choice import select_by
+from rocket_sink.routing.fault import Isolation
 from rocket_sink.routing.keyed import owner, place
 from rocket_sink.routing.publish import PublishInfo
+from rocket_sink.wire.namespace import with_namespace
+from rocket_sink.wire.peer import PushedReply
+from rocket_sink.wire.stored import StoredMessage
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | None]
 
 
-class Producer(TransactionSends, Requests):
+class Producer:
     """Sends messages; thread-safe; a context manager.
 
-    A synchronous caller drives the connections himself; `send_async` starts a thread that does.
-    From the first send on a sleeping daemon thread sends heartbeats while nobody sends
+    A synchronous caller drives the connections itself; `send_async` starts a thread that does.
+    From the first send on a sleeping daemon thread sends heartbeats while no thread sends
     (`heartbeatBrokerInterval`), so that brokers go on listing the producer group. A forked child
     connects anew, under another client id and with other message ids.
 
@@ -41,7 +58,53 @@ class Producer(TransactionSends, Requests):
 
     Args:
         options: parsed options, or give them by name (`nameServer=...`).
+        credentials: gives the credentials in the options' place.
+        transaction_listener: see `on_transaction_check`.
     """
+
+    def __init__(
+        self,
+        options: SinkOptions | None = None,
+        *,
+        transaction_listener: TransactionListener | None = None,
+        credentials: CredentialsProvider | None = None,
+        **more: Any,
+    ) -> None:
+        """Raises OptionError; connects to no server yet."""
+        if options is not None and more:
+            options = options.with_(**more)
+        self.options = options if options is not None else SinkOptions.parse(more)
+        self.on_transaction_check = transaction_listener
+        """Called with a half message that the broker asks about; answers its state.
+
+        It runs on a thread of its own, one check at a time. What it raises counts as UNKNOWN: the
+        broker asks again. See `producer.transactions` for how often.
+        """
+        self._credentials = credentials
+        self._renewing = ForkLock()
+        self._closed = False
+        self._hooks = Hooks(with_namespace(self.options.namespace, self.options.producer_group))
+        self._rpc_hooks = RpcHooks()
+        self._session = self._new_session(None)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self._session.engine.pending} pending"
+        return f"<Producer {self.options.producer_group} at {self.options.name_server}, {state}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Wait for what is in flight, unregister, close. Closing twice is nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._session.of_pid == os.getpid():
+            self._session.close(timeout_s)
+            log.flush()
 
     # --- send modes --------------------------------------------------------------------------
 
@@ -63,8 +126,9 @@ class Producer(TransactionSends, Requests):
             MessageError: the message is not acceptable; nothing was sent.
             SendError: NotSentError, RejectedError or UnknownOutcomeError.
         """
-        request = self._request(message, queue, selector, arg, timeout_ms)
-        return self._result(self._wait(request, (message,)))
+        session = self._live_session()
+        request = self._request(session, message, queue, selector, arg, timeout_ms)
+        return session.driver.send(request, (message,), "sync")
 
     def send_async(
         self,
@@ -83,33 +147,21 @@ class Producer(TransactionSends, Requests):
         Raises:
             MessageError, WindowFullError, ProducerClosedError; all else is in the future.
         """
+        session, hooks, context = self._live_session(), self._hooks, None
+        accumulator = session.accumulator
         plain = queue is None and selector is None and timeout_ms is None
-        if plain and self._gatherer is not None and self._gatherer.takes(message):
-            return self._gather(message, callback)
-        request = self._request(message, queue, selector, arg, timeout_ms)
-        context = None
-        if self._hooks:
+        if plain and accumulator is not None and accumulator.takes(message):
+            return self._accumulate(session, accumulator, message, callback)
+        request = self._request(session, message, queue, selector, arg, timeout_ms)
+        if hooks.hooks:
             ids = (request.message_id,)
-            context = self._hooks.before("async", request.topic, (message,), ids)
-        future = SendFuture(self._hooks, context, callback)
-        self._driver.start_thread()
+            context = hooks.before("async", request.topic, (message,), ids)
+        future = SendFuture(hooks, context, callback)
         try:
-            self._driver.post(request, future, self._deadline_s(request))
+            session.driver.submit_nowait(request, future)
         except NotSentError as error:
-            self._hooks.ended(context, None, error)
+            hooks.ended(context, None, error)
             raise
-        return future
-
-    def _gather(self, message: Message, callback: Callback | None) -> Future[SendResult]:
-        self._check_open()
-        assert self._gatherer is not None
-        message_id, encoded = self._composer.encoded(message)
-        context = None
-        if self._hooks:
-            topic = self._composer.topic(message.topic)
-            context = self._hooks.before("async", topic, (message,), (message_id,))
-        future = SendFuture(self._hooks, context, callback)
-        self._gatherer.add(message, message_id, encoded, future)
         return future
 
     def send_oneway(
@@ -120,21 +172,16 @@ class Producer(TransactionSends, Requests):
         selector: Selector | None = None,
         arg: Any = None,
     ) -> None:
-        """Send without an answer: at most once, and nobody tells whether.
+        """Send without an answer: at most once, and no answer tells whether.
 
         The queue is chosen as for `send`. Returns when the frame has gone to the kernel.
 
         Raises:
             NotSentError: it could not be sent (Java 5.x loses it silently here).
         """
-        request = self._request(message, queue, selector, arg, None)
-        context = self._hooks.before("oneway", request.topic, (message,), (request.message_id,))
-        try:
-            send_oneway(self._driver, request, self._timeout_s)
-        except NotSentError as error:
-            self._hooks.ended(context, None, error)
-            raise
-        self._hooks.ended(context, None, None)
+        session = self._live_session()
+        request = self._request(session, message, queue, selector, arg, None)
+        session.driver.send_oneway(request, (message,))
 
     def send_batch(
         self,
@@ -152,20 +199,234 @@ class Producer(TransactionSends, Requests):
             MessageError: INVALID_BATCH and of single messages; nothing was sent.
             SendError: the first one; facts: `results`, those that were stored.
         """
-        self._check_open()
-        return self._send_parts(list(self._composer.batches(messages, queue)), timeout_ms)
+        session = self._live_session()
+        return self._send_parts(session, list(session.builder.batches(messages, queue)), timeout_ms)
+
+    def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
+        """The topic's writable queues.
+
+        Raises:
+            NoRouteError, NameServerUnavailableError
+        """
+        session = self._current_session()
+        return list(session.driver.publish_info(session.builder.topic(topic)).queues)
+
+    # --- transactions ------------------------------------------------------------------------
+
+    def listen_for_checks(self, *topics: str) -> None:
+        """Connect to the topics' brokers and answer their checks, without sending anything.
+
+        Raises:
+            NoRouteError, NameServerUnavailableError
+        """
+        self._live_session().transactions.listen_for_checks(topics)
+
+    def send_in_transaction(
+        self, message: Message, execute: Execute, arg: Any = None
+    ) -> TransactionResult:
+        """Send a half message, call `execute(message, arg)` once it is stored, end it.
+
+        `message` has its `message_id` set then. What `execute` raises does not come out of here:
+        it is in the result, and the state is UNKNOWN. END_TRANSACTION is awaited, where Java
+        sends it oneway and never learns of a failure; only UNKNOWN, which no broker answers, is
+        oneway. A half message whose outcome is unknown is not executed: the error is raised, and
+        the listener may be asked about a transaction that it never saw (answer ROLLBACK). A half
+        message that is stored degraded is rolled back.
+
+        Raises:
+            MessageError: INVALID_DELAY (a half message cannot be timed, Java drops the delay), or
+                as of `send`; nothing was sent.
+            SendError: the half message was not stored, or that is not known.
+        """
+        return self._live_session().transactions.send(message, execute, arg)
+
+    # --- requests, replies, recalls ----------------------------------------------------------
+
+    def request(
+        self, message: Message, timeout_s: float = 3.0, *, queue: MessageQueue | None = None
+    ) -> PushedReply:
+        """Send a message and wait for the reply that its consumer sends.
+
+        `timeout_s` is for both together, and travels with the message (TTL).
+
+        Raises:
+            MessageError: nothing was sent.
+            SendError: the request was not stored, or that is not known.
+            ReplyTimeoutError: it was stored, and no reply came in time.
+        """
+        return self._live_session().request_reply.request(message, timeout_s, queue)
+
+    def reply(
+        self, request: StoredMessage | Mapping[str, str], body: bytes, **fields: Any
+    ) -> SendResult:
+        """Answer a request that was received: the client that asked gets `body`.
+
+        `request` is the message, or the properties that a consumer of any language got with it;
+        `fields` are more of the reply's `Message` (tags, keys, properties, flag). Returns when a
+        broker has pushed the reply to the client, which may have given up waiting (TTL).
+
+        Raises:
+            MessageError: NOT_A_REQUEST, or the reply is not acceptable; nothing was sent.
+            SendError: the broker does not know the client any more, or as of `send`.
+        """
+        return self._live_session().request_reply.reply(request, body, **fields)
+
+    def recall(self, topic: str, recall_handle: str) -> str:
+        """Take a timed message back before its time; its client message id.
+
+        The handle is in the SendResult of a message with `delay_ms` or `delivery_timestamp_ms`
+        that a broker from 5.3.1 on stored.
+
+        Raises:
+            MessageError: INVALID_TOPIC, INVALID_RECALL_HANDLE.
+            SendError: no broker for it, or the broker refused (the time has passed, or its
+                recallMessageEnable is false, which is the default), or that is not known.
+        """
+        return self._live_session().request_reply.recall(topic, recall_handle)
+
+    # --- what else it tells and is told ------------------------------------------------------
+
+    def add_hook(self, hook: SendHook) -> None:
+        """Call the hook before and after every send from now on."""
+        self._hooks.add(hook)
+
+    def add_rpc_hook(self, hook: RpcHook) -> None:
+        """Call the hook around every request of any kind from now on (Java: RPCHook)."""
+        self._rpc_hooks.add(hook)
+
+    def broker_health(self) -> list[BrokerHealth]:
+        """What is known of each broker now: is it avoided, for how long, how quick is it."""
+        session = self._current_session()
+        with session.driver.lock:
+            return session.engine.brokers.health(session.engine.clock())
+
+    def isolations(self) -> list[Isolation]:
+        """Which brokers (or topics on them) came to be avoided since the last call, and why.
+
+        Times are seconds of `time.monotonic`. At most the last 10,000 events are kept.
+        """
+        session = self._current_session()
+        with session.driver.lock:
+            return session.engine.isolations()
+
+    @property
+    def late_replies(self) -> int:
+        """Replies that no request waited for any more."""
+        return self._session.request_reply.late_replies
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """With `enableTrace`: counts the traces that were lost."""
+        return self._session.tracer
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _live_session(self) -> ClientSession:
+        """The session to send by.
+
+        Raises:
+            ProducerClosedError
+        """
+        if self._closed:
+            raise ProducerClosedError("the producer is closed")
+        session = self._current_session()
+        if not session.driver.heartbeats.started:
+            session.driver.heartbeats.start()
+        return session
+
+    def _current_session(self) -> ClientSession:
+        """This process's own: made anew after a fork."""
+        if self._session.of_pid != os.getpid():
+            with self._renewing:
+                old = self._session
+                if old.of_pid != os.getpid():
+                    old.engine.abandon()
+                    self._session = self._new_session(old.tracer)
+        return self._session
+
+    def _new_session(self, old_tracer: Tracer | None) -> ClientSession:
+        session = ClientSession(
+            self.options,
+            hooks=self._hooks,
+            rpc_hooks=self._rpc_hooks,
+            credentials=self._credentials,
+            listener=lambda: self.on_transaction_check,
+        )
+        if session.tracer is not None:
+            self._hooks.replace(old_tracer, session.tracer)
+        return session
+
+    def _request(
+        self,
+        session: ClientSession,
+        message: Message,
+        queue: MessageQueue | None,
+        selector: Selector | None,
+        arg: Any,
+        timeout_ms: int | None,
+    ) -> SendRequest:
+        if queue is not None and selector is not None:
+            raise ConfigurationError("give a queue or a selector, not both")
+        request = session.builder.single(message)
+        if timeout_ms is not None:
+            request.timeout_s = timeout_ms / 1000
+        if selector is not None:
+            info = session.driver.publish_info(request.topic)
+            queue = select_by(selector, info, message, arg)
+        if queue is not None:
+            request.queue = session.builder.queue(queue)
+        elif message.sharding_key is not None:
+            self._shard(session, request, message.sharding_key)
+        return request
+
+    def _shard(self, session: ClientSession, request: SendRequest, key: str) -> None:
+        sharding_hash, ordering = self.options.sharding_hash, self.options.ordering
+        if ordering == "strict":
+            info = session.driver.publish_info(request.topic)
+            request.queue = owner(info, key, sharding_hash)
+            request.ordered = True
+            return
+
+        def choose(info: PublishInfo, available: Callable[[str], bool]) -> MessageQueue | None:
+            return place(info, owner(info, key, sharding_hash), available)
+
+        request.choose = choose
+        request.ordered = ordering == "best_effort"
+
+    def _accumulate(
+        self,
+        session: ClientSession,
+        accumulator: BatchAccumulator,
+        message: Message,
+        callback: Callback | None,
+    ) -> Future[SendResult]:
+        message_id, encoded = session.builder.encoded(message)
+        context = None
+        if self._hooks.hooks:
+            topic = session.builder.topic(message.topic)
+            context = self._hooks.before("async", topic, (message,), (message_id,))
+        future = SendFuture(self._hooks, context, callback)
+        accumulator.add(message, message_id, encoded, future)
+        return future
 
     def _send_parts(
-        self, parts: Sequence[Part], timeout_ms: int | None, *, in_turn: bool = False
+        self,
+        session: ClientSession,
+        parts: Sequence[Part],
+        timeout_ms: int | None,
+        *,
+        in_turn: bool = False,
     ) -> list[SendResult]:
-        begun: Iterable[Ticket | NotSentError] = (self._begin(part, timeout_ms) for part in parts)
+        begun: Iterable[Waiter | NotSentError] = (
+            self._begin(session, part, timeout_ms) for part in parts
+        )
         if not in_turn:
             begun = list(begun)
         results: list[SendResult] = []
         failure: BaseException | None = None
-        for part, ticket in zip(parts, begun, strict=True):
+        for part, waiter in zip(parts, begun, strict=True):
             try:
-                results += self._batch_results(part, ticket, timeout_ms)
+                results += self._batch_results(session, part, waiter, timeout_ms)
             except SendError as error:
                 results += error.facts.get("results", ())
                 failure = failure or error
@@ -174,71 +435,36 @@ class Producer(TransactionSends, Requests):
             raise failure
         return results
 
-    def _begin(self, part: Part, timeout_ms: int | None) -> Ticket | NotSentError:
+    def _begin(
+        self, session: ClientSession, part: Part, timeout_ms: int | None
+    ) -> Waiter | NotSentError:
         """Submit it; the error if that failed, as others are on their way already."""
-        request, context = part.request, None
-        request.timeout_s = self._given_s(timeout_ms)
-        ticket = Ticket()
-        if self._hooks:
+        request, hooks, context = part.request, self._hooks, None
+        if timeout_ms is not None:
+            request.timeout_s = timeout_ms / 1000
+        waiter = Waiter()
+        if hooks.hooks:
             ids = tuple(request.message_id.split(","))
-            context = self._hooks.before("batch", request.topic, part.messages, ids)
-            ticket = Ticket(lambda completion: self._hooks.after(context, completion))
+            context = hooks.before("batch", request.topic, part.messages, ids)
+            waiter = Waiter(lambda end: hooks.ended(context, end.result, end.error))
         try:
-            self._driver.submit(request, ticket, self._deadline_s(request))
+            session.driver.submit(request, waiter)
         except NotSentError as error:
-            self._hooks.ended(context, None, error)
+            hooks.ended(context, None, error)
             return error
-        return ticket
+        return waiter
 
     def _batch_results(
-        self, part: Part, ticket: Ticket | NotSentError, timeout_ms: int | None
-    ) -> list[SendResult]:
-        if isinstance(ticket, NotSentError):
-            raise ticket
-        completion = self._driver.wait(ticket)
-        if part.request.batch and isinstance(completion.error, MessageIllegalError):
-            return self._send_parts(self._composer.halves(part), timeout_ms, in_turn=True)
-        return [self._result(completion)]
-
-    def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
-        """The topic's writable queues.
-
-        Raises:
-            NoRouteError, NameServerUnavailableError
-        """
-        return list(self._info(self._composer.topic(topic)).queues)
-
-    # --- inside ------------------------------------------------------------------------------
-
-    def _request(
         self,
-        message: Message,
-        queue: MessageQueue | None,
-        selector: Selector | None,
-        arg: Any,
+        session: ClientSession,
+        part: Part,
+        waiter: Waiter | NotSentError,
         timeout_ms: int | None,
-    ) -> SendRequest:
-        self._check_open()
-        if queue is not None and selector is not None:
-            raise ConfigurationError("give a queue or a selector, not both")
-        request = self._composer.single(message)
-        request.timeout_s = self._given_s(timeout_ms)
-        if selector is not None:
-            queue = select_by(selector, self._info(request.topic), message, arg)
-        if queue is not None:
-            request.queue = self._composer.queue(queue)
-        elif message.sharding_key is not None:
-            self._shard(request, message.sharding_key)
-        return request
-
-    def _shard(self, request: SendRequest, key: str) -> None:
-        if self.options.ordering == "strict":
-            request.queue = owner(self._info(request.topic), key, self._sharding_hash)
-            request.ordered = True
-            return
-
-        def choose(info: PublishInfo, available: Callable[[str], bool]) -> MessageQueue | None:
-            return place(info, owner(info, key, self._sharding_hash), available)
-
-        request.choose = choose
-        request.ordered = self.options.ordering == "best_effort"
+    ) -> list[SendResult]:
+        if isinstance(waiter, NotSentError):
+            raise waiter
+        completion = session.driver.wait(waiter)
+        if part.request.batch and isinstance(completion.error, MessageIllegalError):
+            halves = session.builder.split(part)
+            return self._send_parts(session, halves, timeout_ms, in_turn=True)
+        return [result_of(completion)]

@@ -1,23 +1,25 @@
 """Message traces, gathered and sent to the trace topic by the producer itself.
 
 As Java's AsyncTraceDispatcher: a trace message holds up to 100 lines or 128 kB, all of one topic's
-messages, and is written at the latest 500 ms after its first line, by whoever drives the engine
-(the first trace starts the producer's thread). Traces never fail a send: what cannot be sent is
-dropped, counted and logged, and so is everything above 2048 waiting lines. What goes to the trace
-topic is not traced, nor is what a broker answers with TRACE_ON=false.
+messages, and is written at the latest 500 ms after its first line, by the thread that drives the
+engine (the first trace starts the producer's thread). Traces never fail a send: what cannot be sent
+is dropped, counted and logged, and so is everything above 2048 waiting lines. What goes to the
+trace topic is not traced, nor is what a broker answers with TRACE_ON=false.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Final
 
 from rocket_sink.errors import Outcome, RocketSinkError
 from rocket_sink.message import Message
 from rocket_sink.net import log
+from rocket_sink.producer.driver import Driver, Waiter
+from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.hooks import EndTransactionContext, SendContext, SendHook
+from rocket_sink.producer.request_builder import RequestBuilder
 from rocket_sink.wire.answers import DEFAULT_REGION
 from rocket_sink.wire.trace import (
     EndTransactionTrace,
@@ -35,25 +37,12 @@ _BODY_MAX: Final = 128_000
 
 
 class Tracer(SendHook):
-    """A hook that gathers, and a chore that sends.
+    """A hook that gathers, and a timer task that sends."""
 
-    Args:
-        topic: the trace topic.
-        send: sends a message without waiting and without hooks; may raise RocketSinkError.
-        attend: told when there is a new due time.
-        clock: monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        topic: str,
-        group: str,
-        send: Callable[[Message], None],
-        attend: Callable[[], None],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, topic: str, group: str, builder: RequestBuilder, driver: Driver) -> None:
         self._topic, self._group = topic, group
-        self._send, self._attend, self._clock = send, attend, clock
+        self._builder, self._driver = builder, driver
+        self._clock = driver.engine.clock
         self._lock = threading.Lock()
         self._lines: list[Trace] = []
         self._due_s: float | None = None
@@ -127,14 +116,14 @@ class Tracer(SendHook):
                 news = self._due_s is None
                 self._due_s = self._due_s or now_s + _DELAY_S
         if news:
-            self._attend()
+            self._driver.reschedule()
 
-    def lost(self, error: Exception) -> None:
-        """A trace message was not stored."""
-        self.dropped += 1
-        _LOG.warning("a message with traces is lost: %s", error)
+    def _ended(self, completion: Completion) -> None:
+        if completion.error is not None:
+            self.dropped += 1
+            _LOG.warning("a message with traces is lost: %s", completion.error)
 
-    # --- the chore ---------------------------------------------------------------------------
+    # --- the timer task ---------------------------------------------------------------------------
 
     def due_s(self) -> float | None:
         return self._due_s
@@ -161,7 +150,9 @@ class Tracer(SendHook):
                 self._write(lines[:half])
                 self._write(lines[half:])
                 return
-            self._send(Message(self._topic, body.encode(), keys=tuple(sorted(keys))))
+            # Without hooks: a trace is not traced.
+            message = Message(self._topic, body.encode(), keys=tuple(sorted(keys)))
+            self._driver.submit_nowait(self._builder.single(message), Waiter(self._ended))
         except RocketSinkError as error:
             self.dropped += len(lines)
             _LOG.warning("%d message traces are lost: %s", len(lines), error)

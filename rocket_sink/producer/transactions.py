@@ -10,8 +10,11 @@ topic at the commit's time, not the send's; a half message's queue offset is not
 
 from __future__ import annotations
 
+import enum
 import queue
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rocket_sink.errors import (
@@ -26,25 +29,13 @@ from rocket_sink.errors import (
 )
 from rocket_sink.message import Message, SendResult
 from rocket_sink.net import log
-from rocket_sink.net.link import Link
-from rocket_sink.options import SinkOptions
-from rocket_sink.producer.base import ProducerBase
-from rocket_sink.producer.compose import named
-from rocket_sink.producer.transaction_values import (
-    COMMIT,
-    FLAGS,
-    ROLLBACK,
-    UNKNOWN,
-    Execute,
-    TransactionListener,
-    TransactionResult,
-    TransactionState,
-    checked,
-    executed,
-)
+from rocket_sink.net.channel import Channel
+from rocket_sink.producer.driver import Driver
+from rocket_sink.producer.hooks import Hooks
+from rocket_sink.producer.request_builder import RequestBuilder, named
 from rocket_sink.routing.verdict import error_for_answer
 from rocket_sink.wire import requests
-from rocket_sink.wire.codes import RequestCode, ResponseCode, SysFlag
+from rocket_sink.wire.codes import ResponseCode, SysFlag
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.peer import TransactionCheck, decode_transaction_check
@@ -55,98 +46,111 @@ _LOG: Final = log.logger(__name__)
 _HELD_CHECKS: Final = 2000
 """Checks that wait for the listener (Java: checkRequestHoldMax); more are asked again anyway."""
 
-__all__ = [
-    "COMMIT",
-    "ROLLBACK",
-    "UNKNOWN",
-    "TransactionListener",
-    "TransactionResult",
-    "TransactionSends",
-    "TransactionState",
-]
+
+class TransactionState(enum.Enum):
+    """What became of the local transaction; the values are Java's LocalTransactionState names."""
+
+    COMMIT = "COMMIT_MESSAGE"
+    ROLLBACK = "ROLLBACK_MESSAGE"
+    UNKNOWN = "UNKNOW"
+    """Not known yet: the broker will ask."""
 
 
-class TransactionSends(ProducerBase):
-    """The transactional side of `Producer`."""
+COMMIT: Final = TransactionState.COMMIT
+ROLLBACK: Final = TransactionState.ROLLBACK
+UNKNOWN: Final = TransactionState.UNKNOWN
+FLAGS: Final = {
+    COMMIT: SysFlag.TRANSACTION_COMMIT,
+    ROLLBACK: SysFlag.TRANSACTION_ROLLBACK,
+    UNKNOWN: SysFlag.TRANSACTION_NOT,
+}
+
+Execute = Callable[[Message, Any], TransactionState | None]
+TransactionListener = Callable[[StoredMessage], TransactionState | None]
+
+
+@dataclass(frozen=True)
+class TransactionResult:
+    """What became of a half message and of its transaction.
+
+    Attributes:
+        send_result: the half message's; its queue offset is in the hidden half topic.
+        state: what `execute` said; ROLLBACK for a half message stored less durably than asked
+            for (`execute` was not called); UNKNOWN when it raised or answered nothing.
+        local_error: what `execute` raised.
+        end_error: why the broker did not confirm the end. It will ask the listener then, unless
+            it did get the request.
+    """
+
+    send_result: SendResult
+    state: TransactionState
+    local_error: Exception | None = None
+    end_error: SendError | None = None
+
+    @property
+    def transaction_id(self) -> str:
+        """The client message id, by which the listener knows the transaction again."""
+        return self.send_result.message_id
+
+    @property
+    def ended(self) -> bool:
+        """The broker has confirmed the commit or the rollback."""
+        return self.state is not UNKNOWN and self.end_error is None
+
+
+class TransactionClient:
+    """Half messages, their ends and their checks, of one client.
+
+    Args:
+        listener: gives the user's listener, which may be set later.
+    """
 
     def __init__(
         self,
-        options: SinkOptions | None = None,
-        *,
-        transaction_listener: TransactionListener | None = None,
-        **more: Any,
+        group: str,
+        driver: Driver,
+        builder: RequestBuilder,
+        hooks: Hooks,
+        listener: Callable[[], TransactionListener | None],
     ) -> None:
-        super().__init__(options, **more)
-        self._listener: TransactionListener | None = None
-        self._handlers[RequestCode.CHECK_TRANSACTION_STATE] = self._hold_check
-        if transaction_listener is not None:
-            self.on_transaction_check = transaction_listener
-
-    def _start(self) -> None:
-        super()._start()
+        self._group = group
+        self._driver = driver
+        self._builder = builder
+        self._hooks = hooks
+        self._listener = listener
         self._checks: queue.Queue[tuple[str, TransactionCheck]] | None = None
 
-    @property
-    def on_transaction_check(self) -> TransactionListener | None:
-        """Called with a half message that the broker asks about; answers its state.
-
-        It runs on a thread of its own, one check at a time. What it raises counts as UNKNOWN: the
-        broker asks again. See the module for how often.
-        """
-        return self._listener
-
-    @on_transaction_check.setter
-    def on_transaction_check(self, listener: TransactionListener | None) -> None:
-        self._listener = listener
-
-    def listen_for_checks(self, *topics: str) -> None:
+    def listen_for_checks(self, topics: tuple[str, ...]) -> None:
         """Connect to the topics' brokers and answer their checks, without sending anything.
 
         Raises:
             NoRouteError, NameServerUnavailableError
         """
-        self._check_open()
         for topic in topics:
-            self._info(self._composer.topic(topic))
-        self._stay_reachable()
+            self._driver.publish_info(self._builder.topic(topic))
+        self._driver.stay_connected()
 
-    def send_in_transaction(
-        self, message: Message, execute: Execute, arg: Any = None
-    ) -> TransactionResult:
-        """Send a half message, call `execute(message, arg)` once it is stored, end it.
-
-        `message` has its `message_id` set then. What `execute` raises does not come out of here:
-        it is in the result, and the state is UNKNOWN. END_TRANSACTION is awaited, where Java
-        sends it oneway and never learns of a failure; only UNKNOWN, which no broker answers, is
-        oneway. A half message whose outcome is unknown is not executed: the error is raised, and
-        the listener may be asked about a transaction that it never saw (answer ROLLBACK). A half
-        message that is stored degraded is rolled back.
-
-        Raises:
-            MessageError: INVALID_DELAY (a half message cannot be timed, Java drops the delay), or
-                as of `send`; nothing was sent.
-            SendError: the half message was not stored, or nobody knows.
-        """
-        self._check_open()
+    def send(self, message: Message, execute: Execute, arg: Any = None) -> TransactionResult:
+        """`Producer.send_in_transaction`."""
         if message.is_timed:
             raise MessageError(
                 "a transactional message cannot be delayed or timed",
                 code="INVALID_DELAY", topic=message.topic, keys=message.keys,
             )  # fmt: skip
-        if self._listener is not None:
-            self._stay_reachable()
-        request = self._composer.single(message, {TRAN_MSG: "true", PGROUP: self._group})
+        if self._listener() is not None:
+            self._driver.stay_connected()
+        request = self._builder.single(message, {TRAN_MSG: "true", PGROUP: self._group})
         request.timed = True  # never in a batch
         request.sys_flag |= SysFlag.TRANSACTION_PREPARED
         identified = named(message, request.message_id)
         try:
-            half = self._result(self._wait(request, (message,), "transaction"))
+            half = self._driver.send(request, (message,), "transaction")
         except DegradedError as degraded:
             self._end(identified, degraded.facts["result"], ROLLBACK, None)
             raise
         state, failure = ROLLBACK, None
         if half.outcome is Outcome.ACKED:
-            state, failure = executed(execute, identified, arg)
+            state, failure = _executed(execute, identified, arg)
         error = self._end(identified, half, state, failure)
         return TransactionResult(half, state, failure, error)
 
@@ -161,7 +165,7 @@ class TransactionSends(ProducerBase):
             return InvalidAnswerError(f"{name} stored a half message without id: {unreadable}")
         frame = requests.end_transaction(
             producer_group=self._group,
-            topic=self._composer.topic(message.topic),
+            topic=self._builder.topic(message.topic),
             tran_state_table_offset=half.queue_offset,
             commit_log_offset=offset,
             commit_or_rollback=FLAGS[state],
@@ -170,7 +174,7 @@ class TransactionSends(ProducerBase):
             broker_name=name,
             remark=f"executing the local transaction raised {failure!r}" if failure else None,
         )
-        address = self._engine.routes.addresses().get(name, half.broker_address)
+        address = self._driver.engine.routes.addresses().get(name, half.broker_address)
         error = self._tell_end(address, frame, state)
         self._tell_hooks(message, half.transaction_id, address, frame, state, error)
         if error is not None:
@@ -189,7 +193,7 @@ class TransactionSends(ProducerBase):
             if state is UNKNOWN:
                 self._driver.oneway(address, frame)
                 return None
-            answer = self._driver.invoke(address, frame, self._timeout_s)
+            answer = self._driver.invoke(address, frame)
         except SendError as error:
             return error
         if answer.code == ResponseCode.SUCCESS:
@@ -222,16 +226,16 @@ class TransactionSends(ProducerBase):
             error=error,
         )
 
-    # --- check-backs -------------------------------------------------------------------------
+    # --- checks -------------------------------------------------------------------------
 
-    def _hold_check(self, link: Link, frame: Frame) -> None:
+    def take_check(self, channel: Channel, frame: Frame) -> None:
         """Take a check over to the listener's thread; without a listener the broker asks others."""
         check = decode_transaction_check(frame)
-        if self._listener is None or check.producer_group != self._group:
+        if self._listener() is None or check.producer_group != self._group:
             _LOG.warning(
                 "no listener for the transaction check of group %s",
                 check.producer_group,
-                extra={"peer": link.address},
+                extra={"peer": channel.address},
             )
             return
         if self._checks is None:
@@ -241,16 +245,16 @@ class TransactionSends(ProducerBase):
                 name="rocket-sink-transaction-checks", daemon=True,
             ).start()  # fmt: skip
         try:
-            self._checks.put_nowait((link.address, check))
+            self._checks.put_nowait((channel.address, check))
         except queue.Full:
             _LOG.warning(
                 "%d transaction checks wait; one more is dropped",
                 _HELD_CHECKS,
-                extra={"peer": link.address},
+                extra={"peer": channel.address},
             )
 
     def _answer_checks(self, checks: queue.Queue[tuple[str, TransactionCheck]]) -> None:
-        while not self._closed:
+        while not self._driver.closing:
             try:
                 address, check = checks.get(timeout=0.2)
             except queue.Empty:
@@ -266,7 +270,7 @@ class TransactionSends(ProducerBase):
                 )
 
     def _answer_check(self, address: str, check: TransactionCheck) -> None:
-        state, failure = checked(self._listener, check.message)
+        state, failure = _checked(self._listener(), check.message)
         frame = requests.end_transaction(
             producer_group=check.producer_group,
             topic=check.topic,
@@ -283,3 +287,36 @@ class TransactionSends(ProducerBase):
         self._tell_hooks(check.message, check.transaction_id, address, frame, state, error)
         if error is not None:
             raise error
+
+
+def _executed(
+    execute: Execute, message: Message, arg: Any
+) -> tuple[TransactionState, Exception | None]:
+    try:
+        return _state(execute(message, arg)), None
+    except Exception as error:
+        _LOG.exception("the local transaction %s raised", message.message_id)
+        return UNKNOWN, error
+
+
+def _checked(
+    listener: TransactionListener | None, message: StoredMessage
+) -> tuple[TransactionState, Exception | None]:
+    try:
+        return (UNKNOWN if listener is None else _state(listener(message))), None
+    except Exception as error:
+        _LOG.exception("the listener raised for transaction %s", message.message_id)
+        return UNKNOWN, error
+
+
+def _state(answer: object) -> TransactionState:
+    """None is UNKNOWN, as in Java.
+
+    Raises:
+        TypeError: anything else that is no state.
+    """
+    if answer is None:
+        return UNKNOWN
+    if isinstance(answer, TransactionState):
+        return answer
+    raise TypeError(f"a TransactionState is wanted, not {answer!r}")

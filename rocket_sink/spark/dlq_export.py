@@ -18,7 +18,7 @@ from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.letters import dead_letter_rows
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.spool import SpoolWriter
-from rocket_sink.producer.dlq import DeadLetter
+from rocket_sink.producer.admin.dlq import DeadLetter
 from rocket_sink.spark.stored_rows import STORED_SCHEMA, stored_batch
 from rocket_sink.text import json_text
 from rocket_sink.wire.stored import memory_bytes

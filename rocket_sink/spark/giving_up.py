@@ -37,8 +37,8 @@ from rocket_sink.errors import (
 from rocket_sink.message import Message
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine import SendEngine
-from rocket_sink.producer.values import Completion, SendRequest
+from rocket_sink.producer.engine.attempt import Completion, SendRequest
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.spark.accounts import Accounts
 from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.spark.groups import without_rows

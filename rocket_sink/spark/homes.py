@@ -24,7 +24,7 @@ from rocket_sink.spark.pins import GivenQueues, Pinned, RoutePins, queues_of, wi
 from rocket_sink.wire.namespace import with_namespace
 
 if TYPE_CHECKING:
-    from rocket_sink.producer.engine import SendEngine
+    from rocket_sink.producer.engine.engine import SendEngine
 
 Lists = Mapping[str, Pinned]
 """By topic."""

@@ -23,7 +23,7 @@ from rocket_sink.ledger.records import (
 )
 from rocket_sink.option_spec import Secret
 from rocket_sink.options import OPTIONS, SinkOptions
-from rocket_sink.producer.values import Attempt, Completion
+from rocket_sink.producer.engine.attempt import AttemptRecord, Completion
 from rocket_sink.secret_source import resolve
 from rocket_sink.spark.accounts import TaskSummary
 from rocket_sink.spark.checks import Refused
@@ -64,7 +64,7 @@ class Journal:
         self._include_body = options.include_body
         self._secrets = _secrets_of(options)
         self._intents: list[PendingRequest] | None = [] if intents else None
-        self._attempts: list[tuple[Attempt, int, bool]] = []
+        self._attempts: list[tuple[AttemptRecord, int, bool]] = []
         self._letters = 0
         self.on_letters: Callable[[pa.RecordBatch], None] = lambda batch: None
         """Called with each batch of dead letters after it was handed to the ledger."""

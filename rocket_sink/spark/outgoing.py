@@ -8,7 +8,7 @@ from typing import Any, Final
 from rocket_sink.errors import DeliveryError, Outcome, ProtocolError
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.values import Completion, SendRequest
+from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.routing.keyed import place
 from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.spark.accounts import TaskSummary
@@ -55,11 +55,11 @@ class Outgoing:
                 token=request,
                 message_id=request.first_message_id,
             )
-        send.patient = True
+        send.retry_while_busy = True
         self._place(send, request)
         if self._once:
             ids = request.first_message_id, request.last_message_id
-            send.proof = ids if request.message_count > 1 else ids[:1]
+            send.verify_ids = ids if request.message_count > 1 else ids[:1]
         return send
 
     def note_move(

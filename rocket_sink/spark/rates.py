@@ -12,7 +12,7 @@ Connect).
 from __future__ import annotations
 
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.pace import share
+from rocket_sink.producer.engine.limits import per_task_rate
 
 
 def by_the_second(options: SinkOptions) -> SinkOptions:
@@ -21,10 +21,10 @@ def by_the_second(options: SinkOptions) -> SinkOptions:
         return options
     changes = {}
     if options.max_messages_per_second:
-        most = max(1, int(share(options.max_messages_per_second, options)))
+        most = max(1, int(per_task_rate(options.max_messages_per_second, options)))
         changes["requestMaxMessages"] = min(options.request_max_messages, most)
     if options.max_bytes_per_second:
-        largest = max(1024, int(share(options.max_bytes_per_second, options)))
+        largest = max(1024, int(per_task_rate(options.max_bytes_per_second, options)))
         changes["requestMaxBytes"] = min(options.request_max_bytes, largest)
     return options.with_(**changes)
 

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from rocket_sink.errors import ConfigurationError, OptionError
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.spark.read_options import EARLIEST, LATEST, ReadOptions
 from rocket_sink.spark.stored_rows import STORED_SCHEMA, stored_batch
 from rocket_sink.wire.stored import memory_bytes

@@ -35,8 +35,8 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.starts import Earlier, EpochStarts
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine import SendEngine
-from rocket_sink.producer.stored import StoredMessages
+from rocket_sink.producer.admin.stored_messages import StoredMessages
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.spark.accounts import Accounts
 from rocket_sink.spark.contract_rows import RowBatch
 from rocket_sink.spark.pending import PendingRequest

@@ -43,9 +43,9 @@ from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH
 from rocket_sink.ledger.shared import LedgerToken
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine import SendEngine
-from rocket_sink.producer.pace import share
-from rocket_sink.producer.stored import StoredMessages
+from rocket_sink.producer.admin.stored_messages import StoredMessages
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.limits import per_task_rate
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.homes import HomeQueues, Lists, has_own_queue
 from rocket_sink.spark.journal import Journal
@@ -54,7 +54,7 @@ from rocket_sink.spark.task import TaskBody
 from rocket_sink.wire.namespace import with_namespace
 
 if TYPE_CHECKING:
-    from rocket_sink.producer.engine import SendEngine
+    from rocket_sink.producer.engine.engine import SendEngine
 
 
 _ADVICE: Final = (
@@ -478,10 +478,10 @@ def waiting_of(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Itera
 def _chunk_rows(batch: pa.RecordBatch, options: SinkOptions) -> int:
     rows = float(CHUNK)
     if options.max_messages_per_second:
-        rows = min(rows, share(options.max_messages_per_second, options))
+        rows = min(rows, per_task_rate(options.max_messages_per_second, options))
     if options.max_bytes_per_second and batch.num_rows:
         mean_bytes = max(1.0, batch.nbytes / batch.num_rows)
-        rows = min(rows, share(options.max_bytes_per_second, options) / mean_bytes)
+        rows = min(rows, per_task_rate(options.max_bytes_per_second, options) / mean_bytes)
     return max(1, int(rows))
 
 

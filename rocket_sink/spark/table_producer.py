@@ -23,7 +23,7 @@ from rocket_sink.ledger.schema import COLUMNS, DEAD_LETTER, LEDGER_SCHEMA
 from rocket_sink.ledger.shared import LedgerToken, ledger_token
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark.accounts import TaskSummary, WriteSummary
 from rocket_sink.spark.contract import ColumnPlan, resolve_columns

@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from rocket_sink.errors import DeliveryError, NoRouteError, Outcome
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine import SendEngine
-from rocket_sink.producer.values import Completion
+from rocket_sink.producer.engine.attempt import Completion
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.spark.accounts import Accounts, TaskSummary
 from rocket_sink.spark.checks import Refused, validate

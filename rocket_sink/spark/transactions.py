@@ -42,11 +42,11 @@ from rocket_sink.ledger.table import check_table, is_classic, last_txn_version, 
 from rocket_sink.ledger.views import queried
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin import Admin
-from rocket_sink.producer.commits import CommitReport, Half, HalfCommits
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.half_commits import CommitReport, Half, HalfMessageCommitter
 from rocket_sink.producer.pool import ProducerPool, worker_pool
 from rocket_sink.producer.producer import Producer
-from rocket_sink.producer.transaction_values import ROLLBACK, UNKNOWN, TransactionState
+from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN, TransactionState
 from rocket_sink.spark.halves import HalfMark, check_group
 from rocket_sink.text import storable
 from rocket_sink.wire.ids import decode_offset_message_id
@@ -171,7 +171,7 @@ class Endings:
         begun_before = not mark.begin()
         found = [_half(row) for row in rows]
         with self._pool.engine(self._options) as engine:
-            commits = HalfCommits(
+            commits = HalfMessageCommitter(
                 engine, group=self.group, ordered=self._ordered,
                 since_ms=since_ms, progress=lambda done: progress(done, len(rows)),
             )  # fmt: skip

@@ -18,7 +18,7 @@ from rocket_sink.ledger.shared import LedgerToken
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.starts import claim_app_id
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool, worker_pool
 from rocket_sink.spark.accounts import TaskSummary
 from rocket_sink.spark.content_ids import ContentIds

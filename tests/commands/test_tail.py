@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rocket_sink import Message, Producer, cli
-from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.testing import FakeCluster
 
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocket_sink.cluster import LocalCluster
-from rocket_sink.producer.admin import Admin
-from rocket_sink.producer.topic_reader import read_topic
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.topic_reader import read_topic
 from rocket_sink.wire.ids import offset_message_id
 from tests.damaged import damaged
 

@@ -17,8 +17,8 @@ import pytest
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.topic_reader import read_topic
 from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.producer.topic_reader import read_topic
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.worker import TaskRun
 from tests.damaged import damaged
@@ -202,7 +202,7 @@ def test_a_stream_outlives_a_killed_broker(
 
 def _kill_when_stored(sending: Sending, broker: Any) -> None:
     """Kill the broker as soon as the first rows have arrived anywhere."""
-    from rocket_sink.producer.admin import Admin
+    from rocket_sink.producer.admin.admin import Admin
 
     with Admin(nameServer=sending.cluster.name_server) as admin:
         queues = admin.queues(sending.topic)

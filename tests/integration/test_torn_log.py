@@ -13,8 +13,8 @@ import pytest
 
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin import Admin
-from rocket_sink.producer.topic_reader import read_topic
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.topic_reader import read_topic
 from rocket_sink.testing import Drop, FaultProxies
 from tests.spark.one_task import run_task
 

@@ -19,7 +19,7 @@ from rocket_sink.cluster import LocalCluster
 from rocket_sink.commands.output import Bar
 from rocket_sink.commands.transactions import settled
 from rocket_sink.errors import DeliveryError
-from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.spark import foreach_batch, transactions
 from rocket_sink.spark.transactions import Endings
 from tests.producer.waiting import until

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocket_sink.cluster import LocalCluster, find_java, resolve_jars
-from rocket_sink.producer.admin import Admin
-from rocket_sink.producer.topic_reader import await_dispatched
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.topic_reader import await_dispatched
 
 FOLDER = Path(__file__).parent
 GENERATIONS = ("5.3.3", "4.9.7", "5.5.0")

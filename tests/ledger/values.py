@@ -9,7 +9,7 @@ import pyarrow as pa
 from rocket_sink.errors import Outcome
 from rocket_sink.ledger.letters import dead_letter_rows
 from rocket_sink.ledger.records import RunContext, confirmed_row, epoch_row, send_rows
-from rocket_sink.producer.values import Attempt
+from rocket_sink.producer.engine.attempt import AttemptRecord
 
 
 def context(**changes: Any) -> RunContext:
@@ -21,14 +21,14 @@ def context(**changes: Any) -> RunContext:
     return RunContext(**{**values, **changes})
 
 
-def attempt(**changes: Any) -> Attempt:
+def attempt(**changes: Any) -> AttemptRecord:
     values: dict[str, Any] = {
         "attempt": 1, "topic": "t", "broker_name": "broker-a", "broker_address": "10.0.0.1:10911",
         "queue_id": 3, "queue_offset": 42, "started_ms": 1_700_000_000_123, "queue_wait_ms": 0.5,
         "connect_ms": 0.0, "rtt_ms": 1.25, "message_count": 7, "body_bytes": 700,
         "wire_bytes": 900, "outcome": Outcome.ACKED, "response_code": 0,
     }  # fmt: skip
-    return Attempt(**{**values, **changes})
+    return AttemptRecord(**{**values, **changes})
 
 
 def sends(ctx: RunContext, count: int = 1, **changes: Any) -> pa.RecordBatch:

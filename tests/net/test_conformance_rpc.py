@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocket_sink.net.pump import Pump
-from rocket_sink.net.rpc import invoke
+from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.testing.server import Loop, Port
 from rocket_sink.wire.codes import LanguageCode
@@ -36,11 +35,11 @@ def server():
 @pytest.mark.parametrize("serializer", ["json", "rocketmq"])
 def test_c54_sync_oneway_and_many_at_once(server, serializer):
     address, seen = server
-    pump = Pump(SinkOptions.parse(nameServer=address, serializeType=serializer))
-    answer = invoke(pump, address, Frame(0, HEADER), 5.0)
+    client = NetworkClient(SinkOptions.parse(nameServer=address, serializeType=serializer))
+    answer = invoke(client, address, Frame(0, HEADER), 5.0)
     assert answer.ext == HEADER and answer.language == LanguageCode.JAVA
     assert answer.remark == f"hi {address}"
-    pump.oneway(address, Frame(0, HEADER), pump.clock())
+    client.oneway(address, Frame(0, HEADER), client.clock())
     ended = []
 
     class Owner:
@@ -50,14 +49,14 @@ def test_c54_sync_oneway_and_many_at_once(server, serializer):
         def on_failed(self, error, now_s):
             raise error
 
-    now_s = pump.clock()
+    now_s = client.clock()
     for number in range(20):
         frame = Frame(0, {**HEADER, "count": str(number)})
-        pump.call(address, frame, Owner(), deadline_s=now_s + 5.0, now_s=now_s)
-    while len(ended) < 20 and pump.clock() < now_s + 5.0:
-        pump.poll(0.05)
+        client.call(address, frame, Owner(), deadline_s=now_s + 5.0, now_s=now_s)
+    while len(ended) < 20 and client.clock() < now_s + 5.0:
+        client.poll(0.05)
     assert [frame.ext["count"] for frame in ended] == [str(n) for n in range(20)]
     assert [request.is_oneway for request in seen] == [False, True] + [False] * 20
     assert len({request.opaque for request in seen}) == 22
-    assert pump.in_flight == 0
-    pump.close()
+    assert client.in_flight == 0
+    client.close()

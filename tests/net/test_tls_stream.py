@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from rocket_sink.net.pump import Pump
+from rocket_sink.net.client import NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.command import Frame
 from rocket_sink.wire.frame import NEED_DATA, FrameReader
@@ -59,32 +59,36 @@ def test_what_is_taken_back_never_arrives_and_all_else_does(authority, size):
     options = SinkOptions.parse(
         nameServer=server.address, tlsMode="verify-full", tlsCa=authority.file
     )
-    pump = Pump(options)
+    client = NetworkClient(options)
     try:
-        link = pump.link(server.address, pump.clock())
-        while not link.is_open:
-            pump.poll(0.05)
+        channel = client.channel(server.address, client.clock())
+        while not channel.is_open:
+            client.poll(0.05)
         sent = [Sent(number) for number in range(20_000_000 // size)]
         for one in sent:
             frame = Frame(1, None, one.name + bytes(size))
-            pump.call(server.address, frame, one, deadline_s=pump.clock() + 100, now_s=pump.clock())
+            client.call(
+                server.address, frame, one, deadline_s=client.clock() + 100, now_s=client.clock()
+            )
         before = -1
-        while before != link.outbox.size:
-            before = link.outbox.size
+        while before != channel.write_queue.size:
+            before = channel.write_queue.size
             for _ in range(5):
-                pump.poll(0.01)
-        assert link.outbox, "the kernel took it all: this shows nothing"
-        back = {one.name for one in link.withdraw()}
+                client.poll(0.01)
+        assert channel.write_queue, "the kernel took it all: this shows nothing"
+        back = {one.name for one in channel.withdraw()}
         assert back
         kept = {one.name for one in sent} - back
         last = Sent(99_999_999)
         frame = Frame(1, None, last.name)
-        pump.call(server.address, frame, last, deadline_s=pump.clock() + 100, now_s=pump.clock())
+        client.call(
+            server.address, frame, last, deadline_s=client.clock() + 100, now_s=client.clock()
+        )
         server.go.set()
-        while last.name not in server.bodies and not link.closed:
-            pump.poll(0.01)
+        while last.name not in server.bodies and not channel.closed:
+            client.poll(0.01)
         assert sorted(server.bodies) == sorted({*kept, last.name})
     finally:
         server.go.set()
-        pump.close()
+        client.close()
         server.close()

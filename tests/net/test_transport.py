@@ -22,9 +22,8 @@ from rocket_sink.errors import (
     UnknownHostError,
 )
 from rocket_sink.net import tls
-from rocket_sink.net.pump import Pump
+from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.net.resolve import KEEP_S, Resolver
-from rocket_sink.net.rpc import invoke
 from rocket_sink.net.transport import Transport, parse_address
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.command import Frame, response_to
@@ -160,11 +159,11 @@ def serve():
 
 
 def ask(address, body=b"hello", **options):
-    pump = Pump(SinkOptions.parse(nameServer=address, **options))
+    client = NetworkClient(SinkOptions.parse(nameServer=address, **options))
     try:
-        return bytes(invoke(pump, address, Frame(1, None, body), 5.0).body)
+        return bytes(invoke(client, address, Frame(1, None, body), 5.0).body)
     finally:
-        pump.close()
+        client.close()
 
 
 IP = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
@@ -209,8 +208,8 @@ def names(monkeypatch):
 
 
 @pytest.fixture
-def pump(names):
-    made = Pump(SinkOptions.parse(nameServer="unused:1"))
+def client(names):
+    made = NetworkClient(SinkOptions.parse(nameServer="unused:1"))
     yield made
     made.close()
 
@@ -218,11 +217,11 @@ def pump(names):
 class Asked:
     """The owner of a request."""
 
-    def __init__(self, pump, address, deadline_s=5.0) -> None:
-        self.pump, self.end = pump, None
-        now_s = pump.clock()
+    def __init__(self, client, address, deadline_s=5.0) -> None:
+        self.client, self.end = client, None
+        now_s = client.clock()
         frame = Frame(1, None, b"hello")
-        pump.call(address, frame, self, deadline_s=now_s + deadline_s, now_s=now_s)
+        client.call(address, frame, self, deadline_s=now_s + deadline_s, now_s=now_s)
 
     def on_answer(self, frame, sent_s, now_s) -> None:
         self.end = bytes(frame.body)
@@ -232,11 +231,11 @@ class Asked:
 
     def wait(self):
         while self.end is None:
-            self.pump.poll(1.0)
+            self.client.poll(1.0)
         return self.end
 
 
-def test_an_answer_costs_one_read(serve, pump, monkeypatch):
+def test_an_answer_costs_one_read(serve, client, monkeypatch):
     """A second one would be a system call that says that there is nothing."""
     reads, read = [], Transport.read
 
@@ -247,7 +246,7 @@ def test_an_answer_costs_one_read(serve, pump, monkeypatch):
     monkeypatch.setattr(Transport, "read", counted)
     address = serve()
     for _ in range(20):
-        assert Asked(pump, address).wait() == b"hello"
+        assert Asked(client, address).wait() == b"hello"
     assert None not in reads
 
 
@@ -255,47 +254,47 @@ def named(address, host):
     return f"{host}:{address.rpartition(':')[2]}"
 
 
-def test_a_name_that_is_looked_up_for_long_holds_up_nobody_else(serve, names, pump):
+def test_a_name_that_is_looked_up_for_long_holds_up_nobody_else(serve, names, client):
     address = serve()
-    slow = [Asked(pump, named(address, "slow.example")) for _ in range(3)]
-    assert Asked(pump, address).wait() == b"hello"
+    slow = [Asked(client, named(address, "slow.example")) for _ in range(3)]
+    assert Asked(client, address).wait() == b"hello"
     assert [one.end for one in slow] == [None] * 3
     names.go.set()
     assert [one.wait() for one in slow] == [b"hello"] * 3
     assert names.asked == ["slow.example"]
 
 
-def test_a_name_that_is_not_looked_up_in_time(serve, names, pump):
+def test_a_name_that_is_not_looked_up_in_time(serve, names, client):
     address = named(serve(), "slow.example")
     for _ in range(3):
-        error = Asked(pump, address, deadline_s=0.05).wait()
+        error = Asked(client, address, deadline_s=0.05).wait()
         assert type(error) is UnknownHostError
         assert error.host == "slow.example"
         assert "too long" in error.text and "nameServer" in error.text
     assert names.asked == ["slow.example"]  # no thread more for each who asks
 
 
-def test_the_end_of_a_look_up_ends_the_wait(serve, names, pump):
-    asked = Asked(pump, named(serve(), "slow.example"))
-    pump.prepare(0.0)
+def test_the_end_of_a_look_up_ends_the_wait(serve, names, client):
+    asked = Asked(client, named(serve(), "slow.example"))
+    client.prepare(0.0)
     names.go.set()
-    assert pump.wait(30.0)  # without being woken it would be empty, after 30 s
+    assert client.wait(30.0)  # without being woken it would be empty, after 30 s
     assert asked.wait() == b"hello"
 
 
-def test_an_unknown_name_is_told_with_its_option(names, pump):
-    error = Asked(pump, "nobody.example:9876").wait()
+def test_an_unknown_name_is_told_with_its_option(names, client):
+    error = Asked(client, "nobody.example:9876").wait()
     assert type(error) is UnknownHostError and isinstance(error, ConnectError)
     assert error.host == "nobody.example" and error.address == "nobody.example:9876"
     assert "nameServer" in error.text and "brokerIP1" in error.text
 
 
-def test_a_name_is_looked_up_again_when_it_leads_nowhere(serve, names, pump):
+def test_a_name_is_looked_up_again_when_it_leads_nowhere(serve, names, client):
     address = serve()
-    assert Asked(pump, named(address, "broker.example")).wait() == b"hello"
+    assert Asked(client, named(address, "broker.example")).wait() == b"hello"
     gone = named("x:1", "broker.example")
     for number in (1, 2):
-        assert isinstance(Asked(pump, gone).wait(), ConnectError)
+        assert isinstance(Asked(client, gone).wait(), ConnectError)
         assert names.asked == ["broker.example"] * (1 + number)
 
 

@@ -11,11 +11,11 @@ import pytest
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.errors import NoRouteError
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin import Admin
-from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.topic_reader import read_topic
+from rocket_sink.producer.engine.attempt import Completion, SendRequest
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
-from rocket_sink.producer.topic_reader import read_topic
-from rocket_sink.producer.values import Completion, SendRequest
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 
@@ -115,6 +115,12 @@ def request(token: Any = None, **more: Any) -> SendRequest:
         token=token,
         **more,
     )
+
+
+def is_well(engine: SendEngine, name: str) -> bool:
+    """The broker is neither isolated nor under suspicion."""
+    found = {one.broker_name: one for one in engine.brokers.health(engine.clock())}.get(name)
+    return found is None or (found.available and not found.suspect)
 
 
 def send(engine: SendEngine, token: Any = None, **more: Any) -> Completion:

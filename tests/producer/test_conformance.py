@@ -23,8 +23,8 @@ from rocket_sink.errors import (
 )
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.limits import Window
 from rocket_sink.producer.producer import Producer
-from rocket_sink.producer.window import Window
 from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.codes import RequestCode, SysFlag
 
@@ -202,7 +202,7 @@ def test_c72_one_group_and_instance_name_make_one_producer(cluster, make_produce
         make_producer(producerGroup="g"),
         make_producer(producerGroup="g"),
     ]
-    assert len({producer._engine.identity.client_id for producer in others}) == 4
+    assert len({producer._session.engine.identity.client_id for producer in others}) == 4
     first.close()
     again = make_producer(producerGroup="g", instanceName="one")
     assert again.send(Message("orders", b"x")).status == "SEND_OK"

@@ -6,8 +6,7 @@ import pytest
 
 from rocket_sink.errors import InvalidQueueError, MessageError, Outcome
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.net.pump import Pump
-from rocket_sink.net.rpc import invoke
+from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.answers import decode_send_answer
@@ -95,9 +94,9 @@ def test_c70_what_the_broker_says_to_such_queues(real, topic, queue_id, code):
         producer_group="g", topic=topic, queue_id=queue_id, born_ms=1, properties="",
         broker_name=broker.name, body=b"x",
     )  # fmt: skip
-    pump = Pump(SinkOptions.parse(real.client_options()))
-    answer = invoke(pump, broker.address, frame, 10.0)
-    pump.close()
+    client = NetworkClient(SinkOptions.parse(real.client_options()))
+    answer = invoke(client, broker.address, frame, 10.0)
+    client.close()
     assert answer.code == code
     if code == 0:
         (found,) = await_stored(real, topic, 1)

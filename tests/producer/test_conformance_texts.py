@@ -14,7 +14,7 @@ from rocket_sink.cluster import LocalCluster
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.spark.checks import validate
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.contract_cast import normalise

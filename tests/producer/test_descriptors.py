@@ -12,7 +12,7 @@ import pytest
 from rocket_sink.errors import LocalResourcesError, NotSentError, SendError
 from rocket_sink.message import Message
 from rocket_sink.net import transport
-from rocket_sink.net.pump import Pump
+from rocket_sink.net.client import NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from tests.test_forks import end_of, fork
@@ -118,7 +118,7 @@ def test_a_closed_half_of_a_client_is_not_left_behind():
         before = sorted(os.listdir("/proc/self/fd"))
         for left in range(3):
             with descriptors_left(left), contextlib.suppress(LocalResourcesError):
-                Pump(options)
+                NetworkClient(options)
         assert sorted(os.listdir("/proc/self/fd")) == before
 
     in_child(child)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rocket_sink.message import Message
-from rocket_sink.producer import dlq
-from rocket_sink.producer.admin import Admin
-from rocket_sink.producer.dlq import RESENDS, DlqQuery, Resender
+from rocket_sink.producer.admin import dlq
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.dlq import RESENDS, DlqQuery, Resender
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.stored import StoredMessage

@@ -6,12 +6,14 @@ import time
 
 from rocket_sink.errors import NotSentError, Outcome, UnwrittenError
 from rocket_sink.message import MessageQueue
-from rocket_sink.net.rpc import Call
-from rocket_sink.producer.values import SendRequest
+from rocket_sink.net.client import Call
+from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.testing import Delay, Drop, FaultProxy
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.requests import heartbeat
 from tests.producer.conftest import request, send
+
+from .conftest import is_well
 
 
 def _stream(engine, seconds, first, enough=float("inf")):
@@ -91,7 +93,7 @@ def test_a_frozen_broker_is_suspected_though_its_answers_took_long(cluster, make
     frozen.freeze()
     engine.submit(request(1, queue=queue))
     began_s = engine.clock()
-    while engine.available(frozen.name) and engine.clock() < began_s + 60:
+    while is_well(engine, frozen.name) and engine.clock() < began_s + 60:
         engine.drive()
     took_s = engine.clock() - began_s
     frozen.thaw()
@@ -123,9 +125,9 @@ def test_suspicion_comes_and_goes(cluster, make_engine):
     name = cluster.brokers[0].name
     engine.submit(request(1, queue=MessageQueue("orders", name, 0)))
     until = engine.clock() + 20
-    while engine.available(name) and engine.clock() < until:
+    while is_well(engine, name) and engine.clock() < until:
         engine.poll(0.02)
-    assert not engine.available(name)
+    assert not is_well(engine, name)
     sent = len(cluster.brokers[1].store.messages("orders"))
     for number in range(10):
         engine.submit(request(number))
@@ -174,7 +176,7 @@ def test_a_restarted_broker_is_used_again(cluster, make_engine):
         send(engine)
         if len(cluster.brokers[0].store.messages("orders")) > before:
             return
-        engine.pump.poll(0.02)
+        engine.client.poll(0.02)
         engine.process(())
         time.sleep(0.02)
     raise AssertionError("the broker stayed isolated after its restart")
@@ -183,8 +185,8 @@ def test_a_restarted_broker_is_used_again(cluster, make_engine):
 def _through_a_proxy(cluster, engine, direction, at):
     """Route everything through a proxy that cuts."""
     proxies = {b.address: FaultProxy(b.address) for b in cluster.brokers}
-    real = engine.pump.link
-    engine.pump.link = lambda address, now: real(
+    real = engine.client.channel
+    engine.client.channel = lambda address, now: real(
         proxies[address].address if address in proxies else address, now
     )
     for proxy in proxies.values():
@@ -228,12 +230,12 @@ def test_unsent_requests_leave_a_suspect_connection(cluster, make_engine):
     for number in range(4):
         engine.submit(request(number, queue=MessageQueue("orders", "broker-a", number)))
     engine.poll(0.05)
-    stuck = engine.pump.peek(cluster.brokers[0].address)
+    stuck = engine.client.peek(cluster.brokers[0].address)
     assert stuck.is_open and stuck.connection.in_flight >= 4
     stuck.transport.write = lambda buffers: 0  # as with a full kernel buffer
     for number in range(4, 12):
         engine.submit(request(number))
-    unsent = len(stuck.outbox._entries)
+    unsent = len(stuck.write_queue._entries)
     assert unsent > 0
     done = []
     until = engine.clock() + 60
@@ -292,7 +294,7 @@ def test_strict_order_has_one_request_in_flight_per_queue(cluster, make_engine):
     for number in range(80):
         engine.submit(request(number, queue=queues[number % 4], ordered=True))
         engine.poll(0)
-        most = max(most, sum(k.connection.in_flight for k in engine.pump.links))
+        most = max(most, sum(k.connection.in_flight for k in engine.client.channels))
     assert len(engine.drain()) <= 80
     assert 2 <= most <= 4 + 2  # one per queue, and heartbeats
     for queue in queues:
@@ -360,7 +362,7 @@ def test_peers_requests_are_answered_with_code_3(cluster, make_engine):
     cluster.brokers[1].send_request(Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, {"topic": "t"}))
     until = engine.clock() + 2
     while engine.clock() < until:
-        engine.pump.poll(0.02)
+        engine.client.poll(0.02)
         answers = [f for b in cluster.brokers for f in b.requests if f.is_response]
         if answers:
             break
@@ -373,7 +375,7 @@ def test_heartbeat_names_the_group_and_good_bye_is_said(cluster, make_engine):
         send(engine)
     time.sleep(0.02)
     engine.process(())
-    engine.pump.poll(0.05)
+    engine.client.poll(0.05)
     engine.close()
     time.sleep(0.05)
     seen = [f for b in cluster.brokers for f in b.requests]
@@ -413,7 +415,7 @@ def test_what_is_moved_off_a_suspect_connection_may_be_no_send(cluster, make_eng
     call = Call(lambda answer, error, now_s: ended.append(error))
     frame = heartbeat(client_id="c", producer_groups=["g"])
     now_s = engine.clock()
-    engine.pump.call(broker.address, frame, call, deadline_s=now_s + 20.0, now_s=now_s)
+    engine.client.call(broker.address, frame, call, deadline_s=now_s + 20.0, now_s=now_s)
     engine._move_unsent(broker.name, now_s)
     assert isinstance(ended[0], NotSentError)
     assert send(engine, "after").outcome is Outcome.ACKED and len(ended) == 1

@@ -16,10 +16,12 @@ from rocket_sink.errors import (
     TopicNotFoundError,
 )
 from rocket_sink.message import MessageQueue
-from rocket_sink.producer.values import SendRequest
+from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, IncompleteAnswer
 from rocket_sink.wire.batch import encode_inner
 from tests.producer.conftest import request, send
+
+from .conftest import is_well
 
 
 def test_acked(cluster, make_engine):
@@ -178,7 +180,7 @@ def test_busy_backs_off(cluster, make_engine):
 def test_bulk_senders_outlast_a_busy_second(cluster, make_engine):
     for broker in cluster.brokers:
         broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=4)
-    completion = send(make_engine(retryBackoffMs=1), patient=True, timeout_s=60.0)
+    completion = send(make_engine(retryBackoffMs=1), retry_while_busy=True, timeout_s=60.0)
     assert completion.outcome is Outcome.ACKED and len(completion.attempts) > 3
 
 
@@ -189,7 +191,7 @@ def test_poison_does_not_isolate(cluster, make_engine):
     for number in range(4):
         send(engine, number)
     assert engine.isolations() == []
-    assert engine.available("broker-a") and engine.available("broker-b")
+    assert is_well(engine, "broker-a") and is_well(engine, "broker-b")
 
 
 def test_a_failing_broker_is_isolated_and_reported(cluster, make_engine):
@@ -197,7 +199,7 @@ def test_a_failing_broker_is_isolated_and_reported(cluster, make_engine):
     engine = make_engine()
     for number in range(6):
         assert send(engine, number).outcome.delivered
-    assert not engine.available("broker-a") and engine.available("broker-b")
+    assert not is_well(engine, "broker-a") and is_well(engine, "broker-b")
     events = engine.isolations()
     assert {event.broker_name for event in events} == {"broker-a"}
     assert engine.isolations() == []
@@ -219,7 +221,7 @@ def test_no_permission_isolates_the_topic_only(cluster, make_engine):
     engine = make_engine()
     for number in range(6):
         assert send(engine, number).result.queue.broker_name == "broker-b"
-    assert engine.available("broker-a")
+    assert is_well(engine, "broker-a")
     assert {event.topic for event in engine.isolations()} == {"orders"}
 
 
@@ -279,7 +281,7 @@ def test_a_late_answer_is_counted_and_changes_nothing(cluster, make_engine):
     queue = MessageQueue("orders", completion.attempts[0].broker_name, 0)
     while not engine.late_answers and engine.clock() < until:
         engine.poll(0.05)
-        engine.pump.poll(0.05)
+        engine.client.poll(0.05)
     assert engine.late_answers == 1
     assert send(engine, queue=queue).outcome is Outcome.ACKED
 

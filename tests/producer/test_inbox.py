@@ -8,9 +8,9 @@ import pytest
 
 from rocket_sink.errors import ProducerClosedError, UnwrittenError, WindowFullError
 from rocket_sink.message import Message
-from rocket_sink.producer import driver, leading
-from rocket_sink.producer.inbox import Inbox
-from rocket_sink.producer.values import SendRequest
+from rocket_sink.producer import driver
+from rocket_sink.producer.driver import SubmissionQueue
+from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.testing import Drop
 
 BODY = b"x" * 20_000
@@ -28,7 +28,6 @@ def test_a_sync_send_does_not_overtake_asynchronous_ones(cluster, make_producer)
 
 
 def test_who_waits_for_room_is_woken(cluster, make_producer, monkeypatch):
-    monkeypatch.setattr(leading, "STEP_S", 3600.0)
     monkeypatch.setattr(driver, "STEP_S", 3600.0)
     producer, told = make_producer(maxInFlight=3), []
 
@@ -117,7 +116,7 @@ def test_closing_answers_for_what_was_not_taken(cluster, make_producer):
 
 
 def test_closing_answers_for_what_was_never_taken_in(make_producer, monkeypatch):
-    monkeypatch.setattr(Inbox, "take_in", lambda self: None)
+    monkeypatch.setattr(SubmissionQueue, "drain", lambda self: None)
     producer = make_producer()
     future = producer.send_async(Message("orders", b"x"))
     producer.close(0.1)
@@ -126,14 +125,14 @@ def test_closing_answers_for_what_was_never_taken_in(make_producer, monkeypatch)
 
 def test_what_the_engine_does_not_take_ends_its_own_future_only(make_producer, monkeypatch):
     producer = make_producer()
-    submit = producer._engine.try_submit
+    submit = producer._session.engine.try_submit
 
     def picky(request):
         if request.body == b"bad":
             raise ValueError("no")
         return submit(request)
 
-    monkeypatch.setattr(producer._engine, "try_submit", picky)
+    monkeypatch.setattr(producer._session.engine, "try_submit", picky)
     futures = [producer.send_async(Message("orders", body)) for body in (b"a", b"bad", b"c")]
     assert isinstance(futures[1].exception(60), UnwrittenError)
     assert futures[0].result(60) and futures[2].result(60)

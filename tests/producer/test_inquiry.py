@@ -1,4 +1,4 @@
-"""Requests with a proof: after an unknown outcome the broker is asked before all else."""
+"""Requests with ids to verify: after an unknown outcome the broker is asked before all else."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from rocket_sink.errors import Outcome
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.compose import Composer
-from rocket_sink.producer.values import Completion, SendRequest
+from rocket_sink.producer.engine.attempt import Completion, SendRequest
+from rocket_sink.producer.identity import new_message_ids
+from rocket_sink.producer.request_builder import RequestBuilder
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from tests.producer.conftest import request
@@ -27,10 +28,10 @@ LOST = (Drop(), CloseConnection(), Answer(1, "java.lang.Exception", stores=True)
 
 def batch(count: int) -> SendRequest:
     ids = [f"B{i}" for i in range(count)]
-    composer = Composer(SinkOptions(), new_id=iter(ids).__next__, new_ids=lambda n: ids[:n])
-    messages = [Message("orders", f"b{i}".encode()) for i in range(count)]
-    (part,) = composer.batches(messages)
-    return dataclasses.replace(part.request, proof=(ids[0], ids[-1]), token="batch")
+    builder = RequestBuilder(SinkOptions(), new_message_ids("127.0.0.1"))
+    messages = [Message("orders", one.encode(), message_id=one) for one in ids]
+    (part,) = builder.batches(messages)
+    return dataclasses.replace(part.request, verify_ids=(ids[0], ids[-1]), token="batch")
 
 
 def send(engine: Any, one: SendRequest) -> Completion:
@@ -50,7 +51,7 @@ def test_a_lost_answer_is_found_and_nothing_is_sent_again(cluster, make_engine, 
         broker.on_send(behaviour, times=None)
     queue = MessageQueue("orders", cluster.brokers[0].name, 1) if ordered else None
     engine = make_engine(**QUICK, orderWaitMs=600)
-    one = request(1, proof=("ID1",), queue=queue, ordered=ordered)
+    one = request(1, verify_ids=("ID1",), queue=queue, ordered=ordered)
     completion = send(engine, one)
     assert (completion.outcome, completion.found_stored) == (Outcome.ACKED, True)
     assert not completion.maybe_duplicate
@@ -66,7 +67,7 @@ def test_what_was_not_stored_is_sent_again(cluster, make_engine, ordered):
         broker.on_send(Drop(stores=False), times=1)
     queue = MessageQueue("orders", cluster.brokers[0].name, 1) if ordered else None
     engine = make_engine(**QUICK, orderWaitMs=600)
-    completion = send(engine, request(1, proof=("ID1",), queue=queue, ordered=ordered))
+    completion = send(engine, request(1, verify_ids=("ID1",), queue=queue, ordered=ordered))
     assert (completion.outcome, completion.found_stored) == (Outcome.ACKED, False)
     assert bodies(cluster) == [b"body-1"] and not completion.maybe_duplicate
 
@@ -85,7 +86,7 @@ def test_nobody_answers_then_the_outcome_stays_unknown(cluster, make_engine):
         broker.on_send(Drop(), times=None)
         broker.on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
     engine = make_engine(**QUICK)
-    completion = send(engine, request(1, proof=("ID1",)))
+    completion = send(engine, request(1, verify_ids=("ID1",)))
     assert completion.outcome is Outcome.UNKNOWN and completion.maybe_duplicate
     assert bodies(cluster) == [b"body-1"]
 
@@ -95,7 +96,7 @@ def test_the_question_waits_for_a_broker_that_comes_back(cluster, make_engine):
     engine = make_engine(**{**QUICK, "storedCheckTimeout": 20_000})
     engine.publish_info("orders")
     broker.on_send(Drop(), times=None)
-    engine.submit(request(1, proof=("ID1",), queue=MessageQueue("orders", broker.name, 0)))
+    engine.submit(request(1, verify_ids=("ID1",), queue=MessageQueue("orders", broker.name, 0)))
     while not cluster.messages("orders"):
         engine.drive()
     broker.kill()
@@ -113,13 +114,13 @@ def test_an_index_that_is_late_is_waited_for(cluster, make_engine):
         broker.on(RequestCode.QUERY_MESSAGE, Answer(22), times=2)
     completion = send(
         make_engine(**{**QUICK, "storedCheckDelay": 2000, "storedCheckTimeout": 3000}),
-        request(1, proof=("ID1",)),
+        request(1, verify_ids=("ID1",)),
     )
     assert completion.found_stored and bodies(cluster) == [b"body-1"]
 
 
 def test_without_a_proof_it_is_repeated(cluster, make_engine):
-    """What the proof is for: the same lost answer doubles the message."""
+    """What the ids are for: the same lost answer doubles the message."""
     for broker in cluster.brokers:
         broker.on_send(CloseConnection(), times=1)
     completion = send(make_engine(**QUICK), request(1))
@@ -131,8 +132,8 @@ def test_closing_the_engine_ends_open_questions(cluster, make_engine):
         broker.on_send(Drop(), times=None)
         broker.on(RequestCode.QUERY_MESSAGE, Drop(), times=None)
     engine = make_engine(**QUICK)
-    engine.submit(request(1, proof=("ID1",)))
-    while not engine.inquiries.open:
+    engine.submit(request(1, verify_ids=("ID1",)))
+    while not engine.stored_checks.open:
         engine.drive()
     (completion,) = engine.drain(engine.clock())
     assert completion.outcome is Outcome.UNKNOWN and not engine.pending
@@ -146,7 +147,7 @@ def test_a_frozen_brokers_late_answer_is_the_answer(cluster, make_engine, ordere
     engine = make_engine(sendMsgTimeout=200, orderWaitMs=200, storedCheckDelay=0)
     engine.publish_info("orders")
     broker.on_send(Delay(800))
-    completion = send(engine, request(1, proof=("ID1",), queue=queue, ordered=ordered))
+    completion = send(engine, request(1, verify_ids=("ID1",), queue=queue, ordered=ordered))
     assert (completion.outcome, completion.found_stored) == (Outcome.ACKED, False)
     assert len(completion.attempts) == 1 and bodies(cluster) == [b"body-1"]
 
@@ -155,7 +156,7 @@ def test_a_late_refusal_leaves_time_for_another_attempt(cluster, make_engine):
     for broker in cluster.brokers:
         broker.freeze()
     engine = make_engine(sendMsgTimeout=400)
-    engine.submit(request(1, proof=("ID1",)))
+    engine.submit(request(1, verify_ids=("ID1",)))
     began_s = engine.clock()
     while engine.clock() < began_s + 0.6:
         engine.drive()

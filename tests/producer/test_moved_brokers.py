@@ -13,9 +13,9 @@ import pytest
 from rocket_sink.errors import Outcome, SendError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine import SendEngine
-from rocket_sink.producer.shared import SharedHealth
-from rocket_sink.producer.stored import StoredMessages
+from rocket_sink.producer.admin.stored_messages import StoredMessages
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.testing import CloseConnection, Delay, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from tests.producer.conftest import request, send
@@ -32,7 +32,7 @@ def test_a_route_shared_by_an_earlier_worker_may_be_stale(
 ) -> None:
     """A new worker starts warm, by a route that no broker of is at its address any more."""
     options = SinkOptions(name_server=cluster.name_server)
-    one, other = (SharedHealth.open(options, directory=str(tmp_path)) for _ in range(2))
+    one, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))
     engine = SendEngine(options, shared=one)
     send(engine)
     engine.close()
@@ -56,7 +56,7 @@ def test_bulk_senders_wait_for_brokers_that_are_all_away(
     timer = threading.Timer(1.5, lambda: [broker.restart() for broker in cluster.brokers])
     timer.start()
     for number in range(50):
-        engine.submit(request(number, patient=True))
+        engine.submit(request(number, retry_while_busy=True))
     done = engine.drain()
     timer.join()
     assert {c.outcome for c in done} == {Outcome.ACKED} and len(done) == 50
@@ -78,7 +78,7 @@ def test_an_inquiry_follows_a_broker_that_moves(cluster: FakeCluster, make_engin
     for broker in cluster.brokers:
         broker.on_send(CloseConnection())
         broker.on(RequestCode.QUERY_MESSAGE, CloseConnection())
-    engine.submit(request(1, proof=("ID1",)))
+    engine.submit(request(1, verify_ids=("ID1",)))
     until_s = engine.clock() + 10
     while not any(RequestCode.QUERY_MESSAGE in _codes(b) for b in cluster.brokers):
         assert engine.clock() < until_s
@@ -134,10 +134,10 @@ def test_a_new_master_is_found_though_the_route_had_only_a_slave(
     for broker in cluster.brokers:
         _demote(broker)
     give_up_s = time.monotonic() + 30
-    while producer._engine.routes.addresses() and time.monotonic() < give_up_s:
+    while producer._session.engine.routes.addresses() and time.monotonic() < give_up_s:
         with contextlib.suppress(SendError):
             producer.send(Message("orders", b"meanwhile"), timeout_ms=500)
-    assert not producer._engine.routes.addresses()
+    assert not producer._session.engine.routes.addresses()
     sender = threading.Thread(target=call)
     sender.start()
     for broker in cluster.brokers:
@@ -175,12 +175,12 @@ def test_a_topic_that_is_made_after_all_is_found(cluster: FakeCluster, make_engi
     engine.publish_info("orders")
     cluster.delete_topic("orders")
     until_s = engine.clock() + 30
-    while not engine.routes.hopeless("orders") and engine.clock() < until_s:
+    while not engine.routes.is_unresolvable("orders") and engine.clock() < until_s:
         engine.routes.refresh("orders", engine.clock())
         engine.drive()
     assert send(engine, 1).outcome is Outcome.NOT_SENT
     cluster.create_topic("orders", 4)
-    while engine.routes.hopeless("orders") and engine.clock() < until_s:
+    while engine.routes.is_unresolvable("orders") and engine.clock() < until_s:
         engine.routes.get("orders", engine.clock())
         engine.drive()
     assert send(engine, 2).outcome is Outcome.ACKED

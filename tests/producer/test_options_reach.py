@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import pytest
 
 from rocket_sink.errors import BrokerBusyError, RequestTimeoutError
 from rocket_sink.message import Message, MessageQueue
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.routing.keyed import owner
 from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.testing import Answer, Drop
@@ -107,9 +110,11 @@ def test_no_fault_tolerance(cluster, make_producer):
     assert producer.isolations() == []
 
 
-def test_any_name_server_that_answers_will_do(cluster, make_engine):
-    dead = "127.0.0.1:1"
-    engine = make_engine()
-    engine.name_servers._addresses = [dead, cluster.name_server]
+@pytest.mark.parametrize("seed", range(4))
+def test_any_name_server_that_answers_will_do(cluster, seed):
+    """And it is asked first from then on, whichever came first at random."""
+    options = SinkOptions.parse(nameServer=f"127.0.0.1:1;{cluster.name_server}")
+    engine = SendEngine(options, rng=Random(seed))
     assert send(engine).outcome.delivered
-    assert engine.name_servers._addresses[0] == cluster.name_server  # asked first from now on
+    assert repr(engine.name_servers) == f"<NameServers {cluster.name_server};127.0.0.1:1>"
+    engine.close(0.2)

@@ -10,20 +10,20 @@ import pytest
 from rocket_sink.errors import Outcome, WindowFullError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.pace import Pace
+from rocket_sink.producer.engine.limits import RateLimiter
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, Delay
 from tests.producer.conftest import request
 
 
-def pace(**options: object) -> Pace:
-    made = Pace.of(SinkOptions.parse(options), 0.0)
+def pace(**options: object) -> RateLimiter:
+    made = RateLimiter.of(SinkOptions.parse(options), 0.0)
     assert made is not None
     return made
 
 
 def test_without_limits_there_is_no_pace() -> None:
-    assert Pace.of(SinkOptions(), 0.0) is None
+    assert RateLimiter.of(SinkOptions(), 0.0) is None
 
 
 def test_a_task_keeps_its_part() -> None:
@@ -83,7 +83,7 @@ def test_further_attempts_do_not_count(cluster, make_engine):
     engine.submit(request(1))
     (done,) = engine.drain()
     assert len(done.attempts) > 1
-    assert engine.allows(0, 0, engine.clock()), "a retry left a debt"
+    assert engine.has_room(request(2, message_count=0)), "a retry left a debt"
 
 
 def test_a_producer_that_cannot_wait_so_long_says_which_option(cluster):
@@ -155,7 +155,7 @@ def test_the_window_bounds_what_is_in_flight_and_everything_arrives(cluster, mak
     assert excess == 0, "a request went although the window was full"
     assert [c.outcome for c in done] == [Outcome.ACKED] * 300
     assert {c.token for c in done} == set(range(300))
-    assert not inside.held
+    assert not engine.waiting.size
     assert inside.in_flight == 0
 
 

@@ -95,19 +95,19 @@ def test_a_sync_send_beside_a_leading_thread_is_written_by_its_sender(make_produ
     producer.send_async(Message("orders", b"x")).result(5)
     for _ in range(8):  # to all queues' brokers, connected by then
         producer.send(Message("orders", b"x"))
-    pump, writers = producer._engine.pump, []
-    flush = pump.flush
+    client, writers = producer._session.engine.client, []
+    flush = client.flush
 
-    def noted(link, now_s):
+    def noted(channel, now_s):
         writers.append(threading.current_thread().name)
-        flush(link, now_s)
+        flush(channel, now_s)
 
-    monkeypatch.setattr(pump, "flush", noted)
-    until(lambda: pump.waiting and not pump.in_flight)
+    monkeypatch.setattr(client, "flush", noted)
+    until(lambda: client.wakeup.waiting and not client.in_flight)
     producer.send(Message("orders", b"x"))
     assert threading.current_thread().name in writers
     del writers[:]
-    until(lambda: pump.waiting and not pump.in_flight)
+    until(lambda: client.wakeup.waiting and not client.in_flight)
     producer.send_async(Message("orders", b"x")).result(5)
     assert threading.current_thread().name not in writers
 
@@ -388,7 +388,7 @@ def test_a_forked_child_lets_go_of_the_parents_connections(cluster, make_produce
 
 
 def _sockets_in_child(producer, queue, pipe):
-    before = [link.transport for link in producer._engine.pump.links]
+    before = [one.transport for one in producer._session.engine.client.channels]
     producer.send(Message("orders", b"child"), queue=queue)
     pipe.send([transport.fileno() == -1 for transport in before])
     producer.close()
@@ -437,7 +437,7 @@ def test_requests_are_signed_with_references_resolved_late(
     producer.send_batch([Message("orders", b"y")])
     for frame in (f for b in cluster.brokers for f in b.requests):
         assert frame.ext["AccessKey"] == "alice" and frame.ext["Signature"]
-    assert "canary" not in repr(producer) + repr(producer.options) + repr(producer._engine)
+    assert "canary" not in repr(producer) + repr(producer.options) + repr(producer._session.engine)
 
 
 def test_credentials_are_read_again_once_when_refused(cluster, make_producer, monkeypatch):

@@ -11,9 +11,9 @@ import pytest
 from rocket_sink import cli
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer import dlq
-from rocket_sink.producer.admin import Admin
-from rocket_sink.producer.stored import StoredMessages
+from rocket_sink.producer.admin import dlq
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.spark import dlq_export
 from rocket_sink.spark.read_options import ReadOptions
 from rocket_sink.spark.reader import MessageReader

@@ -11,11 +11,11 @@ import pytest
 from rocket_sink.errors import Outcome
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin import Admin
-from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.topic_reader import await_dispatched, read_topic
+from rocket_sink.producer.engine.attempt import SendRequest
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
-from rocket_sink.producer.topic_reader import await_dispatched, read_topic
-from rocket_sink.producer.values import SendRequest
 
 pytestmark = pytest.mark.cluster
 

@@ -10,10 +10,10 @@ import pytest
 
 from rocket_sink.errors import BrokerBusyError, ClusterError, SendError, UnknownOutcomeError
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.net.rpc_hooks import RpcHook
-from rocket_sink.producer.admin import Admin
+from rocket_sink.net.hooks import RpcHook
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.topic_reader import read_topic
 from rocket_sink.producer.producer import Producer
-from rocket_sink.producer.topic_reader import read_topic
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
 from rocket_sink.testing import Answer, CutAnswer, FaultProxies
 from rocket_sink.wire.trace import PubTrace

@@ -42,7 +42,7 @@ def test_a_reply_comes_from_any_broker(cluster, producer):
     asking.start()
     until(lambda: cluster.messages("orders"))
     (asked,) = cluster.messages("orders")
-    assert asked.properties["REPLY_TO_CLIENT"] == producer._engine.identity.client_id
+    assert asked.properties["REPLY_TO_CLIENT"] == producer._session.engine.identity.client_id
     assert asked.properties["TTL"] == "5000"
     for broker in cluster.brokers:  # the asking client is known everywhere
         until(lambda: any(f.code == RequestCode.HEART_BEAT for f in broker.requests))  # noqa: B023
@@ -59,17 +59,17 @@ def test_no_reply_is_an_error_and_a_late_one_is_counted(cluster, producer):
     assert cluster.messages("orders")[0].message_id == late.value.message_id
     push(cluster.brokers[0], late.value.correlation_id)
     until(lambda: producer.late_replies == 1)
-    assert not producer._asked
+    assert not producer._session.request_reply._asked
 
 
 def test_an_unreadable_push_does_not_end_the_connection(cluster, producer):
     with pytest.raises(ReplyTimeoutError):
         producer.request(Message("orders", b"ping"), 2.0)
-    opened = producer._engine.pump.opened
+    opened = producer._session.engine.client.opened
     cluster.brokers[0].send_request(Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, {}, b""))
     push(cluster.brokers[0], "nobody's")
     until(lambda: producer.late_replies == 1)
-    assert producer._engine.pump.opened == opened
+    assert producer._session.engine.client.opened == opened
 
 
 @pytest.mark.parametrize("namespace", ["", "ns"])
@@ -77,7 +77,7 @@ def test_the_replier_answers_what_it_received(cluster, namespace):
     cluster.create_topic("ns%orders", 4)
     replies, options = [], {"nameServer": cluster.name_server, "namespace": namespace}
     with Producer(**options, producerGroup="asks") as asker, Producer(**options) as replier:
-        topic = asker._composer.topic("orders")
+        topic = asker._session.builder.topic("orders")
         asking = threading.Thread(
             target=lambda: replies.append(asker.request(Message("orders", b"ping"), 60.0))
         )

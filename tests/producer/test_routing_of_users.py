@@ -9,7 +9,7 @@ import pytest
 
 from rocket_sink.errors import Outcome, SendError
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.producer.brokers import VIEW_S
+from rocket_sink.producer.engine.brokers import VIEW_S
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, Delay, FakeCluster
 

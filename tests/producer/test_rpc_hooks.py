@@ -6,7 +6,7 @@ import pytest
 
 from rocket_sink.errors import SendError
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.net.rpc_hooks import RpcHook
+from rocket_sink.net.hooks import RpcHook
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Delay
 from rocket_sink.wire.codes import RequestCode

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rocket_sink.errors import BrokerError, UnwrittenError
+from rocket_sink.producer.future import SendFuture
 from rocket_sink.producer.hooks import Hooks
-from rocket_sink.producer.send_future import SendFuture
 
 RESULT: Any = ("a", "result")
 ROUNDS = 2000

@@ -11,24 +11,24 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.brokers import VIEW_S
-from rocket_sink.producer.mapped import MappedFile, MappedTable
-from rocket_sink.producer.shared import SharedHealth, local_directory
+from rocket_sink.producer.engine.brokers import VIEW_S
+from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
+from rocket_sink.producer.engine.shared_state import SharedBrokerState, local_directory
 from rocket_sink.routing.fault import FaultItem, LatencyFaultTolerance
-from tests.producer.conftest import send
+from tests.producer.conftest import is_well, send
 
 OPTIONS = SinkOptions.parse(nameServer="h1:9876;h2:9876")
 FORK = multiprocessing.get_context("fork")
 
 
-def open_in(path) -> SharedHealth:
-    return SharedHealth.open(OPTIONS, directory=str(path))
+def open_in(path) -> SharedBrokerState:
+    return SharedBrokerState.open(OPTIONS, directory=str(path))
 
 
-def elsewhere(path) -> SharedHealth:
+def elsewhere(path) -> SharedBrokerState:
     """The same store as another process has it: by a mapping of its own."""
     (file,) = path.glob("*.health")
-    return SharedHealth(MappedFile(file, file.stat().st_size))
+    return SharedBrokerState(MappedFile(file, file.stat().st_size))
 
 
 def mappings(path) -> int:
@@ -94,9 +94,9 @@ def test_a_new_file_under_the_old_name_is_another_store(tmp_path):
 
 def test_other_name_servers_have_another_file(tmp_path):
     open_in(tmp_path).put("a", FaultItem("a"))
-    other = SharedHealth.open(SinkOptions.parse(nameServer="h3:9876"), directory=str(tmp_path))
+    other = SharedBrokerState.open(SinkOptions.parse(nameServer="h3:9876"), directory=str(tmp_path))
     assert other.get("a") is None
-    same = SharedHealth.open(
+    same = SharedBrokerState.open(
         SinkOptions.parse(nameServer="h2:9876;h1:9876"), directory=str(tmp_path)
     )
     assert same.get("a") == FaultItem("a")
@@ -124,7 +124,7 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
 
 
 def test_in_process_when_the_directory_cannot_be_written():
-    store = SharedHealth.open(OPTIONS, directory="/proc/nowhere")
+    store = SharedBrokerState.open(OPTIONS, directory="/proc/nowhere")
     assert not store.is_shared
     store.put("a", FaultItem("a"))
     assert store.get("a") == FaultItem("a")
@@ -135,7 +135,7 @@ def test_in_process_when_the_directory_cannot_be_written():
 def test_the_executors_directory_is_used(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
     assert local_directory() == tmp_path
-    SharedHealth.open(OPTIONS)
+    SharedBrokerState.open(OPTIONS)
     (found,) = tmp_path.iterdir()
     assert found.stat().st_mode & 0o077 == 0
     assert found.stat().st_blocks * 512 >= found.stat().st_size, "a hole is a SIGBUS on a full disk"
@@ -236,8 +236,8 @@ def test_one_engine_avoids_what_another_found_out(tmp_path, cluster, make_engine
         assert send(first, number).outcome.delivered
     time.sleep(2 * VIEW_S)
     name = cluster.brokers[0].name
-    assert not first.available(name)
-    assert not second.available(name)
+    assert not is_well(first, name)
+    assert not is_well(second, name)
     for number in range(16):
         completion = send(second, number)
         assert len(completion.attempts) == 1, "it tried the dead broker itself"

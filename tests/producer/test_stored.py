@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocket_sink.errors import DeliveryError
-from rocket_sink.producer.stored import StoredMessages
+from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.testing import Answer, CloseConnection
 from rocket_sink.wire.codes import RequestCode
 from tests.producer.conftest import request

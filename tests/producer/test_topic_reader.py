@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rocket_sink.errors import BrokerError, RemoteProtocolError
-from rocket_sink.producer.admin import Admin
-from rocket_sink.producer.topic_reader import await_dispatched, read_topic
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.topic_reader import await_dispatched, read_topic
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.answers import decode_runtime_info
 from rocket_sink.wire.frame import Frame

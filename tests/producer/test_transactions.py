@@ -163,13 +163,13 @@ def test_a_listener_that_raises_or_a_foreign_group_leave_it_open(cluster, make_p
     until(lambda: len(ends(cluster)) == 2)
     for queue in other.fetch_publish_message_queues("orders"):
         other.send(Message("orders", b"behind the check"), queue=queue)
-    assert other._checks is None, "a check of a foreign group was taken over"
+    assert other._session.transactions._checks is None, "a check of a foreign group was taken over"
     assert asked == [result.transaction_id] and len(halves(cluster)) == 1
     assert "the database is down" in ends(cluster)[-1].remark
 
 
 def _greeted(broker, producer):
-    client = producer._engine.identity.client_id.encode()
+    client = producer._session.engine.identity.client_id.encode()
     return any(
         frame.code == RequestCode.HEART_BEAT and client in bytes(frame.body)
         for frame in broker.requests

@@ -8,7 +8,7 @@ import pytest
 
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.identity import new_message_ids
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer
@@ -46,7 +46,7 @@ def make(cluster):
 
 
 def link_of(engine, completion):
-    return engine.pump.peek(completion.result.broker_address)
+    return engine.client.peek(completion.result.broker_address)
 
 
 @pytest.mark.parametrize(("idle_s", "same"), [(90, True), (130, False)])
@@ -127,7 +127,7 @@ def test_a_sync_producer_finds_a_broker_that_is_back_between_its_sends(cluster):
     options |= {"latencyMax": "50", "notAvailableDuration": "600000"}
     with Producer(nameServer=cluster.name_server, **options) as producer:
         broker = cluster.brokers[0]
-        table = producer._engine.brokers.table
+        table = producer._session.engine.brokers.table
         producer.send(Message("orders", b"first"))
         broker.kill()
         until(
@@ -147,7 +147,7 @@ def test_a_route_is_dropped_when_it_is_missing_twice(cluster, make):
         engine.routes.refresh("orders", clock())
         until(lambda: (engine.drive(0.01), not engine.routes._topics["orders"].fetching)[-1])
         assert (engine.routes._topics["orders"].info is not None) is known
-    assert engine.routes.hopeless("orders")
+    assert engine.routes.is_unresolvable("orders")
 
 
 def test_two_processes_of_one_address_and_number_make_other_ids():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rocket_sink.message import Message
+from rocket_sink.producer.engine.routes import vip_route
 from rocket_sink.producer.producer import Producer
-from rocket_sink.producer.routes import vip_route
 from rocket_sink.wire.route import BrokerData, TopicRoute
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rocket_sink.errors import NoRouteError, Outcome, SendError
 from rocket_sink.message import MessageQueue, SendResult
-from rocket_sink.producer.values import Attempt, Completion, SendRequest
+from rocket_sink.producer.engine.attempt import AttemptRecord, Completion, SendRequest
 from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.spark.pending import DecodedMessage, PendingRequest
 
@@ -104,8 +104,8 @@ class StubEngine:
 
 def _attempt(
     request: SendRequest, queue: MessageQueue, outcome: Outcome, code: str | None = None
-) -> Attempt:
-    return Attempt(
+) -> AttemptRecord:
+    return AttemptRecord(
         1, request.topic, queue.broker_name, "a:1", queue.queue_id, 0, 1_700_000_000_000,
         0.1, 0.0, 1.5, request.message_count, 10, 20, outcome, error_code=code,
     )  # fmt: skip

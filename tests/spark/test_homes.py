@@ -13,7 +13,7 @@ import pytest
 from rocket_sink.errors import DeliveryError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.spark.backfill import backfill_options
 from rocket_sink.spark.resend import waiting_of
 from rocket_sink.testing import FakeCluster

@@ -9,7 +9,7 @@ import pytest
 
 from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.pace import share
+from rocket_sink.producer.engine.limits import per_task_rate
 from rocket_sink.spark import host
 from rocket_sink.spark.host import divided
 from rocket_sink.spark.rates import by_the_second
@@ -38,7 +38,7 @@ LIMIT = SinkOptions.parse(maxMessagesPerSecond=1000)
 def test_the_limit_is_divided_over_the_task_slots() -> None:
     options = divided(LIMIT, Session(8))
     assert options.rate_tasks == 8
-    assert share(options.max_messages_per_second, options) == 125
+    assert per_task_rate(options.max_messages_per_second, options) == 125
 
 
 def test_a_write_of_few_tasks_is_divided_over_these() -> None:

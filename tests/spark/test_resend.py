@@ -16,9 +16,9 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import BACKFILL, ISOLATION, RESOLUTION, SEND
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer import stored
-from rocket_sink.producer.engine import SendEngine
-from rocket_sink.producer.look_up import look_up
+from rocket_sink.producer.admin import stored_messages
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.stored_check import look_up
 from rocket_sink.spark import resend
 from rocket_sink.spark.backfill import backfill_options
 from rocket_sink.spark.resend import RESULT_SCHEMA, Resender, Resent
@@ -254,7 +254,7 @@ class TestWhatMayBeStored:
             most[0] = max(most[0], asked[0] - answered[0])
             look_up(pump, address, topic, one, ended, **more)
 
-        monkeypatch.setattr(stored, "look_up", counted)
+        monkeypatch.setattr(stored_messages, "look_up", counted)
         make(options, engine)[0].send(letters(["k"] * 40, open=[True] * 40))
         assert most[0] == 2 * 40, "both brokers, all letters"
 

@@ -421,7 +421,7 @@ def test_rows_wait_longer_than_a_producers_message(ordering: str) -> None:
     run.feed(body=bodies(2), sharding_key=["k1", None]).finish()
     waits = {request.ordered: request.timeout_s for request in engine.requests}
     assert waits == ({False: 7.0} if ordering == "none" else {True: None, False: 7.0})
-    assert all(request.patient for request in engine.requests)
+    assert all(request.retry_while_busy for request in engine.requests)
 
 
 class Stuck(StubEngine):

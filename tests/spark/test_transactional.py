@@ -15,10 +15,10 @@ from rocket_sink import RocketSink
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.commits import CommitReport, Half, HalfCommits
-from rocket_sink.producer.engine import SendEngine
+from rocket_sink.producer.admin.half_commits import CommitReport, Half, HalfMessageCommitter
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.producer.transaction_values import ROLLBACK, UNKNOWN
+from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.halves import HalfMark
 from rocket_sink.spark.transactions import CheckBacks
@@ -66,7 +66,7 @@ class World:
     ) -> CommitReport:
         engine = SendEngine(self.options(**more))
         try:
-            commits = HalfCommits(engine, group=GROUP, ordered=ordered, since_ms=0)
+            commits = HalfMessageCommitter(engine, group=GROUP, ordered=ordered, since_ms=0)
             return commits.commit(halves, doubtful=doubtful)
         finally:
             engine.close()
@@ -236,7 +236,9 @@ def test_another_group_is_no_loss(world: World) -> None:
     halves = halves_of(world.send())
     engine = SendEngine(world.options(storedCheckTimeout=300))
     with pytest.raises(DeliveryError, match="producer group wrong"):
-        HalfCommits(engine, group="x", ordered=True, since_ms=0).commit(halves, doubtful=False)
+        HalfMessageCommitter(engine, group="x", ordered=True, since_ms=0).commit(
+            halves, doubtful=False
+        )
     engine.close()
 
 

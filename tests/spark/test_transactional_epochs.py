@@ -16,7 +16,7 @@ from rocket_sink import Ledger, RocketSink
 from rocket_sink.errors import ConfigurationError, DeliveryError
 from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
 from rocket_sink.ledger.place import locate
-from rocket_sink.producer.commits import HalfCommits
+from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
 from rocket_sink.spark import foreach_batch, transactions
 from rocket_sink.spark.halves import HalfMark
 from rocket_sink.spark.transactions import Endings
@@ -108,7 +108,7 @@ def run_without_append(results: Any, uri: str, app_id: str, version: int) -> Non
     raise Killed
 
 
-def die_at_the_seventh(self: HalfCommits, count: int) -> None:
+def die_at_the_seventh(self: HalfMessageCommitter, count: int) -> None:
     self._report.committed += count
     if self._report.committed >= 7:
         raise Killed
@@ -134,7 +134,9 @@ def test_killed_drivers_are_mended_by_the_next_start(query: Query, monkeypatch: 
     query.killed(monkeypatch, Endings, "_end", die)
     assert not query.seen() and query.epochs()[0].open
     # One at a time per queue, so that not all are on their way when it dies.
-    query.killed(monkeypatch, HalfCommits, "_done", die_at_the_seventh, ordering="best_effort")
+    query.killed(
+        monkeypatch, HalfMessageCommitter, "_done", die_at_the_seventh, ordering="best_effort"
+    )
     assert 7 <= query.seen()[0] < ROWS and query.epochs()[0].open
     query.epoch(1)
     assert query.seen() == {0: ROWS, 1: ROWS}

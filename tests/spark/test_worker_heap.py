@@ -57,7 +57,13 @@ def test_workers_are_known_by_their_main_module(spark: Any) -> None:
 
 def test_planning_and_committing_import_little() -> None:
     """A stream's data source is planned and committed in processes without any other use."""
-    heavy = ["numpy", "pyarrow.compute", "pyarrow.fs", "rocket_sink.producer.engine", "tenacity"]
+    heavy = [
+        "numpy",
+        "pyarrow.compute",
+        "pyarrow.fs",
+        "rocket_sink.producer.engine.engine",
+        "tenacity",
+    ]
     code = f"""
 import sys
 import pyarrow

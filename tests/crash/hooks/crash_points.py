@@ -90,7 +90,7 @@ def _around(
 def install() -> None:
     """Wrap; each line is a moment of `schedule`."""
     from rocket_sink.ledger import fold, spool
-    from rocket_sink.producer import commits
+    from rocket_sink.producer.admin import half_commits
     from rocket_sink.spark import accounts, datasource, foreach_batch, resend, task, transactions
 
     def of_request(body: Any, request: Any) -> str:
@@ -107,7 +107,12 @@ def install() -> None:
     _around(foreach_batch, "_append", "committed", lambda _, uri, *more: uri, after=True)
     confirm = datasource._Writer
     _around(confirm, "_confirm", "committed", lambda own, *more: own._options.ledger, after=True)
-    _around(commits.HalfCommits, "_end", "ending", lambda own, *more: own._engine.options.ledger)
+    _around(
+        half_commits.HalfMessageCommitter,
+        "_end",
+        "ending",
+        lambda own, *more: own._engine.options.ledger,
+    )
     _around(transactions.Endings, "_note", "ended", lambda own, *more: own._options.ledger)
     _around(resend.Resender, "_deliver", "letters", lambda own, *more: own._options.ledger)
     _wrap_fold(fold._Folder)

@@ -1,0 +1,293 @@
+"""One connection to one address: transport, protocol state and the frames still to be written.
+
+Owners are told exactly once how their request ended: `on_answer`, or `on_failed` with an error
+whose class says whether a complete frame left (UnknownOutcomeError) or not (NotSentError).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from rocket_sink.errors import (
+    ConnectError,
+    ConnectionLostError,
+    NotSentError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    SendError,
+    TlsError,
+    UnwrittenError,
+)
+from rocket_sink.net.resolve import Resolver
+from rocket_sink.net.tls import Security
+from rocket_sink.net.transport import (
+    GATHER_BUFFERS,
+    GATHER_BYTES,
+    StreamEnded,
+    StreamState,
+    Transport,
+)
+from rocket_sink.wire.connection import Answered, Connection, Event, PeerRequest, Violation
+from rocket_sink.wire.frame import Frame
+
+Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
+"""One queued frame: its owner, its buffers (head first), its size in bytes."""
+
+
+class WriteQueue:
+    """Frames on their way to the kernel, first in, first out, and exactly how far each one got.
+
+    The account decides between NOT_SENT and UNKNOWN, so it is exact: a frame is written when the
+    kernel took its last byte, untouched when it took none.
+    """
+
+    __slots__ = ("_entries", "_first_done", "size")
+
+    def __init__(self) -> None:
+        self._entries: deque[Entry] = deque()
+        self._first_done = 0
+        self.size = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    @property
+    def first_owner(self) -> Any:
+        """Whose frame comes next; None when there is none (or nothing waits for it)."""
+        return self._entries[0][0] if self._entries else None
+
+    def disown(self, owner: Any) -> None:
+        """The frame goes on to the kernel, but nothing waits for its end any more."""
+        for position, (whose, buffers, size) in enumerate(self._entries):
+            if whose is owner:
+                self._entries[position] = (None, buffers, size)
+
+    def put(self, owner: Any, buffers: Sequence[Any], size: int) -> None:
+        self._entries.append((owner, buffers, size))
+        self.size += size
+
+    def gather(self) -> list[Any]:
+        """Buffers for one gathered write."""
+        buffers: list[Any] = []
+        total = -self._first_done
+        for _, parts, size in self._entries:
+            buffers += parts
+            total += size
+            if total >= GATHER_BYTES or len(buffers) >= GATHER_BUFFERS - 16:
+                break
+        if self._first_done:
+            _drop_front(buffers, self._first_done)
+        del buffers[GATHER_BUFFERS:]
+        return buffers
+
+    def wrote(self, count: int) -> list[Any]:
+        """Account for `count` bytes; the owners of the frames that are complete now."""
+        self.size -= count
+        entries, complete = self._entries, []
+        done = self._first_done + count
+        while entries and done >= entries[0][2]:
+            owner, _, size = entries.popleft()
+            done -= size
+            if owner is not None:
+                complete.append(owner)
+        self._first_done = done
+        return complete
+
+    def withdraw(self, owner: Any = None) -> list[Any]:
+        """Take untouched frames back (all, or only `owner`'s); their owners, in order."""
+        kept: deque[Entry] = deque()
+        taken = []
+        for position, entry in enumerate(self._entries):
+            touched = position == 0 and self._first_done > 0
+            if touched or (owner is not None and entry[0] is not owner):
+                kept.append(entry)
+                continue
+            self.size -= entry[2]
+            if entry[0] is not None:
+                taken.append(entry[0])
+        self._entries = kept
+        return taken
+
+
+class Owner(Protocol):
+    """Whose request it is. The clock is monotonic seconds."""
+
+    def on_answer(self, frame: Frame, sent_s: float | None, now_s: float) -> None: ...
+
+    def on_failed(self, error: SendError, now_s: float) -> None: ...
+
+
+class Channel:
+    """Made connecting; requests may be sent at once and wait for the connection."""
+
+    def __init__(
+        self,
+        address: str,
+        security: Security | None,
+        connection: Connection,
+        on_request: Callable[[Channel, Frame], None],
+        *,
+        now_s: float,
+        connect_deadline_s: float,
+        resolver: Resolver,
+    ) -> None:
+        """Raises ConnectError when the address is refused at once."""
+        self.address = address
+        self.transport = Transport(address, security, resolver)
+        self.connection = connection
+        self.write_queue = WriteQueue()
+        self.opened_s = now_s
+        self.ready_s: float | None = None
+        self.used_s = now_s
+        self.heard_s = now_s
+        self.connect_deadline_s = connect_deadline_s
+        self.draining = False
+        self.ended: Exception | None = None
+        """Why it was closed."""
+        self.interest = 0
+        self._on_request = on_request
+        self._first_bytes = b""
+
+    def __repr__(self) -> str:
+        state = "draining" if self.draining else self.transport.state.value
+        return f"<Channel {self.address} {state}, {self.connection.in_flight} in flight>"
+
+    @property
+    def is_open(self) -> bool:
+        return self.transport.state is StreamState.OPEN
+
+    @property
+    def closed(self) -> bool:
+        return self.transport.state is StreamState.CLOSED
+
+    @property
+    def wants_write(self) -> bool:
+        return self.unwritten if self.is_open else self.transport.wants_write
+
+    @property
+    def unwritten(self) -> bool:
+        """Frames, or parts of them, wait for the kernel."""
+        return bool(self.write_queue) or self.transport.unsent
+
+    def flush(self, now_s: float) -> None:
+        """Write what the kernel takes.
+
+        Raises:
+            StreamEnded, TlsError
+        """
+        write_queue = self.write_queue
+        while write_queue or self.transport.unsent:
+            count = self.transport.write(write_queue.gather())
+            if not count:
+                break
+            self.used_s = now_s
+            complete = write_queue.wrote(count)
+            if complete:
+                self.connection.mark_written(complete[-1], now_s)
+
+    def receive(self, now_s: float, rounds: int = 16, *, to_the_end: bool = False) -> bool:
+        """Read and dispatch what has arrived; True when there may be more.
+
+        Args:
+            to_the_end: see whether the stream has ended, too. Else what comes after a short read
+                is left to the selector, as it costs a system call to hear that there is nothing.
+
+        Raises:
+            StreamEnded: the stream ended or is no RocketMQ stream.
+            TlsError: the server refuses our certificate.
+        """
+        for _ in range(rounds):
+            data = self.transport.read()
+            if data is None:
+                return False
+            if not self._first_bytes:
+                self._first_bytes = bytes(data[:16])
+            self.heard_s = now_s
+            self._dispatch(self.connection.receive_data(data, now_s), now_s)
+            if len(data) < self.transport.full_read and not to_the_end:
+                return False
+        return True
+
+    def _dispatch(self, events: Sequence[Event], now_s: float) -> None:
+        for event in events:
+            if type(event) is Answered:
+                event.token.on_answer(event.frame, event.sent_s, now_s)  # type: ignore[attr-defined]
+            elif type(event) is PeerRequest:
+                self._on_request(self, event.frame)
+            elif type(event) is Violation:
+                raise StreamEnded(self._unreadable(event.error)) from event.error
+
+    def _unreadable(self, error: RemoteProtocolError) -> str:
+        if self._first_bytes[:1] in (b"\x15", b"\x16"):
+            return f"{self.address} answers with TLS; set tlsMode"
+        return f"{self.address} does not speak RocketMQ's protocol: {error}"
+
+    def expire(self, now_s: float) -> None:
+        """Fail the requests whose deadline has passed.
+
+        An unwritten one tells that nothing gets through: the caller drains the channel
+        before, so that what follows does not wait behind it.
+        """
+        connecting = not self.is_open
+        for expired in self.connection.expire(now_s):
+            owner: Any = expired.token
+            if expired.written:
+                owner.on_failed(self._timed_out(), now_s)
+            elif connecting:
+                self.write_queue.withdraw(owner)
+                owner.on_failed(self.transport.timed_out(), now_s)
+            elif self.write_queue.withdraw(owner):
+                owner.on_failed(
+                    UnwrittenError(f"{self.address} took no more bytes before the deadline"), now_s
+                )
+            else:
+                # Partly written: the rest must go out or the stream is useless, so the broker may
+                # yet store it.
+                self.write_queue.disown(owner)
+                owner.on_failed(self._timed_out(), now_s)
+
+    def _timed_out(self) -> SendError:
+        return RequestTimeoutError(f"no answer from {self.address} before the attempt's deadline")
+
+    def withdraw(self) -> list[Any]:
+        """Take the untouched frames back; their owners, still unanswered, in order."""
+        owners = self.write_queue.withdraw()
+        self.connection.withdraw_unwritten(keep=self.write_queue.first_owner)
+        return owners
+
+    def fail(self, cause: Exception, now_s: float) -> None:
+        """Close, and tell every owner: NOT_SENT before its last byte went, UNKNOWN after.
+
+        With TlsError as the cause all are NOT_SENT: the peer never read what was written.
+        """
+        self.ended, reason = cause, str(cause)
+        self.transport.close()
+        self.write_queue = WriteQueue()
+        for lost in self.connection.close():
+            owner: Any = lost.token
+            owner.on_failed(self._lost(cause, reason, written=lost.written), now_s)
+
+    def _lost(self, cause: Exception, reason: str, *, written: bool) -> SendError:
+        error: SendError
+        if written and not isinstance(cause, TlsError):
+            error = ConnectionLostError(f"the connection to {self.address} ended: {reason}")
+        elif isinstance(cause, ConnectError):
+            error = type(cause)(cause.text, **cause.facts)
+        elif isinstance(cause, NotSentError):
+            error = cause
+        else:
+            error = UnwrittenError(f"the connection to {self.address} ended: {reason}")
+        error.__cause__ = cause
+        return error
+
+
+def _drop_front(buffers: list[Any], count: int) -> None:
+    index = 0
+    while count >= len(buffers[index]):
+        count -= len(buffers[index])
+        index += 1
+    del buffers[:index]
+    if count:
+        buffers[0] = memoryview(buffers[0])[count:]

@@ -1,0 +1,437 @@
+"""A selector loop over many channels. One thread drives it at a time; it starts none but for names.
+
+`poll` is `prepare`, `wait`, `process`; a driver that shares the client between threads holds its
+lock around the first and the last and lets it go while it waits. Channels may be used (under
+that lock) while another thread waits: a new wish to write wakes the waiting one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rocket_sink.errors import ConnectError, SendError, TlsError
+from rocket_sink.net.channel import Channel
+from rocket_sink.net.hooks import RpcHooks
+from rocket_sink.net.resolve import Resolver
+from rocket_sink.net.tls import Security, TlsSettings
+from rocket_sink.net.transport import StreamEnded, StreamState, no_resources
+from rocket_sink.options import SinkOptions
+from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.connection import Connection
+from rocket_sink.wire.frame import Frame, Serialize
+
+TICK_S: Final = 0.02
+"""Longest wait while requests are in flight: deadlines and suspicion are looked at this often."""
+FLUSH_BYTES: Final = 131_072
+"""Queued bytes at which a sender writes at once instead of leaving it to the next poll."""
+_LOOK_FIRST_S: Final = 0.05
+READ: Final = selectors.EVENT_READ
+WRITE: Final = selectors.EVENT_WRITE
+Signer = Callable[[Mapping[str, str], Any], Mapping[str, str]]
+
+
+class Readiness:
+    """A selector over the channels' sockets; `wake` may be called from any thread."""
+
+    def __init__(self) -> None:
+        """Raises OSError when there are no descriptors left."""
+        self._selector = selectors.DefaultSelector()
+        self._unresolved: dict[Channel, None] = {}
+        """Without a socket yet; whoever looks their names up wakes the wait."""
+        try:
+            self._wake_read, self._wake_write = socket.socketpair()
+        except OSError:
+            self._selector.close()
+            raise
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+        self._selector.register(self._wake_read, READ, None)
+
+    def watch(self, channel: Channel, interest: int) -> None:
+        """Begin with a channel, or change what is waited for."""
+        channel.interest = interest
+        number = channel.transport.fileno()
+        if number < 0:
+            self._unresolved[channel] = None
+        elif number in self._selector.get_map():
+            self._selector.modify(number, interest, channel)
+        else:
+            self._selector.register(number, interest, channel)
+
+    def forget(self, channel: Channel) -> None:
+        self._unresolved.pop(channel, None)
+        number = channel.transport.fileno()
+        if number >= 0 and number in self._selector.get_map():
+            self._selector.unregister(number)
+
+    def wait(self, timeout_s: float) -> list[tuple[Channel, int]]:
+        ready = []
+        for key, mask in self._selector.select(timeout_s):
+            if key.data is None:
+                self._wake_read.recv(4096)
+            else:
+                ready.append((key.data, mask))
+        if self._unresolved:
+            ready += [
+                (channel, WRITE) for channel in self._unresolved if channel.transport.resolved
+            ]
+        return ready
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"w")
+
+    def close(self) -> None:
+        self._selector.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+
+class Call:
+    """One request's end, told to a function: the answer (of any code), or the error."""
+
+    __slots__ = ("_done",)
+
+    def __init__(self, done: Callable[[Frame | None, SendError | None, float], None]) -> None:
+        self._done = done
+
+    def on_answer(self, frame: Frame, sent_s: float | None, now_s: float) -> None:
+        self._done(frame, None, now_s)
+
+    def on_failed(self, error: SendError, now_s: float) -> None:
+        self._done(None, error, now_s)
+
+
+class WakeupState:
+    """Whether a thread waits for the peers now, and what has to end its wait."""
+
+    __slots__ = ("asleep", "flush_immediately", "long", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting = False
+        """A thread is in `wait`: a new wish to write has to end it. Under the driver's lock."""
+        self.flush_immediately = False
+        """What is queued meanwhile is written at once: its sender has nothing else to do."""
+        self.asleep = False
+        """The thread that leads waits, or is about to, and will not look for submissions before:
+        what is submitted without the lock has to wake it."""
+        self.long = False
+        """It waits longer than is good while something is in flight."""
+
+
+class NetworkClient:
+    """The channels of one client, by address."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sign: Signer | None = None,
+        on_request: Callable[[Channel, Frame], bool] | None = None,
+        hooks: RpcHooks | None = None,
+    ) -> None:
+        """
+        Args:
+            sign: gives the header fields that sign a request (ACL).
+            on_request: serves a peer's request; False: it is answered with code 3.
+
+        Raises:
+            OptionError: the TLS files cannot be read.
+            LocalResourcesError: there are no descriptors left.
+        """
+        settings = TlsSettings.of(options)
+        self._security = Security(settings) if settings else None
+        self._connect_timeout_s = options.connect_timeout_ms / 1000
+        self._max_idle_s = options.channel_max_idle_s
+        self.serializer: Serialize = "rocketmq" if options.serializer == "rocketmq" else "json"
+        self._sign = sign
+        self.clock = clock
+        self._on_request = on_request
+        self.rpc_hooks = RpcHooks() if hooks is None else hooks
+        try:
+            self._readiness = Readiness()
+        except OSError as error:
+            raise no_resources("make a client", error) from error
+        self._resolver = Resolver(self._readiness.wake, clock=clock)
+        self._channels: dict[str, Channel] = {}
+        self._draining: set[Channel] = set()
+        self._next_scan_s = 0.0
+        self.late_answers = 0
+        self.opened = 0
+        """Connections opened so far."""
+        self.wakeup = WakeupState()
+
+    def channel(self, address: str, now_s: float) -> Channel:
+        """The channel in use for an address, opened when there is none.
+
+        Raises:
+            ConnectError: refused at once.
+        """
+        channel = self._channels.get(address)
+        if channel is not None and not channel.connection.in_flight:
+            idle_s = now_s - channel.used_s
+            if idle_s > self._max_idle_s:
+                self.drain(channel, now_s)
+            elif idle_s > _LOOK_FIRST_S and channel.is_open:
+                # The peer may have closed it meanwhile; written first and read later, that would
+                # leave the outcome unknown.
+                self._receive(channel, now_s, to_the_end=True)
+            channel = self._channels.get(address)
+        return channel or self._open(address, now_s)
+
+    def peek(self, address: str) -> Channel | None:
+        """The channel in use for an address, if any."""
+        return self._channels.get(address)
+
+    def _open(self, address: str, now_s: float) -> Channel:
+        channel = Channel(
+            address,
+            self._security,
+            Connection(serialize=self.serializer, sign=self._sign),
+            self._serve,
+            now_s=now_s,
+            connect_deadline_s=now_s + self._connect_timeout_s,
+            resolver=self._resolver,
+        )
+        self._channels[address] = channel
+        self._readiness.watch(channel, READ | WRITE)
+        return channel
+
+    def send(
+        self, channel: Channel, owner: Any, buffers: Sequence[Any], size: int, now_s: float
+    ) -> None:
+        """Queue a frame that the connection knows; it is written soon, together with others."""
+        channel.write_queue.put(owner, buffers, size)
+        if channel.transport.state is not StreamState.OPEN:
+            return
+        wakeup = self.wakeup
+        if channel.write_queue.size >= FLUSH_BYTES or (wakeup.waiting and wakeup.flush_immediately):
+            self.flush(channel, now_s)
+        elif wakeup.waiting and not channel.interest & WRITE:
+            self._readiness.watch(channel, READ | WRITE)
+
+    def call(
+        self, address: str, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
+    ) -> None:
+        """Send a request frame; a failure to begin reaches the owner as `on_failed`, too."""
+        try:
+            channel = self.channel(address, now_s)
+        except ConnectError as error:
+            owner.on_failed(error, now_s)
+            return
+        self.call_on(channel, frame, owner, deadline_s=deadline_s, now_s=now_s)
+
+    def call_on(
+        self, channel: Channel, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
+    ) -> None:
+        """As `call`, on this very connection."""
+        if self.rpc_hooks:
+            frame = self.rpc_hooks.before(channel.address, frame)
+            owner = self.rpc_hooks.watched(owner, channel.address, frame)
+        head = channel.connection.send_request(frame, deadline_s=deadline_s, token=owner)
+        buffers = [head, frame.body] if frame.body else [head]
+        self.send(channel, owner, buffers, sum(map(len, buffers)), now_s)
+
+    def oneway(self, address: str, frame: Frame, now_s: float) -> Channel:
+        """Send without an answer: written at once, as far as the kernel takes it.
+
+        Raises:
+            ConnectError
+        """
+        channel = self.channel(address, now_s)
+        if self.rpc_hooks:
+            frame = self.rpc_hooks.before(address, frame)
+        head = channel.connection.send_oneway(frame)
+        buffers = [head, frame.body] if frame.body else [head]
+        self.send(channel, None, buffers, sum(map(len, buffers)), now_s)
+        self.flush(channel, now_s)
+        return channel
+
+    def respond(
+        self, channel: Channel, request: Frame, code: int, remark: str | None = None
+    ) -> None:
+        """Answer a peer's request."""
+        data = channel.connection.respond(request, code, remark=remark)
+        if data:
+            self.send(channel, None, [data], len(data), self.clock())
+
+    def flush(self, channel: Channel, now_s: float) -> None:
+        """Write what the kernel takes of one channel."""
+        if not channel.is_open:
+            return
+        try:
+            channel.flush(now_s)
+        except (StreamEnded, TlsError) as ended:
+            self.fail(channel, ended, now_s)
+            return
+        wanted = READ | WRITE if channel.write_queue or channel.transport.unsent else READ
+        if wanted != channel.interest:
+            self._readiness.watch(channel, wanted)
+
+    def poll(self, timeout_s: float) -> None:
+        """One round: write, wait at most `timeout_s` for the peers, read, expire."""
+        wait_s = self.prepare(timeout_s)
+        self.process(self.wait(wait_s))
+
+    def prepare(self, timeout_s: float) -> float:
+        """Write what is queued; how long the wait may be (s)."""
+        self.write()
+        busy = False
+        for channel in self.channels:
+            if channel.transport.readable_now:
+                return 0.0
+            busy = busy or channel.connection.in_flight > 0
+        return min(timeout_s, TICK_S) if busy else timeout_s
+
+    def write(self) -> None:
+        """Write what is queued, as far as the kernel takes it."""
+        for channel in self.channels:
+            if channel.write_queue:
+                self.flush(channel, self.clock())
+
+    def wait(self, timeout_s: float) -> list[tuple[Channel, int]]:
+        """Wait for readiness; the only part that blocks."""
+        return self._readiness.wait(timeout_s)
+
+    def wake(self) -> None:
+        """End another thread's `wait`."""
+        self._readiness.wake()
+
+    def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
+        """Read, write and connect what is ready; then fail what is overdue.
+
+        What has arrived is read before anything is judged late: a pause of this process must
+        not look like a pause of the brokers.
+        """
+        now_s = self.clock()
+        for channel, mask in ready:
+            if not channel.closed:
+                self._serve_ready(channel, mask, now_s)
+        for channel in self.channels:
+            if channel.transport.readable_now:
+                self._receive(channel, now_s)
+        if now_s >= self._next_scan_s:
+            self._next_scan_s = now_s + TICK_S / 2
+            self._scan(now_s)
+
+    def _serve_ready(self, channel: Channel, mask: int, now_s: float) -> None:
+        if not channel.is_open:
+            self._advance(channel, now_s)
+            return
+        if mask & READ:
+            self._receive(channel, now_s)
+        if mask & WRITE and not channel.closed:
+            self.flush(channel, now_s)
+
+    def _receive(self, channel: Channel, now_s: float, *, to_the_end: bool = False) -> None:
+        try:
+            channel.receive(now_s, to_the_end=to_the_end)
+        except (StreamEnded, TlsError) as ended:
+            self.fail(channel, ended, now_s)
+
+    def _advance(self, channel: Channel, now_s: float) -> None:
+        # A connect that goes on with the name's next address has another socket, maybe under the
+        # same number, so the selector must forget the old one first.
+        self._readiness.forget(channel)
+        try:
+            opened = channel.transport.advance()
+        except ConnectError as error:
+            self.fail(channel, error, now_s)
+            return
+        self._readiness.watch(channel, READ | (WRITE if channel.wants_write else 0))
+        if opened:
+            self.opened += 1
+            channel.ready_s = channel.used_s = now_s
+            self.flush(channel, now_s)
+
+    def _scan(self, now_s: float) -> None:
+        for channel in self.channels:
+            if not channel.is_open and not channel.closed and now_s >= channel.connect_deadline_s:
+                self.fail(channel, channel.transport.timed_out(), now_s)
+                continue
+            due_s = channel.connection.next_deadline_s
+            if due_s is not None and now_s >= due_s:
+                self._expire(channel, now_s)
+            if channel.draining and not channel.connection.in_flight and not channel.unwritten:
+                self.fail(channel, StreamEnded("drained"), now_s)
+
+    def _expire(self, channel: Channel, now_s: float) -> None:
+        oldest_s = channel.connection.oldest_sent_s
+        if oldest_s is None or oldest_s >= channel.heard_s:
+            # Nothing was heard since the overdue request went out, or it never went: what comes
+            # next gets a new connection, what is in flight here keeps its chance.
+            self.drain(channel, now_s)
+        channel.expire(now_s)
+
+    def drain(self, channel: Channel, now_s: float) -> None:
+        """No new requests on this channel; it closes when nothing is in flight on it."""
+        if self._channels.get(channel.address) is channel:
+            del self._channels[channel.address]
+        if channel.closed:
+            return
+        channel.draining = True
+        self._draining.add(channel)
+        if not channel.connection.in_flight and not channel.unwritten:
+            self.fail(channel, StreamEnded("drained"), now_s)
+
+    def fail(self, channel: Channel, cause: Exception, now_s: float) -> None:
+        """Close a channel and fail its requests."""
+        if self._channels.get(channel.address) is channel:
+            del self._channels[channel.address]
+        self._draining.discard(channel)
+        if not channel.closed:
+            self._readiness.forget(channel)
+        self.late_answers += channel.connection.late_answers
+        channel.fail(cause, now_s)
+
+    def _serve(self, channel: Channel, frame: Frame) -> None:
+        if self._on_request is None or not self._on_request(channel, frame):
+            text = f"request code {frame.code} is not served by this client"
+            self.respond(channel, frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
+
+    @property
+    def channels(self) -> list[Channel]:
+        """All channels that exist, draining ones too."""
+        return [*self._channels.values(), *self._draining]
+
+    @property
+    def in_flight(self) -> int:
+        return sum(channel.connection.in_flight for channel in self.channels)
+
+    def close(self, reason: SendError | None = None) -> None:
+        """Close all channels; what is in flight fails."""
+        now_s = self.clock()
+        for channel in self.channels:
+            self.fail(channel, reason or StreamEnded("closed here"), now_s)
+        self._readiness.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close this process's copies without a word to the peers."""
+        for channel in self.channels:
+            channel.transport.close()
+        self._readiness.close()
+
+
+def invoke(client: NetworkClient, address: str, frame: Frame, timeout_s: float) -> Frame:
+    """Send and wait for the answer, whatever its code.
+
+    Raises:
+        NotSentError, UnknownOutcomeError: of the connection.
+    """
+    ended: list[tuple[Frame | None, SendError | None]] = []
+    now_s = client.clock()
+    call = Call(lambda answer, error, _: ended.append((answer, error)))
+    client.call(address, frame, call, deadline_s=now_s + timeout_s, now_s=now_s)
+    while not ended:
+        client.poll(timeout_s)
+    answer, error = ended[0]
+    if answer is None:
+        assert error is not None
+        raise error
+    return answer

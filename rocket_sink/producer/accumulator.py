@@ -1,0 +1,158 @@
+"""Automatic batching: asynchronous sends wait a little for others (Java's ProduceAccumulator).
+
+Messages of one topic and one `wait_store` go into one batch, which is sent when it reaches
+`batchMaxBytes` or its first message has waited `batchMaxDelayMs`, and when the producer closes.
+Their bodies are not compressed. Messages with a queue, a selector, a sharding key, a delay or a
+time-out of their own, and those that fill a batch alone, are sent as without this.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TypeAlias
+
+from rocket_sink.errors import MessageIllegalError, NotSentError, ProducerClosedError
+from rocket_sink.message import Message, SendResult
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.driver import Driver, Waiter
+from rocket_sink.producer.engine.attempt import Completion
+from rocket_sink.producer.future import SendFuture
+from rocket_sink.producer.request_builder import RequestBuilder, named
+
+Entry: TypeAlias = "tuple[Message, str, bytes, SendFuture]"
+"""A message, its id, its bytes inside a batch, and who waits for it."""
+
+
+class _OpenBatch:
+    __slots__ = ("due_s", "entries", "size")
+
+    def __init__(self, due_s: float) -> None:
+        self.due_s = due_s
+        self.entries: list[Entry] = []
+        self.size = 0
+
+
+class BatchAccumulator:
+    """A timer task of the driver; `add` from any thread."""
+
+    def __init__(self, options: SinkOptions, builder: RequestBuilder, driver: Driver) -> None:
+        self._builder, self._driver = builder, driver
+        self._clock = driver.engine.clock
+        self._max_bytes = min(options.batch_max_bytes, options.max_message_size_bytes)
+        self._delay_s = options.batch_max_delay_ms / 1000
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, bool], _OpenBatch] = {}
+        self._due_s: float | None = None
+        self._closed = False
+
+    def takes(self, message: Message) -> bool:
+        """The message may share a request with others."""
+        return (
+            message.sharding_key is None
+            and not message.is_timed
+            and len(message.body) < self._max_bytes
+        )
+
+    def add(self, message: Message, message_id: str, encoded: bytes, future: SendFuture) -> None:
+        """Put it with the others; the future gets its own result or error.
+
+        Raises:
+            ProducerClosedError
+        """
+        key, size = (message.topic, message.wait_store), len(encoded)
+        full: list[_OpenBatch] = []
+        is_first = news = False
+        with self._lock:
+            if self._closed:
+                raise ProducerClosedError("the producer is closed")
+            batch = self._open.get(key)
+            if batch is not None and batch.size + size > self._max_bytes:
+                full.append(self._open.pop(key))
+                batch = None
+            if batch is None:
+                batch = self._open[key] = _OpenBatch(self._clock() + self._delay_s)
+                is_first = True
+            batch.entries.append((message, message_id, encoded, future))
+            batch.size += size
+            if batch.size >= self._max_bytes:
+                full.append(self._open.pop(key))
+            if full or is_first:
+                before_s, self._due_s = self._due_s, self._next_due_s()
+                news = self._due_s is not None and (before_s is None or self._due_s < before_s)
+        for one in full:
+            self._send(one)
+        if news:
+            self._driver.reschedule()
+
+    def _next_due_s(self) -> float | None:
+        return min((batch.due_s for batch in self._open.values()), default=None)
+
+    # --- the timer task ---------------------------------------------------------------------------
+
+    def due_s(self) -> float | None:
+        return self._due_s
+
+    def run(self, now_s: float) -> None:
+        with self._lock:
+            due = [key for key, batch in self._open.items() if batch.due_s <= now_s]
+            batches = [self._open.pop(key) for key in due]
+            self._due_s = self._next_due_s()
+        for batch in batches:
+            self._send(batch)
+
+    def flush(self) -> None:
+        """The producer closes: send what waits, take no more."""
+        with self._lock:
+            self._closed = True
+        self.run(float("inf"))
+
+    # --- a batch and its end -----------------------------------------------------------------
+
+    def _send(self, batch: _OpenBatch) -> None:
+        entries = batch.entries
+        messages, ids, encoded, _ = zip(*entries, strict=True)
+        request = self._builder.batch_of(messages, encoded, ids)
+        try:
+            self._driver.submit_nowait(
+                request, Waiter(lambda completion: self._ended(entries, completion))
+            )
+        except NotSentError as error:
+            for *_, future in entries:
+                future.ended(None, error)
+
+    def _ended(self, entries: list[Entry], completion: Completion) -> None:
+        result = completion.result
+        if result is not None:
+            results = results_of(result, [message_id for _, message_id, _, _ in entries])
+            for (*_, future), own in zip(entries, results, strict=True):
+                future.ended(own, None)
+        elif isinstance(completion.error, MessageIllegalError) and len(entries) > 1:
+            self._send_singly(entries)
+        else:
+            for *_, future in entries:
+                future.ended(None, completion.error)
+
+    def _send_singly(self, entries: list[Entry]) -> None:
+        """The broker refused the batch: only the guilty message shall fail."""
+        for message, message_id, _, future in entries:
+            try:
+                self._driver.submit_nowait(self._builder.single(named(message, message_id)), future)
+            except NotSentError as error:
+                future.ended(None, error)
+
+
+def results_of(result: SendResult, message_ids: list[str]) -> list[SendResult]:
+    """A batch's result as its messages' own: their ids, and the offsets from the first on."""
+    offset_ids = result.offset_message_id.split(",")
+    if len(offset_ids) != len(message_ids):
+        offset_ids = [result.offset_message_id] * len(message_ids)
+    first = result.queue_offset
+    return [
+        # `_replace` goes by names, at three times the cost.
+        SendResult(
+            result.outcome, result.status, message_id, offset_id, result.queue, first + number,
+            result.broker_address, result.attempts, result.latency_ms, result.maybe_duplicate,
+            result.transaction_id, result.region_id, result.recall_handle, result.trace_on,
+        )
+        for number, (message_id, offset_id) in enumerate(zip(message_ids, offset_ids, strict=True))
+    ]  # fmt: skip

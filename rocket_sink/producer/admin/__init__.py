@@ -1,0 +1,1 @@
+"""Reads, look-ups, dead-letter topics, and the ends of transactions."""

@@ -1,0 +1,312 @@
+"""The small reading side: offsets, pull, look-ups by id, topics. For tests, demo and reader.
+
+Reads only, except `create_topic`; requests that change a broker's configuration are not here on
+purpose (CVE-2023-33246).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from random import Random
+from typing import Any, Final
+
+from rocket_sink.errors import NoRouteError, SendError
+from rocket_sink.message import MessageQueue
+from rocket_sink.net.client import NetworkClient, invoke
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.headers import HeaderTemplates
+from rocket_sink.producer.engine.name_servers import NameServers
+from rocket_sink.routing.verdict import error_for_answer
+from rocket_sink.wire import answers, requests
+from rocket_sink.wire.codes import PermName, ResponseCode
+from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.namespace import with_namespace
+from rocket_sink.wire.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
+from rocket_sink.wire.route import TopicRoute, decode_route
+from rocket_sink.wire.stored import Allowance, StoredMessage
+
+_GROUP: Final = "TOOLS_CONSUMER"
+"""A group that brokers let pull without a subscription group of its own."""
+_MASTER: Final = 0
+_EMPTY_PULLS: Final = 3
+PULL_BYTES: Final = 1 << 20
+
+
+class Admin:
+    """Synchronous calls to name servers and brokers; a context manager; not thread-safe.
+
+    Raises, from all calls: the errors of `rocket_sink.errors` (NotSentError, RejectedError and
+    UnknownOutcomeError families), after at most `timeout_s` per request.
+    """
+
+    def __init__(
+        self, options: SinkOptions | None = None, *, timeout_s: float = 5.0, **more: Any
+    ) -> None:
+        self.options = options if options is not None else SinkOptions.parse(more)
+        self._timeout_s = timeout_s
+        headers = HeaderTemplates(self.options)
+        self._client = NetworkClient(self.options, sign=headers.sign if headers.signer else None)
+        self._name_servers = NameServers(
+            self.options.name_servers, self._client, Random(), timeout_s
+        )
+        self._routes: dict[str, TopicRoute] = {}
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.close()
+
+    # --- routes ------------------------------------------------------------------------------
+
+    def topic_route(self, topic: str) -> TopicRoute:
+        """The route as the name servers tell it now.
+
+        Raises:
+            NoRouteError: they do not know the topic.
+        """
+        topic = with_namespace(self.options.namespace, topic)
+        frame = self._ask(requests.get_route(topic))
+        if frame.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise NoRouteError(f"the name servers do not know topic {topic!r}", topic=topic)
+        self._routes[topic] = route = decode_route(bytes(frame.body or b""))
+        return route
+
+    def cluster(self) -> answers.ClusterInfo:
+        """All brokers with their addresses."""
+        return answers.decode_cluster_info(self._ask(requests.get_broker_cluster_info()))
+
+    def topics(self) -> tuple[str, ...]:
+        """The names of all topics."""
+        return answers.decode_topics(self._ask(requests.get_all_topics()))
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """All readable queues on brokers with a master, sorted."""
+        topic = with_namespace(self.options.namespace, topic)
+        route = self.topic_route(topic)
+        masters = _masters(route)
+        return sorted(
+            MessageQueue(topic, data.broker_name, queue_id)
+            for data in route.queues
+            if data.broker_name in masters and data.perm & PermName.READ
+            for queue_id in range(data.read)
+        )
+
+    # --- offsets and messages ----------------------------------------------------------------
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """The offset that the queue's next message will get."""
+        frame = requests.query_max_offset(
+            topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name
+        )
+        return answers.decode_offset_answer(self._invoke(queue, frame))
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """The offset of the oldest message that the queue still has."""
+        frame = requests.query_min_offset(
+            topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name
+        )
+        return answers.decode_offset_answer(self._invoke(queue, frame))
+
+    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The offset of the first message stored at or after a time, ms since 1970."""
+        frame = requests.query_offset_by_timestamp(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            timestamp_ms=timestamp_ms,
+            broker_name=queue.broker_name,
+        )
+        return answers.decode_offset_answer(self._invoke(queue, frame))
+
+    def pull(
+        self, queue: MessageQueue, offset: int, *, max_messages: int = 32
+    ) -> tuple[list[StoredMessage], int]:
+        """Messages from `offset` on, and the next offset to ask for.
+
+        None at the end of the queue; an offset that is gone moves on to the oldest one. Fewer than
+        `max_messages` where they would take more than 16 MiB of memory.
+        """
+        frame = requests.pull_message(
+            consumer_group=_GROUP,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=max_messages,
+            max_msg_bytes=PULL_BYTES,
+            broker_name=queue.broker_name,
+        )
+        answer = answers.decode_pull_answer(
+            self._invoke(queue, frame, answers.PULL_STATUS), begin=offset
+        )
+        return answer.messages, answer.next_begin_offset
+
+    def read_queue(
+        self, queue: MessageQueue, begin: int | None = None, end: int | None = None
+    ) -> Iterator[StoredMessage]:
+        """The queue's messages from `begin` (its oldest) up to `end` (its end now), exclusive."""
+        offset = self.min_offset(queue) if begin is None else begin
+        end = self.max_offset(queue) if end is None else end
+        empty = 0
+        while offset < end:
+            messages, following = self.pull(queue, offset, max_messages=min(end - offset, 1024))
+            yield from (message for message in messages if message.queue_offset < end)
+            # A store that is still dispatching answers "nothing" once or twice.
+            empty = 0 if following > offset else empty + 1
+            if empty:
+                if empty > _EMPTY_PULLS:
+                    return
+                time.sleep(0.05 * empty)
+            offset = max(following, offset)
+
+    def read_topic(self, topic: str) -> Iterator[StoredMessage]:
+        """All messages stored when the call starts, queue by queue, in queue order."""
+        bounds = [(queue, self.min_offset(queue), self.max_offset(queue))
+                  for queue in self.queues(topic)]  # fmt: skip
+        for queue, begin, end in bounds:
+            yield from self.read_queue(queue, begin, end)
+
+    def dispatch_behind_bytes(self, topic: str) -> int:
+        """Stored bytes that the topic's masters do not show to readers yet, all topics together."""
+        behind = 0
+        for name, address in _masters(self._route(topic)).items():
+            answer = self._call(name, address, requests.get_broker_runtime_info(), {0})
+            behind += int(answers.decode_runtime_info(answer).get("dispatchBehindBytes", 0))
+        return behind
+
+    def count(self, topic: str) -> int:
+        """Messages that the topic's queues hold now."""
+        return sum(self.max_offset(q) - self.min_offset(q) for q in self.queues(topic))
+
+    def query_by_unique_key(
+        self, topic: str, message_id: str, *, max_messages: int = 32, bodies: bool = True
+    ) -> list[StoredMessage]:
+        """The stored messages with this client id, from all brokers of the topic.
+
+        Args:
+            bodies: False: bodies are left out (empty).
+
+        Raises:
+            RemoteProtocolError: the messages would take more than 64 MiB of memory.
+        """
+        topic = with_namespace(self.options.namespace, topic)
+        return self._query(topic, message_id, max_messages, unique_key=True, bodies=bodies)
+
+    def query_by_key(self, topic: str, key: str, *, max_messages: int = 32) -> list[StoredMessage]:
+        """The stored messages with this index key.
+
+        Raises: as `query_by_unique_key`.
+        """
+        topic = with_namespace(self.options.namespace, topic)
+        return self._query(topic, key, max_messages, unique_key=False, bodies=True)
+
+    def _query(
+        self, topic: str, key: str, max_messages: int, *, unique_key: bool, bodies: bool
+    ) -> list[StoredMessage]:
+        frame = requests.query_message(
+            topic=topic, key=key, max_num=max_messages, unique_key=unique_key
+        )
+        name = UNIQ_KEY if unique_key else KEYS
+        allowance = Allowance()
+        found: list[StoredMessage] = []
+        for broker_name, address in _masters(self._route(topic)).items():
+            answer = self._call(broker_name, address, frame, {0, ResponseCode.QUERY_NOT_FOUND})
+            found += answers.decode_query_answer(
+                answer,
+                allowance=allowance,
+                wanted=lambda properties: key in properties.get(name, "").split(KEY_SEPARATOR),
+                bodies=bodies,
+            )
+        return found
+
+    # --- topics ------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        topic: str,
+        *,
+        queues: int = 4,
+        perm: int = PermName.READ | PermName.WRITE,
+        attributes: Mapping[str, str] | None = None,
+        order: bool = False,
+        brokers: list[str] | None = None,
+    ) -> None:
+        """Create or update the topic on every master (or on `brokers`)."""
+        topic = with_namespace(self.options.namespace, topic)
+        text = ",".join(f"+{name}={value}" for name, value in (attributes or {}).items())
+        frame = requests.create_topic(
+            topic=topic,
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=perm,
+            order=order,
+            attributes=text or None,
+        )
+        for name, addresses in self.cluster().brokers.items():
+            if _MASTER in addresses and (brokers is None or name in brokers):
+                self._call(name, addresses[_MASTER], frame, {0})
+
+    def topic_attributes(self, topic: str) -> dict[str, dict[str, str]]:
+        """The topic's attributes, as message.type, by broker; only of brokers that know the request
+        (from 5.0 on) and the topic."""
+        topic = with_namespace(self.options.namespace, topic)
+        frame = requests.get_topic_config(topic)
+        unknown = {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST}
+        found = {}
+        for name, address in _masters(self._route(topic)).items():
+            answer = self._call(name, address, frame, {0, *unknown})
+            if answer.code not in unknown:
+                found[name] = answers.decode_topic_attributes(answer)
+        return found
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _route(self, topic: str) -> TopicRoute:
+        return self._routes.get(topic) or self.topic_route(topic)
+
+    def _invoke(self, queue: MessageQueue, frame: Frame, codes: Any = frozenset((0,))) -> Frame:
+        """To the queue's master; once more by a fresh route when it is not there."""
+        for fresh in (False, True):
+            route = self.topic_route(queue.topic) if fresh else self._route(queue.topic)
+            address = _masters(route).get(queue.broker_name)
+            try:
+                if address is not None:
+                    return self._call(queue.broker_name, address, frame, codes)
+            except SendError:
+                if fresh:
+                    raise
+        raise NoRouteError(f"broker {queue.broker_name} has no master at present")
+
+    def _call(self, name: str, address: str, frame: Frame, codes: Any) -> Frame:
+        answer = invoke(self._client, address, frame, self._timeout_s)
+        if answer.code in codes:
+            return answer
+        error = error_for_answer(
+            answer.code, answer.remark, broker_name=name, broker_address=address
+        )
+        if error is None:
+            return answer
+        raise error
+
+    def _ask(self, frame: Frame) -> Frame:
+        ended: list[Any] = []
+        now_s = self._client.clock()
+        self._name_servers.ask(frame, lambda *end: ended.append(end), now_s)
+        while not ended:
+            self._client.poll(self._timeout_s)
+        answer, error, _ = ended[0]
+        if answer is None:
+            raise error
+        found: Frame = answer
+        return found
+
+
+def _masters(route: TopicRoute) -> dict[str, str]:
+    return {
+        broker.name: broker.addresses[_MASTER]
+        for broker in route.brokers
+        if _MASTER in broker.addresses
+    }

@@ -1,0 +1,280 @@
+"""Commits of half messages whose fate is decided: pipelined, awaited, in order per queue if wanted.
+
+A broker puts a message into its topic when END_TRANSACTION comes, and does so each time it comes
+(EndTransactionProcessor: nothing there remembers the first one). So no request whose outcome is not
+known is sent again before the broker was asked, by the message's id, whether the message is there.
+Requests of one connection are handled by several threads (endTransactionThreadPoolNums): order in
+a queue holds only with one request in flight for it. Half messages are found by their place in the
+commit log, so they can be committed for as long as the broker keeps that (fileReservedTime, 72 h),
+also when it has given up checking them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from rocket_sink.errors import DeliveryError, NotSentError, SendError
+from rocket_sink.net.client import Call
+from rocket_sink.producer.admin.stored_messages import StoredMessages
+from rocket_sink.routing.verdict import error_for_answer
+from rocket_sink.wire import requests
+from rocket_sink.wire.codes import ResponseCode, SysFlag
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.engine.engine import SendEngine
+    from rocket_sink.wire.frame import Frame
+
+_WINDOW: Final = 256
+"""Requests in flight at one broker."""
+_FIRST_WAIT_S: Final = 0.05
+_LONGEST_WAIT_S: Final = 1.0
+_GONE: Final = (
+    "Find prepared transaction message failed",
+    "The transaction state table offset wrong",
+    "The commit log offset wrong",
+)
+"""Remarks of a broker that does not have the half message any more (EndTransactionProcessor)."""
+
+
+@dataclass(frozen=True)
+class Half:
+    """A stored half message; the offsets are its own, not those of the message to come."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    half_offset: int
+    commit_log_offset: int
+    message_id: str
+
+
+@dataclass
+class CommitReport:
+    """What became of half messages; `found_stored` of `committed` were visible already."""
+
+    committed: int = 0
+    found_stored: int = 0
+    refused: list[tuple[Half, str]] = field(default_factory=list)
+    """Those that their brokers do not have any more, with the brokers' remarks."""
+
+
+class _Lane:
+    """Half messages that may be in flight together, in order."""
+
+    def __init__(self, width: int) -> None:
+        self.waiting: deque[Half] = deque()
+        self.width = width
+        self.in_flight = 0
+        self.stopped = False
+
+    def next(self) -> Half | None:
+        free = self.in_flight < self.width and not self.stopped
+        return self.waiting.popleft() if free and self.waiting else None
+
+
+class HalfMessageCommitter:
+    """Commits the half messages of one decision.
+
+    Args:
+        engine: leased by the caller, whose thread drives it.
+        group: the producer group that the half messages name.
+        ordered: keep the order of the half messages per queue.
+        since_ms: none of them was stored before (ms since 1970).
+        progress: called with the number that are done, now and then.
+    """
+
+    def __init__(
+        self,
+        engine: SendEngine,
+        *,
+        group: str,
+        ordered: bool,
+        since_ms: int,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self._engine = engine
+        self._group = group
+        self._ordered = ordered
+        self._since_ms = since_ms
+        self._progress = progress
+        self._timeout_s = engine.options.stored_check_timeout_ms / 1000
+        self._report = CommitReport()
+        self._again: list[Half] = []
+        self._doubtful: set[Half] = set()
+        self._in_flight = 0
+        self._heard_s = engine.clock()
+        self._error: SendError | None = None
+
+    def commit(self, halves: Iterable[Half], *, doubtful: bool) -> CommitReport:
+        """Make them visible, each once.
+
+        Args:
+            doubtful: somebody may have begun before; the brokers are asked first.
+
+        Raises:
+            DeliveryError: a broker ended nothing for `storedCheckTimeout`; all that is not ended
+                stays as it is.
+            SendError: a fatal one (credentials).
+        """
+        left = sorted(halves, key=lambda half: (half.broker_name, half.half_offset))
+        engine, topics = self._engine, {half.topic for half in left}
+        for topic in topics:
+            engine.publish_info(topic)
+        if doubtful:
+            left = self._not_visible(left)
+        wait_s = _FIRST_WAIT_S
+        while left:
+            before = self._report.committed
+            self._round(left)
+            left = self._left_of(left)
+            progressed = self._report.committed > before
+            wait_s = _FIRST_WAIT_S if progressed else min(2 * wait_s, _LONGEST_WAIT_S)
+            if left:
+                for topic in topics:
+                    engine.routes.refresh(topic, engine.clock())
+                engine.drive_for(wait_s)
+        self._look_for_refused()
+        return self._report
+
+    def _left_of(self, halves: Sequence[Half]) -> list[Half]:
+        """What is to be sent again, in order, without what turned out to be visible."""
+        again, self._again = set(self._again), []
+        left = [half for half in halves if half in again]
+        if self._doubtful:
+            asked, self._doubtful = self._doubtful, set()
+            absent = set(self._not_visible([half for half in left if half in asked]))
+            left = [half for half in left if half not in asked or half in absent]
+        if left and self._engine.clock() >= self._heard_s + self._timeout_s:
+            raise DeliveryError(self._silence(left), first_error=str(self._error or ""))
+        return left
+
+    def _silence(self, left: Sequence[Half]) -> str:
+        names = ", ".join(sorted({half.broker_name for half in left}))
+        return (
+            f"{len(left)} half messages at {names} are decided and could not be committed "
+            f"({self._error or 'no address'}). Nothing is lost: they are committed when the query "
+            "starts again, or by `rocket-sink transactions settle`, as long as the broker keeps "
+            "them (fileReservedTime, 72 hours by default)"
+        )
+
+    def _round(self, halves: Sequence[Half]) -> None:
+        """Send them all once; a lane stops at its first failure."""
+        lanes: dict[object, _Lane] = {}
+        for half in halves:
+            queue = (half.topic, half.broker_name, half.queue_id)
+            key = queue if self._ordered else half.broker_name
+            lane = lanes.setdefault(key, _Lane(1 if self._ordered else _WINDOW))
+            lane.waiting.append(half)
+        topics, engine = {half.topic for half in halves}, self._engine
+        while True:
+            for lane in lanes.values():
+                while (following := lane.next()) is not None:
+                    self._end(lane, following)
+            if not self._in_flight:
+                break
+            for topic in topics:
+                engine.routes.get(topic, engine.clock())
+            engine.drive()
+            if self._error is not None and self._error.fatal:
+                raise self._error
+        for lane in lanes.values():
+            self._again += lane.waiting
+
+    def _end(self, lane: _Lane, half: Half) -> None:
+        engine = self._engine
+        now_s, address = engine.clock(), engine.routes.addresses().get(half.broker_name)
+        if address is None:
+            lane.stopped = True
+            self._again.append(half)
+            return
+
+        def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
+            self._in_flight -= 1
+            lane.in_flight -= 1
+            self._ended(lane, half, answer, error)
+
+        self._in_flight += 1
+        lane.in_flight += 1
+        deadline_s = now_s + engine.options.send_msg_timeout_ms / 1000
+        engine.client.call(
+            address, self._frame(half), Call(ended), deadline_s=deadline_s, now_s=now_s
+        )
+
+    def _frame(self, half: Half) -> Frame:
+        return requests.end_transaction(
+            producer_group=self._group,
+            topic=half.topic,
+            tran_state_table_offset=half.half_offset,
+            commit_log_offset=half.commit_log_offset,
+            commit_or_rollback=SysFlag.TRANSACTION_COMMIT,
+            msg_id=half.message_id,
+            transaction_id=half.message_id,
+            broker_name=half.broker_name,
+        )
+
+    def _ended(
+        self, lane: _Lane, half: Half, answer: Frame | None, error: SendError | None
+    ) -> None:
+        if answer is not None and answer.code == ResponseCode.SUCCESS:
+            self._done(1)
+            return
+        if answer is not None:
+            if answer.code == ResponseCode.MESSAGE_ILLEGAL or answer.remark in _GONE:
+                self._done(0)
+                self._report.refused.append((half, answer.remark or ""))
+                return
+            error = error_for_answer(answer.code, answer.remark) or SendError(
+                f"the broker answered {answer.code}"
+            )
+        lane.stopped = True
+        self._error = error
+        self._again.append(half)
+        clean = isinstance(error, NotSentError) or (
+            answer is not None and answer.code == ResponseCode.SYSTEM_BUSY
+        )
+        if not clean:
+            self._doubtful.add(half)
+
+    def _not_visible(self, halves: Sequence[Half]) -> list[Half]:
+        """Those that consumers cannot see yet; the others are counted."""
+        visible: set[Half] = set()
+        for topic in sorted({half.topic for half in halves}):
+            visible |= self._visible(topic, [half for half in halves if half.topic == topic])
+        self._report.found_stored += len(visible)
+        if visible:
+            self._done(len(visible))
+        return [half for half in halves if half not in visible]
+
+    def _visible(self, topic: str, halves: Sequence[Half]) -> set[Half]:
+        """Those of a topic that their brokers show; each broker is asked for its own."""
+        brokers = {half.broker_name for half in halves}
+        found: set[Half] = set()
+        try:
+            self._stored_at(topic, brokers).settle(topic)
+            for broker in sorted(brokers):
+                its = {half.message_id: half for half in halves if half.broker_name == broker}
+                stored = self._stored_at(topic, (broker,)).find(topic, list(its), timed=False)
+                found |= {its[message_id] for message_id in stored}
+        except DeliveryError as error:
+            self._error = self._error or SendError(error.facts.get("first_error") or "no answer")
+            raise DeliveryError(self._silence(halves), first_error=str(self._error)) from error
+        return found
+
+    def _stored_at(self, topic: str, brokers: Iterable[str]) -> StoredMessages:
+        return StoredMessages(
+            self._engine, since_ms=self._since_ms, brokers={topic: brokers}, by_route=False
+        )
+
+    def _look_for_refused(self) -> None:
+        """What is gone may have been committed long ago."""
+        if self._report.refused:
+            absent = set(self._not_visible([half for half, _ in self._report.refused]))
+            self._report.refused = [one for one in self._report.refused if one[0] in absent]
+
+    def _done(self, count: int) -> None:
+        self._heard_s = self._engine.clock()
+        self._report.committed += count
+        self._progress(self._report.committed)

@@ -1,0 +1,151 @@
+"""Which of many messages are stored: look-ups by id at all brokers of a topic, pipelined.
+
+For epochs that may have been sent before (`delivery=effectively_once`), and for dead letters that
+may be stored after all. The caller's thread drives the engine; sends that complete meanwhile wait
+for the engine's `poll`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from rocket_sink.errors import DeliveryError, SendError
+from rocket_sink.producer.engine.stored_check import LOOK_UP_S, look_up, topics_of
+from rocket_sink.wire.stored import StoredMessage
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.engine.engine import SendEngine
+
+_WINDOW: Final = 256
+"""Look-ups in flight; a broker reads its log for each."""
+_ADVICE: Final = "Start the brokers that the messages were sent to."
+_NOBODY: Final = "-"
+"""No message has this id."""
+
+Brokers = Mapping[str, Iterable[str]]
+Question = tuple[str, str, str]
+"""(broker name, topic, message id)."""
+
+
+class StoredMessages:
+    """Asks the brokers for messages of an earlier time.
+
+    Args:
+        since_ms: no message looked for is older (ms since 1970).
+        brokers: by topic, names of brokers that must answer besides those of its route: a message
+            may be on one that is not in the route just now. Looked at with each question.
+        advice: what to do when a broker does not answer, for the error.
+        by_route: ask the brokers of the topic's route.
+
+    Attributes:
+        torn: by id, what the last `find` saw only in part (`StoredMessage.torn`).
+
+    Raises from all methods:
+        DeliveryError: a broker gave no answer within `storedCheckTimeout`.
+        SendError: a fatal one (credentials).
+    """
+
+    def __init__(
+        self, engine: SendEngine, *, since_ms: int, brokers: Brokers | None = None,
+        advice: str = _ADVICE, by_route: bool = True,
+    ) -> None:  # fmt: skip
+        self._by_route = by_route
+        self._engine = engine
+        self._since_ms = since_ms
+        self._brokers = {} if brokers is None else brokers
+        self._advice = advice
+        self._timeout_s = engine.options.stored_check_timeout_ms / 1000
+        self._settled: set[str] = set()
+        self._found: set[str] = set()
+        self.torn: dict[str, StoredMessage] = {}
+        self._again: deque[Question] = deque()
+        self._in_flight = 0
+        self._heard_s = 0.0
+        self._last_error: SendError | None = None
+
+    def settle(self, topic: str) -> None:
+        """Until every broker answers, and `storedCheckDelay` more; once for each broker.
+
+        What an earlier attempt had on its way is then stored and indexed, or never will be.
+        """
+        new = [name for name in self._names(topic) if name not in self._settled]
+        if not new:
+            return
+        self._ask([(name, topic, _NOBODY) for name in new], topic)
+        self._settled.update(new)
+        self._engine.drive_for(self._engine.options.stored_check_delay_ms / 1000)
+
+    def find(self, topic: str, ids: Sequence[str], *, timed: bool) -> set[str]:
+        """Those of the ids that a broker has a whole message with."""
+        names = self._names(topic)
+        self._found, self.torn = set(), {}
+        questions = [
+            (name, at, one) for one in ids for at in topics_of(topic, timed=timed) for name in names
+        ]
+        self._ask(questions, topic)
+        for message_id in self._found:
+            self.torn.pop(message_id, None)
+        return self._found
+
+    def _names(self, topic: str) -> list[str]:
+        masters = set(self._engine.publish_info(topic).masters) if self._by_route else set[str]()
+        return sorted(masters.union(self._brokers.get(topic, ())))
+
+    def _ask(self, questions: Iterable[Question], topic: str) -> None:
+        engine = self._engine
+        waiting = deque(questions)
+        self._heard_s, self._last_error = engine.clock(), None
+        while waiting or self._again or self._in_flight:
+            while waiting and self._in_flight < _WINDOW:
+                self._look_up(waiting.popleft())
+            # The route is read each time: a broker that was away has its address again.
+            engine.routes.get(topic, engine.clock())
+            engine.drive()
+            if not self._in_flight and not waiting:
+                waiting, self._again = self._again, waiting
+                if waiting:
+                    engine.routes.refresh(topic, engine.clock())
+            self._check(waiting, topic)
+
+    def _look_up(self, question: Question) -> None:
+        name, topic, message_id = question
+        engine = self._engine
+        now_s = engine.clock()
+        address = engine.routes.addresses().get(name)
+        if address is None:
+            self._again.append(question)
+            return
+
+        def done(message: StoredMessage | None, error: SendError | None, at_s: float) -> None:
+            self._in_flight -= 1
+            if error is not None:
+                self._last_error = error
+                self._again.append(question)
+                return
+            self._heard_s = at_s
+            if message is not None and message.torn:
+                self.torn[message_id] = message
+            elif message is not None:
+                self._found.add(message_id)
+
+        self._in_flight += 1
+        look_up(
+            engine.client, address, topic, message_id, done,
+            since_ms=self._since_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
+        )  # fmt: skip
+
+    def _check(self, waiting: deque[Question], topic: str) -> None:
+        error, engine = self._last_error, self._engine
+        if error is not None and error.fatal:
+            raise error
+        if engine.clock() < self._heard_s + self._timeout_s:
+            return
+        silent = sorted({question[0] for question in (*waiting, *self._again)})
+        raise DeliveryError(
+            f"{', '.join(silent) or 'a broker'} does not say which messages of the topic "
+            f"{topic!r} are stored already ({error or 'not in the route'}), so none of them is "
+            f"sent. {self._advice}",
+            first_error=str(error or ""),
+        )

@@ -1,0 +1,103 @@
+"""All of a producer that belongs to one process: made anew as a whole in a forked child.
+
+The connections are the parent's there, and so are the owners of the locks; nothing that the parent
+has announced of itself holds for the child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rocket_sink.errors import ConfigurationError, ProtocolError
+from rocket_sink.net import log
+from rocket_sink.net.channel import Channel
+from rocket_sink.net.hooks import RpcHooks
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.accumulator import BatchAccumulator
+from rocket_sink.producer.driver import Driver
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.headers import CredentialsProvider
+from rocket_sink.producer.engine.shared_state import SharedBrokerState
+from rocket_sink.producer.hooks import Hooks
+from rocket_sink.producer.request_builder import RequestBuilder
+from rocket_sink.producer.request_reply import RequestReply
+from rocket_sink.producer.tracing import Tracer
+from rocket_sink.producer.transactions import TransactionClient, TransactionListener
+from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.frame import Frame
+
+_LOG: Final = log.logger(__name__)
+
+
+class ClientSession:
+    """The client of one process.
+
+    Attributes:
+        of_pid: the process.
+        accumulator: with `autoBatch`.
+        tracer: with `enableTrace`; a hook, for its producer to add.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        *,
+        hooks: Hooks,
+        rpc_hooks: RpcHooks,
+        credentials: CredentialsProvider | None,
+        listener: Callable[[], TransactionListener | None],
+    ) -> None:
+        """Raises OptionError and ConfigurationError; connects to no server yet."""
+        self.engine = engine = SendEngine(
+            options,
+            shared=SharedBrokerState.in_process(),
+            record_attempts=False,
+            credentials=credentials,
+            on_request=self._serve,
+            rpc_hooks=rpc_hooks,
+        )
+        identity = engine.identity
+        try:
+            identity.claim()
+        except ConfigurationError:
+            engine.close()
+            raise
+        self.of_pid = identity.of_pid
+        self.driver = driver = Driver(engine, hooks)
+        self.builder = builder = RequestBuilder(options, identity.message_ids)
+        self.transactions = TransactionClient(identity.group, driver, builder, hooks, listener)
+        self.request_reply = RequestReply(driver, builder)
+        self.accumulator: BatchAccumulator | None = None
+        if options.auto_batch:
+            self.accumulator = BatchAccumulator(options, builder, driver)
+            driver.add_task(self.accumulator)
+        self.tracer: Tracer | None = None
+        if options.enable_trace:
+            self.tracer = Tracer(options.trace_topic, identity.group, builder, driver)
+            driver.add_task(self.tracer)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what is in flight, unregister, close."""
+        self.driver.close(timeout_s)
+        self.engine.identity.release()
+
+    def _serve(self, channel: Channel, frame: Frame) -> bool:
+        """A broker's request, under the driver's lock on the leading thread: this must not block,
+        and what the broker does wrong must not end the connection."""
+        try:
+            if frame.code == RequestCode.CHECK_TRANSACTION_STATE:
+                self.transactions.take_check(channel, frame)
+            elif frame.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
+                self.request_reply.take_reply(channel, frame)
+            else:
+                return False
+        except ProtocolError as error:
+            _LOG.warning(
+                "%s sent an unreadable request %d: %s",
+                channel.address,
+                frame.code,
+                error,
+                extra={"peer": channel.address},
+            )
+        return True

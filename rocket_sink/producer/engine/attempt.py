@@ -1,0 +1,266 @@
+"""What goes into the send engine, what comes out of it, and one attempt while it lasts."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rocket_sink.errors import Outcome, SendError
+from rocket_sink.message import MessageQueue, SendResult
+from rocket_sink.routing.retry import Ordering
+
+if TYPE_CHECKING:
+    from rocket_sink.net.channel import Channel
+    from rocket_sink.producer.engine.brokers import Broker, SendTarget
+    from rocket_sink.routing.publish import PublishInfo
+    from rocket_sink.wire.frame import Frame
+
+    Body = Any
+    """bytes, or any object with the buffer protocol (pyarrow.Buffer, memoryview), or a list or
+    tuple of them."""
+    Chooser = Callable[[PublishInfo, Callable[[str], bool]], MessageQueue | None]
+
+
+@dataclass(slots=True, eq=False)
+class SendRequest:
+    """One request to send: a message, or a batch of messages of one topic.
+
+    Args:
+        topic: the topic, with its namespace if there is one.
+        body: the request's body, already compressed or batch-encoded; a sequence of buffers is
+            written as it is, without being copied together. It must not change until the
+            request is completed.
+        message_count: messages in the body (1 unless `batch`).
+        batch: the body is in the batch form (SEND_BATCH_MESSAGE).
+        properties: the wire property string (of a batch: that of the request, often empty).
+        queue: send to this queue only; every attempt goes there.
+        choose: picks the queue anew for each attempt; it gets the route and a predicate that
+            says whether a broker is available now. None returned: no queue will do at present.
+            With neither `queue` nor `choose` the engine spreads requests by its own selector.
+        ordered: one request in flight per queue, in the order of `submit`. With `queue` it waits
+            for that queue up to `orderWaitMs` (strict); with `choose` it may move between
+            attempts (best effort).
+        timed: delayed, timed or transactional; refused in a batch.
+        least_version: the oldest broker that honours it (MQVersion ordinal); 0: any. An older one
+            is not sent the message, for it would ignore what the message asks for.
+        reply: the reply to a request (SEND_REPLY_MESSAGE_V2), which the broker pushes.
+        sys_flag: MessageSysFlag bits (compression, transaction).
+        flag: the user's 32-bit flag.
+        token: yours; comes back in the Completion.
+        message_id: the client id of the first message (UNIQ_KEY); for the SendResult.
+        born_ms: birth time, milliseconds since 1970; 0: now.
+        since_s: when its time began (the engine's clock); 0: when the engine takes it.
+        timeout_s: total time for all attempts; None: the options' `sendMsgTimeout`, or
+            `orderWaitMs` for strict order. It starts when the request first may be written:
+            the wait behind others of an ordered queue counts, the wait in `submit` does not.
+        attempts: most attempts; None: 1 + `retryTimesWhenSendFailed`.
+        retry_while_busy: answers of busy brokers, and having none to ask, do not use up attempts,
+            only time: for bulk senders, who would lose thousands of messages to a bad second.
+        verify_ids: client ids of the first and the last message. With them an attempt is not given
+            up while its connection lives, and when its outcome is unknown it is not repeated
+            before its broker was asked for them (`engine.stored_check`).
+    """
+
+    topic: str
+    body: Body
+    message_count: int = 1
+    batch: bool = False
+    properties: str = ""
+    queue: MessageQueue | None = None
+    choose: Chooser | None = None
+    ordered: bool = False
+    timed: bool = False
+    sys_flag: int = 0
+    flag: int = 0
+    token: Any = None
+    message_id: str = ""
+    born_ms: int = 0
+    since_s: float = 0.0
+    timeout_s: float | None = None
+    attempts: int | None = None
+    retry_while_busy: bool = False
+    least_version: int = 0
+    reply: bool = False
+    verify_ids: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """One attempt of a request, as the ledger records it.
+
+    Durations are milliseconds; `started_ms` is wall clock, milliseconds since 1970.
+    `queue_wait_ms` is from submit (or from the end of the attempt before) to the hand-over to
+    the connection, `connect_ms` the part of it spent on connecting, `rtt_ms` from the last byte
+    handed to the kernel to the answer (or to the end of the wait). `queue_offset` is -1 when the
+    broker named none.
+    """
+
+    attempt: int
+    topic: str
+    broker_name: str
+    broker_address: str
+    queue_id: int
+    queue_offset: int
+    started_ms: int
+    queue_wait_ms: float
+    connect_ms: float
+    rtt_ms: float
+    message_count: int
+    body_bytes: int
+    wire_bytes: int
+    outcome: Outcome
+    response_code: int | None = None
+    error_code: str | None = None
+    remark: str | None = None
+    message_id: str = ""
+    offset_message_id: str = ""
+    """The broker's id of the (first) message."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """The end of one request: exactly one per `submit`.
+
+    `result` is set when the outcome is delivered (`outcome.delivered`), else `error`; with
+    `onDegraded=fail` a degraded one has a DegradedError, and the result is a fact of that.
+    `maybe_duplicate`: some attempt's outcome is unknown, so that the messages may be stored more
+    than once (or, when the outcome is not delivered, may be stored although no answer said so).
+    `outcome` is the request's as a whole: UNKNOWN as soon as one attempt's is unknown and none
+    was acknowledged. `found_stored`: no answer said so, but the broker found the messages by their
+    ids (`SendRequest.verify_ids`); the result is made from what it found.
+    """
+
+    token: Any
+    outcome: Outcome
+    result: SendResult | None
+    error: SendError | None
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    maybe_duplicate: bool = False
+    found_stored: bool = False
+
+
+class Wait(enum.Enum):
+    """What an attempt waits for before it is sent."""
+
+    DELAY = "a time"
+    ROUTE = "a route, or one that is newer than its failure"
+    QUEUE = "a queue that will do"
+    TURN = "the requests before it in its ordered queue"
+    BROKER = "a place at a busy broker"
+    VERSION = "its broker's version"
+    VERIFY = "the broker's word whether it is stored"
+
+
+class AttemptHistory:
+    """What the attempts of one request share; made when the first one fails."""
+
+    __slots__ = ("degraded", "earlier", "last_broker", "last_error", "records", "unknown")
+
+    def __init__(self) -> None:
+        self.records: list[AttemptRecord] = []
+        self.earlier: list[type[Exception]] = []
+        self.last_broker: str | None = None
+        self.last_error: SendError | None = None
+        self.unknown: SendError | None = None
+        """The first error that leaves open whether the message is stored."""
+        self.degraded: SendResult | None = None
+        """An earlier attempt stored it, less durably than asked for."""
+
+
+End: TypeAlias = "tuple[SendAttempt, Any, float | None, float]"
+"""An attempt, how it ended, when its last byte was written, and when it ended."""
+
+
+class SendAttempt:
+    """Owner of what one request puts on the wire at once. A retry is a new one: an owner is never
+    in two channels. Its end goes into `ends`, for the engine to deal with in its own time."""
+
+    __slots__ = (
+        "body", "body_bytes", "broker", "channel", "counted", "deadline_s", "done", "ends",
+        "handed_s", "history", "hooked", "number", "ordering", "pinned", "ready_s", "request",
+        "target", "turn", "waits", "wall_ms", "wire_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        ends: deque[End],
+        request: SendRequest,
+        body: Sequence[Any],
+        body_bytes: int,
+        ordering: Ordering,
+        now_s: float,
+        deadline_s: float,
+    ) -> None:
+        self.ends = ends
+        self.request = request
+        self.body = body
+        self.body_bytes = body_bytes
+        self.ordering = ordering
+        self.ready_s = now_s
+        self.deadline_s = deadline_s
+        self.number = 1
+        self.counted = 1
+        """As `number`, without those that do not use one up (GO_AWAY)."""
+        self.pinned: MessageQueue | None = None
+        """The queue of the attempt before, when it must be tried there again."""
+        self.target: SendTarget | None = None
+        """Where it goes, once that is chosen."""
+        self.broker: Broker | None = None
+        """Set while it counts as in flight there."""
+        self.channel: Channel | None = None
+        self.hooked: Frame | None = None
+        """The request as the RPC hooks left it, when there are any."""
+        self.handed_s = 0.0
+        self.wall_ms = 0
+        self.wire_bytes = 0
+        self.done = False
+        self.turn: MessageQueue | None = None
+        """The ordered queue in which it has a place."""
+        self.waits: Wait | None = None
+        self.history: AttemptHistory | None = None
+
+    def next_attempt(self, now_s: float, *, counts: bool) -> SendAttempt:
+        """The request's next one."""
+        self.done = True
+        later = SendAttempt(
+            self.ends, self.request, self.body, self.body_bytes, self.ordering, now_s,
+            self.deadline_s,
+        )  # fmt: skip
+        later.number = self.number + 1
+        later.counted = self.counted + (1 if counts else 0)
+        later.history = self.history
+        later.turn = self.turn
+        return later
+
+    @property
+    def home(self) -> str:
+        """The broker it goes to."""
+        return "" if self.target is None else self.target.home
+
+    @property
+    def address(self) -> str:
+        return "" if self.target is None else self.target.address
+
+    def known_history(self) -> AttemptHistory:
+        """The history, begun if need be."""
+        if self.history is None:
+            self.history = AttemptHistory()
+        return self.history
+
+    def on_answer(self, frame: Frame, sent_s: float | None, now_s: float) -> None:
+        self.ends.append((self, frame, sent_s, now_s))
+
+    def on_failed(self, error: SendError, now_s: float) -> None:
+        self.ends.append((self, error, None, now_s))
+
+
+def buffers_of(body: Any) -> tuple[Sequence[Any], int]:
+    """The body as buffers whose `len` is their size in bytes, and their total size."""
+    if type(body) is bytes:
+        return (body,), len(body)
+    parts = body if isinstance(body, (list, tuple)) else (body,)
+    buffers = [part if type(part) is bytes else memoryview(part).cast("B") for part in parts]
+    return buffers, sum(map(len, buffers))

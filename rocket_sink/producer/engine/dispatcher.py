@@ -1,0 +1,266 @@
+"""From a request to its frame on a connection: route, queue, turn, header.
+
+Never tries again: what keeps an attempt from being written is its `Wait`, or the error raised.
+"""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from typing import Final
+
+from rocket_sink.errors import (
+    BrokerTooOldError,
+    InvalidQueueError,
+    NoRouteError,
+    SendError,
+    UnwrittenError,
+)
+from rocket_sink.net.client import NetworkClient
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.attempt import SendAttempt, Wait
+from rocket_sink.producer.engine.brokers import FREE_IN_FLIGHT, Brokers, SendTarget
+from rocket_sink.producer.engine.headers import HeaderTemplates
+from rocket_sink.producer.engine.limits import RequestLimits
+from rocket_sink.producer.engine.routes import Routes
+from rocket_sink.producer.engine.waiting import OrderedQueues
+from rocket_sink.routing.choice import MachineRoom, QueueChooser
+from rocket_sink.routing.publish import PublishInfo
+from rocket_sink.routing.retry import attempt_deadline
+from rocket_sink.routing.selectors import selector_named
+from rocket_sink.wire.codes import version_name
+
+_JOINED_BYTES: Final = 2048
+"""Below this copying a body costs less than one more buffer in the gathered write."""
+
+
+class QueueRotation:
+    """The queues of one route that can be sent to, and whose turn it is.
+
+    It deals as `selectors.RoundRobin` does while every broker is well, from a table made once per
+    route, so that a message costs an index instead of a choice.
+    """
+
+    __slots__ = ("_next", "_targets", "info")
+
+    def __init__(self, info: PublishInfo, brokers: Brokers, rng: Random) -> None:
+        self.info = info
+        targets = [brokers.target(info, queue) for queue in info.queues]
+        self._targets = [target for target in targets if target.address]
+        self._next = rng.randrange(len(self._targets)) if self._targets else 0
+
+    def take(self, brokers: Brokers) -> SendTarget | None:
+        """The next one whose broker has not too much in flight; None when there is none."""
+        targets = self._targets
+        for _ in range(len(targets)):
+            target = targets[self._next]
+            self._next = self._next + 1 if self._next + 1 < len(targets) else 0
+            broker = target.broker
+            may_be = broker.in_flight > FREE_IN_FLIGHT or broker.window is not None
+            if not (may_be and brokers.overloaded(broker)):
+                return target
+        return None
+
+
+class Dispatcher:
+    """Sends attempts; single-threaded as its engine."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        *,
+        client: NetworkClient,
+        routes: Routes,
+        brokers: Brokers,
+        headers: HeaderTemplates,
+        ordered: OrderedQueues,
+        limits: RequestLimits,
+        rng: Random,
+    ) -> None:
+        self._client = client
+        self._routes = routes
+        self._brokers = brokers
+        self._headers = headers
+        self._templates = headers.templates
+        self._ordered = ordered
+        self._limits = limits
+        self._rng = rng
+        weights, room = dict(options.broker_weights) or None, options.machine_room
+        self._chooser = QueueChooser(
+            selector_named(options.queue_selector, weights),
+            rng,
+            near=MachineRoom(room) if room else None,
+        )
+        # The fast path knows how to deal in turn over all queues only.
+        in_turn = options.queue_selector == "round_robin" and not room
+        self._rotations: dict[str, QueueRotation] | None = {} if in_turn else None
+
+    def send(self, attempt: SendAttempt, now_s: float, *, oneway: bool = False) -> Wait | None:
+        """Choose a queue and write the attempt's frame; None when that is done.
+
+        Args:
+            oneway: no answer is asked for, no place in an ordered queue or at a busy broker waited
+                for; the frame is written at once, as far as the kernel takes it.
+
+        Raises:
+            SendError: it cannot be sent; `attempt.broker` is set if that is its broker's failure.
+        """
+        request = attempt.request
+        if now_s >= attempt.deadline_s:
+            raise self._out_of_time(attempt)
+        info = self._routes.get(request.topic, now_s)
+        if info is None:
+            self._routes.check_resolvable(request.topic)
+            return Wait.ROUTE
+        target = self._choose(attempt, info, now_s)
+        if target is None:
+            return Wait.QUEUE
+        if request.ordered and not oneway and not self._ordered.enter(attempt, target.queue):
+            return Wait.TURN
+        attempt.target = target
+        attempt.wall_ms = time.time_ns() // 1_000_000
+        if not target.address:
+            raise NoRouteError(f"broker {target.home} has no master now", topic=request.topic)
+        if not oneway:
+            broker = target.broker
+            if broker.window is not None and not broker.has_room:
+                return Wait.BROKER
+            broker.in_flight += 1
+            self._brokers.total_in_flight += 1
+            attempt.broker, attempt.handed_s = broker, now_s
+        if request.least_version and not self._is_new_enough(attempt):
+            return Wait.VERSION
+        if oneway:
+            self._write_oneway(attempt, target, now_s)
+        else:
+            self._write(attempt, target, now_s)
+        return None
+
+    def deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
+        """When the attempt ends at the latest, if it begins now."""
+        limits, request = self._limits, attempt.request
+        if request.verify_ids:
+            # A broker answers all that it has read, however late, and no other word is as sure.
+            return now_s + limits.stored_check_s
+        left = (request.attempts or limits.max_attempts) - attempt.counted + 1
+        return attempt_deadline(
+            now_s, attempt.deadline_s, left, limits.attempt_cap_s, ordering=attempt.ordering
+        )
+
+    # --- a queue -----------------------------------------------------------------------------
+
+    def _choose(self, attempt: SendAttempt, info: PublishInfo, now_s: float) -> SendTarget | None:
+        request, brokers = attempt.request, self._brokers
+        queue = request.queue
+        if queue is not None:
+            if info.index_of(queue) is None:
+                raise InvalidQueueError(
+                    f"{queue} is not in the route of the topic any more", topic=request.topic
+                )
+            return brokers.target(info, queue)
+        if attempt.pinned is not None and info.index_of(attempt.pinned) is not None:
+            return brokers.target(info, attempt.pinned)
+        brokers.view(now_s)
+        if request.choose is None:
+            last = attempt.history.last_broker if attempt.history is not None else None
+            return self._spread(info, last)
+        well = brokers.available_for(request.topic)
+        queue = request.choose(info, lambda name: well(name) and not brokers.of(name).suspect)
+        return None if queue is None else brokers.target(info, queue)
+
+    def _spread(self, info: PublishInfo, last: str | None) -> SendTarget | None:
+        brokers = self._brokers
+        if self._rotations is not None and last is None and brokers.all_well:
+            rotation = self._rotations.get(info.topic)
+            if rotation is None or rotation.info is not info:
+                rotation = self._rotations[info.topic] = QueueRotation(info, brokers, self._rng)
+            target = rotation.take(brokers)
+            if target is not None:
+                return target
+        queue = self._chooser.select(
+            info,
+            available=brokers.available_for(info.topic),
+            reachable=brokers.reachable_in(info, last),
+            suspicion=brokers.suspicion,
+            last_broker=last,
+            load=brokers,
+        )
+        return None if queue is None else brokers.target(info, queue)
+
+    # --- a frame -----------------------------------------------------------------------------
+
+    def _write(self, attempt: SendAttempt, target: SendTarget, now_s: float) -> None:
+        client = self._client
+        channel = client.channel(target.address, now_s)
+        until_s = self.deadline_s(attempt, now_s)
+        opaque = channel.connection.open_request(
+            deadline_s=until_s,
+            token=attempt,
+            # Given up while the broker holds it, it is stored there and sent to another one, too.
+            latest_s=attempt.deadline_s if self._limits.attempt_cap_s is None else until_s,
+        )
+        head = self._header(attempt, target, opaque)
+        attempt.channel = channel
+        size = attempt.wire_bytes = len(head) + attempt.body_bytes
+        body = attempt.body
+        if size < _JOINED_BYTES and len(body) == 1 and type(body[0]) is bytes:
+            client.send(channel, attempt, (head + body[0],), size, now_s)
+        else:
+            client.send(channel, attempt, [head, *body], size, now_s)
+
+    def _header(self, attempt: SendAttempt, target: SendTarget, opaque: int) -> bytes:
+        request, queue = attempt.request, target.queue
+        template = self._templates.get((request.topic, request.batch, request.reply))
+        if template is None:
+            template = self._headers.template(
+                request.topic, batch=request.batch, reply=request.reply
+            )
+        born_ms = request.born_ms or attempt.wall_ms
+        if not self._client.rpc_hooks.hooks:
+            return template.head(
+                opaque, queue.queue_id, born_ms, request.properties, attempt.body_bytes,
+                queue.broker_name, request.sys_flag, request.flag, attempt.body,
+            )  # fmt: skip
+        frame = template.frame(
+            queue.queue_id, born_ms, request.properties, queue.broker_name, request.sys_flag,
+            request.flag,
+        )  # fmt: skip
+        frame.body = b"".join(attempt.body)
+        attempt.hooked = self._client.rpc_hooks.before(target.address, frame)
+        return template.head_of(attempt.hooked, opaque, attempt.body_bytes, attempt.body)
+
+    def _write_oneway(self, attempt: SendAttempt, target: SendTarget, now_s: float) -> None:
+        request, queue = attempt.request, target.queue
+        template = self._headers.template(request.topic, batch=request.batch, reply=request.reply)
+        frame = template.frame(
+            queue.queue_id, request.born_ms or attempt.wall_ms, request.properties,
+            queue.broker_name, request.sys_flag, request.flag,
+        )  # fmt: skip
+        frame.body = b"".join(attempt.body)
+        attempt.channel = self._client.oneway(target.address, frame, now_s)
+
+    # --- what keeps it from being sent -------------------------------------------------------
+
+    def _is_new_enough(self, attempt: SendAttempt) -> bool:
+        """False: the broker has not told its version yet."""
+        version, request = self._brokers.versions.get(attempt.address), attempt.request
+        if version is not None and version < request.least_version:
+            name = version_name(version)
+            raise BrokerTooOldError(
+                f"broker {attempt.home} ({attempt.address}) is RocketMQ {name} and would deliver a "
+                "timed message at once: timed delivery came with 5.0; use a delay_level, or a "
+                "newer broker",
+                topic=request.topic, broker_name=attempt.home, broker_address=attempt.address,
+                broker_version=name,
+            )  # fmt: skip
+        return version is not None
+
+    def _out_of_time(self, attempt: SendAttempt) -> SendError:
+        if attempt.waits is Wait.TURN:
+            return UnwrittenError("its turn in the queue did not come")
+        if attempt.waits is Wait.BROKER:
+            text = f"broker {attempt.home} is busy: no place came free there in time"
+            return UnwrittenError(text)
+        error = attempt.history.last_error if attempt.history is not None else None
+        error = error or self._routes.error(attempt.request.topic)
+        return error or UnwrittenError("no time was left")

@@ -1,0 +1,515 @@
+"""The send engine: many requests in flight over all brokers, one retry loop for every mode.
+
+Single-threaded: the caller's thread drives it (`submit`, `poll`, `drain`); only names are looked up
+by threads of their own. A request's attempt is in exactly one place until the request is complete:
+on a connection, among those that wait (`waiting`), or asked for (`stored_checks`); each place knows
+its deadline. The engine takes each attempt from one to the next: the dispatcher sends, the response
+handler says what follows from an end, and neither knows the other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Final
+
+from rocket_sink.errors import (
+    NoRouteError,
+    NotSentError,
+    ProducerClosedError,
+    SendError,
+    UnwrittenError,
+    WindowFullError,
+)
+from rocket_sink.net.channel import Channel
+from rocket_sink.net.client import NetworkClient
+from rocket_sink.net.hooks import RpcHooks
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.attempt import (
+    AttemptRecord,
+    Completion,
+    End,
+    SendAttempt,
+    SendRequest,
+    Wait,
+    buffers_of,
+)
+from rocket_sink.producer.engine.brokers import Brokers
+from rocket_sink.producer.engine.dispatcher import Dispatcher
+from rocket_sink.producer.engine.headers import CredentialsProvider, HeaderTemplates
+from rocket_sink.producer.engine.heartbeat import Heartbeats
+from rocket_sink.producer.engine.limits import RateLimiter, RequestLimits, Window
+from rocket_sink.producer.engine.name_servers import NameServers
+from rocket_sink.producer.engine.response_handler import NextStep, ResponseHandler
+from rocket_sink.producer.engine.routes import Routes
+from rocket_sink.producer.engine.shared_state import SharedBrokerState
+from rocket_sink.producer.engine.stored_check import CheckResult, StoredChecks
+from rocket_sink.producer.engine.waiting import WaitingRequests
+from rocket_sink.producer.identity import Identity
+from rocket_sink.routing.fault import Isolation
+from rocket_sink.routing.publish import PublishInfo
+from rocket_sink.routing.retry import Ordering
+from rocket_sink.wire.frame import Frame
+
+STEP_S: Final = 0.02
+_TICK_S: Final = 0.01
+
+
+class SendEngine:
+    """Sends requests and completes each exactly once.
+
+    Args:
+        options: name servers, limits, time-outs, credentials.
+        shared: the executor's broker state; None: this engine's own.
+        clock: monotonic seconds.
+        on_attempt: called after each attempt, in the thread that drives the engine.
+        record_attempts: keep each attempt in its Completion.
+        credentials: gives the credentials in the options' place; asked again once when refused.
+        on_request: serves a broker's request; False: it is refused.
+        rpc_hooks: called around every request of any kind.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        *,
+        shared: SharedBrokerState | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_attempt: Callable[[AttemptRecord], None] | None = None,
+        record_attempts: bool = True,
+        rng: Random | None = None,
+        credentials: CredentialsProvider | None = None,
+        on_request: Callable[[Channel, Frame], bool] | None = None,
+        rpc_hooks: RpcHooks | None = None,
+    ) -> None:
+        """Raises OptionError; connects to no server yet."""
+        rng = rng or Random()
+        self.options = options
+        self.clock = clock
+        self.identity = Identity(options)
+        self._shared = shared or SharedBrokerState.in_process()
+        self._limits = RequestLimits.of(options)
+        self._headers = HeaderTemplates(options, self.identity.group, credentials)
+        self.client = NetworkClient(
+            options,
+            clock=clock,
+            sign=self._headers.sign if self._headers.signer else None,
+            on_request=on_request,
+            hooks=rpc_hooks,
+        )
+        self.brokers = Brokers(options, self._shared)
+        self.name_servers = NameServers(
+            options.name_servers, self.client, rng, options.mq_client_api_timeout_ms / 1000
+        )
+        self.routes = Routes(options, self.name_servers, self._shared)
+        self.heartbeats = Heartbeats(options, self.client, self.routes, self.brokers, self.identity)
+        self.stored_checks = StoredChecks(options, self.client, self.routes, self._verified)
+        self.waiting = WaitingRequests(self.routes)
+        self._dispatcher = Dispatcher(
+            options,
+            client=self.client,
+            routes=self.routes,
+            brokers=self.brokers,
+            headers=self._headers,
+            ordered=self.waiting.ordered,
+            limits=self._limits,
+            rng=rng,
+        )
+        self._handler = ResponseHandler(
+            options,
+            client=self.client,
+            routes=self.routes,
+            brokers=self.brokers,
+            headers=self._headers,
+            limits=self._limits,
+            rng=rng,
+            on_attempt=on_attempt,
+            records=record_attempts,
+        )
+        self.window = Window(options)
+        self._rates = RateLimiter.of(options, clock())
+        self._ends: deque[End] = deque()
+        """Of attempts, not dealt with yet."""
+        self._done: list[Completion] = []
+        self._next_tick_s = 0.0
+        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<SendEngine {self.options.name_server}, {self.pending} pending>"
+
+    # --- the caller's side -------------------------------------------------------------------
+
+    def submit(self, request: SendRequest) -> None:
+        """Take a request; blocks (driving the engine) while window or rate limit are full.
+
+        Never raises for what happens to the request: its Completion says so.
+
+        Raises:
+            ProducerClosedError: the engine is closed.
+        """
+        while not self.try_submit(request):
+            self.drive()
+
+    def try_submit(self, request: SendRequest) -> bool:
+        """As `submit`, but False at once when window or rate limit have no place for it."""
+        if self._closing:
+            raise ProducerClosedError("the producer is closed")
+        body, size = buffers_of(request.body)
+        now_s, rates = self.clock(), self._rates
+        if rates is not None and not rates.allows(request.message_count, size, now_s):
+            return False
+        if not self.window.take(size):
+            return False
+        if rates is not None:
+            rates.spend(request.message_count, size, now_s)
+        if request.ordered or request.timeout_s is not None:
+            ordering, timeout_s = self._limits.of_request(request)
+        else:
+            ordering, timeout_s = Ordering.NONE, self._limits.timeout_s
+        since_s = request.since_s or now_s
+        self._send(
+            SendAttempt(self._ends, request, body, size, ordering, since_s, since_s + timeout_s),
+            now_s,
+        )
+        if self._ends:
+            self._settle(now_s)
+        return True
+
+    def begin_oneway(self, request: SendRequest, timeout_s: float) -> SendAttempt:
+        """An attempt for `step_oneway`: it is in no window and has no completion."""
+        body, size = buffers_of(request.body)
+        now_s = self.clock()
+        return SendAttempt(deque(), request, body, size, Ordering.NONE, now_s, now_s + timeout_s)
+
+    def step_oneway(self, attempt: SendAttempt) -> bool:
+        """One step towards sending it; True when its frame has gone to the kernel.
+
+        Raises:
+            NotSentError: it cannot be sent, or was not before the deadline.
+        """
+        now_s, request = self.clock(), attempt.request
+        if attempt.channel is None:
+            if attempt.ends:
+                error = attempt.ends.popleft()[1]
+                if error is not None:
+                    raise error
+            if self.known_route(request.topic, attempt.deadline_s) is None:
+                return False
+            count, size = request.message_count, attempt.body_bytes
+            if self._rates is not None and not self._rates.allows(count, size, now_s):
+                if now_s >= attempt.deadline_s:
+                    raise WindowFullError(
+                        "the rate limits (options maxMessagesPerSecond, maxBytesPerSecond) left it "
+                        "no room in time",
+                        topic=request.topic,
+                    )
+                return False
+            waited_before = attempt.waits
+            attempt.waits = self._dispatcher.send(attempt, now_s, oneway=True)
+            if attempt.waits is Wait.VERSION and waited_before is not Wait.VERSION:
+                self._query_version(attempt, attempt.deadline_s, now_s)
+            if attempt.waits is not None:
+                return False
+            if self._rates is not None:
+                self._rates.spend(count, size, now_s)
+        return self._has_gone(attempt, now_s)
+
+    def has_room(self, request: SendRequest) -> bool:
+        """Window and rate limit have a place for it now."""
+        size, rates = buffers_of(request.body)[1], self._rates
+        if self._closing:
+            return True
+        allowed = rates is None or rates.allows(request.message_count, size, self.clock())
+        return allowed and self.window.has_room(size)
+
+    def poll(self, timeout_s: float = 0.0) -> list[Completion]:
+        """Drive the engine for at most `timeout_s`; returns as soon as something is complete."""
+        until_s = self.clock() + timeout_s
+        self.drive(0.0 if self._done else min(timeout_s, STEP_S))
+        while not self._done and self.pending:
+            left_s = until_s - self.clock()
+            if left_s <= 0:
+                break
+            self.drive(min(left_s, STEP_S))
+        return self.take()
+
+    def drive(self, timeout_s: float = STEP_S) -> None:
+        """One round of at most so long; what completes waits for `take` or `poll`."""
+        self.process(self.client.wait(self.prepare(timeout_s)))
+
+    def drive_for(self, time_s: float) -> None:
+        """As `drive`, for all of that time."""
+        until_s = self.clock() + time_s
+        while (left_s := until_s - self.clock()) > 0:
+            self.drive(min(left_s, STEP_S))
+
+    def take(self) -> list[Completion]:
+        """What is complete, without driving."""
+        done, self._done = self._done, []
+        return done
+
+    def drain(self, deadline_s: float | None = None) -> list[Completion]:
+        """Drive until nothing is pending, or until `deadline_s` on the engine's clock.
+
+        At the deadline what is left completes too (NOT_SENT or UNKNOWN), so that no request is
+        ever without a Completion.
+        """
+        while self.pending and (deadline_s is None or self.clock() < deadline_s):
+            self.drive()
+        if self.pending:
+            self._abandon_pending(UnwrittenError("given up before it was sent: time is over"))
+        return self.take()
+
+    @property
+    def pending(self) -> int:
+        """Requests submitted and not completed yet."""
+        return self.window.requests
+
+    @property
+    def has_completions(self) -> bool:
+        """Something is complete, and waits for `take`."""
+        return bool(self._done)
+
+    @property
+    def has_rate_limit(self) -> bool:
+        return self._rates is not None
+
+    def publish_info(self, topic: str, *, timeout_s: float | None = None) -> PublishInfo:
+        """The topic's writable queues; asks the name servers when the route is not cached.
+
+        Raises:
+            NoRouteError, NameServerUnavailableError
+        """
+        until_s = self.clock() + (self._limits.timeout_s if timeout_s is None else timeout_s)
+        while (info := self.known_route(topic, until_s)) is None:
+            self.drive()
+        return info
+
+    def known_route(self, topic: str, until_s: float) -> PublishInfo | None:
+        """One step of `publish_info`: the route, or None while it is being asked for."""
+        now_s = self.clock()
+        info = self.routes.get(topic, now_s)
+        if info is not None:
+            return info
+        error = self.routes.error(topic)
+        final = not isinstance(error, NoRouteError) or self.routes.is_unresolvable(topic)
+        final = final and not self.routes.fetching(topic)
+        if error is not None and (final or now_s >= until_s):
+            raise type(error)(error.text, **error.facts)
+        if now_s >= until_s:
+            raise NoRouteError(f"no route of topic {topic!r} within the time", topic=topic)
+        return None
+
+    def reread_credentials(self, signed_s: float) -> bool:
+        """True when there are others than those of that time."""
+        return self._headers.reread(signed_s, self.clock())
+
+    def isolations(self) -> list[Isolation]:
+        """Isolation events since the last call."""
+        events = list(self.brokers.events)
+        self.brokers.events.clear()
+        return events
+
+    @property
+    def late_answers(self) -> int:
+        """Answers that came after their request was given up."""
+        client = self.client
+        return client.late_answers + sum(one.connection.late_answers for one in client.channels)
+
+    @property
+    def closed(self) -> bool:
+        return self._closing
+
+    @property
+    def broken(self) -> bool:
+        """True when the engine must not be used again (closed, fatal error, other process)."""
+        return self._closing or self._handler.fatal or self.identity.of_pid != os.getpid()
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Unregister (waiting for the brokers at most so long) and close the connections.
+
+        What is pending completes first: not sent, or unknown. Closing twice is nothing.
+        """
+        if self._closing:
+            return
+        if self.identity.of_pid != os.getpid():
+            self.abandon()
+            return
+        self._abandon_pending(ProducerClosedError("the producer was closed before it was sent"))
+        self._closing = True
+        self.heartbeats.unregister(timeout_s)
+        self.client.close()
+        self._shared.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's connections without a word to the peers."""
+        self._closing = True
+        self.client.abandon()
+
+    # --- driving -----------------------------------------------------------------------------
+
+    def prepare(self, timeout_s: float) -> float:
+        """Before the wait (under the caller's lock): write; how long the wait may be."""
+        wait_s = self.client.prepare(timeout_s)
+        if self._ends:
+            return 0.0
+        if self.waiting.size:
+            wait_s = self.waiting.wait_s(wait_s, self.clock())
+        return wait_s if self._rates is None else self._rates.wait_s(wait_s, self.clock())
+
+    def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
+        """After the wait (under the caller's lock): read, and do what is due."""
+        self.client.process(ready)
+        now_s = self.clock()
+        self._settle(now_s)
+        if now_s >= self._next_tick_s:
+            self._next_tick_s = now_s + _TICK_S
+            self._tick(now_s)
+
+    def _tick(self, now_s: float) -> None:
+        self.brokers.view(now_s)
+        for name in self.brokers.update_suspicion(self.heartbeats.connections(), now_s):
+            self._move_unsent(name, now_s)
+        self.stored_checks.step(now_s)
+        self.heartbeats.run(now_s)
+        self._settle(now_s)
+        # The caller may have its answer by now, and drive no more for a while.
+        self.client.write()
+
+    def _settle(self, now_s: float) -> None:
+        """Deal with the ends of attempts, and with what is due, until there is no more."""
+        ends, waiting, handler = self._ends, self.waiting, self._handler
+        while True:
+            while ends:
+                attempt, what, sent_s, at_s = ends.popleft()
+                if attempt.done:
+                    continue
+                if isinstance(what, Frame):
+                    step = handler.answered(attempt, what, sent_s, at_s)
+                elif isinstance(what, SendError):
+                    step = handler.failed(attempt, what, sent_s, at_s)
+                elif isinstance(what, CheckResult):
+                    step = handler.verified(attempt, what, at_s)
+                else:  # its broker's version is known now
+                    handler.release(attempt)
+                    step = NextStep(attempt)
+                if type(step) is Completion:
+                    self._complete(attempt, step, at_s)
+                else:
+                    self._follow(attempt, step, at_s)
+            due = waiting.pop_due(now_s) if waiting.size and not handler.stopping else ()
+            if not due:
+                return
+            for attempt in due:
+                if not attempt.done:
+                    self._send(attempt, now_s)
+
+    def _send(self, attempt: SendAttempt, now_s: float) -> None:
+        """Bring it on its way; when it fails at once, what follows, until something waits."""
+        following: SendAttempt | None = attempt
+        while following is not None:
+            attempt = following
+            try:
+                wait = self._dispatcher.send(attempt, now_s)
+            except SendError as error:
+                step = self._handler.failed(attempt, error, None, now_s)
+                following = self._next_attempt(attempt, step, now_s)
+                continue
+            if wait is Wait.VERSION:
+                self._query_version(attempt, self._dispatcher.deadline_s(attempt, now_s), now_s)
+            elif wait is not None:
+                self.waiting.add(attempt, wait, now_s + STEP_S)
+            return
+
+    def _follow(self, attempt: SendAttempt, step: Completion | NextStep, now_s: float) -> None:
+        following = self._next_attempt(attempt, step, now_s)
+        if following is not None:
+            self._send(following, now_s)
+
+    def _next_attempt(
+        self, attempt: SendAttempt, step: Completion | NextStep, now_s: float
+    ) -> SendAttempt | None:
+        """Execute a step; returns the attempt to send now, if that is what follows."""
+        if isinstance(step, Completion):
+            self._complete(attempt, step, now_s)
+            return None
+        following, wait, due_s, error = step
+        if following is not attempt:
+            self.waiting.ordered.replace(attempt, following)
+        if wait is None:
+            return following
+        if wait is Wait.VERIFY:
+            assert error is not None
+            self.stored_checks.begin(following, error, now_s)
+        else:
+            self.waiting.add(following, wait, due_s)
+        return None
+
+    def _complete(self, attempt: SendAttempt, completion: Completion, now_s: float) -> None:
+        attempt.done = True
+        self.window.give_back(attempt.body_bytes)
+        self._done.append(completion)
+        if attempt.turn is not None:
+            self.waiting.leave(attempt, now_s)
+
+    def _move_unsent(self, broker_name: str, now_s: float) -> None:
+        """Requests that no byte has been sent of go elsewhere, or queue again where they must."""
+        address = self.routes.addresses().get(broker_name)
+        channel = self.client.peek(address) if address else None
+        for owner in channel.withdraw() if channel is not None else ():
+            if isinstance(owner, SendAttempt):
+                self._handler.release(owner)
+                again = NextStep(owner.next_attempt(owner.ready_s, counts=False))
+                self._follow(owner, again, now_s)
+            else:
+                owner.on_failed(UnwrittenError(f"{address} takes no more bytes"), now_s)
+        for attempt in self.waiting.release_throttled(self.brokers.of(broker_name)):
+            self._send(attempt, now_s)
+
+    def _query_version(self, attempt: SendAttempt, until_s: float, now_s: float) -> None:
+        """Ask the broker; the attempt goes on with the answer."""
+
+        def known(error: SendError | None, at_s: float) -> None:
+            if error is not None and not isinstance(error, NotSentError):
+                # only the heartbeat's outcome is unknown
+                text = f"{attempt.address} did not tell its version: {error.text}"
+                error = UnwrittenError(text)
+            attempt.ends.append((attempt, error, None, at_s))
+
+        self.heartbeats.query_version(attempt.address, known, until_s, now_s)
+
+    def _verified(self, attempt: SendAttempt, result: CheckResult, now_s: float) -> None:
+        self._ends.append((attempt, result, None, now_s))
+
+    def _has_gone(self, attempt: SendAttempt, now_s: float) -> bool:
+        channel = attempt.channel
+        assert channel is not None
+        ended = channel.ended
+        if isinstance(ended, NotSentError):
+            raise type(ended)(str(ended), **ended.facts) from ended
+        if ended is not None:
+            raise UnwrittenError(f"the oneway message was not sent: {ended}")
+        if channel.is_open and not channel.unwritten:
+            return True
+        if now_s >= attempt.deadline_s:
+            raise UnwrittenError(f"{channel.address} did not take the oneway message in time")
+        return False
+
+    def _abandon_pending(self, error: SendError) -> None:
+        """Complete everything now."""
+        now_s, handler = self.clock(), self._handler
+        handler.stopping = True
+        self._settle(now_s)
+        self.stored_checks.abandon(now_s)
+        for attempt in self.waiting.drain_all():
+            if not attempt.done:
+                attempt.on_failed(type(error)(error.text), now_s)
+        self._settle(now_s)
+        for channel in self.client.channels:
+            if channel.connection.in_flight:
+                self.client.fail(channel, type(error)(error.text), now_s)
+        self._settle(now_s)
+        handler.stopping = False

@@ -1,0 +1,107 @@
+"""Request headers from templates, one per topic and kind, signed where credentials are.
+
+Credentials come from options or a callable, which is asked again once when a broker refuses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from rocket_sink.net import log
+from rocket_sink.options import SinkOptions
+from rocket_sink.secret_source import resolve
+from rocket_sink.wire.acl import Credentials, Signer
+from rocket_sink.wire.frame import Serialize
+from rocket_sink.wire.send_template import SendTemplate
+
+_LOG: Final = log.logger(__name__)
+CredentialsProvider = Callable[[], Credentials]
+"""Asked for credentials when a client starts and when a broker refuses those it has. It may be
+called on any thread that drives the client, and everything waits for it."""
+
+
+class HeaderTemplates:
+    """Templates and the signer; `reread` takes credentials that were changed.
+
+    Args:
+        producer_group: as brokers know it, with its namespace.
+        provider: gives the credentials; None: the options do.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        producer_group: str = "",
+        provider: CredentialsProvider | None = None,
+    ) -> None:
+        self._options = options
+        self._group = producer_group or options.producer_group
+        self._provider = provider
+        self.templates: dict[tuple[str, bool, bool], SendTemplate] = {}
+        """Those made so far: a send looks here before it calls `template`."""
+        self._changed_s = float("-inf")
+        self._credentials = self._read()
+        self.signer: Signer | None = self._credentials.signer() if self._credentials else None
+
+    def template(self, topic: str, *, batch: bool, reply: bool = False) -> SendTemplate:
+        found = self.templates.get((topic, batch, reply))
+        if found is None:
+            serialize: Serialize = "rocketmq" if self._options.serializer == "rocketmq" else "json"
+            found = self.templates[topic, batch, reply] = SendTemplate(
+                producer_group=self._group,
+                topic=topic,
+                batch=batch,
+                reply=reply,
+                default_topic=self._options.create_topic_key,
+                default_topic_queue_nums=self._options.default_topic_queue_nums,
+                serialize=serialize,
+                signer=self.signer,
+            )
+        return found
+
+    def sign(self, ext: Mapping[str, str], body: Any) -> Mapping[str, str]:
+        """The fields that sign any other request; none without credentials."""
+        return self.signer(ext, body) if self.signer is not None else {}
+
+    def reread(self, signed_s: float, now_s: float) -> bool:
+        """Read the credentials again; True when others are there than those of `signed_s`.
+
+        Of many requests that are refused together the first one's reading is for all.
+        """
+        if self._credentials is None:
+            return False
+        if signed_s <= self._changed_s:
+            return True
+        before = self._credentials.__reduce__()[1]
+        try:
+            self._credentials = self._read()
+        except Exception:
+            # A user's code: the refusal that brought us here is the error to tell.
+            _LOG.exception("the credentials could not be read again")
+            return False
+        if self._credentials is None or self._credentials.__reduce__()[1] == before:
+            return False
+        self.signer = self._credentials.signer()
+        self.templates.clear()
+        self._changed_s = now_s
+        return True
+
+    def _read(self) -> Credentials | None:
+        return credentials_of(self._options) if self._provider is None else self._provider()
+
+
+def credentials_of(options: SinkOptions) -> Credentials | None:
+    """The options' credentials, resolved now; None when there are none.
+
+    Raises:
+        OptionError: a variable or file is missing, or empty.
+    """
+    if not options.access_key or not options.secret_key:
+        return None
+    token = options.security_token
+    return Credentials(
+        resolve("accessKey", options.access_key).reveal(),
+        resolve("secretKey", options.secret_key),
+        resolve("securityToken", token) if token else None,
+    )

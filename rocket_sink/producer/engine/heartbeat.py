@@ -1,0 +1,218 @@
+"""Heartbeats, probes of brokers that did not answer, and the good-bye: what an engine does besides
+sending."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from rocket_sink.errors import ConnectError, SendError
+from rocket_sink.net.channel import Channel
+from rocket_sink.net.client import Call, NetworkClient
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.brokers import Brokers
+from rocket_sink.producer.engine.routes import Routes
+from rocket_sink.producer.identity import Identity
+from rocket_sink.wire import requests
+from rocket_sink.wire.connection import LIVES_S
+from rocket_sink.wire.frame import Frame
+
+_LOOK_S: Final = 0.5
+_DRIVEN_MAX_S: Final = 0.05
+"""Between two ticks of an engine that is driven; a longer gap counts as so much."""
+_HEARTBEAT_TIMEOUT_S: Final = 3.0
+_ASK_S: Final = LIVES_S / 2
+"""A connection with a request older than this, on which nothing was heard for so long, is asked for
+a sign of life: half of the time for which one counts."""
+VersionKnown = Callable[[SendError | None, float], None]
+
+
+class Heartbeats:
+    """Run from the engine's tick; nothing here blocks but `unregister`.
+
+    Attributes:
+        stays_connected: connect to every broker of the known routes and stay so: they want to ask
+            us things.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        client: NetworkClient,
+        routes: Routes,
+        brokers: Brokers,
+        identity: Identity,
+    ) -> None:
+        self._client = client
+        self._routes = routes
+        self._brokers = brokers
+        self._identity = identity
+        self.stays_connected = False
+        self._interval_s = options.heartbeat_broker_interval_ms / 1000
+        self.detects = options.start_detector_enable and options.latency_fault_enable
+        self._detect_timeout_s = options.detect_timeout_ms / 1000
+        self._sent: dict[str, tuple[Channel, float]] = {}
+        self._detect_interval_s = options.detect_interval_ms / 1000
+        self._probes: dict[str, float] = {}
+        """{broker name: when its probe has failed, in driven seconds}"""
+        self._driven_s = 0.0
+        self._run_s = float("-inf")
+        self._asked: set[Channel] = set()
+        self._next_look_s = 0.0
+        self._opened = 0
+
+    def run(self, now_s: float) -> None:
+        self._driven_s += min(now_s - self._run_s, _DRIVEN_MAX_S)
+        self._run_s = now_s
+        self._ask_for_life(now_s)
+        self._expire_probes(now_s)
+        opened = self._client.opened
+        if now_s < self._next_look_s and opened == self._opened:
+            return
+        self._next_look_s, self._opened = now_s + _LOOK_S, opened
+        addresses = self._routes.addresses()
+        for address in set(addresses.values()):
+            self._send_heartbeat(address, now_s)
+        if self.detects:
+            self._probe(addresses, now_s)
+
+    def look_now(self) -> None:
+        """Do with the next tick what else waits for its interval."""
+        self._next_look_s = 0.0
+
+    def all_sent(self) -> bool:
+        """Every broker of the known routes has been sent a heartbeat on its present connection."""
+        peek = self._client.peek
+        addresses = set(self._routes.addresses().values())
+        return all(
+            (seen := self._sent.get(address)) is not None and seen[0] is peek(address)
+            for address in addresses
+        )
+
+    def connections(self) -> Iterator[tuple[str, float | None, float]]:
+        """What `Brokers.update_suspicion` wants to know of each."""
+        names = {address: name for name, address in self._routes.addresses().items()}
+        for channel in self._client.channels:
+            if channel.address in names:
+                yield names[channel.address], channel.connection.oldest_sent_s, channel.heard_s
+
+    def _ask_for_life(self, now_s: float) -> None:
+        """A heartbeat on each connection that owes an old answer and is silent otherwise.
+
+        Its answer tells a broker that holds a request (it waits for its slave) from a frozen one:
+        `Connection.open_request`, `Brokers.silent`. One at a time; it expires with the request.
+        """
+        for channel in self._client.channels:
+            sent_s = channel.connection.oldest_sent_s
+            if sent_s is None or channel in self._asked:
+                continue
+            until_s = channel.connection.oldest_deadline_s
+            if until_s is None or now_s - max(sent_s, channel.heard_s) <= _ASK_S:
+                continue
+            self._asked.add(channel)
+
+            def ended(
+                answer: Frame | None,
+                error: SendError | None,
+                at_s: float,
+                channel: Channel = channel,
+            ) -> None:
+                self._asked.discard(channel)
+
+            self._client.call_on(
+                channel, self._heartbeat(), Call(ended), deadline_s=until_s, now_s=now_s
+            )
+
+    def _heartbeat(self) -> Frame:
+        return requests.heartbeat(
+            client_id=self._identity.client_id, producer_groups=[self._identity.group]
+        )
+
+    def _send_heartbeat(self, address: str, now_s: float) -> None:
+        """A heartbeat on each connection, at once and every 30 s: it makes the group known."""
+        channel = self._client.peek(address)
+        if channel is None and self.stays_connected:
+            with contextlib.suppress(ConnectError):
+                channel = self._client.channel(address, now_s)
+        if channel is None or not channel.is_open:
+            return
+        before = self._sent.get(address)
+        if before is not None and before[0] is channel and now_s - before[1] < self._interval_s:
+            return
+        self._sent[address] = (channel, now_s)
+        self.query_version(address, lambda error, at_s: None, now_s + _HEARTBEAT_TIMEOUT_S, now_s)
+
+    def query_version(
+        self, address: str, done: VersionKnown, deadline_s: float, now_s: float
+    ) -> None:
+        """Send a heartbeat; the broker's version is known when `done(None, now)` is called."""
+
+        def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
+            if answer is not None:
+                self._brokers.versions[address] = answer.version
+            done(error, at_s)
+
+        self._client.call(
+            address, self._heartbeat(), Call(ended), deadline_s=deadline_s, now_s=now_s
+        )
+
+    def _probe(self, addresses: dict[str, str], now_s: float) -> None:
+        """Ask brokers that did not answer (LatencyFaultToleranceImpl.detectByOneRound)."""
+        brokers = self._brokers
+        for name in brokers.table.due_for_probe(now_s):
+            address, topic = addresses.get(name), self._routes.topic_on(name)
+            if address is None or topic is None:
+                brokers.table.remove(name)
+                continue
+
+            if name in self._probes:
+                continue
+            failed_s = self._driven_s + self._detect_timeout_s
+            deadline_s = now_s + self._detect_timeout_s + 2 * self._detect_interval_s
+
+            def ended(
+                answer: Frame | None,
+                error: SendError | None,
+                at_s: float,
+                name: str = name,
+                deadline_s: float = deadline_s,
+                failed_s: float = failed_s,
+            ) -> None:
+                pending = self._probes.get(name) == failed_s
+                if pending:
+                    del self._probes[name]
+                if answer is not None:
+                    brokers.probed(name, at_s, alive=True)
+                elif pending and at_s < deadline_s:
+                    brokers.probed(name, at_s, alive=False)
+
+            self._probes[name] = failed_s
+            frame = requests.query_max_offset(topic=topic, queue_id=0)
+            self._client.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
+
+    def _expire_probes(self, now_s: float) -> None:
+        """A probe fails when it is unanswered for `detectTimeout` while a thread reads the answers:
+        between the sends of a synchronous caller none does."""
+        for name in [one for one, failed_s in self._probes.items() if self._driven_s >= failed_s]:
+            del self._probes[name]
+            self._brokers.probed(name, now_s, alive=False)
+
+    def unregister(self, timeout_s: float) -> None:
+        """Unregister at the brokers that are connected."""
+        client, left = self._client, [0]
+        now_s = client.clock()
+
+        def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
+            left[0] -= 1
+
+        frame = requests.unregister_client(
+            client_id=self._identity.client_id, producer_group=self._identity.group
+        )
+        for address in set(self._routes.addresses().values()):
+            channel = client.peek(address)
+            if channel is not None and channel.is_open:
+                left[0] += 1
+                client.call(address, frame, Call(ended), deadline_s=now_s + timeout_s, now_s=now_s)
+        while left[0] and client.clock() < now_s + timeout_s:
+            client.poll(0.05)

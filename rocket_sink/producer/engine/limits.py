@@ -1,0 +1,136 @@
+"""What bounds a request: its time and attempts, the window of what is pending, the rate limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rocket_sink.options import SinkOptions
+from rocket_sink.routing.pacing import TokenBucket
+from rocket_sink.routing.retry import Ordering
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.engine.attempt import SendRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """How long and how often a request is tried, by the options; durations in seconds."""
+
+    timeout_s: float
+    order_wait_s: float
+    attempt_cap_s: float | None
+    max_attempts: int
+    stored_check_s: float
+
+    @classmethod
+    def of(cls, options: SinkOptions) -> RequestLimits:
+        cap_ms = options.attempt_timeout_ms
+        return cls(
+            options.send_msg_timeout_ms / 1000,
+            options.order_wait_ms / 1000,
+            cap_ms / 1000 if cap_ms > 0 else None,
+            1 + options.retry_times,
+            options.stored_check_timeout_ms / 1000,
+        )
+
+    def of_request(self, request: SendRequest) -> tuple[Ordering, float]:
+        """How strictly its queue binds it, and its time in all."""
+        ordering, timeout_s = Ordering.NONE, self.timeout_s
+        if request.ordered:
+            ordering = Ordering.STRICT if request.choose is None else Ordering.BEST_EFFORT
+            timeout_s = self.order_wait_s
+        return ordering, timeout_s if request.timeout_s is None else request.timeout_s
+
+
+class Window:
+    """Counts what was taken and given back; each place is given back exactly once."""
+
+    __slots__ = ("_max_bytes", "_max_requests", "bytes", "requests")
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._max_requests = options.max_in_flight
+        self._max_bytes = options.max_in_flight_bytes
+        self.requests = 0
+        self.bytes = 0
+
+    def has_room(self, size: int, others: int = 0) -> bool:
+        """A request larger than the whole window passes when it is alone.
+
+        Args:
+            others: requests that come before it.
+        """
+        requests = self.requests + others
+        return requests == 0 or (
+            requests < self._max_requests and self.bytes + size <= self._max_bytes
+        )
+
+    @property
+    def is_roomy(self) -> bool:
+        """A quarter of it is free: time to wake who waits for a place, once for many."""
+        return 4 * self.requests <= 3 * self._max_requests
+
+    def take(self, size: int) -> bool:
+        if not self.has_room(size):
+            return False
+        self.requests += 1
+        self.bytes += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        self.requests -= 1
+        self.bytes -= size
+        assert self.requests >= 0 and self.bytes >= 0, "a place was given back twice"
+
+
+def per_task_rate(limit: int, options: SinkOptions) -> float:
+    """One task's part of a limit per second."""
+    return limit / max(1, options.rate_tasks)
+
+
+class RateLimiter:
+    """The options' rate limits as one engine keeps them: its share of `maxMessagesPerSecond` and
+    `maxBytesPerSecond`.
+
+    Messages and body bytes (as sent: compressed) count when a request is taken; its further
+    attempts do not count again. `due_s` is when the request that was last told to wait may go.
+    """
+
+    __slots__ = ("_bytes", "_messages", "due_s")
+
+    def __init__(self, options: SinkOptions, now_s: float) -> None:
+        self._messages = _bucket(options.max_messages_per_second, options, now_s)
+        self._bytes = _bucket(options.max_bytes_per_second, options, now_s)
+        self.due_s = now_s
+
+    @classmethod
+    def of(cls, options: SinkOptions, now_s: float) -> RateLimiter | None:
+        """None where no limit is set."""
+        limited = options.max_messages_per_second or options.max_bytes_per_second
+        return cls(options, now_s) if limited else None
+
+    def allows(self, messages: int, size: int, now_s: float) -> bool:
+        """Both limits let the request pass now."""
+        wait_s = 0.0
+        if self._messages is not None:
+            wait_s = self._messages.wait_s(messages, now_s)
+        if self._bytes is not None:
+            wait_s = max(wait_s, self._bytes.wait_s(size, now_s))
+        self.due_s = now_s + wait_s
+        return wait_s <= 0
+
+    def spend(self, messages: int, size: int, now_s: float) -> None:
+        """It passes."""
+        if self._messages is not None:
+            self._messages.spend(messages, now_s)
+        if self._bytes is not None:
+            self._bytes.spend(size, now_s)
+
+    def wait_s(self, longest_s: float, now_s: float) -> float:
+        """How long the engine may sleep without making a waiting request late."""
+        left_s = self.due_s - now_s
+        return min(longest_s, left_s) if left_s > 0 else longest_s
+
+
+def _bucket(limit: int, options: SinkOptions, now_s: float) -> TokenBucket | None:
+    return TokenBucket(per_task_rate(limit, options), now_s) if limit else None

@@ -1,0 +1,434 @@
+"""How an attempt ends, and what follows from it: the one retry loop of all send modes.
+
+It knows the retry tables, and tells brokers and routes what an end says about them; it sends
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from rocket_sink.errors import (
+    AuthenticationError,
+    ConnectError,
+    DegradedError,
+    InvalidAnswerError,
+    InvalidQueueError,
+    Isolate,
+    NoRouteError,
+    Outcome,
+    SendError,
+    TopicNotFoundError,
+)
+from rocket_sink.message import MessageQueue, SendResult
+from rocket_sink.net.client import NetworkClient
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.attempt import AttemptRecord, Completion, SendAttempt, Wait
+from rocket_sink.producer.engine.brokers import Brokers
+from rocket_sink.producer.engine.headers import HeaderTemplates
+from rocket_sink.producer.engine.limits import RequestLimits
+from rocket_sink.producer.engine.routes import Routes
+from rocket_sink.producer.engine.stored_check import CheckResult
+from rocket_sink.routing.retry import Action, Decision, RetryPolicies, decide, decide_degraded
+from rocket_sink.routing.verdict import SEND_STATUS, error_for_answer, outcome_of_code
+from rocket_sink.wire.answers import DEFAULT_REGION, SendAnswer, decode_send_answer
+from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.frame import Frame
+
+_STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, TopicNotFoundError)
+"""The route lacks the queue or its broker's master, or the broker says that it is wrong: without a
+new one the next attempt fails alike."""
+
+
+class NextStep(NamedTuple):
+    """What follows from an attempt's end: another attempt, now or after a wait.
+
+    With Wait.VERIFY it is the same attempt, whose broker is to be asked whether it stored it.
+    """
+
+    attempt: SendAttempt
+    wait: Wait | None = None
+    due_s: float = 0.0
+    error: SendError | None = None
+
+
+class ResponseHandler:
+    """Deals with answers and failures.
+
+    Args:
+        on_attempt: called after each attempt.
+        records: keep each attempt in its Completion.
+
+    Attributes:
+        stopping: the engine completes all that it has: nothing is tried again.
+        fatal: a request ended in a way that no other would fare better than.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        *,
+        client: NetworkClient,
+        routes: Routes,
+        brokers: Brokers,
+        headers: HeaderTemplates,
+        limits: RequestLimits,
+        rng: Random,
+        on_attempt: Callable[[AttemptRecord], None] | None,
+        records: bool,
+    ) -> None:
+        self._options = options
+        self._client = client
+        self._routes = routes
+        self._brokers = brokers
+        self._headers = headers
+        self._limits = limits
+        self._rng = rng
+        self._policies = RetryPolicies.of(options)
+        self._on_attempt = on_attempt
+        self._records = records or on_attempt is not None
+        self.stopping = False
+        self.fatal = False
+
+    # --- the ends of an attempt --------------------------------------------------------------
+
+    def answered(
+        self, attempt: SendAttempt, frame: Frame, sent_s: float | None, now_s: float
+    ) -> Completion | NextStep:
+        """The broker answered."""
+        rtt_s, broker = now_s - (sent_s or attempt.handed_s), attempt.broker
+        assert broker is not None
+        if attempt.hooked is not None:
+            self._client.rpc_hooks.after(attempt.address, attempt.hooked, frame)
+        stored = frame.code in SEND_STATUS
+        self._brokers.answered(broker, rtt_s, now_s, stored=stored)
+        if not stored:
+            assert attempt.target is not None
+            error = error_for_answer(
+                frame.code,
+                frame.remark,
+                topic=attempt.request.topic,
+                broker_name=attempt.target.queue.broker_name,
+                broker_address=attempt.address,
+            )
+            assert error is not None
+            return self.failed(attempt, error, sent_s, now_s)
+        if broker.window is not None:
+            broker.stored(self._options.max_in_flight)
+        try:
+            answer = decode_send_answer(frame)
+        except InvalidAnswerError as error:
+            return self.failed(attempt, error, sent_s, now_s)
+        attempt.broker = None
+        self._brokers.release(broker)
+        if frame.code:
+            return self._degraded(attempt, answer, rtt_s, sent_s, now_s)
+        records: list[AttemptRecord] = []
+        if self._records or attempt.history is not None:
+            records = self._recorded(attempt, now_s, sent_s, Outcome.ACKED, answer=answer)
+        return _completed(attempt, _result_of(attempt, answer, rtt_s), records)
+
+    def failed(
+        self, attempt: SendAttempt, error: SendError, sent_s: float | None, now_s: float
+    ) -> Completion | NextStep:
+        """It ended without being stored, or with an outcome that is not known."""
+        in_flight = attempt.broker is not None
+        if attempt.broker is not None:
+            if error.backs_off:
+                attempt.broker.busy(attempt.handed_s, now_s)
+            self.release(attempt)
+        history, limits = attempt.known_history(), self._limits
+        verify_ids = attempt.request.verify_ids
+        if verify_ids and attempt.counted < (attempt.request.attempts or limits.max_attempts):
+            # The long wait for a sure answer must not use up the time of the next attempt.
+            attempt.deadline_s = max(attempt.deadline_s, now_s + limits.timeout_s)
+        decision = self._decide(attempt, error, now_s)
+        history.earlier.append(type(error))
+        history.last_error = error
+        history.last_broker = attempt.home if decision.avoid_broker else None
+        verifies = error.outcome is Outcome.UNKNOWN and bool(verify_ids)
+        verifies = verifies and in_flight and not self.stopping
+        if error.outcome is Outcome.UNKNOWN and not verifies and history.unknown is None:
+            history.unknown = error
+        if decision.refresh_route and not self.stopping:
+            self._routes.refresh(attempt.request.topic, now_s)
+        if in_flight:
+            self._apply_feedback(attempt, decision, error, sent_s, now_s)
+            self._recorded(attempt, now_s, sent_s, error.outcome, error=error)
+        if verifies:
+            return NextStep(attempt, Wait.VERIFY, error=error)
+        return self._next_step(attempt, decision, error, now_s)
+
+    def verified(
+        self, attempt: SendAttempt, result: CheckResult, now_s: float
+    ) -> Completion | NextStep:
+        """The broker was asked whether it stored an attempt without an answer."""
+        found, error = result.found, result.error
+        if found is not None:
+            code = int(ResponseCode.SUCCESS)
+            answer = SendAnswer(
+                code, SEND_STATUS[code], found.offset_message_id, found.queue_id,
+                found.queue_offset, None, None, DEFAULT_REGION, None, trace_on=True,
+            )  # fmt: skip
+            records = self._recorded(attempt, now_s, None, Outcome.ACKED, answer=answer)
+            if records:
+                records[-1].remark = "no answer came; found stored by its id"
+            completion = _completed(attempt, _result_of(attempt, answer, 0.0), records)
+            completion.found_stored = True
+            return completion
+        if result.decided:
+            # The broker's word that it is not there makes it a refusal.
+            error.facts["outcome"] = Outcome.REJECTED
+            vars(error)["outcome"] = Outcome.REJECTED
+            return self.failed(attempt, error, None, now_s)
+        history = attempt.known_history()
+        history.unknown = history.unknown or error
+        return self._failed_completion(attempt, error)
+
+    def release(self, attempt: SendAttempt) -> None:
+        """It is not in flight at its broker any more."""
+        broker, attempt.broker = attempt.broker, None
+        assert broker is not None
+        self._brokers.release(broker)
+
+    # --- what follows ------------------------------------------------------------------------
+
+    def _degraded(
+        self,
+        attempt: SendAttempt,
+        answer: SendAnswer,
+        rtt_s: float,
+        sent_s: float | None,
+        now_s: float,
+    ) -> Completion | NextStep:
+        """It is stored, less durably than asked for."""
+        decision = decide_degraded(
+            answer.code,
+            attempt=attempt.counted,
+            max_attempts=attempt.request.attempts or self._limits.max_attempts,
+            now_s=now_s,
+            deadline_s=attempt.deadline_s,
+            ordering=attempt.ordering,
+            fixed_queue=attempt.request.queue is not None,
+            policies=self._policies,
+        )
+        again = decision.retries and not self.stopping
+        history = attempt.known_history() if again else attempt.history
+        records: list[AttemptRecord] = []
+        if self._records or history is not None:
+            outcome = Outcome.ACKED_DEGRADED
+            records = self._recorded(attempt, now_s, sent_s, outcome, answer=answer)
+        result = _result_of(attempt, answer, rtt_s)
+        if not again:
+            return self._degraded_completion(attempt, result, records)
+        assert history is not None
+        history.degraded = history.degraded or result
+        history.last_broker = attempt.home if decision.avoid_broker else None
+        return NextStep(attempt.next_attempt(now_s, counts=True))
+
+    def _next_step(
+        self, attempt: SendAttempt, decision: Decision, error: SendError, now_s: float
+    ) -> Completion | NextStep:
+        """Another attempt, or the request's end."""
+        if self.stopping or not decision.retries or now_s >= attempt.deadline_s:
+            self.fatal = self.fatal or decision.action is Action.FATAL
+            return self._failed_completion(attempt, error)
+        again = attempt.next_attempt(now_s, counts=decision.counts)
+        if decision.action is Action.RETRY_SAME_QUEUE and attempt.target is not None:
+            again.pinned = attempt.target.queue
+        topic, delay_s = attempt.request.topic, decision.delay_s
+        stale = isinstance(error, _STALE_ROUTE)
+        if isinstance(error, ConnectError) and decision.action is not Action.RETRY_NOW:
+            look_up_s = self._routes.next_look_up_s(topic, now_s)
+            # Half of what is left is kept for the attempt itself.
+            half_s = (attempt.deadline_s - now_s) / 2
+            stale = look_up_s is not None and look_up_s <= half_s
+            delay_s = max(delay_s, min(look_up_s or 0.0, half_s))
+        if stale and self._routes.fetching(topic):
+            return NextStep(again, Wait.ROUTE)
+        return NextStep(again, Wait.DELAY, now_s + delay_s) if delay_s > 0 else NextStep(again)
+
+    def _decide(self, attempt: SendAttempt, error: SendError, now_s: float) -> Decision:
+        request, history = attempt.request, attempt.known_history()
+        if isinstance(error, NoRouteError) and self._routes.is_unresolvable(request.topic):
+            return Decision(Action.GIVE_UP)
+        if (
+            isinstance(error, AuthenticationError)
+            and AuthenticationError not in history.earlier
+            and self._headers.reread(attempt.handed_s, now_s)
+        ):
+            return Decision(Action.RETRY_NOW, counts=False)
+        tried = [type(error), *history.earlier]
+        refused = sum(issubclass(one, ConnectError) for one in tried)
+        return decide(
+            error,
+            attempt=attempt.counted,
+            max_attempts=request.attempts or self._limits.max_attempts,
+            now_s=now_s,
+            deadline_s=attempt.deadline_s,
+            ordering=attempt.ordering,
+            fixed_queue=request.queue is not None,
+            patient=request.retry_while_busy,
+            # Refusals cost no time: all attempts would be over before a new route can help.
+            alternatives=len(self._routes.addresses()) > max(1, refused),
+            earlier=history.earlier,
+            policies=self._policies,
+            rng=self._rng,
+        )
+
+    def _apply_feedback(
+        self,
+        attempt: SendAttempt,
+        decision: Decision,
+        error: SendError,
+        sent_s: float | None,
+        now_s: float,
+    ) -> None:
+        """What the failure says about the broker and the connection."""
+        home, topic, channel = attempt.home, attempt.request.topic, attempt.channel
+        rtt_ms = (now_s - (sent_s or attempt.handed_s)) * 1000
+        if not self.stopping and decision.isolate is Isolate.BROKER:
+            # A broker that answers others in the meantime is slow, not dead.
+            heard = channel is not None and channel.heard_s > attempt.handed_s
+            self._brokers.isolate(
+                home, rtt_ms, now_s, error.code, reachable=decision.reachable or heard
+            )
+        elif not self.stopping and decision.isolate is Isolate.TOPIC:
+            self._brokers.isolate_topic(topic, home, now_s, error.code)
+        if decision.reconnect and channel is not None and not channel.draining:
+            self._client.drain(channel, now_s)
+
+    # --- records and completions -------------------------------------------------------------
+
+    def _recorded(
+        self,
+        attempt: SendAttempt,
+        now_s: float,
+        sent_s: float | None,
+        outcome: Outcome,
+        **end: Any,
+    ) -> list[AttemptRecord]:
+        """Keep and tell the attempt's record; all records of the request."""
+        history = attempt.history
+        if not self._records:
+            return history.records if history is not None else []
+        record = _record_of(attempt, now_s, sent_s, outcome, **end)
+        if self._on_attempt is not None:
+            self._on_attempt(record)
+        if history is None:
+            return [record]
+        history.records.append(record)
+        return history.records
+
+    def _degraded_completion(
+        self, attempt: SendAttempt, result: SendResult, records: list[AttemptRecord]
+    ) -> Completion:
+        """By `onDegraded` the result, or an error that has it."""
+        completion = _completed(attempt, result, records)
+        if self._options.on_degraded == "fail":
+            completion.result = None
+            completion.error = DegradedError(
+                f"{result.queue.broker_name} stored the message and answered {result.status}, "
+                "which onDegraded=fail does not accept; sent again it is stored twice",
+                result=result, broker_name=result.queue.broker_name, topic=attempt.request.topic,
+            )  # fmt: skip
+        return completion
+
+    def _failed_completion(self, attempt: SendAttempt, error: SendError) -> Completion:
+        """The request's end without an acknowledgement of its last attempt.
+
+        An earlier attempt that was stored, if less durably than asked for, is its result. An
+        earlier attempt whose outcome is unknown makes the whole unknown, with that one's error.
+        """
+        history = attempt.known_history()
+        if history.degraded is not None:
+            return self._degraded_completion(attempt, history.degraded, history.records)
+        cause = history.unknown or error
+        if cause is not error and error.__cause__ is None:
+            cause.__cause__ = error
+        facts = {"topic": attempt.request.topic, "attempts": attempt.number}
+        for name, value in facts.items():
+            cause.facts.setdefault(name, value)
+            if not hasattr(cause, name):
+                setattr(cause, name, value)
+        return Completion(
+            attempt.request.token,
+            cause.outcome,
+            None,
+            cause,
+            history.records,
+            maybe_duplicate=history.unknown is not None,
+        )
+
+
+def _record_of(
+    attempt: SendAttempt,
+    now_s: float,
+    sent_s: float | None,
+    outcome: Outcome,
+    *,
+    answer: SendAnswer | None = None,
+    error: SendError | None = None,
+) -> AttemptRecord:
+    channel, target, handed_s = attempt.channel, attempt.target, attempt.handed_s or now_s
+    connect_ms = 0.0
+    if channel is not None and channel.opened_s >= handed_s:
+        connect_ms = ((channel.ready_s or now_s) - channel.opened_s) * 1000
+    code = answer.code if answer is not None else getattr(error, "response_code", None)
+    return AttemptRecord(
+        attempt=attempt.number,
+        topic=attempt.request.topic,
+        broker_name=target.queue.broker_name if target is not None else "",
+        broker_address=attempt.address,
+        queue_id=target.queue.queue_id if target is not None else -1,
+        queue_offset=answer.queue_offset if answer is not None else -1,
+        started_ms=attempt.wall_ms,
+        queue_wait_ms=(handed_s - attempt.ready_s) * 1000,
+        connect_ms=connect_ms,
+        rtt_ms=(now_s - (sent_s or handed_s)) * 1000,
+        message_count=attempt.request.message_count,
+        body_bytes=attempt.body_bytes,
+        wire_bytes=attempt.wire_bytes,
+        outcome=outcome,
+        response_code=code,
+        error_code=error.code if error is not None else None,
+        remark=getattr(error, "remark", None) or (error.text if error is not None else None),
+        message_id=attempt.request.message_id,
+        # the first one only: a record must not keep the ids of a whole batch
+        offset_message_id=answer.offset_message_id.partition(",")[0] if answer is not None else "",
+    )
+
+
+def _result_of(attempt: SendAttempt, answer: SendAnswer, rtt_s: float) -> SendResult:
+    """The broker's answer as the caller's result."""
+    request, history, target = attempt.request, attempt.history, attempt.target
+    assert target is not None
+    queue = target.queue
+    if queue.queue_id != answer.queue_id:
+        queue = MessageQueue(request.topic, queue.broker_name, answer.queue_id)
+    return SendResult(
+        outcome_of_code(answer.code) if answer.code else Outcome.ACKED,
+        answer.status,
+        request.message_id,
+        answer.offset_message_id,
+        queue,
+        answer.queue_offset,
+        target.address,
+        attempt.number,
+        rtt_s * 1000,
+        history is not None and (history.unknown is not None or history.degraded is not None),
+        answer.transaction_id,
+        answer.region_id,
+        answer.recall_handle,
+        answer.trace_on,
+    )
+
+
+def _completed(
+    attempt: SendAttempt, result: SendResult, records: list[AttemptRecord]
+) -> Completion:
+    return Completion(
+        attempt.request.token, result.outcome, result, None, records, result.maybe_duplicate
+    )

@@ -1,0 +1,253 @@
+"""Topic routes: cached, fetched again every 30 s and when a failure says that they are stale.
+
+The rules for what the name servers say: an unknown topic falls back to the template topic
+(TBW102); a route that was known is dropped only after two "does not exist" (Java keeps it for
+ever, apache/rocketmq#8025); with all name servers down the old route stays in use; a route without
+a master is no route yet and is asked for again, each second while anything is sent to the topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from rocket_sink.errors import (
+    NoRouteError,
+    RemoteProtocolError,
+    SendError,
+    TlsRefusedError,
+)
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.name_servers import NameServers, Unavailable
+from rocket_sink.producer.engine.shared_state import SharedBrokerState
+from rocket_sink.routing.publish import PublishInfo
+from rocket_sink.wire import requests
+from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.route import TopicRoute, decode_route
+
+REFRESH_S: Final = 1.0
+"""A topic is not asked for more often than this, whatever fails."""
+MISSES_MAX: Final = 2
+
+
+class _Topic:
+    __slots__ = ("asked_s", "error", "fetched_s", "fetching", "final", "info", "misses", "wanted")
+
+    def __init__(self) -> None:
+        self.info: PublishInfo | None = None
+        self.fetched_s = float("-inf")
+        self.asked_s = float("-inf")
+        self.fetching = False
+        self.wanted = False
+        """To be asked for as soon as the limit of one look-up per second allows."""
+        self.misses = 0
+        self.error: SendError | None = None
+        self.final = False
+
+    def drop(self) -> None:
+        """There is no route now. `fetched_s` was that of the route: left as it is, it would put the
+        next look-up off for the rest of `pollNameServerInterval`."""
+        self.info = None
+        self.fetched_s = float("-inf")
+
+
+class Routes:
+    """The routes of one engine.
+
+    Attributes:
+        look_ups: how many have ended, well or not: a look at it tells whether anything is new.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        name_servers: NameServers,
+        shared: SharedBrokerState,
+    ) -> None:
+        self._name_servers = name_servers
+        self._shared = shared
+        self.look_ups = 0
+        self._interval_s = options.poll_name_server_interval_ms / 1000
+        self._template = options.create_topic_key
+        self._queue_nums = options.default_topic_queue_nums
+        self._vip = options.vip_channel_enabled
+        self._topics: dict[str, _Topic] = {}
+
+    def get(self, topic: str, now_s: float) -> PublishInfo | None:
+        """The route as known; a look-up is begun when there is none, or an old one."""
+        state = self._topics.get(topic)
+        if state is not None and not state.wanted and now_s - state.fetched_s < self._interval_s:
+            return state.info
+        if state is None:
+            state = self._topics[topic] = _Topic()
+            self._from_shared(topic, state, now_s)
+        if state.wanted or now_s - state.fetched_s >= self._interval_s:
+            self.refresh(topic, now_s)
+        return state.info
+
+    def refresh(self, topic: str, now_s: float) -> None:
+        """Ask the name servers; if that was done within the last second, when it is over."""
+        state = self._topics.setdefault(topic, _Topic())
+        if state.fetching:
+            return
+        if now_s - state.asked_s < REFRESH_S:
+            state.wanted = not state.final
+            return
+        state.wanted, state.asked_s = False, now_s
+        self._ask(topic, state, topic, self._found, self._missing, now_s)
+
+    def error(self, topic: str) -> SendError | None:
+        """Why there is no route, as far as is known by now."""
+        state = self._topics.get(topic)
+        return state.error if state is not None else None
+
+    def fetching(self, topic: str) -> bool:
+        """A look-up is under way, or will be when it may."""
+        state = self._topics.get(topic)
+        return state is not None and (state.fetching or state.wanted)
+
+    def next_look_up_s(self, topic: str, now_s: float) -> float | None:
+        """In how many seconds the topic is asked for; 0: it is just now; None: no need is known."""
+        state = self._topics.get(topic)
+        if state is None or not (state.fetching or state.wanted):
+            return None
+        return 0.0 if state.fetching else max(0.0, state.asked_s + REFRESH_S - now_s)
+
+    def is_unresolvable(self, topic: str) -> bool:
+        """The name servers say that the topic does not exist, and there is no template; or they
+        and we refuse each other's certificates."""
+        state = self._topics.get(topic)
+        return state is not None and state.info is None and state.final and not state.fetching
+
+    def check_resolvable(self, topic: str) -> None:
+        """
+        Raises:
+            NoRouteError, TlsRefusedError: it is unresolvable.
+        """
+        error = self.error(topic)
+        if error is not None and self.is_unresolvable(topic):
+            raise type(error)(error.text, **error.facts)
+
+    def addresses(self) -> dict[str, str]:
+        """Masters of all known routes, by broker name."""
+        found: dict[str, str] = {}
+        for state in self._topics.values():
+            if state.info is not None:
+                found.update(state.info.masters)
+        return found
+
+    def topic_on(self, broker_name: str) -> str | None:
+        """Some topic with queues on that broker (for probes)."""
+        for topic, state in self._topics.items():
+            if state.info is not None and broker_name in state.info.homes:
+                return topic
+        return None
+
+    def _decoded(self, body: bytes) -> TopicRoute:
+        route = decode_route(body)
+        return vip_route(route) if self._vip else route
+
+    def _from_shared(self, topic: str, state: _Topic, now_s: float) -> None:
+        found = self._shared.route(topic)
+        if found is None or not 0 <= now_s - found[1] < self._interval_s:
+            return
+        try:
+            info = PublishInfo.of(topic, self._decoded(found[0]))
+        except RemoteProtocolError:
+            return
+        if info.ok:
+            state.info, state.fetched_s = info, found[1]
+
+    def _ask(
+        self,
+        topic: str,
+        state: _Topic,
+        asked: str,
+        found: Callable[[str, _Topic, Frame, float], None],
+        missing: Callable[[str, _Topic, float], None],
+        now_s: float,
+    ) -> None:
+        """Look up the route of `asked` for the topic."""
+
+        def ended(frame: Frame | None, error: Unavailable | None, at_s: float) -> None:
+            state.fetching = False
+            if frame is None:
+                state.error, state.final = error, isinstance(error, TlsRefusedError)
+                if state.info is not None:
+                    # The next look-up is due in a second, not with every send.
+                    state.fetched_s = max(state.fetched_s, at_s - self._interval_s + REFRESH_S)
+            elif frame.code == ResponseCode.TOPIC_NOT_EXIST:
+                missing(topic, state, at_s)
+            else:
+                found(topic, state, frame, at_s)
+            self.look_ups += 1
+
+        state.fetching = True
+        self._name_servers.ask(requests.get_route(asked), ended, now_s)
+
+    def _found(self, topic: str, state: _Topic, frame: Frame, now_s: float) -> None:
+        body = bytes(frame.body or b"")
+        try:
+            info = PublishInfo.of(topic, self._decoded(body))
+        except RemoteProtocolError as error:
+            state.error = NoRouteError(f"the route of topic {topic!r} is unreadable: {error}")
+            return
+        state.misses = 0
+        self._take(topic, state, info, now_s)
+        if info.ok:
+            self._shared.put_route(topic, body, now_s)
+
+    def _take(self, topic: str, state: _Topic, info: PublishInfo, now_s: float) -> None:
+        state.final = False
+        if info.ok:
+            state.info, state.fetched_s, state.error = info, now_s, None
+            return
+        state.drop()
+        state.error = NoRouteError(
+            f"topic {topic!r} has no writable queue on a broker with a master", topic=topic
+        )
+
+    def _missing(self, topic: str, state: _Topic, now_s: float) -> None:
+        state.misses += 1
+        if state.info is not None and state.misses < MISSES_MAX:
+            state.fetched_s = now_s - self._interval_s + REFRESH_S
+            return
+        state.drop()
+        if self._template and topic != self._template:
+            template = self._template
+            self._ask(topic, state, template, self._found_template, self._not_found, now_s)
+            return
+        self._not_found(topic, state, now_s)
+
+    def _found_template(self, topic: str, state: _Topic, frame: Frame, now_s: float) -> None:
+        try:
+            route = self._decoded(bytes(frame.body or b""))
+        except RemoteProtocolError:
+            route = TopicRoute((), ())
+        info = PublishInfo.default(topic, route, self._queue_nums)
+        self._take(topic, state, info, now_s)
+
+    def _not_found(self, topic: str, state: _Topic, now_s: float) -> None:
+        state.final = True
+        state.error = NoRouteError(
+            f"topic {topic!r} does not exist and is not made on the fly "
+            f"(template topic {self._template or 'none'}): create it, or check its name and the "
+            "option namespace",
+            topic=topic,
+        )
+
+
+def vip_route(route: TopicRoute) -> TopicRoute:
+    """The route by the brokers' second ports, two below the first (MixAll.brokerVIPChannel)."""
+    brokers = tuple(
+        replace(broker, addresses={n: _vip_address(a) for n, a in broker.addresses.items()})
+        for broker in route.brokers
+    )
+    return replace(route, brokers=brokers)
+
+
+def _vip_address(address: str) -> str:
+    host, separator, port = address.rpartition(":")
+    return f"{host}:{int(port) - 2}" if separator and port.isdigit() else address

@@ -1,0 +1,169 @@
+"""Fault table and route cache shared by all workers of an executor through a mapped file.
+
+PySpark forks one worker per task slot; what one learns about a broker, all know at once, and a new
+worker starts warm. The file is in the executor's own local directory (`SPARK_LOCAL_DIRS`), else in
+a directory of the user's for the parent process. Its name holds the name servers (broker
+names are only unique within a cluster) and the boot (times are the system's monotonic clock).
+In-process when the directory cannot be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Final
+
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
+from rocket_sink.routing.fault import FaultItem, MemoryFaultStore
+
+_LAYOUT: Final = 1
+_FAULTS: Final = 512
+_FAULT_BYTES: Final = 512
+_ROUTES: Final = 32
+_ROUTE_BYTES: Final = 65_536
+"""A longer route (some hundred brokers) is not shared; each worker fetches it."""
+_ORPHAN_S: Final = 3600.0
+_TIME: Final = struct.Struct("<d")
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class SharedBrokerState:
+    """Routing's FaultStore (get, put, remove, names) and a cache of route bodies."""
+
+    def __init__(self, file: MappedFile | None) -> None:
+        self._file = file
+        self._memory = MemoryFaultStore()
+        self._memory_routes: dict[str, tuple[bytes, float]] = {}
+        if file is not None:
+            self._faults = MappedTable(file, 0, _FAULTS, _FAULT_BYTES)
+            self._routes = MappedTable(file, _FAULTS * _FAULT_BYTES, _ROUTES, _ROUTE_BYTES)
+
+    @classmethod
+    def open(cls, options: SinkOptions, *, directory: str | None = None) -> SharedBrokerState:
+        """The store of this executor for these name servers; in-process if it must be."""
+        with contextlib.suppress(OSError, ConfigurationError):
+            folder = Path(directory) if directory is not None else local_directory()
+            size = _FAULTS * _FAULT_BYTES + _ROUTES * _ROUTE_BYTES
+            return cls(MappedFile.shared(folder / _file_name(options), size))
+        return cls.in_process()
+
+    @classmethod
+    def in_process(cls) -> SharedBrokerState:
+        """A store of this process alone."""
+        return cls(None)
+
+    @property
+    def is_shared(self) -> bool:
+        return self._file is not None
+
+    def get(self, name: str) -> FaultItem | None:
+        if self._file is None:
+            return self._memory.get(name)
+        found = self._faults.get(name)
+        if not found:
+            return None
+        try:
+            return FaultItem(*json.loads(found))
+        except (ValueError, TypeError):
+            return None
+
+    def put(self, name: str, item: FaultItem) -> None:
+        if self._file is None:
+            self._memory.put(name, item)
+        else:
+            self._faults.put(name, json.dumps(astuple(item)).encode())
+
+    def remove(self, name: str) -> None:
+        if self._file is None:
+            self._memory.remove(name)
+        else:
+            self._faults.put(name, b"")
+
+    def names(self) -> Iterable[str]:
+        if self._file is None:
+            return self._memory.names()
+        return [name for name in self._faults.keys() if self._faults.get(name)]  # noqa: SIM118
+
+    def route(self, topic: str) -> tuple[bytes, float] | None:
+        """The topic's route body and the monotonic time (s) at which it was fetched."""
+        if self._file is None:
+            return self._memory_routes.get(topic)
+        found = self._routes.get(topic)
+        if not found or len(found) < _TIME.size:
+            return None
+        return found[_TIME.size :], _TIME.unpack_from(found)[0]
+
+    def put_route(self, topic: str, body: bytes, now_s: float) -> None:
+        """Keep it for the other workers; silently not, when it is too long or the table full."""
+        if self._file is None:
+            self._memory_routes[topic] = (body, now_s)
+        else:
+            self._routes.put(topic, _TIME.pack(now_s) + body)
+
+    def close(self) -> None:
+        """Unmap; the file stays for the other workers and goes with the executor's directory."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def local_directory() -> Path:
+    """The executor's own directory, or one of this user's for this parent process.
+
+    Raises:
+        OSError: it cannot be made, or is somebody else's.
+    """
+    given = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0].strip()
+    if given and Path(given).is_dir():
+        return Path(given)
+    folder = Path(tempfile.gettempdir()) / f"rocket-sink-{os.getuid()}-{os.getppid()}"
+    if not folder.exists():
+        _remove_orphans(folder)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or folder.is_symlink():
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
+
+
+def _remove_orphans(like: Path) -> None:
+    """Remove folders whose process is gone: one that was killed leaves its own behind.
+
+    Not young ones: where containers share the folder, a process of another one looks gone.
+    """
+    prefix = like.name.rpartition("-")[0]
+    for folder in like.parent.glob(f"{prefix}-*"):
+        pid = folder.name.rpartition("-")[2]
+        with contextlib.suppress(OSError, OverflowError):
+            status = folder.lstat()
+            own = status.st_uid == os.getuid() and time.time() - status.st_mtime > _ORPHAN_S
+            if own and pid.isdecimal() and not _lives(int(pid)):
+                shutil.rmtree(folder)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _file_name(options: SinkOptions) -> str:
+    boot = _BOOT_ID.read_text() if _BOOT_ID.exists() else ""
+    servers = ";".join(sorted(options.name_servers))
+    digest = hashlib.sha256(f"{_LAYOUT}|{boot}|{servers}".encode()).hexdigest()
+    return f"rocket-sink-{digest[:24]}.health"

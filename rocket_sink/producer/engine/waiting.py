@@ -1,0 +1,165 @@
+"""Requests that are not on a connection: where each of them waits, and who is due."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from typing import Final
+
+from rocket_sink.message import MessageQueue
+from rocket_sink.producer.engine.attempt import SendAttempt, Wait
+from rocket_sink.producer.engine.brokers import Broker
+from rocket_sink.producer.engine.routes import Routes
+
+_LOOK_S: Final = 0.01
+"""How often routes and deadlines are looked at for those that wait for something else than a
+time."""
+
+
+class OrderedQueues:
+    """One request in flight per queue, the others behind it in the order of their submission.
+
+    A request's place is in the queue of its first choice, whatever queue its later attempts take.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[MessageQueue, deque[SendAttempt]] = {}
+
+    def enter(self, attempt: SendAttempt, queue: MessageQueue) -> bool:
+        """Take a place in the queue; True when it is the first there: go."""
+        if attempt.turn is not None:
+            return self._queues[attempt.turn][0] is attempt
+        attempt.turn = queue
+        line = self._queues.setdefault(queue, deque())
+        line.append(attempt)
+        return len(line) == 1
+
+    def replace(self, old: SendAttempt, new: SendAttempt) -> None:
+        """The next attempt keeps its predecessor's place."""
+        if old.turn is not None:
+            line = self._queues[old.turn]
+            line[line.index(old)] = new
+
+    def leave(self, attempt: SendAttempt) -> SendAttempt | None:
+        """The request has ended; returns the one whose turn it is now, if its was the first."""
+        assert attempt.turn is not None
+        line = self._queues[attempt.turn]
+        first = line[0] is attempt
+        line.remove(attempt)
+        if not line:
+            del self._queues[attempt.turn]
+            return None
+        return line[0] if first else None
+
+
+class WaitingRequests:
+    """Each attempt that waits is in one place here, and every place knows its deadline.
+
+    Attributes:
+        size: how many wait; with none there is nothing to ask.
+    """
+
+    def __init__(self, routes: Routes) -> None:
+        self.ordered = OrderedQueues()
+        self.size = 0
+        self._routes = routes
+        self._delayed: list[tuple[float, int, SendAttempt]] = []
+        self._sequence = itertools.count()
+        self._awaiting_route: dict[str, deque[SendAttempt]] = {}
+        self._throttled: dict[Broker, deque[SendAttempt]] = {}
+        self._behind: dict[SendAttempt, None] = {}
+        self._next_look_s = 0.0
+        self._look_ups = 0
+
+    def add(self, attempt: SendAttempt, wait: Wait, due_s: float) -> None:
+        """Keep it until what it waits for is there; `due_s` is for those that wait for a time."""
+        attempt.waits = wait
+        self.size += 1
+        if wait is Wait.ROUTE:
+            self._awaiting_route.setdefault(attempt.request.topic, deque()).append(attempt)
+        elif wait is Wait.BROKER:
+            assert attempt.target is not None
+            self._throttled.setdefault(attempt.target.broker, deque()).append(attempt)
+        elif wait is Wait.TURN:
+            self._behind[attempt] = None
+        else:
+            due_s = min(due_s, attempt.deadline_s)
+            heapq.heappush(self._delayed, (due_s, next(self._sequence), attempt))
+
+    def leave(self, attempt: SendAttempt, now_s: float) -> None:
+        """The request has ended: the next one of its ordered queue is due."""
+        following = self.ordered.leave(attempt)
+        if following is not None and following in self._behind:
+            del self._behind[following]
+            self.size -= 1
+            self.add(following, Wait.DELAY, now_s)
+
+    def pop_due(self, now_s: float) -> list[SendAttempt]:
+        """Those that may go on, or whose time is over, in the order of their waiting."""
+        due: list[SendAttempt] = []
+        while self._delayed and self._delayed[0][0] <= now_s:
+            due.append(heapq.heappop(self._delayed)[2])
+        for broker in list(self._throttled):
+            due += self._unthrottled(broker, now_s)
+        if now_s >= self._next_look_s or self._look_ups != self._routes.look_ups:
+            self._next_look_s, self._look_ups = now_s + _LOOK_S, self._routes.look_ups
+            for topic in list(self._awaiting_route):
+                due += self._routed(topic, now_s)
+            for attempt in [one for one in self._behind if now_s >= one.deadline_s]:
+                del self._behind[attempt]
+                due.append(attempt)
+        self.size -= len(due)
+        return due
+
+    def wait_s(self, longest_s: float, now_s: float) -> float:
+        """How long a wait for the peers may be."""
+        until_s = self._delayed[0][0] if self._delayed else float("inf")
+        if self.size > len(self._delayed):
+            until_s = min(until_s, max(self._next_look_s, now_s + _LOOK_S))
+        return min(longest_s, max(0.0, until_s - now_s))
+
+    def release_throttled(self, broker: Broker) -> list[SendAttempt]:
+        """Take out those that wait for the broker: they go elsewhere, where they may."""
+        released = list(self._throttled.pop(broker, ()))
+        self.size -= len(released)
+        return released
+
+    def drain_all(self) -> list[SendAttempt]:
+        """Take out all."""
+        found = [attempt for _, _, attempt in self._delayed]
+        for lines in (self._awaiting_route.values(), self._throttled.values()):
+            found += itertools.chain.from_iterable(lines)
+        found += self._behind
+        self._behind.clear()
+        self._delayed.clear()
+        self._awaiting_route.clear()
+        self._throttled.clear()
+        self.size = 0
+        return found
+
+    def _unthrottled(self, broker: Broker, now_s: float) -> list[SendAttempt]:
+        """Those that a busy broker has places for."""
+        room, line, due = broker.room, self._throttled.pop(broker), []
+        kept = deque[SendAttempt]()
+        for attempt in line:
+            if now_s >= attempt.deadline_s:
+                due.append(attempt)
+            elif room > 0:
+                room -= 1
+                due.append(attempt)
+            else:
+                kept.append(attempt)
+        if kept:
+            self._throttled[broker] = kept
+        return due
+
+    def _routed(self, topic: str, now_s: float) -> list[SendAttempt]:
+        routes = self._routes
+        known = routes.get(topic, now_s) is not None and not routes.fetching(topic)
+        known = known or routes.is_unresolvable(topic)
+        line = self._awaiting_route.pop(topic)
+        kept = deque(one for one in line if not known and now_s < one.deadline_s)
+        if kept:
+            self._awaiting_route[topic] = kept
+        return [one for one in line if known or now_s >= one.deadline_s]

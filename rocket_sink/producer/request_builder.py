@@ -1,0 +1,187 @@
+"""From messages to requests: limits, compression, ids, properties, namespace, batches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rocket_sink.errors import MessageError
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.attempt import SendRequest
+from rocket_sink.wire.batch import check_batch, encode_inner
+from rocket_sink.wire.codes import V5_0_0
+from rocket_sink.wire.compress import CompressionType, compress_body
+from rocket_sink.wire.ids import MessageIds
+from rocket_sink.wire.namespace import with_namespace
+from rocket_sink.wire.properties import properties_of
+
+
+@dataclass(frozen=True)
+class Part:
+    """One request of a batch, with the messages in it."""
+
+    request: SendRequest
+    messages: tuple[Message, ...]
+
+
+def named(message: Message, message_id: str) -> Message:
+    """The message with this client id."""
+    return message if message.message_id == message_id else replace(message, message_id=message_id)
+
+
+class RequestBuilder:
+    """Makes requests of messages; checks what Java checks late or never. Thread-safe."""
+
+    def __init__(self, options: SinkOptions, ids: MessageIds) -> None:
+        self._ids = ids
+        self._lock = threading.Lock()
+        self._namespace = options.namespace
+        self._limit = options.max_message_size_bytes
+        self._compress_over = options.compress_over_bytes
+        self._level = options.compress_level
+        self._kind = CompressionType.of_option(options.compress_type)
+        self._extra = {"INSTANCE_ID": options.namespace} if options.namespace else None
+
+    def topic(self, name: str) -> str:
+        """The topic's name on the brokers."""
+        return with_namespace(self._namespace, name) if self._namespace else name
+
+    def queue(self, queue: MessageQueue) -> MessageQueue:
+        """The queue under its topic's name on the brokers (Java: queueWithNamespace)."""
+        if not self._namespace:
+            return queue
+        return MessageQueue(self.topic(queue.topic), queue.broker_name, queue.queue_id)
+
+    def single(self, message: Message, extra: Mapping[str, str] | None = None) -> SendRequest:
+        """A request of one message.
+
+        Raises:
+            MessageError: BODY_TOO_LARGE, PROPERTIES_TOO_LARGE.
+        """
+        body, sys_flag = message.body, 0
+        if len(body) > self._limit:
+            raise self._too_large(message)
+        if len(body) >= self._compress_over:
+            body, sys_flag = compress_body(body, self._kind, self._level, self._compress_over)
+        message_id = message.message_id or self._new_id()
+        if self._extra is not None:
+            extra = {**self._extra, **(extra or {})}
+        return SendRequest(
+            self.topic(message.topic),
+            body,
+            properties=properties_of(message, message_id=message_id, extra=extra),
+            timed=message.is_timed,
+            sys_flag=sys_flag,
+            flag=message.flag,
+            message_id=message_id,
+            # Brokers before it know delay levels only and deliver at once, without a word.
+            least_version=V5_0_0 if message.is_timed and not message.delay_level else 0,
+        )
+
+    def batches(
+        self, messages: Sequence[Message], queue: MessageQueue | None = None
+    ) -> Iterator[Part]:
+        """Batch requests in order, each below `maxMessageSize` when encoded.
+
+        A message whose encoded form alone is above it goes as a single one: brokers measure a
+        batch's body as they measure a single message's.
+
+        Raises:
+            MessageError: INVALID_BATCH (Java: MessageBatch.generateFromList), or of one message.
+        """
+        check_batch(messages)
+        encoded: list[bytes] = []
+        ids: list[str] = []
+        start = size = 0
+        with self._lock:
+            new_ids = self._ids.several(len(messages), time.time_ns() // 1_000_000)
+        for position, new_id in enumerate(new_ids):
+            message = messages[position]
+            message_id = message.message_id or new_id
+            one = self._inner(message, message_id)
+            if encoded and size + len(one) > self._limit:
+                yield self._part(messages[start:position], encoded, ids, queue)
+                encoded, ids, start, size = [], [], position, 0
+            encoded.append(one)
+            ids.append(message_id)
+            size += len(one)
+        yield self._part(messages[start:], encoded, ids, queue)
+
+    def split(self, part: Part) -> list[Part]:
+        """A refused batch as two, under the same ids; as single messages when it has two or one."""
+        ids = part.request.message_id.split(",")
+        messages = [named(*pair) for pair in zip(part.messages, ids, strict=True)]
+        middle = (len(messages) + 1) // 2
+        return [
+            self._single_part(half[0], part.request.queue)
+            if len(half) == 1
+            else self._part(half, [*map(self._inner, half, ids)], ids, part.request.queue)
+            for half, ids in ((messages[:middle], ids[:middle]), (messages[middle:], ids[middle:]))
+            if half
+        ]
+
+    def encoded(self, message: Message) -> tuple[str, bytes]:
+        """A message's client id, and its bytes inside a batch.
+
+        Raises:
+            MessageError: as `single`.
+        """
+        message_id = message.message_id or self._new_id()
+        return message_id, self._inner(message, message_id)
+
+    def _new_id(self) -> str:
+        with self._lock:
+            return self._ids.next(time.time_ns() // 1_000_000)
+
+    def _inner(self, message: Message, message_id: str) -> bytes:
+        body = message.body
+        if len(body) > self._limit:
+            raise self._too_large(message)
+        properties = properties_of(message, message_id=message_id, extra=self._extra)
+        return encode_inner(body, properties, message.flag)
+
+    def _part(
+        self,
+        messages: Sequence[Message],
+        encoded: list[bytes],
+        ids: list[str],
+        queue: MessageQueue | None,
+    ) -> Part:
+        if len(messages) == 1 and len(encoded[0]) > self._limit:
+            return self._single_part(named(messages[0], ids[0]), queue)
+        request = self.batch_of(messages, encoded, ids)
+        request.queue = None if queue is None else self.queue(queue)
+        return Part(request, tuple(messages))
+
+    def _single_part(self, message: Message, queue: MessageQueue | None) -> Part:
+        request = self.single(message)
+        request.queue = None if queue is None else self.queue(queue)
+        return Part(request, (message,))
+
+    def batch_of(
+        self, messages: Sequence[Message], encoded: Sequence[bytes], ids: Sequence[str]
+    ) -> SendRequest:
+        """One batch request of messages that are `encoded` already."""
+        first = messages[0]
+        return SendRequest(
+            self.topic(first.topic),
+            b"".join(encoded),
+            message_count=len(messages),
+            batch=True,
+            properties=f"WAIT\x01{'true' if first.wait_store else 'false'}\x02",
+            message_id=",".join(ids),
+        )
+
+    def _too_large(self, message: Message) -> MessageError:
+        return MessageError(
+            f"a body of {len(message.body)} bytes (topic {message.topic!r}, keys "
+            f"{message.keys!r}); the limit maxMessageSize is {self._limit}",
+            code="BODY_TOO_LARGE",
+            topic=message.topic,
+            keys=message.keys,
+            size=len(message.body),
+            limit=self._limit,
+        )
