@@ -1,1 +1,1 @@
-"""The only code that touches sockets: connect, TLS, pump requests and answers, deadlines."""
+"""The only code that touches sockets: connect, TLS, requests and answers, deadlines."""

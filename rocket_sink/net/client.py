@@ -42,7 +42,7 @@ class Readiness:
         """Raises OSError when there are no descriptors left."""
         self._selector = selectors.DefaultSelector()
         self._unresolved: dict[Channel, None] = {}
-        """Without a socket yet; whoever looks their names up wakes the wait."""
+        """Without a socket yet; the look-up of their names wakes the wait."""
         try:
             self._wake_read, self._wake_write = socket.socketpair()
         except OSError:

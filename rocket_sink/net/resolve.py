@@ -1,8 +1,8 @@
 """Name look-ups beside the loop: the system's resolver has no time-out that we could set.
 
 A literal address needs none and is known at once. A name is looked up by a short-lived daemon
-thread, which ends the loop's wait when it is done; whoever waits gives up by a deadline of his own.
-Answers serve for `KEEP_S` and are dropped when nobody could be reached there, for brokers move
+thread, which ends the loop's wait when it is done; what waits gives up by a deadline of its own.
+Answers serve for `KEEP_S` and are dropped when no peer could be reached there, for brokers move
 (apache/rocketmq#2763). One thread per name at a time, however many wait for it.
 """
 
@@ -78,7 +78,7 @@ class Resolver:
         return begun
 
     def forget(self, host: str, port: int) -> None:
-        """Nobody could be reached there: ask again the next time."""
+        """No peer could be reached there: ask again the next time."""
         found, _ = self._known.get((host, port), (None, 0.0))
         if found is not None and found.done:
             del self._known[host, port]

@@ -152,7 +152,7 @@ def results_of(result: SendResult, message_ids: list[str]) -> list[SendResult]:
         SendResult(
             result.outcome, result.status, message_id, offset_id, result.queue, first + number,
             result.broker_address, result.attempts, result.latency_ms, result.maybe_duplicate,
-            result.transaction_id, result.region_id, result.recall_handle, result.trace_on,
+            result.transaction_id, result.region_id, result.recall_handle, result.trace_on
         )
         for number, (message_id, offset_id) in enumerate(zip(message_ids, offset_ids, strict=True))
     ]  # fmt: skip

@@ -27,7 +27,7 @@ Callback: TypeAlias = "Callable[[SendResult | None, BaseException | None], None]
 
 
 class SendFuture(Future[SendResult]):
-    """The end of one message, told to its hooks, to whoever waits, and to a callback.
+    """The end of one message, told to its hooks, to the thread that waits, and to a callback.
 
     `cancel` is always False: what is sent cannot be taken back.
     """
@@ -44,7 +44,7 @@ class SendFuture(Future[SendResult]):
 
     @property
     def _condition(self) -> Condition:  # type: ignore[override]
-        """Whoever looks at this future's state by the standard methods comes here first."""
+        """What looks at this future's state by the standard methods comes here first."""
         own = self.__dict__
         own.setdefault("_waiters", [])
         own.setdefault("_done_callbacks", [])

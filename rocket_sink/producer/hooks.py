@@ -27,7 +27,7 @@ class SendContext:
         messages: those of the request; a batch has many.
         message_ids: their client ids, in that order.
         started_ms: when it was handed over, milliseconds since 1970.
-        result, error: after the send; neither for a oneway message, which nobody answers.
+        result, error: after the send; neither for a oneway message, which is not answered.
         cost_ms: after the send, the whole send's.
         notes: a hook's own, from before to after.
     """

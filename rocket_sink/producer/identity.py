@@ -77,8 +77,5 @@ def new_message_ids(ip: str) -> MessageIds:
         packed = socket.inet_aton("127.0.0.1")
     now_ms = time.time_ns() // 1_000_000
     return MessageIds(
-        ip=packed,
-        pid=os.getpid(),
-        class_hash=secrets.randbits(32),
-        start_ms=month_start_ms(now_ms),
+        ip=packed, pid=os.getpid(), class_hash=secrets.randbits(32), start_ms=month_start_ms(now_ms)
     )

@@ -34,8 +34,8 @@ def make_engine(options: SinkOptions) -> SendEngine:
 class ProducerPool:
     """Engines by configuration; an engine has one user at a time.
 
-    Two tasks of one process with one configuration (nested use) get two engines, so nobody's
-    engine is ever closed, or driven by somebody else, while it is out.
+    Two tasks of one process with one configuration (nested use) get two engines, so none is ever
+    closed, or driven by another user, while it is out.
     """
 
     def __init__(

@@ -175,8 +175,7 @@ class TransactionClient:
             remark=f"executing the local transaction raised {failure!r}" if failure else None,
         )
         address = self._driver.engine.routes.addresses().get(name, half.broker_address)
-        error = self._tell_end(address, frame, state)
-        self._tell_hooks(message, half.transaction_id, address, frame, state, error)
+        error = self._tell_end(message, half.transaction_id, address, frame, state)
         if error is not None:
             _LOG.warning(
                 "%s of transaction %s at %s: %s",
@@ -188,32 +187,30 @@ class TransactionClient:
             )
         return error
 
-    def _tell_end(self, address: str, frame: Frame, state: TransactionState) -> SendError | None:
-        try:
-            if state is UNKNOWN:
-                self._driver.oneway(address, frame)
-                return None
-            answer = self._driver.invoke(address, frame)
-        except SendError as error:
-            return error
-        if answer.code == ResponseCode.SUCCESS:
-            return None
-        refused = error_for_answer(answer.code, answer.remark, broker_address=address)
-        return refused or NotStoredError(
-            f"the broker answered {answer.code} to the end of the transaction",
-            response_code=answer.code,
-            remark=answer.remark,
-        )
-
-    def _tell_hooks(
+    def _tell_end(
         self,
         message: Message | StoredMessage,
         transaction_id: str | None,
         address: str,
         frame: Frame,
         state: TransactionState,
-        error: SendError | None,
-    ) -> None:
+    ) -> SendError | None:
+        """Tell the broker, then the hooks; the error, if it could not be told or refused."""
+        error: SendError | None = None
+        try:
+            if state is UNKNOWN:
+                self._driver.oneway(address, frame)
+            else:
+                answer = self._driver.invoke(address, frame)
+                if answer.code != ResponseCode.SUCCESS:
+                    error = error_for_answer(answer.code, answer.remark, broker_address=address)
+                    error = error or NotStoredError(
+                        f"the broker answered {answer.code} to the end of the transaction",
+                        response_code=answer.code,
+                        remark=answer.remark,
+                    )
+        except SendError as failed:
+            error = failed
         fields = frame.ext or {}
         self._hooks.end_transaction(
             topic=fields["topic"],
@@ -225,6 +222,7 @@ class TransactionClient:
             from_transaction_check=fields["fromTransactionCheck"] == "true",
             error=error,
         )
+        return error
 
     # --- checks -------------------------------------------------------------------------
 
@@ -283,8 +281,7 @@ class TransactionClient:
             broker_name=check.broker_name,
             remark=f"the transaction listener raised {failure!r}" if failure else None,
         )
-        error = self._tell_end(address, frame, state)
-        self._tell_hooks(check.message, check.transaction_id, address, frame, state, error)
+        error = self._tell_end(check.message, check.transaction_id, address, frame, state)
         if error is not None:
             raise error
 

@@ -112,7 +112,7 @@ class HalfMessageCommitter:
         """Make them visible, each once.
 
         Args:
-            doubtful: somebody may have begun before; the brokers are asked first.
+            doubtful: another process may have begun before; the brokers are asked first.
 
         Raises:
             DeliveryError: a broker ended nothing for `storedCheckTimeout`; all that is not ended

@@ -112,17 +112,9 @@ class Heartbeats:
                 continue
             self._asked.add(channel)
 
-            def ended(
-                answer: Frame | None,
-                error: SendError | None,
-                at_s: float,
-                channel: Channel = channel,
-            ) -> None:
-                self._asked.discard(channel)
-
-            self._client.call_on(
-                channel, self._heartbeat(), Call(ended), deadline_s=until_s, now_s=now_s
-            )
+            ended = Call(lambda answer, error, at_s, one=channel: self._asked.discard(one))  # type: ignore[misc]
+            frame = self._heartbeat()
+            self._client.call_on(channel, frame, ended, deadline_s=until_s, now_s=now_s)
 
     def _heartbeat(self) -> Frame:
         return requests.heartbeat(

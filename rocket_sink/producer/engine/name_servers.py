@@ -7,6 +7,7 @@ the one that answered last. Nothing blocks: the answer comes by callback while t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
@@ -53,62 +54,54 @@ class NameServers:
             self._addresses.insert(0, address)
 
 
+@dataclass
 class _Question:
-    def __init__(
-        self,
-        servers: NameServers,
-        client: NetworkClient,
-        addresses: list[str],
-        frame: Frame,
-        done: Done,
-        deadline_s: float,
-    ) -> None:
-        self._servers = servers
-        self._client = client
-        self._frame = frame
-        self._done = done
-        self._deadline_s = deadline_s
-        self._left = addresses
-        self._reasons: dict[str, str] = {}
-        self._errors: list[SendError] = []
+    servers: NameServers
+    client: NetworkClient
+    left: list[str]
+    frame: Frame
+    done: Done
+    deadline_s: float
+    reasons: dict[str, str] = field(default_factory=dict)
+    errors: list[SendError] = field(default_factory=list)
 
     def next(self, now_s: float) -> None:
-        if not self._left or now_s >= self._deadline_s:
-            for address in self._left:
-                self._reasons.setdefault(address, "not asked: no time was left")
-            self._done(None, self._unavailable(), now_s)
+        if not self.left or now_s >= self.deadline_s:
+            for address in self.left:
+                self.reasons.setdefault(address, "not asked: no time was left")
+            self.done(None, self._unavailable(), now_s)
             return
-        address = self._left.pop(0)
-        share_s = (self._deadline_s - now_s) / (len(self._left) + 1)
+        address = self.left.pop(0)
+        share_s = (self.deadline_s - now_s) / (len(self.left) + 1)
         deadline_s = now_s + min(TRY_S, max(share_s, 0.1))
 
         def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
             self._ended(address, answer, error, at_s)
 
-        self._client.call(address, self._frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
+        self.client.call(address, self.frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
 
     def _ended(
         self, address: str, answer: Frame | None, error: SendError | None, now_s: float
     ) -> None:
         if answer is not None and answer.code in ANSWERS:
-            self._servers.prefer(address)
-            self._done(answer, None, now_s)
+            self.servers.prefer(address)
+            self.done(answer, None, now_s)
             return
         if answer is not None:
-            self._reasons[address] = f"answered {answer.code}: {clean(answer.remark or '', 200)}"
+            self.reasons[address] = f"answered {answer.code}: {clean(answer.remark or '', 200)}"
         else:
-            self._reasons[address] = str(error)
+            self.reasons[address] = str(error)
             if error is not None:
-                self._errors.append(error)
+                self.errors.append(error)
         self.next(now_s)
 
     def _unavailable(self) -> Unavailable:
-        errors = [one for one in self._errors if isinstance(one, TlsRefusedError)]
-        if errors and len(errors) == len(self._reasons):
+        errors = [one for one in self.errors if isinstance(one, TlsRefusedError)]
+        if errors and len(errors) == len(self.reasons):
             # each refuses us or is refused by us: to ask again would change nothing
             return TlsRefusedError("; ".join(one.text for one in errors), **errors[-1].facts)
-        lines = "; ".join(f"{address}: {reason}" for address, reason in self._reasons.items())
+        lines = "; ".join(f"{address}: {reason}" for address, reason in self.reasons.items())
         return NameServerUnavailableError(
             f"no name server answered ({lines}); check the option nameServer",
-            reasons=dict(self._reasons),
+            reasons=dict(self.reasons),
         )

@@ -303,12 +303,7 @@ class ResponseHandler:
     # --- records and completions -------------------------------------------------------------
 
     def _recorded(
-        self,
-        attempt: SendAttempt,
-        now_s: float,
-        sent_s: float | None,
-        outcome: Outcome,
-        **end: Any,
+        self, attempt: SendAttempt, now_s: float, sent_s: float | None, outcome: Outcome, **end: Any
     ) -> list[AttemptRecord]:
         """Keep and tell the attempt's record; all records of the request."""
         history = attempt.history

@@ -12,12 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from rocket_sink.errors import (
-    NoRouteError,
-    RemoteProtocolError,
-    SendError,
-    TlsRefusedError,
-)
+from rocket_sink.errors import NoRouteError, RemoteProtocolError, SendError, TlsRefusedError
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.name_servers import NameServers, Unavailable
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
@@ -61,10 +56,7 @@ class Routes:
     """
 
     def __init__(
-        self,
-        options: SinkOptions,
-        name_servers: NameServers,
-        shared: SharedBrokerState,
+        self, options: SinkOptions, name_servers: NameServers, shared: SharedBrokerState
     ) -> None:
         self._name_servers = name_servers
         self._shared = shared

@@ -122,7 +122,7 @@ def local_directory() -> Path:
     """The executor's own directory, or one of this user's for this parent process.
 
     Raises:
-        OSError: it cannot be made, or is somebody else's.
+        OSError: it cannot be made, or is another user's.
     """
     given = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0].strip()
     if given and Path(given).is_dir():

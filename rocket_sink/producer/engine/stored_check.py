@@ -28,6 +28,8 @@ under the topic in which it waits, until it is delivered.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 from rocket_sink.errors import InvalidAnswerError, RocketSinkError, SendError
@@ -131,99 +133,21 @@ class CheckResult(NamedTuple):
     decided: bool = True
 
 
+@dataclass(eq=False)
 class StoredCheck:
     """The question whether one attempt's request is stored."""
 
-    def __init__(
-        self,
-        client: NetworkClient,
-        routes: Routes,
-        attempt: SendAttempt,
-        error: SendError,
-        delay_s: float,
-        timeout_s: float,
-        on_end: Callable[[StoredCheck, CheckResult, float], None],
-        now_s: float,
-    ) -> None:
-        self._client = client
-        self._routes = routes
-        self._delay_s = delay_s
-        self._timeout_s = timeout_s
-        self._on_end = on_end
-        self._ended = False
-        self.attempt = attempt
-        self.opened_s = now_s
-        self._error = error
-        self._next_s = now_s
-        self._wait_s = _FIRST_WAIT_S
-        self._since_s: float | None = None
-        self._missing = 0
-        """Of the ids, in all answers since `_since_s`."""
-        self._outstanding = 0
-        self._failed = False
-        self._found: dict[str, StoredMessage] = {}
-
-    def step(self, now_s: float) -> None:
-        """Ask (again) when it is time, and end without a decision when it is over."""
-        if now_s >= self.opened_s + self._timeout_s:
-            self.end(None, now_s)
-        elif not self._outstanding and now_s >= self._next_s:
-            self._ask(now_s)
-
-    def end(self, result: CheckResult | None, now_s: float) -> None:
-        """With a result; None: what is not known now stays unknown."""
-        self._ended = True
-        self._on_end(self, result or CheckResult(self._error, decided=False), now_s)
-
-    def _ask(self, now_s: float) -> None:
-        attempt, request = self.attempt, self.attempt.request
-        address = self._routes.addresses().get(attempt.home, attempt.address)
-        questions = [
-            (topic, message_id)
-            for topic in topics_of(request.topic, timed=request.timed)
-            for message_id in request.verify_ids
-        ]
-        self._outstanding, self._failed = len(questions), False
-        self._found.clear()
-        for topic, message_id in questions:
-            look_up(
-                self._client, address, topic, message_id, self._answered,
-                since_ms=attempt.wall_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
-            )  # fmt: skip
-
-    def _answered(
-        self, message: StoredMessage | None, error: SendError | None, now_s: float
-    ) -> None:
-        self._outstanding -= 1
-        if error is not None:
-            # The broker may be back at another address.
-            self._failed = True
-            self._routes.refresh(self.attempt.request.topic, now_s)
-        if message is not None and message.message_id is not None:
-            self._found[message.message_id] = message
-        if not self._outstanding and not self._ended:
-            self._decide(now_s)
-
-    def _decide(self, now_s: float) -> None:
-        ids, found = self.attempt.request.verify_ids, self._found
-        if all(one in found and not found[one].torn for one in ids):
-            self.end(CheckResult(self._error, found[ids[0]]), now_s)
-            return
-        missing = len(ids) - len(found)
-        if self._failed:
-            self._since_s = None
-        elif self._since_s is None or missing != self._missing:
-            self._since_s, self._missing = now_s, missing
-        since_s = self._since_s
-        if since_s is not None and now_s >= since_s + self._delay_s:
-            if found:
-                self._error.facts["partly_stored"] = self.attempt.home
-            self.end(CheckResult(self._error, decided=not found), now_s)
-            return
-        self._next_s = now_s + self._wait_s
-        self._wait_s = min(self._wait_s * _GROWTH, _LONGEST_WAIT_S)
-        if since_s is not None:
-            self._next_s = min(self._next_s, since_s + self._delay_s)
+    attempt: SendAttempt
+    error: SendError
+    opened_s: float
+    next_s: float
+    wait_s: float = _FIRST_WAIT_S
+    since_s: float | None = None
+    missing: int = 0
+    """Of the ids, in all answers since `since_s`."""
+    outstanding: int = 0
+    failed: bool = False
+    found: dict[str, StoredMessage] = field(default_factory=dict)
 
 
 class StoredChecks:
@@ -249,23 +173,81 @@ class StoredChecks:
 
     def begin(self, attempt: SendAttempt, error: SendError, now_s: float) -> None:
         """Find out what became of an attempt that ended with this error."""
-        check = StoredCheck(
-            self._client, self._routes, attempt, error, self._delay_s, self._timeout_s,
-            self._close, now_s,
-        )  # fmt: skip
+        check = StoredCheck(attempt, error, now_s, now_s)
         self.open[check] = None
-        check.step(now_s)
+        self._step(check, now_s)
 
     def step(self, now_s: float) -> None:
         for check in list(self.open):
-            check.step(now_s)
+            self._step(check, now_s)
 
     def abandon(self, now_s: float) -> None:
-        """The engine stops: end them all."""
+        """The engine stops: what is not known now stays unknown."""
         for check in list(self.open):
-            check.end(None, now_s)
+            self._end(check, CheckResult(check.error, decided=False), now_s)
 
-    def _close(self, check: StoredCheck, result: CheckResult, now_s: float) -> None:
+    def _step(self, check: StoredCheck, now_s: float) -> None:
+        """Ask (again) when it is time, and end without a decision when it is over."""
+        if now_s >= check.opened_s + self._timeout_s:
+            self._end(check, CheckResult(check.error, decided=False), now_s)
+        elif not check.outstanding and now_s >= check.next_s:
+            self._ask(check, now_s)
+
+    def _ask(self, check: StoredCheck, now_s: float) -> None:
+        attempt, request = check.attempt, check.attempt.request
+        address = self._routes.addresses().get(attempt.home, attempt.address)
+        questions = [
+            (topic, message_id)
+            for topic in topics_of(request.topic, timed=request.timed)
+            for message_id in request.verify_ids
+        ]
+        check.outstanding, check.failed = len(questions), False
+        check.found.clear()
+        for topic, message_id in questions:
+            look_up(
+                self._client, address, topic, message_id, partial(self._answered, check),
+                since_ms=attempt.wall_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
+            )  # fmt: skip
+
+    def _answered(
+        self,
+        check: StoredCheck,
+        message: StoredMessage | None,
+        error: SendError | None,
+        now_s: float,
+    ) -> None:
+        check.outstanding -= 1
+        if error is not None:
+            # The broker may be back at another address.
+            check.failed = True
+            self._routes.refresh(check.attempt.request.topic, now_s)
+        if message is not None and message.message_id is not None:
+            check.found[message.message_id] = message
+        if not check.outstanding and check in self.open:
+            self._decide(check, now_s)
+
+    def _decide(self, check: StoredCheck, now_s: float) -> None:
+        ids, found = check.attempt.request.verify_ids, check.found
+        if all(one in found and not found[one].torn for one in ids):
+            self._end(check, CheckResult(check.error, found[ids[0]]), now_s)
+            return
+        missing = len(ids) - len(found)
+        if check.failed:
+            check.since_s = None
+        elif check.since_s is None or missing != check.missing:
+            check.since_s, check.missing = now_s, missing
+        since_s = check.since_s
+        if since_s is not None and now_s >= since_s + self._delay_s:
+            if found:
+                check.error.facts["partly_stored"] = check.attempt.home
+            self._end(check, CheckResult(check.error, decided=not found), now_s)
+            return
+        check.next_s = now_s + check.wait_s
+        check.wait_s = min(check.wait_s * _GROWTH, _LONGEST_WAIT_S)
+        if since_s is not None:
+            check.next_s = min(check.next_s, since_s + self._delay_s)
+
+    def _end(self, check: StoredCheck, result: CheckResult, now_s: float) -> None:
         del self.open[check]
         # The time of the check is not the request's.
         check.attempt.deadline_s += now_s - check.opened_s
