@@ -14,7 +14,7 @@ from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.testing import Drop
 
 BODY = b"x" * 20_000
-"""Too large for the inbox: handed over under the lock."""
+"""Too large to be handed over without the lock: handed over under the lock."""
 
 
 def test_a_sync_send_does_not_overtake_asynchronous_ones(cluster, make_producer):
@@ -76,7 +76,7 @@ def test_without_room_before_the_deadline(cluster, make_producer):
     assert (caught.value.keys, caught.value.size) == (("k1", "k2"), 5)
 
 
-def test_the_time_in_the_inbox_counts(make_engine):
+def test_the_time_before_the_engine_takes_it_counts(make_engine):
     engine = make_engine(sendMsgTimeout=60_000)
     engine.publish_info("orders")
     request = SendRequest("orders", b"x", since_s=engine.clock() - 61)

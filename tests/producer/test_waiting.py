@@ -1,0 +1,121 @@
+"""Where attempts wait: each is in one place, comes out of it once, and keeps its order."""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+from typing import Any
+
+from rocket_sink.message import MessageQueue
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.attempt import SendAttempt, SendRequest, Wait
+from rocket_sink.producer.engine.brokers import Brokers, SendTarget
+from rocket_sink.producer.engine.shared_state import SharedBrokerState
+from rocket_sink.producer.engine.waiting import WaitingRequests
+from rocket_sink.routing.retry import Ordering
+
+QUEUE = MessageQueue("orders", "a", 0)
+
+
+class Routes:
+    """No look-up has ended, until `known`."""
+
+    def __init__(self) -> None:
+        self.look_ups = 0
+        self.known = False
+
+    def get(self, topic: str, now_s: float) -> object | None:
+        return self if self.known else None
+
+    def fetching(self, topic: str) -> bool:
+        return not self.known
+
+    def is_unresolvable(self, topic: str) -> bool:
+        return False
+
+
+def make(deadline_s: float = 100.0) -> SendAttempt:
+    return SendAttempt(
+        deque(), SendRequest("orders", b"x"), (b"x",), 1, Ordering.NONE, 0.0, deadline_s
+    )
+
+
+def waiting_and_routes() -> tuple[WaitingRequests, Routes]:
+    routes: Any = Routes()
+    return WaitingRequests(routes), routes
+
+
+def test_those_that_wait_for_a_time_come_in_its_order() -> None:
+    waiting, _ = waiting_and_routes()
+    first, second, late = make(), make(), make(deadline_s=3.0)
+    waiting.add(second, Wait.DELAY, 2.0)
+    waiting.add(first, Wait.DELAY, 1.0)
+    waiting.add(late, Wait.QUEUE, 50.0)
+    assert waiting.wait_s(10.0, 0.5) == 0.5
+    assert waiting.pop_due(0.9) == []
+    assert waiting.pop_due(2.0) == [first, second]
+    assert waiting.pop_due(3.0) == [late], "its deadline comes before its time"
+    assert waiting.size == 0
+
+
+def test_a_new_route_releases_those_that_wait_for_it() -> None:
+    waiting, routes = waiting_and_routes()
+    held, late = make(), make(deadline_s=1.0)
+    for attempt in (held, late):
+        waiting.add(attempt, Wait.ROUTE, 0.0)
+    assert waiting.pop_due(0.0) == []
+    assert waiting.pop_due(1.0) == [late]
+    routes.known, routes.look_ups = True, 1
+    assert waiting.pop_due(1.0) == [held], "at once, not with the next look"
+    assert waiting.size == 0
+
+
+def test_a_busy_brokers_places_are_given_out_in_order() -> None:
+    brokers = Brokers(SinkOptions(), SharedBrokerState.in_process())
+    broker = brokers.of("a")
+    broker.in_flight = 4
+    broker.busy(0.0, 0.0)
+    waiting, _ = waiting_and_routes()
+    held = [make() for _ in range(5)]
+    for attempt in held:
+        attempt.target = SendTarget(QUEUE, "a", "a:1", broker)
+        waiting.add(attempt, Wait.BROKER, 0.0)
+    broker.in_flight = int(broker.window.limit) if broker.window is not None else 0
+    assert waiting.pop_due(1.0) == []
+    broker.in_flight -= 2
+    assert waiting.pop_due(2.0) == held[:2]
+    assert waiting.release_throttled(broker) == held[2:]
+    assert waiting.size == 0
+
+
+def test_the_next_of_an_ordered_queue_is_due_when_the_first_leaves() -> None:
+    waiting, _ = waiting_and_routes()
+    first, second, third = make(), make(), make(deadline_s=5.0)
+    assert waiting.ordered.enter(first, QUEUE)
+    for attempt in (second, third):
+        assert not waiting.ordered.enter(attempt, QUEUE)
+        waiting.add(attempt, Wait.TURN, 0.0)
+    again = first.next_attempt(1.0, counts=True)
+    waiting.ordered.replace(first, again)
+    assert waiting.ordered.enter(again, QUEUE), "a retry keeps the place"
+    assert waiting.pop_due(5.0) == [third], "its turn did not come in time"
+    waiting.leave(third, 5.0)
+    assert waiting.pop_due(5.0) == []
+    waiting.leave(again, 6.0)
+    assert waiting.pop_due(6.0) == [second] and waiting.size == 0
+
+
+def test_drain_all_finds_each_once() -> None:
+    waiting, _ = waiting_and_routes()
+    rng, made = Random(1), []
+    waiting.ordered.enter(make(), QUEUE)
+    for _ in range(50):
+        attempt = make()
+        wait = rng.choice([Wait.DELAY, Wait.ROUTE, Wait.TURN])
+        if wait is Wait.TURN:
+            waiting.ordered.enter(attempt, QUEUE)
+        waiting.add(attempt, wait, 9.0)
+        made.append(attempt)
+    assert waiting.size == 50
+    assert sorted(map(id, waiting.drain_all())) == sorted(map(id, made))
+    assert waiting.size == 0 and waiting.pop_due(1000.0) == []
