@@ -101,16 +101,16 @@ class DlqQuery:
     message_id: str | None = None
     limit: int | None = None
 
-    def takes(self, letter: DeadLetter) -> bool:
+    def takes(self, dead_letter: DeadLetter) -> bool:
         """True for letters that are meant, the limit left aside."""
-        at_ms = letter.message.store_ms
-        ids = (letter.message_id, letter.message.properties.get(ORIGIN_MESSAGE_ID),
-               letter.message.offset_message_id)  # fmt: skip
+        at_ms = dead_letter.message.store_ms
+        ids = (dead_letter.message_id, dead_letter.message.properties.get(ORIGIN_MESSAGE_ID),
+               dead_letter.message.offset_message_id)  # fmt: skip
         return (
-            (self.topic is None or letter.origin_topic == self.topic)
+            (self.topic is None or dead_letter.origin_topic == self.topic)
             and (self.since_ms is None or at_ms >= self.since_ms)
             and (self.until_ms is None or at_ms < self.until_ms)
-            and (self.key is None or self.key in letter.keys)
+            and (self.key is None or self.key in dead_letter.keys)
             and (self.message_id is None or self.message_id in ids)
         )
 
@@ -136,7 +136,7 @@ def read(admin: Admin, query: DlqQuery) -> Iterator[DeadLetter]:
     queues = [
         _of_queue(admin, group, queue, begin, end) for queue, begin, end in bounds if begin < end
     ]
-    merged = heapq.merge(*queues, key=lambda letter: letter.message.store_ms)
+    merged = heapq.merge(*queues, key=lambda dead_letter: dead_letter.message.store_ms)
     return itertools.islice(filter(query.takes, merged), query.limit)
 
 
@@ -208,24 +208,24 @@ class Resender:
         self._stopped: set[tuple[str, str]] = set()
         self.report = ResendReport()
 
-    def resend(self, letter: DeadLetter) -> SendResult | None:
+    def resend(self, dead_letter: DeadLetter) -> SendResult | None:
         """Send it unless it is not to be sent; what happened is in the report.
 
         Raises:
             SendError: a fatal one (credentials).
         """
-        topic, report = self._to_topic or letter.origin_topic, self.report
+        topic, report = self._to_topic or dead_letter.origin_topic, self.report
         if not topic:
             report.homeless += 1
             return None
-        key = (topic, letter.message.properties.get(SHARDING_KEY, ""))
+        key = (topic, dead_letter.message.properties.get(SHARDING_KEY, ""))
         if key in self._stopped:
             report.held_back += 1
             return None
         try:
-            if not self._again and self._is_done(letter, topic):
+            if not self._again and self._is_done(dead_letter, topic):
                 return None
-            result = self._send(letter.to_message(topic))
+            result = self._send(dead_letter.to_message(topic))
         except (MessageError, SendError) as error:
             if getattr(error, "fatal", False):
                 raise
@@ -234,16 +234,16 @@ class Resender:
         report.resent += 1
         return result
 
-    def _is_done(self, letter: DeadLetter, topic: str) -> bool:
-        if letter.resends >= self._max_resends:
+    def _is_done(self, dead_letter: DeadLetter, topic: str) -> bool:
+        if dead_letter.resends >= self._max_resends:
             self.report.left_alone += 1
             return True
         try:
-            copies = self._admin.query_by_unique_key(topic, letter.message_id, bodies=False)
+            copies = self._admin.query_by_unique_key(topic, dead_letter.message_id, bodies=False)
         except NoRouteError:
             # There is no such topic, so nothing was sent to it; the producer may create it.
             return False
-        if any(resends_of(copy) > letter.resends for copy in copies):
+        if any(resends_of(copy) > dead_letter.resends for copy in copies):
             self.report.already += 1
             return True
         return False

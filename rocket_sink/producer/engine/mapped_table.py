@@ -132,9 +132,9 @@ class MappedFile:
         """
         with cls._guard:
             found = cls._opened.get(path)
-            if found is None or not found._is_at(path):
+            if found is None or not found.is_at(path):
                 found = cls._opened[path] = cls(path, size)
-            found._users += 1
+            found.users += 1
             return found
 
     def __init__(self, path: Path, size: int) -> None:
@@ -143,7 +143,7 @@ class MappedFile:
         Raises:
             OSError: the directory cannot be written, the disk is full, or the file is not ours.
         """
-        self._users = 0
+        self.users = 0
         self._path = path
         self._number = open_private(path)
         self._thread_lock = ForkLock()
@@ -180,15 +180,15 @@ class MappedFile:
     def close(self) -> None:
         """For one user; the last one's unmaps it."""
         with self._guard:
-            self._users -= 1
-            if self._users > 0:
+            self.users -= 1
+            if self.users > 0:
                 return
             if self._opened.get(self._path) is self:
                 del self._opened[self._path]
         self.data.close()
         os.close(self._number)
 
-    def _is_at(self, path: Path) -> bool:
+    def is_at(self, path: Path) -> bool:
         """The path still names this file; folders of executors come and go."""
         try:
             status = path.lstat()
