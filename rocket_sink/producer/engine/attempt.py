@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rocket_sink.errors import Outcome, SendError
 from rocket_sink.message import MessageQueue, SendResult
-from rocket_sink.routing.retry import Ordering
 
 if TYPE_CHECKING:
     from rocket_sink.net.channel import Channel
     from rocket_sink.producer.engine.brokers import Broker, SendTarget
     from rocket_sink.routing.publish import PublishInfo
+    from rocket_sink.routing.retry import Ordering
     from rocket_sink.wire.frame import Frame
 
     Body = Any

@@ -165,10 +165,11 @@ class SendEngine:
             return False
         if rates is not None:
             rates.spend(request.message_count, size, now_s)
+        ordering, timeout_s = Ordering.NONE, self._limits.timeout_s
         if request.ordered or request.timeout_s is not None:
-            ordering, timeout_s = self._limits.of_request(request)
-        else:
-            ordering, timeout_s = Ordering.NONE, self._limits.timeout_s
+            timeout_s = self._limits.timeout_of(request)
+        if request.ordered:
+            ordering = Ordering.STRICT if request.choose is None else Ordering.BEST_EFFORT
         since_s = request.since_s or now_s
         self._send(
             SendAttempt(self._ends, request, body, size, ordering, since_s, since_s + timeout_s),

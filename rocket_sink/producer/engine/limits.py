@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.pacing import TokenBucket
-from rocket_sink.routing.retry import Ordering
 
 if TYPE_CHECKING:
     from rocket_sink.producer.engine.attempt import SendRequest
@@ -34,13 +33,11 @@ class RequestLimits:
             options.stored_check_timeout_ms / 1000,
         )
 
-    def of_request(self, request: SendRequest) -> tuple[Ordering, float]:
-        """How strictly its queue binds it, and its time in all."""
-        ordering, timeout_s = Ordering.NONE, self.timeout_s
-        if request.ordered:
-            ordering = Ordering.STRICT if request.choose is None else Ordering.BEST_EFFORT
-            timeout_s = self.order_wait_s
-        return ordering, timeout_s if request.timeout_s is None else request.timeout_s
+    def timeout_of(self, request: SendRequest) -> float:
+        """The request's time in all."""
+        if request.timeout_s is not None:
+            return request.timeout_s
+        return self.order_wait_s if request.ordered else self.timeout_s
 
 
 class Window:
