@@ -1,4 +1,5 @@
-"""What every test run needs: Spark JVMs tuned for many small plans, properties without a clock.
+"""What every test run needs: Spark JVMs tuned for many small plans, properties without a clock,
+one real cluster, long files first.
 
 The optimising compiler and whole-stage code generation pay off over millions of rows; over the few
 rows of a test they are most of its CPU time (measured on the ledger's views: twice as much).
@@ -11,14 +12,17 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from rocket_sink.cluster import LocalCluster
 from rocket_sink.cluster.jars import only_one
 from rocket_sink.net import log
+from tests.clusters import TRANSACTIONS, two_brokers
 
 # The cores of a build machine are shared: no time limit per example, nor for making one.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,6 +42,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("crash harness (tests/crash, -m slow)")
     group.addoption("--crash-seed", type=int, default=1, help="seed of the first schedule")
     group.addoption("--crash-schedules", type=int, default=200, help="schedules to play")
+
+
+LONGEST = ("integration/test_own_disks.py",)
+"""Files that take longest, longest first: one that began last would keep one worker alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -66,6 +79,12 @@ def own_health(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 def own_log() -> None:
     """A test sees its own records, however many of their kind an earlier one made."""
     log._GUARD._limit._reset()
+
+
+@pytest.fixture(scope="session")
+def local_cluster() -> Iterator[LocalCluster]:
+    """The two real brokers of a worker process; who needs them whole calls `mend`."""
+    yield from two_brokers(recallMessageEnable="true", **TRANSACTIONS)
 
 
 @pytest.fixture(scope="session")

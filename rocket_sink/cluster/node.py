@@ -241,12 +241,24 @@ class Broker(Node):
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return once it is registered and has stored a message, else raise as `wait_for`."""
+        self._wait_registered(
+            lambda: self._probe.check_broker(self._name_server, self.name, self.address), timeout_s
+        )
+
+    def wait_routed(self, topic: str, timeout_s: float) -> None:
+        """Return once the topic's route names it, else raise as `wait_for`."""
+        self._wait_registered(
+            lambda: self._probe.check_route(self._name_server, topic, [self.address]), timeout_s
+        )
+
+    def _wait_registered(self, check: Callable[[], None], timeout_s: float) -> None:
+        """Wait until the check passes; a broker that listens meanwhile is made to register."""
         listens_since_s = 0.0
 
         def question() -> None:
             nonlocal listens_since_s
             try:
-                self._probe.check_broker(self._name_server, self.name, self.address)
+                check()
             except ProbeFailed:
                 if accepts(self.address):
                     listens_since_s = listens_since_s or time.monotonic()

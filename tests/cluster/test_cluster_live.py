@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from rocket_sink.cluster import LocalCluster, down, status, up
 from rocket_sink.cluster.probe import Probe, ProbeFailed
 from rocket_sink.errors import ClusterError
+from tests.clusters import mend
 
 pytestmark = pytest.mark.cluster
 
@@ -29,10 +29,9 @@ def stored(cluster: LocalCluster, topic: str) -> int:
     return sum(int(row.split()[3]) for row in rows if row.startswith("broker-"))
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(brokers=2) as started:
-        yield started
+@pytest.fixture
+def cluster(local_cluster: LocalCluster) -> LocalCluster:
+    return mend(local_cluster)
 
 
 def test_it_starts_once(cluster: LocalCluster) -> None:

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clusters import two_brokers
+from rocket_sink.cluster import LocalCluster
+from tests.clusters import mend
 
-cluster = pytest.fixture(two_brokers, scope="module")
-"""Two real brokers for one file."""
+
+@pytest.fixture
+def cluster(local_cluster: LocalCluster) -> LocalCluster:
+    """The worker's two real brokers, both of them at work."""
+    return mend(local_cluster)

@@ -21,6 +21,7 @@ from rocket_sink.producer.admin.topic_reader import read_topic
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.worker import TaskRun
+from tests.clusters import make_topic
 from tests.damaged import damaged
 
 from .lanes import LANES
@@ -46,7 +47,7 @@ class Sending:
 
     def __init__(self, cluster: LocalCluster, ledger: Path, **options: Any) -> None:
         self.topic = f"t-{uuid.uuid4().hex[:8]}"
-        cluster.create_topic(self.topic)
+        make_topic(cluster, self.topic)
         self.cluster = cluster
         self.options = SinkOptions.parse(
             {"nameServer": cluster.name_server, "topic": self.topic, "ledger": str(ledger),
@@ -89,6 +90,8 @@ class Sending:
                 mend.result()
 
     def stored(self) -> list[Any]:
+        """All of the topic, of brokers that were away as well."""
+        self.cluster.await_route(self.topic)
         return list(read_topic(self.cluster.name_server, self.topic))
 
 

@@ -15,6 +15,7 @@ from rocket_sink import Ledger
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.producer.admin.topic_reader import read_topic
 from rocket_sink.spark import foreach_batch
+from tests.clusters import make_topic
 
 from .lanes import LANES, Lane
 
@@ -30,7 +31,7 @@ class World:
     def __init__(self, spark: Any, cluster: LocalCluster, folder: Path, lane: Lane) -> None:
         self.spark, self.cluster, self.folder, self.lane = spark, cluster, folder, lane
         self.topic = f"t-{uuid.uuid4().hex[:8]}"
-        cluster.create_topic(self.topic)
+        make_topic(cluster, self.topic)
         self.ledger = Ledger(str(folder / "ledger"))
         (folder / "source").mkdir()
         # Each body twice: equal rows are as many messages.

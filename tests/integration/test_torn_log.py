@@ -16,6 +16,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.admin.topic_reader import read_topic
 from rocket_sink.testing import Drop, FaultProxies
+from tests.clusters import make_topic
 from tests.spark.one_task import run_task
 
 from .test_lanes_faults import CTX
@@ -80,7 +81,7 @@ def test_a_message_that_was_being_written_is_sent_again(
     `CLUSTER` is the broker's own, which it writes behind what was sent.
     """
     topic = f"t-{uuid.uuid4().hex[:8]}"
-    cluster.create_topic(topic, queues=1)
+    make_topic(cluster, topic, queues=1)
     summary = send(cluster, topic, tmp_path, lost)
     stored = list(read_topic(cluster.name_server, topic))
     proven = cluster.brokers[0].spec.settings.get("forceVerifyPropCRC") == "true"

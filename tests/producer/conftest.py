@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 
 from rocket_sink.cluster import LocalCluster
-from rocket_sink.errors import NoRouteError
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.admin.topic_reader import read_topic
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
-
-from .waiting import until
+from tests.clusters import make_topic, mend
 
 
 @pytest.fixture
@@ -56,30 +53,17 @@ def make_producer(cluster: FakeCluster) -> Iterator[Callable[..., Producer]]:
         producer.close(0.3)
 
 
-TRANSACTIONS = {
-    "transactionCheckInterval": "2000",
-    "transactionTimeOut": "500",
-    # Ends are noted in batches, every 3 s by default: a check in between finds none and asks again
-    # about what was committed, which doubles it.
-    "transactionOpBatchInterval": "100",
-}
-"""Checks of half messages within seconds."""
-
-
 @pytest.fixture(scope="session")
-def real() -> Iterator[LocalCluster]:
-    """A real cluster, shared by the modules that want no other."""
-    with LocalCluster(broker_config={"recallMessageEnable": "true", **TRANSACTIONS}) as cluster:
-        yield cluster
+def real(local_cluster: LocalCluster) -> LocalCluster:
+    """A real cluster for the modules that want no other."""
+    return local_cluster
 
 
 @pytest.fixture
 def topic(real: LocalCluster, request: Any) -> str:
     """A topic of the test's own on both brokers, four queues each."""
     name = "p-" + re.sub("[^a-z0-9-]", "", request.node.name.replace("_", "-"))[-60:]
-    options = real.client_options()
-    options.pop("nameServer")
-    make_topic(real, name, real.brokers, **options)
+    make_topic(mend(real), name)
     return name
 
 
@@ -88,20 +72,6 @@ def stored(real: LocalCluster, topic: str) -> list[StoredMessage]:
     options = real.client_options()
     # a name server of a crowded machine may be silent for seconds
     return list(read_topic(options.pop("nameServer"), topic, timeout_s=30.0, **options))
-
-
-def make_topic(cluster: LocalCluster, name: str, brokers: Any, **options: Any) -> None:
-    """Make a topic and wait until the name server tells of all its queues."""
-    with Admin(nameServer=cluster.name_server, **options) as admin:
-        admin.create_topic(name, queues=4)
-        until(lambda: _queue_count(admin, name) == 4 * len(brokers), 20.0)
-
-
-def _queue_count(admin: Admin, topic: str) -> int:
-    try:
-        return len(admin.queues(topic))
-    except NoRouteError:
-        return 0
 
 
 def request(token: Any = None, **more: Any) -> SendRequest:

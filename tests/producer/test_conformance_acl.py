@@ -18,8 +18,8 @@ from rocket_sink.producer.admin.topic_reader import read_topic
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
 from rocket_sink.wire.acl import Credentials
+from tests.clusters import make_topic
 
-from .conftest import make_topic
 from .waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -40,7 +40,7 @@ KEYS = Keys()
 @pytest.fixture(scope="module", params=["4.9.7", "5.3.3"])
 def guarded(request) -> Iterator[LocalCluster]:
     with LocalCluster(brokers=1, version=request.param, acl=KEYS) as cluster:
-        make_topic(cluster, "orders", cluster.brokers, **KEYS.options())
+        make_topic(cluster, "orders")
         yield cluster
 
 

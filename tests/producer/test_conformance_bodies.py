@@ -22,9 +22,8 @@ from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, compress, inflate
+from tests.clusters import make_topic
 from tests.java_client import FOLDER, GENERATIONS, octets, read_with_java, run_java
-
-from .conftest import make_topic
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -69,7 +68,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def sent(real: LocalCluster) -> Iterator[LocalCluster]:
     """All cases, among small messages that a skipping consumer would lose with them."""
-    make_topic(real, TOPIC, real.brokers)
+    make_topic(real, TOPIC)
     for codec in CODECS:
         for level in LEVELS:
             with Producer(

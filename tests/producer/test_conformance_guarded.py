@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rocket_sink.cluster import LocalCluster
+from tests.clusters import TRANSACTIONS
 
-from .conftest import TRANSACTIONS
 from .test_conformance_live import (  # noqa: F401 (collected here too)
     producer,
     test_c68_a_batch_with_a_body_near_the_limit,

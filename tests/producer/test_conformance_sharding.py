@@ -9,9 +9,8 @@ from rocket_sink.cluster import LocalCluster
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
 from rocket_sink.spark.table_producer import TableProducer
+from tests.clusters import make_topic
 from tests.java_client import FOLDER, GENERATIONS, read_with_java, run_java
-
-from .conftest import make_topic
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -42,7 +41,7 @@ def stored_places(real: LocalCluster, topic: str, prefix: str) -> Places:
 
 def test_numbers_go_where_java_sends_them(real: LocalCluster) -> None:
     topic = "sharded-numbers"
-    make_topic(real, topic, real.brokers)
+    make_topic(real, topic)
     by_kind = {kind: java_places(real, topic, kind, NUMBERS) for kind in ("String", "Long")}
     assert by_kind["String"] != by_kind["Long"]
     for sharding_hash, kind in (("java", "String"), ("java_long", "Long")):

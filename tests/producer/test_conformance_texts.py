@@ -20,9 +20,9 @@ from rocket_sink.spark.contract import resolve_columns
 from rocket_sink.spark.contract_cast import normalise
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.requests import request
+from tests.clusters import make_topic
 from tests.java_client import FOLDER, GENERATIONS, read_with_java, run_java
 
-from .conftest import make_topic
 from .waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -131,7 +131,7 @@ def count_of(admin: Admin, topic: str) -> Callable[[], int]:
 def test_dead_letters_of_java_are_sent_again_to_a_new_topic(real: LocalCluster) -> None:
     """With every text that Java sends, to a topic that is created by the send."""
     origin, target = "texts-origin", "texts-new"
-    make_topic(real, origin, real.brokers)
+    make_topic(real, origin)
     sent = run_java(
         FOLDER / "SendTexts.java", real.name_server, origin, version=GENERATIONS[0],
         lines=hex_lines(LEGAL),
