@@ -27,8 +27,8 @@ CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
 RETRY = dataclasses.replace(CTX, task_attempt_id=8, attempt_number=1)
 RESTART = dataclasses.replace(CTX, run_id="r2", task_attempt_id=0)
 ROWS = 600
-LOST_MS = 4000
-"""storedCheckTimeout where no answer ever comes on a connection that lives: all of it is waited."""
+LOST = {"storedCheckTimeout": 2000, "sendMsgMaxTimeoutPerRequest": 1000}
+"""Where no answer ever comes on a connection that lives: all of both is waited."""
 
 
 class Crash(BaseException):
@@ -128,7 +128,7 @@ def test_a_first_attempt_asks_nothing(world: World) -> None:
 def test_lost_answers_double_nothing(world: World, behaviour: Any) -> None:
     for broker in world.cluster.brokers:
         broker.on_send(behaviour, times=1)
-    summary = world.run(CTX, storedCheckTimeout=LOST_MS)
+    summary = world.run(CTX, **LOST)
     world.check()
     assert summary.acked == ROWS and summary.duplicates_possible == 0
     assert 0 < summary.found_stored < ROWS
@@ -231,7 +231,7 @@ def test_an_outcome_that_stays_unknown_is_not_sent_again(world: World) -> None:
 def test_requests_that_got_lost_are_sent_again(world: World) -> None:
     for broker in world.cluster.brokers:
         broker.on_send(Drop(stores=False), times=2)
-    assert world.run(CTX, storedCheckTimeout=LOST_MS).acked == ROWS
+    assert world.run(CTX, **LOST).acked == ROWS
     world.check()
 
 

@@ -166,7 +166,7 @@ def test_a_lost_answer_leaves_a_half_that_nobody_commits(world: World, behaviour
 def test_a_row_given_up_without_an_answer_is_no_unknown_one(world: World) -> None:
     for broker in world.cluster.brokers:
         broker.on_send(Drop(), times=None)
-    written = world.send(rows=rows_of(1), sendMsgTimeout=300, retryTimesWhenSendFailed=0)
+    written = world.send(rows=rows_of(1), deliveryTimeoutMs=300, retryTimesWhenSendFailed=0)
     letters = written.filter(pa.compute.field("kind") == "dead_letter").to_pylist()
     assert [(one["outcome"], one["maybe_duplicate"]) for one in letters] == [("not_sent", False)]
     assert (world.summary.dead, world.summary.unknown) == (1, 0) and not halves_of(written)

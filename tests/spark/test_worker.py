@@ -125,7 +125,7 @@ def test_dead_brokers_make_dead_letters(
     send(cluster, tmp_path / "warm", pool, count=10)
     for broker in cluster.brokers:
         broker.kill()
-    summary = send(cluster, tmp_path, pool, count=100, sendMsgTimeout=300)
+    summary = send(cluster, tmp_path, pool, count=100, deliveryTimeoutMs=300)
     assert summary.dead == 100 and summary.acked == 0
     letters = [r for r in spooled(tmp_path) if r["kind"] == "dead_letter"]
     assert sorted(r["body"] for r in letters) == [f"{i:06d}".encode() for i in range(100)]
@@ -136,7 +136,7 @@ def test_without_a_ledger_they_fail_the_task(cluster: FakeCluster, pool: Produce
     for broker in cluster.brokers:
         broker.kill()
     with pytest.raises(DeliveryError, match="no ledger"):
-        send(cluster, Path("unused"), pool, count=10, sendMsgTimeout=300, ledger="")
+        send(cluster, Path("unused"), pool, count=10, deliveryTimeoutMs=300, ledger="")
 
 
 def send_to(address: str, ledger: Path, pool: ProducerPool) -> Any:
