@@ -1,7 +1,7 @@
 """Schedules of the crash harness: what is sent how, and what breaks when.
 
-A schedule is a value. The ones of `CI` are chosen: together they have every event and moment, every
-lane and every delivery mode. `draw` makes the others, each from a seed.
+A schedule is a value. The ones of `CI` and `MOMENTS` are chosen: together they have every event and
+moment, every lane and every delivery mode. `draw` makes the others, each from a seed.
 """
 
 from __future__ import annotations
@@ -162,9 +162,6 @@ def draw(seed: int) -> Schedule:
 
 CI: Final = (
     Schedule("foreach", "strict", "at_least_once", "worker_killed", REQUEST, 1),
-    Schedule("source_stream", "none", "effectively_once", "worker_killed", ANSWERED),
-    Schedule("foreach_batch", "none", "at_least_once", "worker_killed", REQUEST, 9, "own"),
-    Schedule("write", "strict", "transactional", "driver_killed", ENDING, 100),
     Schedule("source_batch", "strict", "at_least_once", "task_failed", REQUEST, 12),
     Schedule("foreach_batch", "strict", "effectively_once", "broker_killed", REQUEST, 11),
     Schedule("foreach", "best_effort", "at_least_once", "broker_frozen", REQUEST, 11),
@@ -172,6 +169,14 @@ CI: Final = (
     Schedule("source_stream", "none", "at_least_once", "topic_deleted"),
     Schedule("foreach_batch", "none", "effectively_once", "checkpoint_deleted"),
     Schedule("foreach", "none", "effectively_once", "two_drivers", REQUEST, 7),
+    Schedule("write", "strict", "transactional", "driver_killed", ENDING, 100),
+    Schedule("foreach", "none", "at_least_once", "executor_killed", ANSWERED, 1, "own"),
+)
+"""Each event once."""
+
+MOMENTS: Final = (
+    Schedule("source_stream", "none", "effectively_once", "worker_killed", ANSWERED),
+    Schedule("foreach_batch", "none", "at_least_once", "worker_killed", REQUEST, 9, "own"),
     Schedule("foreach", "none", "effectively_once", "driver_killed", REQUEST, 1),
     Schedule("source_stream", "strict", "at_least_once", "driver_killed", ANSWERED, 1, "own"),
     Schedule("foreach", "strict", "effectively_once", "driver_killed", SPOOLED, 1),
@@ -180,5 +185,5 @@ CI: Final = (
     Schedule("foreach", "none", "at_least_once", "driver_killed", "fold:appended"),
     Schedule("backfill", "strict", "at_least_once", "driver_killed", LETTERS, 1, "own"),
     Schedule("foreach_batch", "none", "transactional", "executor_killed", REQUEST, 90),
-    Schedule("foreach", "none", "at_least_once", "executor_killed", ANSWERED, 1, "own"),
 )
+"""The other moments of drivers and workers."""

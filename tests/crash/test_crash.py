@@ -1,7 +1,8 @@
 """The crash harness: real processes, a real cluster, and a judge who reads all of the topic.
 
-By default the chosen schedules of `schedule.CI`, one test for each, played in one round. The
-nightly form draws others:
+By default the chosen schedules of `schedule.CI`, one test for each, played in one round. With
+`-m slow` those of `schedule.MOMENTS`, in one round as well, and the nightly form, which draws
+others:
 
     pytest tests/crash -m slow --crash-seed 7 --crash-schedules 200
 
@@ -20,7 +21,7 @@ from rocket_sink.cluster import LocalCluster
 
 from .cell import Cell
 from .conductor import Round
-from .schedule import BACKFILL, BATCHES, CI, STREAMS, Schedule, draw
+from .schedule import BACKFILL, BATCHES, CI, MOMENTS, STREAMS, Schedule, draw
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(3600)]
 
@@ -67,11 +68,15 @@ def test_nothing_is_lost_disordered_or_doubled_unseen(played: Round, number: int
     assert faults(cell) == {}, (cell.verdict(), cell.result)
 
 
-def test_every_moment_was_hit(played: Round) -> None:
-    missed = [
+def missed(played: Round) -> list[str]:
+    """Schedules whose moment did not come."""
+    return [
         cell.schedule.name for cell in played.cells if cell.schedule.moment and not cell.reached
     ]
-    assert missed == []
+
+
+def test_every_moment_was_hit(played: Round) -> None:
+    assert missed(played) == []
 
 
 def test_a_deleted_checkpoint_is_refused(played: Round) -> None:
@@ -82,6 +87,15 @@ def test_a_deleted_checkpoint_is_refused(played: Round) -> None:
 @pytest.mark.parametrize("lane", [*STREAMS, *BATCHES, BACKFILL])
 def test_speculation_is_refused(played: Round, lane: str) -> None:
     assert "ConfigurationError: spark.speculation is on" in played.refusals[lane]
+
+
+@pytest.mark.slow
+def test_other_moments(cluster: LocalCluster, tmp_path: Path) -> None:
+    round_ = Round(MOMENTS, cluster, tmp_path)
+    round_.play()
+    assert missed(round_) == []
+    wrong = {cell.schedule.name: faults(cell) for cell in round_.cells}
+    assert not {name: found for name, found in wrong.items() if found}
 
 
 @pytest.mark.slow
@@ -104,8 +118,7 @@ def _played(schedules: Sequence[Schedule], cluster: LocalCluster, folder: Path) 
     round_ = Round(schedules, cluster, folder)
     round_.play()
     lines = []
-    missed = [one.schedule.seed for one in round_.cells if one.schedule.moment and not one.reached]
-    print(f"seeds whose moment did not come: {missed}")
+    print(f"schedules whose moment did not come: {missed(round_)}")
     for cell in round_.cells:
         wrong = faults(cell)
         if wrong:

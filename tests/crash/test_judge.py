@@ -17,6 +17,7 @@ from .schedule import (
     ENDING,
     EVENTS,
     FOLDS,
+    MOMENTS,
     TRANSACTIONAL,
     deliveries_of,
     draw,
@@ -237,13 +238,14 @@ def test_a_topic_that_is_made_again_begins_with_its_first_offset() -> None:
 
 def test_the_chosen_schedules_have_everything() -> None:
     assert {one.event for one in CI} == set(EVENTS)
+    chosen = (*CI, *MOMENTS)
     lanes = {"foreach", "source_stream", "foreach_batch", "write", "source_batch", BACKFILL}
-    assert {one.lane for one in CI} == lanes
+    assert {one.lane for one in chosen} == lanes
     assert {one.delivery for one in CI} == set(DELIVERIES)
-    killed = {one.moment for one in CI if one.event == "driver_killed"}
+    killed = {one.moment for one in chosen if one.event == "driver_killed"}
     assert {"request", "answered", "spooled", "committed", "letters"} <= killed
     assert killed & set(FOLDS[:2]) and killed & set(FOLDS[2:])
-    assert len({one.name for one in CI}) == len(CI) == 20
+    assert len({one.name for one in chosen}) == len(chosen) == 20
 
 
 def test_a_drawn_schedule_is_possible_and_its_seeds_own() -> None:
