@@ -34,7 +34,9 @@ os.environ.setdefault(
     # full, in the midst of what a command prints as JSON.
     "--driver-java-options '-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m' "
     "--conf spark.sql.codegen.wholeStage=false "
-    "--conf spark.sql.codegen.factoryMode=NO_CODEGEN pyspark-shell",
+    "--conf spark.sql.codegen.factoryMode=NO_CODEGEN "
+    # Delta's VACUUM lists files by so many tasks, 10,000 by default.
+    "--conf spark.sql.sources.parallelPartitionDiscovery.parallelism=2 pyspark-shell",
 )
 
 

@@ -107,14 +107,16 @@ def test_the_class_path_runs_java(cluster: LocalCluster, tmp_path: Path) -> None
     assert done.stdout.strip() == "V5_3_3", done.stderr
 
 
-def test_the_same_home_gives_the_same_ports_and_data(tmp_path: Path) -> None:
-    with LocalCluster(brokers=1, home=tmp_path / "home") as first:
+def test_the_same_home_gives_the_same_ports_and_data_with_version_4(tmp_path: Path) -> None:
+    with LocalCluster(brokers=1, home=tmp_path / "home", version="4.9.7") as first:
+        first.create_topic("old", queues=2)
+        assert first.admin("topicStatus", "-t", "old").count("broker-a") == 2
         address, home = first.name_server, first.home
         before = stored(first, "broker-a")
     first.stop()
     with pytest.raises(ClusterError):
         _ = first.name_server
-    with LocalCluster(brokers=1, home=home) as second:
+    with LocalCluster(brokers=1, home=home, version="4.9.7") as second:
         assert second.name_server == address
         time.sleep(0.5)
         assert stored(second, "broker-a") > before
@@ -143,36 +145,29 @@ def test_up_and_down_twice(tmp_path: Path) -> None:
     assert not any(node.alive for node in (*state.nodes, *mended.nodes))
 
 
-def test_acl_lets_nobody_else_in() -> None:
+def test_acl_and_tls_let_nobody_else_in() -> None:
     keys = Keys()
-    with LocalCluster(brokers=1, acl=keys) as cluster:
+    with LocalCluster(brokers=1, acl=keys, tls="enforcing") as cluster:
         folder, broker = cluster.home, cluster.brokers[0]
         place = (cluster.name_server, broker.name, broker.address)
-        Probe(keys).check_broker(*place)
+        Probe(keys, cluster.tls_ca).check_broker(*place)
         for stranger in (None, Keys("nobody"), Keys(secret_key="wrong-secret")):
             with pytest.raises(ProbeFailed, match="code 16"):
-                Probe(stranger).check_broker(*place)
+                Probe(stranger, cluster.tls_ca).check_broker(*place)
+        with pytest.raises(ProbeFailed, match="does not answer"):
+            Probe(keys).check_broker(*place)
         cluster.create_topic("with_acl")
         assert keys.secret_key not in " ".join(broker.spec.command)
     assert not broker.alive
     assert not folder.exists(), "a temporary home is removed"
 
 
-@pytest.mark.parametrize("mode", ["permissive", "enforcing"])
-def test_tls(mode: str) -> None:
-    with LocalCluster(brokers=1, tls=mode) as cluster:
+@pytest.mark.slow
+def test_permissive_tls() -> None:
+    """Clients of such a cluster: `tests/producer/test_conformance_tls.py`."""
+    with LocalCluster(brokers=1, tls="permissive") as cluster:
         broker = cluster.brokers[0]
         place = (cluster.name_server, broker.name, broker.address)
         Probe(tls_ca=cluster.tls_ca).check_broker(*place)
-        if mode == "permissive":
-            Probe().check_broker(*place)
-        else:
-            with pytest.raises(ProbeFailed, match="does not answer"):
-                Probe().check_broker(*place)
+        Probe().check_broker(*place)
         cluster.create_topic("over_tls")
-
-
-def test_version_4() -> None:
-    with LocalCluster(brokers=1, version="4.9.7") as cluster:
-        cluster.create_topic("old", queues=2)
-        assert cluster.admin("topicStatus", "-t", "old").count("broker-a") == 2

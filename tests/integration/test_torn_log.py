@@ -28,7 +28,9 @@ HEAD = 25
 PROVES_PROPERTIES = {"enabledAppendPropCRC": "true", "forceVerifyPropCRC": "true"}
 
 
-@pytest.fixture(params=[{}, PROVES_PROPERTIES], ids=["by default", "proves properties"])
+@pytest.fixture(
+    scope="module", params=[{}, PROVES_PROPERTIES], ids=["by default", "proves properties"]
+)
 def cluster(request: Any) -> Iterator[LocalCluster]:
     running = LocalCluster(brokers=1, broker_config=request.param).start(timeout_s=600)
     try:
@@ -37,8 +39,8 @@ def cluster(request: Any) -> Iterator[LocalCluster]:
         running.stop()
 
 
-def body(number: int) -> bytes:
-    return f"row {number:04d} of {ROWS}".encode()
+def body(topic: str, number: int) -> bytes:
+    return f"{topic}: row {number:04d} of {ROWS}".encode()
 
 
 def tear(broker: Any, first: bytes, name: bytes) -> None:
@@ -55,7 +57,7 @@ def tear(broker: Any, first: bytes, name: bytes) -> None:
 def send(cluster: LocalCluster, topic: str, ledger: Path, lost: bytes) -> Any:
     """One batch, whose answer is lost, and whose broker is killed in the middle of a message."""
     (broker,) = cluster.brokers
-    rows = {"body": [body(i) for i in range(ROWS)], "sharding_key": ["Zürich"] * ROWS}
+    rows = {"body": [body(topic, i) for i in range(ROWS)], "sharding_key": ["Zürich"] * ROWS}
     with FaultProxies(cluster.name_server) as proxies, ThreadPoolExecutor(1) as thread:
         proxies.of(broker.address).on_send(Drop())
         options = SinkOptions.parse(
@@ -67,12 +69,14 @@ def send(cluster: LocalCluster, topic: str, ledger: Path, lost: bytes) -> Any:
             while admin.count(topic) < ROWS:
                 time.sleep(0.1)
         broker.kill()
-        tear(broker, body(HEAD), lost)
+        tear(broker, body(topic, HEAD), lost)
         broker.restart(300)
         return summary.result(300)
 
 
-@pytest.mark.parametrize("lost", [b"UNIQ_KEY", b"__SHARDINGKEY", b"CLUSTER"])
+@pytest.mark.parametrize(
+    "lost", [b"UNIQ_KEY", pytest.param(b"__SHARDINGKEY", marks=pytest.mark.slow), b"CLUSTER"]
+)
 def test_a_message_that_was_being_written_is_sent_again(
     cluster: LocalCluster, tmp_path: Path, lost: bytes
 ) -> None:
@@ -85,10 +89,10 @@ def test_a_message_that_was_being_written_is_sent_again(
     summary = send(cluster, topic, tmp_path, lost)
     stored = list(read_topic(cluster.name_server, topic))
     proven = cluster.brokers[0].spec.settings.get("forceVerifyPropCRC") == "true"
-    assert [m.body for m in stored if m.torn] == ([] if proven else [body(HEAD)])
+    assert [m.body for m in stored if m.torn] == ([] if proven else [body(topic, HEAD)])
     stays = lost == b"CLUSTER" and not proven
     whole = [m for m in stored if stays or not m.torn]
-    assert [m.body for m in whole] == [body(i) for i in range(ROWS)]
+    assert [m.body for m in whole] == [body(topic, i) for i in range(ROWS)]
     assert {m.properties["__SHARDINGKEY"] for m in whole} == {"Zürich"}
     assert (summary.acked, summary.found_stored) == (ROWS, HEAD + stays)
     assert summary.duplicates_possible == (not stays)

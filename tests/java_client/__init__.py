@@ -8,8 +8,11 @@ list was lost to every Java consumer.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -91,7 +94,7 @@ def read_with_java(
 def run_java(
     source: Path, *arguments: str, version: str, lines: str = "", timeout_s: float = 280
 ) -> list[list[str]]:
-    """Compile and run a source file on a version's jars; the fields of its lines "judge ...".
+    """Compile (once) and run a source file on a version's jars; the fields of its lines "judge ...".
 
     Other lines are the libraries' logs.
 
@@ -99,20 +102,37 @@ def run_java(
         AssertionError: it failed, or its last line is not "judge end".
     """
     java = find_java()
-    jars = resolve_jars(version, java=java)
+    classes = [_compiled(source, version), *resolve_jars(version, java=java)]
     opens = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS]
     with tempfile.TemporaryDirectory(prefix="rocket-sink-java-") as home:
         done = subprocess.run(
             # Logs go to the home folder.
             [str(java.executable), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-             f"-Duser.home={home}", *opens, str(source), *arguments],
+             f"-Duser.home={home}", *opens, source.stem, *arguments],
             input=lines, capture_output=True, text=True, encoding="utf-8", timeout=timeout_s,
-            env={**os.environ, "CLASSPATH": os.pathsep.join(map(str, jars))}, check=False,
+            env={**os.environ, "CLASSPATH": os.pathsep.join(map(str, classes))}, check=False,
         )  # fmt: skip
     found = [line.split(" ")[1:] for line in done.stdout.splitlines() if line.startswith("judge ")]
     assert done.returncode == 0, done.stderr[-3000:] or done.stdout[-3000:]
     assert found[-1:] == [["end"]], done.stdout[-3000:] + done.stderr[-3000:]
     return found[:-1]
+
+
+@functools.cache
+def _compiled(source: Path, version: str) -> Path:
+    """A folder with the classes of a source file, made once in a process."""
+    folder = Path(tempfile.mkdtemp(prefix="rocket-sink-java-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    java = find_java()
+    jars = os.pathsep.join(map(str, resolve_jars(version, java=java)))
+    done = subprocess.run(
+        [str(java.executable), "-XX:TieredStopAtLevel=1", "-m",
+         "jdk.compiler/com.sun.tools.javac.Main", "-nowarn", "-proc:none", "-encoding", "UTF-8",
+         "-cp", jars, "-d", str(folder), str(source)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
 
 
 def octets(field: str) -> bytes | None:

@@ -6,6 +6,7 @@ The judge of what is in the table is delta-rs.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -26,7 +27,7 @@ from .values import context, sends
 
 pytestmark = pytest.mark.spark
 
-ROUNDS = 3
+ROUNDS = 2
 WRITERS = 4
 
 
@@ -133,11 +134,21 @@ def test_drivers_that_start_at_once_on_a_new_ledger_all_write(tmp_path: Path) ->
         check_made(tmp_path / str(number), 4)
 
 
+@pytest.fixture(scope="module")
+def whole(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ledger of two commits and more."""
+    folder = tmp_path_factory.mktemp("whole")
+    for _ in range(2):
+        Ledger(folder).append(spark, sends(context(), 2))
+    return folder
+
+
 @pytest.mark.parametrize("damage", ["cut", "nonsense", "missing"])
-def test_a_damaged_delta_log_is_one_clear_error(spark: Any, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_delta_log_is_one_clear_error(
+    spark: Any, whole: Path, tmp_path: Path, damage: str
+) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     ledger = Ledger(tmp_path)
-    ledger.append(spark, sends(context(), 2))
-    ledger.append(spark, sends(context(), 2))
     log = tmp_path / "_delta_log"
     newest, first = max(log.glob("*.json")), min(log.glob("*.json"))
     if damage == "missing":

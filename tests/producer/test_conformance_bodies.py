@@ -6,6 +6,7 @@ answer, without an error: only its own reading shows that nothing is lost.
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ LEVELS = range(10)
 CODECS = ("zlib", "lz4", "zstd")
 
 
+@functools.cache
 def words(size: int) -> bytes:
     """Text that shrinks to about a third, with repetitions that are far apart."""
     rng = random.Random(size)
@@ -41,6 +43,7 @@ def words(size: int) -> bytes:
     return b" ".join(rng.choices(some, k=size // 4 + 1))[:size]
 
 
+@functools.cache
 def noise(size: int) -> bytes:
     """Bytes that no codec shrinks."""
     return random.Random(size).randbytes(size)
