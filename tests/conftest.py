@@ -46,7 +46,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--crash-schedules", type=int, default=200, help="schedules to play")
 
 
-LONGEST = ("integration/test_own_disks.py",)
+LONGEST = (
+    "integration/test_own_disks.py",
+    "integration/test_commands.py",
+    "crash/test_crash.py",
+    "integration/test_demo.py",
+    "integration/test_backfill_order.py",
+    "integration/test_lanes.py",
+    "commands/test_hostile_text.py",
+    "integration/test_backfill_kill.py",
+    "spark/test_backfill.py",
+    "integration/test_lanes_faults.py",
+    "integration/test_pending_keys_kill.py",
+    "cluster/test_cluster_live.py",
+    "integration/test_accounts.py",
+    "integration/test_two_backfills.py",
+    "ledger/test_fold.py",
+    "ledger/test_making.py",
+    "spark/test_transactional_epochs.py",
+    "integration/test_replays.py",
+    "integration/test_torn_log.py",
+    "integration/test_executors.py",
+    "spark/test_effectively_once.py",
+)
 """Files that take longest, longest first: one that began last would keep one worker alone."""
 
 

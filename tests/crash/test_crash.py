@@ -4,7 +4,7 @@ By default the chosen schedules of `schedule.CI`, one test for each, played in o
 `-m slow` those of `schedule.MOMENTS`, in one round as well, and the nightly form, which draws
 others:
 
-    pytest tests/crash -m slow --crash-seed 7 --crash-schedules 200
+    pytest tests/crash -m slow -k drawn --crash-seed 7 --crash-schedules 200
 
 A failure names its schedule's seed; `--crash-seed SEED --crash-schedules 1` plays that one alone.
 """

@@ -94,7 +94,7 @@ def read_with_java(
 def run_java(
     source: Path, *arguments: str, version: str, lines: str = "", timeout_s: float = 280
 ) -> list[list[str]]:
-    """Compile (once) and run a source file on a version's jars; the fields of its lines "judge ...".
+    """Run a source file on a version's jars; the fields of its lines "judge ...".
 
     Other lines are the libraries' logs.
 
@@ -110,7 +110,7 @@ def run_java(
             [str(java.executable), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
              f"-Duser.home={home}", *opens, source.stem, *arguments],
             input=lines, capture_output=True, text=True, encoding="utf-8", timeout=timeout_s,
-            env={**os.environ, "CLASSPATH": os.pathsep.join(map(str, classes))}, check=False,
+            check=False, env={**os.environ, "CLASSPATH": os.pathsep.join(map(str, classes))},
         )  # fmt: skip
     found = [line.split(" ")[1:] for line in done.stdout.splitlines() if line.startswith("judge ")]
     assert done.returncode == 0, done.stderr[-3000:] or done.stdout[-3000:]

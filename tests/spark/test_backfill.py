@@ -151,7 +151,7 @@ class TestDeadLetters:
             (ids[7], "unparked", "mended"),
         }
 
-    def test_a_letter_that_fails_again_and_again_is_left_alone(
+    def test_a_letter_that_fails_often_is_left_alone(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
     ) -> None:
         """Nothing sends a row of reason `data` as it is: later letters of its key do not wait."""
@@ -161,11 +161,10 @@ class TestDeadLetters:
         )  # fmt: skip
         for broker in cluster.brokers:
             broker.on_send(Answer(13, "no"), times=None)
-        for _ in range(2):
-            plan, sent = run(max_tries=2, reasons=("data", "transport"))
-            assert (plan.selected, sent.failed, sent.held_back) == (3, 2, 1)
-            assert dict(sent.codes) == {"MESSAGE_ILLEGAL": 2}
-        plan, sent = run(max_tries=2, reasons=("data", "transport"))
+        plan, sent = run(max_tries=1, reasons=("data", "transport"))
+        assert (plan.selected, sent.failed, sent.held_back) == (3, 2, 1)
+        assert dict(sent.codes) == {"MESSAGE_ILLEGAL": 2}
+        plan, sent = run(max_tries=1, reasons=("data", "transport"))
         assert (plan.pending, plan.selected, plan.left_alone, plan.behind) == (3, 1, 2, 0)
 
     def test_the_broker_that_did_not_answer_is_asked_although_no_route_names_it(
