@@ -1,11 +1,11 @@
 """No text of a peer's reaches a terminal, a pipe or a log as anything but text.
 
-The real commands, as processes on a pseudo-terminal and on pipes; the judge reads the bytes that
-came out.
+The real commands, on a pseudo-terminal and on pipes; the judge reads what came out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,9 +13,12 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -29,6 +32,7 @@ from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.stored import StoredMessage
 from tests.ledger.values import accounts, attempt, confirmed, context, letter
+from tests.run_command import run_command
 
 GROUP = "billing"
 PLAIN = "".join(map(chr, (*range(3, 32), *range(0x7F, 0xA0))))
@@ -42,35 +46,34 @@ STYLES = re.compile(r"\x1b\[[0-9;]*m")
 """What rich writes itself; a text's own may not be among them."""
 
 
-def on_pipes(arguments: Sequence[str], stdin: str = "") -> tuple[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "rocket_sink.cli", *arguments],
-        input=stdin.encode(), capture_output=True, check=False, timeout=300,
-    )  # fmt: skip
-    return done.stdout.decode(), done.stderr.decode()
+def on_pipes(arguments: Sequence[str], stdin: str, spark: Any) -> tuple[str, str]:
+    done = run_command(*arguments, stdin=stdin, spark=spark)
+    return done.out, done.err
 
 
-def on_terminal(arguments: Sequence[str]) -> str:
+def on_terminal(arguments: Sequence[str], spark: Any = None) -> str:
     """What the command writes to a terminal, without the terminal's own carriage returns."""
     parent, child = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "rocket_sink.cli", *arguments],
-        stdin=subprocess.DEVNULL, stdout=child, stderr=child, env=environment,
-    ) as process:  # fmt: skip
-        os.close(child)
-        read = b""
-        while True:
-            try:
-                part = os.read(parent, 65536)
-            except OSError:  # Linux: the other side is closed
-                break
-            if not part:
-                break
-            read += part
-        process.wait(300)
-    os.close(parent)
-    return read.decode().replace("\r\n", "\n")
+    environment = {"TERM": "xterm-256color", "COLUMNS": "200"}
+    shown: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # Linux: the other side is closed
+            while part := os.read(parent, 65536):
+                shown.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with (
+            os.fdopen(child, "w", encoding="utf-8") as terminal,
+            mock.patch.dict(os.environ, environment),
+        ):
+            run_command(*arguments, spark=spark, out=terminal, err=terminal)
+    finally:
+        reader.join()
+        os.close(parent)
+    return b"".join(shown).decode().replace("\r\n", "\n")
 
 
 def obeyed(shown: str) -> list[str]:
@@ -82,20 +85,22 @@ def obeyed(shown: str) -> list[str]:
     })  # fmt: skip
 
 
-def judge(arguments: Sequence[str], *, stdin: str = "", shows: str = "FORGED") -> None:
+def judge(
+    arguments: Sequence[str], *, stdin: str = "", shows: str = "FORGED", spark: Any = None
+) -> None:
     """Run a command both ways; `shows` proves that hostile text was there to be printed."""
-    out, err = on_pipes(arguments, stdin)
+    out, err = on_pipes(arguments, stdin, spark)
     assert obeyed(out) == [] and obeyed(err) == []
     shown = re.sub(r"\s+", " ", out + err)  # a table's cell may be of several lines
     assert shows in shown, shown
     for line in (out + err).splitlines():
         assert not line.startswith("FORGED"), line
     if not stdin:
-        judge_on_terminal(arguments, shows=shows)
+        judge_on_terminal(arguments, shows=shows, spark=spark)
 
 
-def judge_on_terminal(arguments: Sequence[str], *, shows: str) -> None:
-    shown = on_terminal(arguments)
+def judge_on_terminal(arguments: Sequence[str], *, shows: str, spark: Any = None) -> None:
+    shown = on_terminal(arguments, spark)
     assert obeyed(STYLES.sub("", shown)) == []
     assert "\x1b[31mI" not in shown and "H\x1b" not in shown
     assert shows.partition(" ")[0] in shown, shown
@@ -153,8 +158,14 @@ def test_an_exported_file_has_escapes(cluster: FakeCluster, tmp_path: Path) -> N
 
 
 def test_json_holds_the_text_unchanged(cluster: FakeCluster) -> None:
-    out, _ = on_pipes(at(cluster, "tail", "-t", "orders", "--from-start", "--no-follow", "--json"))
-    row = json.loads(out)
+    """In a process of its own, as users run it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rocket_sink.cli",
+         *at(cluster, "tail", "-t", "orders", "--from-start", "--no-follow", "--json")],
+        stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=300,
+    )  # fmt: skip
+    assert obeyed(done.stdout.decode()) == [] and obeyed(done.stderr.decode()) == []
+    row = json.loads(done.stdout)
     assert row["tags"] == HOSTILE and row["properties"][HOSTILE] == HOSTILE
     assert row["body"].startswith(HOSTILE)
 
@@ -196,7 +207,6 @@ def test_send_of_hostile_lines(cluster: FakeCluster) -> None:
 
 def test_a_wrong_command_line() -> None:
     argument = HOSTILE.replace("=", "")
-    judge(["report", "--ledger", "/" + argument], shows="no ledger")
     judge(["nosuch" + argument])
     judge(["send", "--nosuch" + argument])
     judge(["backfill", "--reason", argument])
@@ -261,5 +271,11 @@ def test_ledger_show(ledger: str, view: str, form: list[str]) -> None:
     [["backfill", "--dry-run"], ["transactions", "list", "--all"]],
     ids=" ".join,
 )
-def test_commands_that_need_spark(ledger: str, arguments: list[str]) -> None:
-    judge_on_terminal([*arguments, "--ledger", ledger], shows="x1b")
+def test_commands_that_need_spark(spark: Any, ledger: str, arguments: list[str]) -> None:
+    judge_on_terminal([*arguments, "--ledger", ledger], shows="x1b", spark=spark)
+
+
+@pytest.mark.spark
+def test_a_path_without_a_ledger(spark: Any) -> None:
+    path = "/" + HOSTILE.replace("=", "")
+    judge(["report", "--ledger", path], shows="no ledger", spark=spark)

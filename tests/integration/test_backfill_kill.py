@@ -1,26 +1,32 @@
-"""A backfill that is killed in the middle and run again: real processes, a scripted cluster."""
+"""Backfills of one ledger at once, and one that is killed: processes, a scripted cluster."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import os
-import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from rocket_sink.testing import FakeCluster
+from tests.run_command import run_command
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
-ROWS = 300
-RATE = 60
+ROWS = 120
+RATE = 20
 TOPIC = "old"
+Family = list[psutil.Process]
+"""Of a backfill: the driver, its JVM, the workers of Python."""
 
 
 @pytest.fixture
@@ -32,7 +38,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 def command(cluster: FakeCluster, folder: Path, *more: str) -> list[str]:
     return [
-        sys.executable, "-m", "rocket_sink.cli", "backfill", "--format", "json",
+        "backfill", "--format", "json",
         "--path", str(folder / "in"), "--ledger", str(folder / "ledger"),
         "-n", cluster.name_server, "--columns", "body=text, sharding_key=k", "-O", "orderBy=n",
         "-O", "sendMsgTimeout=60s", "-O", "connectTimeoutMs=20s", "--to-topic", TOPIC,
@@ -40,24 +46,62 @@ def command(cluster: FakeCluster, folder: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_what_was_acknowledged_is_not_sent_twice(cluster: FakeCluster, tmp_path: Path) -> None:
+@contextlib.contextmanager
+def stopped_in_the_middle(cluster: FakeCluster, folder: Path) -> Iterator[Family]:
+    """A backfill that stands still in its third chunk: at its rate a chunk is a second's rows."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "rocket_sink.cli",
+         *command(cluster, folder, "--rate", str(RATE))],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        family = [psutil.Process(process.pid)]
+        try:
+            while len(cluster.messages(TOPIC)) < 2 * RATE + 5 and process.poll() is None:
+                time.sleep(0.02)
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            family += family[0].children(recursive=True)
+            for one in family[::-1]:
+                one.suspend()
+            yield family
+        finally:
+            kill(family)
+
+
+def kill(family: Family) -> None:
+    for one in family[::-1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+
+
+def test_one_at_a_time_and_what_was_acknowledged_is_not_sent_twice(
+    spark: Any, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """One is at work: a second will not wait, a third waits; the first is killed."""
     (tmp_path / "in").mkdir()
     rows = [{"text": f"row {n}", "k": f"k{n % 5}", "n": n} for n in range(ROWS)]
     (tmp_path / "in" / "rows.json").write_text("\n".join(map(json.dumps, rows)))
-    # At this rate a chunk is a second's 60 rows: the kill comes in the middle of the third.
-    with subprocess.Popen(
-        command(cluster, tmp_path, "--rate", str(RATE)), stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, start_new_session=True,
-    ) as first:  # fmt: skip
-        while len(cluster.messages(TOPIC)) < 2 * RATE + 5 and first.poll() is None:
-            time.sleep(0.02)
-        assert first.poll() is None, first.stderr.read().decode() if first.stderr else ""
-        os.killpg(first.pid, signal.SIGKILL)
-    done = subprocess.run(
-        command(cluster, tmp_path), capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    said = io.StringIO()
+
+    def kill_once_waited_for(first: Family) -> None:
+        while "waits for another backfill" not in said.getvalue() and not ended.wait(0.05):
+            pass
+        kill(first)
+
+    with stopped_in_the_middle(cluster, tmp_path) as first:
+        refused = run_command(*command(cluster, tmp_path, "--no-wait"), spark=spark)
+        assert refused.code == 1
+        assert "at work" in refused.err and f"process {first[0].pid}" in refused.err
+        ended = threading.Event()
+        killer = threading.Thread(target=kill_once_waited_for, args=[first])
+        killer.start()
+        try:
+            done = run_command(*command(cluster, tmp_path), spark=spark, err=said)
+        finally:
+            ended.set()
+            killer.join()
+    assert done.code == 0, done.err
+    assert done.err.count("waits for another backfill") == 1
+    report = done.json()
     stored = [message.body.decode() for message in cluster.messages(TOPIC)]
     assert Counter(stored) == {row["text"]: 1 for row in rows}
     before = ROWS - report["pending_before"]
@@ -70,3 +114,7 @@ def test_what_was_acknowledged_is_not_sent_twice(cluster: FakeCluster, tmp_path:
             key = message.properties["__SHARDINGKEY"]
             by_key.setdefault(key, []).append(int(message.body.split()[1]))
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+    again = run_command(*command(cluster, tmp_path), spark=spark)
+    assert (again.code, again.json()["resent"]) == (0, 0), again.err
+    assert len(cluster.messages(TOPIC)) == ROWS

@@ -1,4 +1,4 @@
-"""The commands as users run them: own processes, a real cluster, a real Spark, a real ledger."""
+"""The commands with a real cluster, a real Spark, a real ledger; most in the test's own process."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ from typing import Any
 
 import pytest
 
+from rocket_sink.producer.admin import Admin
+from rocket_sink.wire.codes import PermName
+from tests.run_command import Done, run_command
+
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 PATIENT = ("-O", "sendMsgTimeout=60s", "-O", "connectTimeoutMs=20s", "-O", "mqClientApiTimeout=20s")
 """A busy machine must not make a healthy broker look slow."""
 
 
-def rocket_sink(
-    *arguments: str, code: int | None = 0, stdin: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "rocket_sink.cli", *arguments],
-        input=stdin, capture_output=True, text=True, timeout=1500,
-    )  # fmt: skip
-    assert code is None or done.returncode == code, f"{arguments}\n{done.stdout}\n{done.stderr}"
+def rocket_sink(*arguments: str, code: int = 0, spark: Any = None, stdin: str = "") -> Done:
+    done = run_command(*arguments, spark=spark, stdin=stdin)
+    assert done.code == code, f"{arguments}\n{done.out}\n{done.err}"
     return done
 
 
-def as_json(*arguments: str, code: int | None = 0) -> Any:
-    return json.loads(rocket_sink(*arguments, "--json", code=code).stdout)
+def as_json(*arguments: str, code: int = 0, spark: Any = None) -> Any:
+    return rocket_sink(*arguments, "--json", code=code, spark=spark).json()
 
 
 def json_lines(*arguments: str) -> list[Any]:
-    done = rocket_sink(*arguments, "--json")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return rocket_sink(*arguments, "--json").lines()
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +87,7 @@ def test_lines_of_standard_input_are_messages(name_server: str) -> None:
 
 def test_a_message_that_cannot_be_sent_is_exit_code_1(name_server: str) -> None:
     done = rocket_sink("send", "-n", name_server, "-t", "TBW102 x", "body", code=1)
-    assert "INVALID_TOPIC" in done.stderr
+    assert "INVALID_TOPIC" in done.err
 
 
 def test_check_fails_when_a_name_server_is_away(name_server: str) -> None:
@@ -99,97 +97,93 @@ def test_check_fails_when_a_name_server_is_away(name_server: str) -> None:
     assert states[f"name server {name_server}"] == "ok"
 
 
-ROWS = 200
-EMPTY = 3
+GOOD, EMPTY, LATE = 100, 3, 60
+CLOSED = "door"
+
+
+def permit(name_server: str, perm: int) -> None:
+    with Admin(nameServer=name_server, mqClientApiTimeout="20s") as tool:
+        tool.create_topic(CLOSED, queues=2, perm=perm)
 
 
 @pytest.fixture(scope="class")
 def world(tmp_path_factory: pytest.TempPathFactory, name_server: str) -> dict[str, str]:
+    """Rows of which some have no body, and some are for a topic that takes none yet."""
     folder = tmp_path_factory.mktemp("stream")
     (folder / "in").mkdir()
     rows = [
-        {"id": n, "key": f"k{n % 7}", "text": "" if n < EMPTY else f"text {n}"} for n in range(ROWS)
+        {"id": n, "key": f"k{n % 7}", "text": "" if n < EMPTY else f"text {n}", "topic": "story"}
+        for n in range(GOOD + EMPTY)
     ]
-    text = "\n".join(map(json.dumps, rows))
-    (folder / "in" / "rows.json").write_text(text)
+    rows += [{"id": n, "key": f"l{n % 3}", "text": str(n), "topic": CLOSED} for n in range(LATE)]
+    (folder / "in" / "rows.json").write_text("\n".join(map(json.dumps, rows)))
+    permit(name_server, PermName.READ)
     return {"folder": str(folder), "ledger": str(folder / "ledger"), "ns": name_server}
 
 
 class TestStreamAndBackfill:
-    """One story: rows stream in, some cannot be sent, they are mended and sent again."""
+    """One story: rows stream in, some cannot be sent; the way of most dead letters is that a
+    broker refuses for a while, and a backfill sends them later.
+    """
 
-    def stream(self, world: dict[str, str]) -> Any:
+    def stream(self, spark: Any, world: dict[str, str]) -> Any:
         return as_json(
             "stream", "--format", "json", "--path", f"{world['folder']}/in",
             "--checkpoint", f"{world['folder']}/checkpoint", "--trigger", "available-now",
-            "-n", world["ns"], "-t", "story", "-l", world["ledger"], "--ordering", "strict",
-            "--select", "text AS body", "--select", "key AS sharding_key",
-            "--select", "cast(id AS string) AS keys", *PATIENT,
+            "-n", world["ns"], "-l", world["ledger"], "--ordering", "strict",
+            "--select", "text AS body", "--select", "key AS sharding_key", "--select", "topic",
+            "--select", "cast(id AS string) AS keys", "-O", "orderWaitMs=1s", *PATIENT,
+            spark=spark,
         )  # fmt: skip
 
-    def test_1_rows_are_sent_and_accounted_for(self, world: dict[str, str]) -> None:
-        done = self.stream(world)
+    def backfill(self, spark: Any, world: dict[str, str], *more: str, code: int = 0) -> Any:
+        return as_json(
+            "backfill", "-l", world["ledger"], "-n", world["ns"], *PATIENT, *more,
+            code=code, spark=spark,
+        )  # fmt: skip
+
+    def test_1_rows_are_sent_and_accounted_for(self, spark: Any, world: dict[str, str]) -> None:
+        done = self.stream(spark, world)
         assert done["error"] is None
         counts = done["counts"]
-        assert counts["rows_in"] == ROWS
-        assert (counts["acked"], counts["dead"]) == (ROWS - EMPTY, EMPTY)
-        assert len(bodies(world["ns"], "story")) == ROWS - EMPTY
+        assert counts["rows_in"] == GOOD + EMPTY + LATE
+        assert (counts["acked"], counts["dead"]) == (GOOD, EMPTY + LATE)
+        assert len(bodies(world["ns"], "story")) == GOOD
 
-    def test_2_a_second_run_sends_nothing(self, world: dict[str, str]) -> None:
-        assert self.stream(world)["rows_read"] == 0
-        assert len(bodies(world["ns"], "story")) == ROWS - EMPTY
+    def test_2_a_second_run_sends_nothing(self, spark: Any, world: dict[str, str]) -> None:
+        assert self.stream(spark, world)["rows_read"] == 0
+        assert len(bodies(world["ns"], "story")) == GOOD
 
-    def test_3_a_dry_run_counts_and_sends_nothing(self, world: dict[str, str]) -> None:
-        plan = as_json("backfill", "-l", world["ledger"], "--dry-run", "--reason", "data")
-        assert (plan["pending"], plan["selected"]) == (EMPTY, EMPTY)
+    def test_3_a_dry_run_counts_and_sends_nothing(self, spark: Any, world: dict[str, str]) -> None:
+        plan = self.backfill(spark, world, "--dry-run", "--reason", "data")
+        assert (plan["pending"], plan["selected"]) == (EMPTY + LATE, EMPTY)
         assert {row["last_error_code"] for row in plan["sample"]} == {"EMPTY_BODY"}
 
-    def test_4_what_no_broker_takes_stays_pending(self, world: dict[str, str]) -> None:
-        done = as_json(
-            "backfill", "-l", world["ledger"], "-n", world["ns"], "--reason", "data", *PATIENT,
-            code=1,
-        )  # fmt: skip
+    def test_4_letters_of_a_closed_topic_are_sent_when_it_opens(
+        self, spark: Any, world: dict[str, str]
+    ) -> None:
+        permit(world["ns"], PermName.READ | PermName.WRITE)
+        done = self.backfill(spark, world)
+        assert (done["pending_before"], done["resent"]) == (LATE + EMPTY, LATE)
+        rows = json_lines("tail", "-n", world["ns"], "-t", CLOSED, "--from-start", "--no-follow")
+        stored: dict[str, list[int]] = {}
+        for row in rows:
+            stored.setdefault(row["shardingKey"], []).append(int(row["body"]))
+        assert sorted(n for numbers in stored.values() for n in numbers) == list(range(LATE))
+        assert all(numbers == sorted(numbers) for numbers in stored.values())
+        again = self.backfill(spark, world)
+        assert (again["selected"], again["resent"]) == (0, 0)
+        assert len(bodies(world["ns"], CLOSED)) == LATE
+
+    def test_5_what_no_broker_takes_stays_pending(self, spark: Any, world: dict[str, str]) -> None:
+        done = self.backfill(spark, world, "--reason", "data", code=1)
         assert (done["resent"], done["failed"], done["pending"]) == (0, EMPTY, EMPTY)
 
-    def test_5_the_report_tells_the_same(self, world: dict[str, str]) -> None:
+    def test_6_the_report_tells_the_same(self, world: dict[str, str]) -> None:
         found = as_json("report", "-l", world["ledger"])
-        assert found["totals"]["rows_in"] == ROWS
-        assert found["totals"]["dead"] == EMPTY
-        assert found["dead_letters"][0]["pending"] == EMPTY
-
-
-def test_letters_of_a_closed_topic_are_sent_when_it_opens(
-    tmp_path: Path, home: Path, name_server: str
-) -> None:
-    """The way of most dead letters: a broker refuses for a while, a backfill sends them later."""
-    from rocket_sink.cluster import admin
-
-    def permit(permission: int) -> None:
-        admin(name_server, "updateTopic", "-c", "DefaultCluster", "-t", "door",
-              "-r", "2", "-w", "2", "-p", str(permission))  # fmt: skip
-
-    rows = [{"n": n, "k": f"k{n % 3}"} for n in range(60)]
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "rows.json").write_text("\n".join(map(json.dumps, rows)))
-    ledger = str(tmp_path / "ledger")
-    permit(4)
-    rocket_sink(
-        "stream", "--format", "json", "--path", f"{tmp_path}/in", "--checkpoint",
-        f"{tmp_path}/ck", "--trigger", "available-now", "-n", name_server,
-        "--select", "cast(n AS string) AS body", "--select", "k AS sharding_key",
-        "--select", "'door' AS topic", "-l", ledger, "--ordering", "strict", "-O", "orderWaitMs=5s",
-    )  # fmt: skip
-    permit(6)
-    done = as_json("backfill", "-l", ledger, "-n", name_server, *PATIENT)
-    assert (done["pending_before"], done["resent"], done["pending"]) == (60, 60, 0)
-    stored: dict[str, list[int]] = {}
-    for row in json_lines("tail", "-n", name_server, "-t", "door", "--from-start", "--no-follow"):
-        stored.setdefault(row["shardingKey"], []).append(int(row["body"]))
-    assert sorted(n for numbers in stored.values() for n in numbers) == list(range(60))
-    assert all(numbers == sorted(numbers) for numbers in stored.values())
-    again = as_json("backfill", "-l", ledger, "-n", name_server, *PATIENT)
-    assert (again["selected"], again["resent"]) == (0, 0)
-    assert len(bodies(name_server, "door")) == 60
+        assert found["totals"]["rows_in"] == GOOD + EMPTY + LATE
+        assert found["totals"]["dead"] == EMPTY + LATE
+        assert sum(row["pending"] for row in found["dead_letters"]) == EMPTY
 
 
 def test_sigterm_ends_a_stream_in_good_order(tmp_path: Path, name_server: str) -> None:
