@@ -15,6 +15,7 @@ from rocket_sink.commands.check import _type
 from rocket_sink.errors import BrokerError, PermissionDeniedError
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin import Admin
 from rocket_sink.producer.producer import Producer
 from tests.producer.waiting import until
 
@@ -70,11 +71,10 @@ def cluster() -> Iterator[LocalCluster]:
         yield running
 
 
-def _make(cluster: LocalCluster, topic: str, kind: str) -> None:
-    cluster.admin(
-        "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "2", "-w", "2",
-        "-a", f"+message.type={kind}",
-    )  # fmt: skip
+def _make(cluster: LocalCluster, *topics: tuple[str, str]) -> None:
+    with Admin(nameServer=cluster.name_server) as admin:
+        for topic, kind in topics:
+            admin.create_topic(topic, queues=2, attributes={"message.type": kind})
 
 
 def _check(
@@ -87,10 +87,10 @@ def _check(
 
 @pytest.mark.cluster
 def test_on_a_real_broker(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    for kind in ("FIFO", "DELAY", "TRANSACTION", "NORMAL"):
-        _make(cluster, f"of-{kind}", kind)
+    kinds = ("FIFO", "DELAY", "TRANSACTION", "NORMAL")
+    _make(cluster, *((f"of-{kind}", kind) for kind in kinds))
     with Producer(nameServer=cluster.name_server) as producer:
-        for kind in ("FIFO", "DELAY", "TRANSACTION", "NORMAL"):
+        for kind in kinds:
             topic = f"of-{kind}"
 
             def there(topic: str = topic) -> bool:
@@ -111,7 +111,7 @@ def test_on_a_real_broker(cluster: LocalCluster, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.cluster
 def test_recall_on_a_broker_with_its_default_names_the_switch(cluster: LocalCluster) -> None:
-    _make(cluster, "recalled", "DELAY")
+    _make(cluster, ("recalled", "DELAY"))
     with Producer(nameServer=cluster.name_server) as producer:
         sent = producer.send(Message("recalled", b"later", delay_ms=600_000))
         assert sent.recall_handle
