@@ -15,7 +15,7 @@ from rocket_sink.commands.check import _type
 from rocket_sink.errors import BrokerError, PermissionDeniedError
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from tests.producer.waiting import until
 

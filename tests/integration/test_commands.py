@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rocket_sink.producer.admin import Admin
+from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.codes import PermName
 from tests.run_command import Done, run_command
 
