@@ -27,7 +27,7 @@ from .values import context, sends
 
 pytestmark = pytest.mark.spark
 
-ROUNDS = 2
+ROUNDS = 3
 WRITERS = 4
 
 
@@ -104,6 +104,7 @@ DRIVER = """
 """
 
 
+@pytest.mark.slow
 def test_drivers_that_start_at_once_on_a_new_ledger_all_write(tmp_path: Path) -> None:
     path = [str(Path(__file__).parents[1]), *sys.path]
     code = textwrap.dedent(DRIVER).format(path=path, root=str(tmp_path), rounds=ROUNDS)
