@@ -125,5 +125,13 @@ def spark() -> Any:
             # Nobody's clock but UTC's may matter, so the tests do not run in UTC.
             "spark.sql.session.timeZone": "America/New_York",
             "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+            # For tests/integration/test_spark_only.py: a scheme that is unknown to pyarrow.
+            "spark.hadoop.fs.oss.impl": (
+                "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"
+            ),
+            "spark.hadoop.fs.viewfs.overload.scheme.target.file.impl": (
+                "org.apache.hadoop.fs.LocalFileSystem"
+            ),
+            "spark.delta.logStore.oss.impl": "io.delta.storage.LocalLogStore",
         },
     )
