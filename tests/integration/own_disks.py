@@ -1,14 +1,15 @@
 """Run by `test_own_disks.py` in a process of its own: executors whose disk is not the driver's.
 
-Arguments: name server, folder, state of the executors' disks, lanes. Each executor's Java runs in a
-mount namespace, in which `<folder>/disk` is
+Arguments: name server, folder, disk:lane ... Each executor's Java runs in a mount namespace, in
+which `<folder>/<disk>` is for the disk
 
     shared     the driver's
     own        empty
     readonly   the driver's, read-only
-    spool      the driver's, and only the first executor shares the ledger's spool
+    spool      the driver's, but for the ledger's spool, which is empty
 
-Prints a JSON line for each lane: {"lane", "error", "log"}; `error` is empty when it succeeded.
+Each disk has a ledger. The topic is disk-lane. Prints a JSON line for each:
+{"disk", "lane", "error", "log"}; `error` is empty when it succeeded.
 """
 
 from __future__ import annotations
@@ -39,46 +40,46 @@ PARTS = 4
 HALF_BAD = [None if number % 2 else f"{number:06d}" for number in range(ROWS)]
 """Every other body is one that no broker takes."""
 
-_MOUNT = {
-    "shared": "",
-    "own": 'mount -t tmpfs none "$DISK"',
-    "readonly": 'mount --bind "$DISK" "$DISK" && mount -o remount,bind,ro "$DISK"',
-    "spool": 'if ! mkdir "$DISK.first" 2>/dev/null; then '
-    'mount -t tmpfs none "$DISK/ledger/_spool"; fi',
-}
+DISKS = ("shared", "own", "readonly", "spool")
+_MOUNT = """set -e
+mount -t tmpfs none "$BASE/own"
+mount --bind "$BASE/readonly" "$BASE/readonly"
+mount -o remount,bind,ro "$BASE/readonly"
+mount -t tmpfs none "$BASE/spool/ledger/_spool"
+"""
 
 
-def java_home(folder: Path, state: str) -> Path:
+def java_home(folder: Path) -> Path:
     """A Java whose processes have disks of their own."""
     java = find_java()
     real = Path(str(getattr(java, "home", java)), "bin", "java")
     script = folder / "java" / "bin" / "java"
     script.parent.mkdir(parents=True)
-    inner = f'set -e; {_MOUNT[state] or ":"}; exec "{real}" "$@"'
     script.write_text(
         "#!/bin/sh\n"
-        f"export DISK='{folder}/disk'\n"
-        f"exec unshare -m --propagation private sh -c '{inner}' java \"$@\"\n"
+        f"export BASE='{folder}'\n"
+        f'exec unshare -m --propagation private sh -c \'{_MOUNT}exec "{real}" "$@"\' java "$@"\n'
     )
     script.chmod(0o755)
     return folder / "java"
 
 
-def main(name_server: str, folder: Path, state: str, *names: str) -> None:
-    ledger = folder / "disk" / "ledger"
-    if state == "spool":
-        (ledger / "_spool").mkdir(parents=True)
+def main(name_server: str, folder: Path, *cases: str) -> None:
+    for disk in DISKS:
+        (folder / disk).mkdir()
+    (folder / "spool" / "ledger" / "_spool").mkdir(parents=True)
     spark = build_session(
         "rocket-sink-own-disks",
         master="local-cluster[2,1,1024]",
         conf={
             "spark.executor.memory": "512m",
             "spark.locality.wait": "0",
-            "spark.task.maxFailures": "2",
+            "spark.task.maxFailures": "1",
+            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.sql.files.maxPartitionBytes": "16k",
             "spark.sql.files.openCostInBytes": "4k",
-            "spark.executorEnv.JAVA_HOME": str(java_home(folder, state)),
+            "spark.executorEnv.JAVA_HOME": str(java_home(folder)),
             "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         },
     )
@@ -91,19 +92,24 @@ def main(name_server: str, folder: Path, state: str, *names: str) -> None:
         table = pa.table({"body": bodies, "filler": [os.urandom(64) for _ in bodies]})
         pq.write_table(table, source / f"{part}.parquet", compression="none")
     lanes = {lane.name: lane for lane in (*LANES, Lane("backfill", _backfill), Lane("fold", _fold))}
-    for name in names:
-        options = {"nameServer": name_server, "topic": name, "ledger": str(ledger),
+    for case in cases:
+        disk, _, name = case.partition(":")
+        options = {"nameServer": name_server, "topic": f"{disk}-{name}",
+                   "ledger": str(folder / disk / "ledger"), "foldIntervalMs": 0,
                    "sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000}  # fmt: skip
         error = ""
+        heard.lines.clear()
         try:
-            lanes[name].run(spark, source, folder / f"checkpoint-{name}", options)
+            lanes[name].run(spark, source, folder / f"checkpoint-{disk}-{name}", options)
         except Exception as failure:
             error = str(failure)
-        if state == "spool" and lanes[name].streams:
+        if disk == "spool" and lanes[name].streams:
             heard.wait_for("lacks")
-        print(json.dumps({"lane": name, "error": error, "log": heard.lines}), flush=True)
-    if state in ("shared", "spool"):
-        Ledger(ledger).sync(spark)
+        print(
+            json.dumps({"disk": disk, "lane": name, "error": error, "log": heard.lines}), flush=True
+        )
+    for disk in ("shared", "spool"):
+        Ledger(folder / disk / "ledger").sync(spark)
     spark.stop()
 
 

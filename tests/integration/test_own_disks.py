@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -28,69 +29,102 @@ EVERY = ("foreach", "foreach_batch", "write", "source_stream", "source_batch", "
 ROWS = 400
 
 
-def play(cluster: FakeCluster, folder: Path, state: str, *lanes: str) -> dict[str, dict[str, Any]]:
-    """What became of each lane; see `own_disks.py`."""
-    (folder / "disk").mkdir()
-    for lane in lanes:
-        cluster.create_topic(lane)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.integration.own_disks", cluster.name_server, str(folder),
-         state, *lanes],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=1500,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
-    return {one["lane"]: one for one in found}
+CASES = {
+    "spool": ("foreach",),
+    "shared": ("foreach",),
+    "own": ("foreach", "write", "source_batch", "fold"),
+    "readonly": ("backfill",),
+}
+"""The disks of `own_disks.py`, and the lanes that use their ledgers."""
+ALL_CASES = {
+    "spool": ("foreach", "source_batch"),
+    "shared": ("foreach", "source_batch"),
+    "own": (*EVERY, "fold"),
+    "readonly": EVERY,
+}
 
 
-def epochs(folder: Path) -> list[dict[str, Any]]:
-    """As delta-rs and DuckDB read them."""
-    quick = open_quick(folder / "disk" / "ledger")
-    assert quick is not None
-    return quick.query("SELECT * FROM epochs").to_pylist()
+class Played(NamedTuple):
+    folder: Path
+    cluster: FakeCluster
+    cases: dict[str, tuple[str, ...]]
+    found: dict[str, dict[str, Any]]
+    """What became of each lane of each disk."""
+
+    def of(self, disk: str) -> dict[str, Any]:
+        assert list(self.found[disk]) == list(self.cases[disk])
+        return self.found[disk]
+
+    def stored(self, disk: str, lane: str) -> int:
+        return len(self.cluster.messages(f"{disk}-{lane}"))
+
+    def epochs(self, disk: str) -> list[dict[str, Any]]:
+        """As delta-rs and DuckDB read them."""
+        quick = open_quick(self.folder / disk / "ledger")
+        assert quick is not None
+        return quick.query("SELECT * FROM epochs").to_pylist()
 
 
-def test_nothing_is_sent_by_tasks_that_see_another_folder(tmp_path: Path) -> None:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(CASES, id="few"),
+        pytest.param(ALL_CASES, id="all", marks=pytest.mark.slow),
+    ],
+)
+def played(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    folder = tmp_path_factory.mktemp("disks")
+    cases = [(disk, lane) for disk, lanes in request.param.items() for lane in lanes]
     with FakeCluster(brokers=1) as cluster:
-        found = play(cluster, tmp_path, "own", *EVERY, "fold")
-        assert list(found) == [*EVERY, "fold"]
-        for lane, one in found.items():
-            assert "not the one that the driver sees" in one["error"], (lane, one)
-            assert "mount storage" in one["error"], lane
-            assert not cluster.messages(lane), lane
-    assert len(list((tmp_path / "disk" / "ledger" / "_spool").rglob("*.arrow"))) == 1
+        for disk, lane in cases:
+            cluster.create_topic(f"{disk}-{lane}")
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.integration.own_disks", cluster.name_server, str(folder),
+             *(f"{disk}:{lane}" for disk, lane in cases)],
+            cwd=REPOSITORY, capture_output=True, text=True, timeout=1500,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+        found: dict[str, dict[str, Any]] = {disk: {} for disk in request.param}
+        for line in done.stdout.splitlines():
+            if line.startswith("{"):
+                one = json.loads(line)
+                found[one["disk"]][one["lane"]] = one
+        yield Played(folder, cluster, request.param, found)
 
 
-def test_nothing_is_sent_by_tasks_that_cannot_write(tmp_path: Path) -> None:
-    with FakeCluster(brokers=1) as cluster:
-        found = play(cluster, tmp_path, "readonly", *EVERY)
-        assert list(found) == list(EVERY)
-        for lane, one in found.items():
-            assert "Read-only file system" in one["error"], (lane, one)
-            assert "let the users of driver and executors write" in one["error"], lane
-            assert not cluster.messages(lane), lane
+def test_nothing_is_sent_by_tasks_that_see_another_folder(played: Played) -> None:
+    for lane, one in played.of("own").items():
+        assert "not the one that the driver sees" in one["error"], (lane, one)
+        assert "mount storage" in one["error"], lane
+        assert not played.stored("own", lane), lane
+    assert len(list((played.folder / "own/ledger/_spool").rglob("*.arrow"))) == 1
 
 
-def test_executors_that_share_the_disk_pass(tmp_path: Path) -> None:
-    with FakeCluster(brokers=1) as cluster:
-        found = play(cluster, tmp_path, "shared", "foreach", "source_batch")
-        assert not any(one["error"] or one["log"] for one in found.values()), found
-        for lane in found:
-            assert len(cluster.messages(lane)) == ROWS // 2
-    sums = [(e["rows_in"], e["acked"], e["dead"], e["missing_rows"]) for e in epochs(tmp_path)]
-    assert sums == [(ROWS, ROWS // 2, ROWS // 2, 0)] * 2
+def test_nothing_is_sent_by_tasks_that_cannot_write(played: Played) -> None:
+    for lane, one in played.of("readonly").items():
+        assert "Read-only file system" in one["error"], (lane, one)
+        assert "let the users of driver and executors write" in one["error"], lane
+        assert not played.stored("readonly", lane), lane
 
 
-def test_rows_that_went_to_another_spool_are_an_error(tmp_path: Path) -> None:
+def test_executors_that_share_the_disk_pass(played: Played) -> None:
+    found = played.of("shared")
+    assert not any(one["error"] or one["log"] for one in found.values()), found
+    assert all(played.stored("shared", lane) == ROWS // 2 for lane in found)
+    shared = played.epochs("shared")
+    sums = [(e["rows_in"], e["acked"], e["dead"], e["missing_rows"]) for e in shared]
+    assert sums == [(ROWS, ROWS // 2, ROWS // 2, 0)] * len(found)
+
+
+def test_rows_that_went_to_another_spool_are_an_error(played: Played) -> None:
     """The token is there; what Spark handed over is not in the accounts."""
-    with FakeCluster(brokers=1) as cluster:
-        found = play(cluster, tmp_path, "spool", "foreach", "source_batch")
-        assert not any(one["error"] for one in found.values()), found
+    found = played.of("spool")
+    assert not any(one["error"] for one in found.values()), found
     said = [line for line in found["foreach"]["log"] if line.startswith("ERROR")]
     assert len(said) == 1 and "lacks" in said[0] and f"of the {ROWS} rows" in said[0], found
-    wrong = epochs(tmp_path)
-    assert len(wrong) == 2
+    wrong = played.epochs("spool")
+    assert len(wrong) == len(found)
     for epoch in wrong:
-        assert 0 < epoch["missing_rows"] == ROWS - epoch["rows_in"], epoch
+        assert (epoch["rows_in"], epoch["missing_rows"]) == (0, ROWS), epoch
         assert not epoch["adds_up"] and epoch["confirmed"]
