@@ -6,7 +6,7 @@ which `<folder>/<disk>` is for the disk
     shared     the driver's
     own        empty
     readonly   the driver's, read-only
-    spool      the driver's, but for the ledger's spool, which is empty
+    spool      the driver's, and only the first executor shares the ledger's spool
 
 Each disk has a ledger. The topic is disk-lane. Prints a JSON line for each:
 {"disk", "lane", "error", "log"}; `error` is empty when it succeeded.
@@ -45,7 +45,7 @@ _MOUNT = """set -e
 mount -t tmpfs none "$BASE/own"
 mount --bind "$BASE/readonly" "$BASE/readonly"
 mount -o remount,bind,ro "$BASE/readonly"
-mount -t tmpfs none "$BASE/spool/ledger/_spool"
+if ! mkdir "$BASE/first" 2>/dev/null; then mount -t tmpfs none "$BASE/spool/ledger/_spool"; fi
 """
 
 

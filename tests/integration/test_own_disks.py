@@ -35,7 +35,10 @@ CASES = {
     "own": ("foreach", "write", "source_batch", "fold"),
     "readonly": ("backfill",),
 }
-"""The disks of `own_disks.py`, and the lanes that use their ledgers."""
+"""The disks of `own_disks.py`, and the lanes that use their ledgers.
+
+`spool` is first: with no other job at work, as a fold of another ledger, each executor has tasks.
+"""
 ALL_CASES = {
     "spool": ("foreach", "source_batch"),
     "shared": ("foreach", "source_batch"),
@@ -126,5 +129,5 @@ def test_rows_that_went_to_another_spool_are_an_error(played: Played) -> None:
     wrong = played.epochs("spool")
     assert len(wrong) == len(found)
     for epoch in wrong:
-        assert (epoch["rows_in"], epoch["missing_rows"]) == (0, ROWS), epoch
+        assert 0 < epoch["missing_rows"] == ROWS - epoch["rows_in"], epoch
         assert not epoch["adds_up"] and epoch["confirmed"]
