@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.commands.output import table
+from rocket_sink.commands.common.output import table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,7 +10,7 @@ from rich.text import Text
 from benchmarks.curves import curve_tables
 from benchmarks.figures import CPU, Comparison, Figures
 from benchmarks.results import Results
-from rocket_sink.commands.output import table
+from rocket_sink.commands.common.output import table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

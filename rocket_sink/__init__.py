@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rocket_sink.spark.datasource import register
     from rocket_sink.spark.session import build_session
     from rocket_sink.spark.sink import RocketSink
-    from rocket_sink.spark.table_producer import TableProducer, TableResult
+    from rocket_sink.task.table_producer import TableProducer, TableResult
     from rocket_sink.wire.acl import Credentials
 
 _HOMES: Final = {
@@ -39,8 +39,8 @@ _HOMES: Final = {
     "SendHook": "rocket_sink.producer.hooks",
     "SendResult": "rocket_sink.message",
     "SinkOptions": "rocket_sink.options",
-    "TableProducer": "rocket_sink.spark.table_producer",
-    "TableResult": "rocket_sink.spark.table_producer",
+    "TableProducer": "rocket_sink.task.table_producer",
+    "TableResult": "rocket_sink.task.table_producer",
     "TransactionResult": "rocket_sink.producer.transactions",
     "TransactionState": "rocket_sink.producer.transactions",
     "build_session": "rocket_sink.spark.session",

@@ -19,8 +19,8 @@ from typing import Final
 import click
 
 from rocket_sink import __version__
-from rocket_sink.commands.base import Command, LazyGroup, debug_wanted
-from rocket_sink.commands.output import note, note_lines
+from rocket_sink.commands.common.base import Command, LazyGroup, debug_wanted
+from rocket_sink.commands.common.output import note, note_lines
 from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.text import clean, clean_trace
 
@@ -98,7 +98,7 @@ def run(command: click.Command, name: str, arguments: Sequence[str] | None = Non
 
 
 def _failed(error: Exception, given: Sequence[str]) -> int:
-    from rocket_sink.commands.failures import one_line
+    from rocket_sink.commands.common.failures import one_line
 
     if debug_wanted(given):
         note_lines(clean_trace("".join(traceback.format_exception(error))))

@@ -260,7 +260,7 @@ RENEWED = {
     "rocket_sink.spark.listener": "of the thread that folds, which only the driver's process has",
     "rocket_sink.net.log": "its table is made anew in a child",
     "rocket_sink.ledger.lock": "of the thread that renews, which only the holder has",
-    "rocket_sink.spark.backfill": "of one call",
+    "rocket_sink.spark.backfill.backfill": "of one call",
 }
 """Modules with locks that no child meets, and why."""
 

@@ -18,7 +18,7 @@ from rocket_sink.cluster import detached
 from rocket_sink.cluster.jars import only_one
 from rocket_sink.errors import ClusterError, LedgerError
 from rocket_sink.ledger.lock import ledger_lock
-from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.owner import this_process
 from rocket_sink.private_file import FileLock, check_folder
 
@@ -26,7 +26,7 @@ TEXT = "what the user must not lose\n"
 
 
 def lock_ledger(folder: Path) -> None:
-    with ledger_lock(locate(folder), 0):
+    with ledger_lock(resolve_path(folder), 0):
         pass
 
 

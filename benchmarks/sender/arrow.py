@@ -15,9 +15,9 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.spark.contract import ColumnPlan
-from rocket_sink.spark.table_producer import TableProducer
-from rocket_sink.spark.worker import TaskRun
+from rocket_sink.rows.contract import ColumnPlan
+from rocket_sink.task.runner import TaskRunner
+from rocket_sink.task.table_producer import TableProducer
 
 BATCH_ROWS: Final = 20_000
 
@@ -41,7 +41,7 @@ def _sending(job: Job, more: dict[str, str]) -> Iterator[Send]:
 
     def send(numbers: range, until_s: float | None) -> None:
         began_s, left = time.monotonic(), len(numbers)
-        run = TaskRun(options, RunContext("benchmark", "benchmark", 0), pool=pool)
+        run = TaskRunner(options, RunContext("benchmark", "benchmark", 0), pool=pool)
         try:
             while left > 0 and (until_s is None or time.monotonic() < until_s):
                 run.feed(batch.slice(0, min(left, BATCH_ROWS)), plan)

@@ -22,8 +22,8 @@ from rocket_sink.errors import BrokerBusyError, RejectedError
 from rocket_sink.message import MessageQueue
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.codes import PermName
-from rocket_sink.wire.columns import MessageColumns, encode_columns
-from rocket_sink.wire.columns_properties import property_pieces
+from rocket_sink.wire.columns.encode import MessageColumns, encode_columns
+from rocket_sink.wire.columns.properties import property_pieces
 from rocket_sink.wire.frame import NEED_DATA, Frame, FrameReader, encode_frame
 from rocket_sink.wire.requests import send_message_v2
 

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocket_sink.commands.base import Command
-from rocket_sink.commands.ledger_input import check_there
-from rocket_sink.commands.output import Bar, note, print_json, show, table
-from rocket_sink.commands.sink_input import (
+from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.ledger_input import check_there
+from rocket_sink.commands.common.output import Bar, note, print_json, show, table
+from rocket_sink.commands.common.sink_input import (
     absolute,
     given_options,
     sink_options,
     with_name_server,
 )
-from rocket_sink.commands.spark_input import pairs, spark_options, spark_session
-from rocket_sink.commands.times import time_value
+from rocket_sink.commands.common.spark_input import pairs, spark_options, spark_session
+from rocket_sink.commands.common.times import time_value
 from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from rocket_sink.spark.backfill import Backfill, Plan
-    from rocket_sink.spark.resend import Resent
-    from rocket_sink.spark.sources import Table
+    from rocket_sink.spark.backfill.backfill import Backfill, Plan
+    from rocket_sink.spark.backfill.resend import Resent
+    from rocket_sink.spark.backfill.sources import Table
 
 _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer")
 
@@ -129,8 +129,8 @@ def backfill(
     with spark_session(
         "backfill", master=master, spark_conf=spark_conf, packages=packages, small=dry_run
     ) as spark:
-        from rocket_sink.spark.backfill import Backfill
-        from rocket_sink.spark.selection import Selection
+        from rocket_sink.spark.backfill.backfill import Backfill
+        from rocket_sink.spark.backfill.selection import Selection
 
         selection = Selection(
             reasons, only_topic, where, since, until, limit, max_tries, again
@@ -171,8 +171,8 @@ def _table(
     spark: SparkSession, options: SinkOptions, path: str | None, name: str | None, form: str,
     schema: str | None, source_option: tuple[str, ...],
 ) -> Table:  # fmt: skip
-    from rocket_sink.commands.stream_run import Source
-    from rocket_sink.spark.sources import Table
+    from rocket_sink.commands.common.stream_run import Source
+    from rocket_sink.spark.backfill.sources import Table
 
     if name:
         return Table(spark.table(name), name, options)

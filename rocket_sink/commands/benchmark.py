@@ -17,11 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rocket_sink import __version__
-from rocket_sink.commands.base import Command
-from rocket_sink.commands.output import Bar, note, print_json, show, table
-from rocket_sink.commands.sink_input import absolute, given_options, resolved_options, sink_options
-from rocket_sink.commands.spark_input import spark_options, spark_session
-from rocket_sink.commands.stopping import until_signal
+from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.output import Bar, note, print_json, show, table
+from rocket_sink.commands.common.sink_input import (
+    absolute,
+    given_options,
+    resolved_options,
+    sink_options,
+)
+from rocket_sink.commands.common.spark_input import spark_options, spark_session
+from rocket_sink.commands.common.stopping import until_signal
 from rocket_sink.errors import ConfigurationError
 
 if TYPE_CHECKING:

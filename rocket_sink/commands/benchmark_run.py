@@ -248,7 +248,7 @@ class LaneBench:
         return figures
 
     def _run(self, case: str, work: Workload) -> Figures:
-        from rocket_sink.commands.stream_run import Source, stream_writer
+        from rocket_sink.commands.common.stream_run import Source, stream_writer
         from rocket_sink.ledger.ledger import Ledger
 
         self._number += 1

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocket_sink.commands.base import Command
-from rocket_sink.commands.output import cell, print_json, show, table
-from rocket_sink.commands.sink_input import absolute, resolved_options, sink_options
+from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.output import cell, print_json, show, table
+from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_topic

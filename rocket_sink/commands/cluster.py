@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocket_sink.commands.base import Group
-from rocket_sink.commands.output import Steps, note, print_json, show, table
+from rocket_sink.commands.common.base import Group
+from rocket_sink.commands.common.output import Steps, note, print_json, show, table
 from rocket_sink.errors import ClusterError
 
 if TYPE_CHECKING:

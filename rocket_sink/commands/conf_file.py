@@ -2,6 +2,8 @@
 
 A configuration file is `name = value` lines with `#` comments, with or without `[section]` heads
 (sections only structure the file). Names are spelled as anywhere else.
+
+Parts of Markdown files that are made: what stands between two marker lines.
 """
 
 from __future__ import annotations
@@ -12,10 +14,23 @@ import textwrap
 from pathlib import Path
 from typing import Final
 
-from rocket_sink.commands.marked import with_marked
-from rocket_sink.errors import OptionError
+from rocket_sink.errors import ConfigurationError, OptionError
 from rocket_sink.option_spec import Kind, Option
 from rocket_sink.options import GROUPS, find_option, options_in
+
+
+def with_marked(text: str, start: str, end: str, made: str) -> str:
+    """A text with what stands between its markers made anew.
+
+    Raises:
+        ConfigurationError: the markers are not there, in this order.
+    """
+    before, found_start, rest = text.partition(start)
+    _, found_end, after = rest.partition(end)
+    if not (found_start and found_end):
+        raise ConfigurationError(f"the text has no {start} ... {end}")
+    return f"{before}{start}\n{made}\n{end}{after}"
+
 
 _TITLES: Final = {
     "connection": "Connection",

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rocket_sink.commands.base import Group
-from rocket_sink.commands.output import note, print_json, print_json_line, show, table
-from rocket_sink.commands.sink_input import absolute, resolved_options, sink_options
-from rocket_sink.commands.times import time_value
+from rocket_sink.commands.common.base import Group
+from rocket_sink.commands.common.output import note, print_json, print_json_line, show, table
+from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
+from rocket_sink.commands.common.times import time_value
 
 if TYPE_CHECKING:
     from rocket_sink.producer.admin.dlq import DeadLetter, DlqQuery, ResendReport
@@ -65,7 +65,7 @@ def list_letters(
     """Show a group's dead letters, the oldest first, or count those of all groups."""
     from rocket_sink.producer.admin import dlq as letters
     from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.spark.dlq_export import row
+    from rocket_sink.spark.backfill.dlq_export import row
 
     with Admin(resolved_options()) as admin:
         if group is None:
@@ -109,7 +109,7 @@ def export(
         raise click.UsageError("where to? give --ledger PATH or --out FILE")
     from rocket_sink.producer.admin import dlq as letters
     from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.spark.dlq_export import to_file, to_ledger
+    from rocket_sink.spark.backfill.dlq_export import to_file, to_ledger
 
     query = _query(group, topic, since, until, key, message_id, limit)
     with Admin(resolved_options()) as admin:

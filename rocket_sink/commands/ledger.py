@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rocket_sink.commands.base import Group
-from rocket_sink.commands.ledger_input import (
+from rocket_sink.commands.common.base import Group
+from rocket_sink.commands.common.ledger_input import (
     check_there,
     fold_option,
     folded_or_said,
     note_faults,
     quick_ledger,
 )
-from rocket_sink.commands.output import note, print_json, print_json_line, show, table
-from rocket_sink.commands.sink_input import absolute
-from rocket_sink.commands.spark_input import Decorated, spark_options, spark_session
+from rocket_sink.commands.common.output import note, print_json, print_json_line, show, table
+from rocket_sink.commands.common.sink_input import absolute
+from rocket_sink.commands.common.spark_input import Decorated, spark_options, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rocket_sink.ledger.ledger import Ledger
-    from rocket_sink.spark.parking import Parked
+    from rocket_sink.spark.backfill.parking import Parked
 
 _SHOWN: Final = {
     "epochs": ("at", "query_id", "epoch", "rows_in", "acked", "degraded", "dead", "unknown",
@@ -155,7 +155,7 @@ def show_view(
     A condition given by --where is Spark's SQL, so Spark reads the ledger then.
     """
     from rocket_sink.ledger import views
-    from rocket_sink.spark.selection import filtered
+    from rocket_sink.spark.backfill.selection import filtered
 
     named = {"dead-letters": "letters" if all_letters else "pending_letters"}.get(view, view)
     path = absolute(path)
@@ -199,7 +199,7 @@ def park(
     It writes a resolution per letter and edits nothing. Exits 1 when a letter named by --letter is
     not pending; the others are parked all the same.
     """
-    from rocket_sink.spark.parking import park as park_letters
+    from rocket_sink.spark.backfill.parking import park as park_letters
 
     _check_named(letters, where)
     with _opened("park", path, master, spark_conf, packages) as (spark, found):
@@ -228,7 +228,7 @@ def unpark(
     It writes a resolution per letter and edits nothing. Exits 1 when a letter named by --letter is
     not parked; the others are taken back all the same. --where is on the dead letters' columns.
     """
-    from rocket_sink.spark.parking import unpark as unpark_letters
+    from rocket_sink.spark.backfill.parking import unpark as unpark_letters
 
     _check_named(letters, where)
     with _opened("unpark", path, master, spark_conf, packages) as (spark, found):

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from rocket_sink.commands.base import Command
+from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.output import print_json, show, table
 from rocket_sink.commands.conf_file import conf_text, default_text, markdown_table
-from rocket_sink.commands.output import print_json, show, table
 from rocket_sink.option_spec import Option
 from rocket_sink.options import GROUPS, options_in
 

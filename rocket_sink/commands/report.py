@@ -7,18 +7,18 @@ from pathlib import Path
 
 import click
 
-from rocket_sink.commands.base import Command
-from rocket_sink.commands.ledger_input import (
+from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.ledger_input import (
     check_there,
     fold_option,
     folded_or_said,
     quick_ledger,
 )
-from rocket_sink.commands.output import note, print_json, show
-from rocket_sink.commands.sink_input import absolute
-from rocket_sink.commands.spark_input import spark_options, spark_session
-from rocket_sink.commands.times import time_value
-from rocket_sink.ledger.figures import Scope
+from rocket_sink.commands.common.output import note, print_json, show
+from rocket_sink.commands.common.sink_input import absolute
+from rocket_sink.commands.common.spark_input import spark_options, spark_session
+from rocket_sink.commands.common.times import time_value
+from rocket_sink.ledger.report import Scope
 
 
 @click.command(
@@ -58,7 +58,7 @@ def report(
     packages: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Show what a ledger says about sends, failures and brokers."""
-    from rocket_sink.ledger.figures import to_html
+    from rocket_sink.ledger.report import to_html
 
     path = absolute(path)
     check_there(path)

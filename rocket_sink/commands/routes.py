@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocket_sink.commands.base import Command
-from rocket_sink.commands.output import print_json, show, table
-from rocket_sink.commands.sink_input import resolved_options, sink_options
+from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.output import print_json, show, table
+from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 
 if TYPE_CHECKING:
     from rocket_sink.wire.route import TopicRoute

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from rocket_sink.commands.base import Command
-from rocket_sink.commands.output import line, note, print_json_line
-from rocket_sink.commands.sink_input import resolved_options, sink_options
+from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.output import line, note, print_json_line
+from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.errors import MessageError, RocketSinkError, SendError
 from rocket_sink.message import Message, SendResult
 

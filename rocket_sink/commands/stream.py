@@ -6,15 +6,15 @@ from typing import Any, Final
 
 import click
 
-from rocket_sink.commands.base import Command
-from rocket_sink.commands.output import note, print_json, show
-from rocket_sink.commands.sink_input import (
+from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.output import note, print_json, show
+from rocket_sink.commands.common.sink_input import (
     absolute,
     given_options,
     sink_options,
     with_name_server,
 )
-from rocket_sink.commands.spark_input import pairs, spark_options, spark_session
+from rocket_sink.commands.common.spark_input import pairs, spark_options, spark_session
 
 LANES: Final = ("foreach", "datasource", "foreachBatch")
 
@@ -98,7 +98,7 @@ def stream(
 
     SIGTERM and Ctrl-C end the query after the micro-batch that is running.
     """
-    from rocket_sink.commands.stream_run import Source, finish, run_batch, run_stream
+    from rocket_sink.commands.common.stream_run import Source, finish, run_batch, run_stream
 
     _check(batch, checkpoint, trigger)
     source = Source(form, path, schema, pairs(source_option, "--source-option"), where, select)

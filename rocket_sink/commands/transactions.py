@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rocket_sink.commands.base import Group
-from rocket_sink.commands.ledger_input import check_there, folded_or_said
-from rocket_sink.commands.output import Bar, note, print_json, print_json_line, show, table
-from rocket_sink.commands.sink_input import absolute, resolved_options, sink_options
-from rocket_sink.commands.spark_input import spark_options, spark_session
+from rocket_sink.commands.common.base import Group
+from rocket_sink.commands.common.ledger_input import check_there, folded_or_said
+from rocket_sink.commands.common.output import Bar, note, print_json, print_json_line, show, table
+from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
+from rocket_sink.commands.common.spark_input import spark_options, spark_session
 from rocket_sink.errors import OptionError, RocketSinkError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rocket_sink.options import SinkOptions
-    from rocket_sink.spark.transactions import Endings, EndReport
+    from rocket_sink.spark.transactions import EndReport, TransactionCommitter
 
 _SHOWN: Final = ("at", "query_id", "epoch", "halves", "committed", "refused", "open", "topics")
 _WAIT_S: Final = 60.0
@@ -106,9 +106,9 @@ def settle(
     that was chosen is open any more and none has lost a message.
     """
     with _opened("settle", master, spark_conf, packages) as (spark, options):
-        from rocket_sink.spark.transactions import Endings
+        from rocket_sink.spark.transactions import TransactionCommitter
 
-        endings = Endings(spark, options, ordered=True)
+        endings = TransactionCommitter(spark, options, ordered=True)
         rows = [row for row in endings.open_epochs(query) if epoch in (None, row.epoch)]
         if dry_run:
             _print_plan(rows, as_json=as_json)
@@ -154,7 +154,7 @@ def _serve(
     *, as_json: bool,
 ) -> None:  # fmt: skip
     from rocket_sink.ledger.ledger import Ledger
-    from rocket_sink.spark.transactions import Answerer
+    from rocket_sink.spark.transactions import TransactionChecker
 
     def told(mark: Any, message_id: str, state: Any) -> None:
         said = {
@@ -169,7 +169,7 @@ def _serve(
     def ended(report: EndReport) -> None:
         note(_text(Settled.of(report)))
 
-    answerer = Answerer(spark, options, told=told, ended=ended, ordered=True)
+    answerer = TransactionChecker(spark, options, told=told, ended=ended, ordered=True)
     until_s = None if seconds is None else time.monotonic() + seconds
     try:
         note(f"answering for {options.ledger}; Ctrl-C ends it")
@@ -210,7 +210,7 @@ class Settled:
         }  # fmt: skip
 
 
-def settled(endings: Endings, rows: Sequence[Any], bar: Bar) -> list[Settled]:
+def settled(endings: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> list[Settled]:
     """End the transactions one by one; one that fails does not keep another query's from it."""
     done: list[Settled] = []
     before = 0
@@ -229,7 +229,7 @@ def settled(endings: Endings, rows: Sequence[Any], bar: Bar) -> list[Settled]:
     return done
 
 
-def _settle(endings: Endings, row: Any, bar: Bar, before: int) -> Settled:
+def _settle(endings: TransactionCommitter, row: Any, bar: Bar, before: int) -> Settled:
     try:
         report = endings.end(
             row.query_id, row.epoch, wait_s=_WAIT_S,

@@ -31,11 +31,10 @@ from pyarrow import fs
 from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.notes import NoteStore
+from rocket_sink.ledger.path import FOLDS, SPOOL, LedgerPath, resolve_path
 from rocket_sink.ledger.pending_keys import release
-from rocket_sink.ledger.place import FOLDS, SPOOL, Place, locate
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
-from rocket_sink.ledger.shared import prove_executors, proved
 from rocket_sink.ledger.spool import (
     drop_empty_folders,
     is_whole,
@@ -51,6 +50,8 @@ from rocket_sink.ledger.table import (
     is_classic,
     last_txn_version,
     next_sequence,
+    prove_executors,
+    proved,
     upgrade_table,
     written_rows,
 )
@@ -85,12 +86,12 @@ class Manifest:
         """Below the ledger's folder."""
         return f"{_FOLDER}/{self.number}.json"
 
-    def paths(self, place: Place) -> list[str]:
+    def paths(self, place: LedgerPath) -> list[str]:
         return [f"{place.spool}/{file}" for file in self.files]
 
 
 def write_manifest(
-    store: NoteStore, place: Place, ledger_id: str, number: int, files: list[fs.FileInfo]
+    store: NoteStore, place: LedgerPath, ledger_id: str, number: int, files: list[fs.FileInfo]
 ) -> Manifest:
     """Write down the next fold, whole or not at all."""
     names = tuple(info.path.removeprefix(f"{place.spool}/") for info in files)
@@ -173,7 +174,7 @@ class FoldSummary:
 
 def fold(
     spark: SparkSession,
-    ledger_path: str | Place,
+    ledger_path: str | LedgerPath,
     *,
     wait_s: float = 60.0,
     on_step: OnStep | None = None,
@@ -195,7 +196,7 @@ def fold(
             "Ledger.sync with a classic session"
         )
     started_s = time.monotonic()
-    place = ledger_path if isinstance(ledger_path, Place) else locate(ledger_path)
+    place = ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
     if not place.has_spool:
         upgrade_table(spark, place)
         return FoldSummary()
@@ -222,7 +223,7 @@ class _Folder:
     def __init__(
         self,
         spark: SparkSession,
-        place: Place,
+        place: LedgerPath,
         filesystem: fs.FileSystem,
         on_step: OnStep,
         check_lock: Callable[[], None],
@@ -446,7 +447,7 @@ def _fault_rows(file: _File, filesystem: fs.FileSystem) -> Iterator[pa.RecordBat
         yield pa.RecordBatch.from_pylist([{"path": file[1], **fault._asdict()}])
 
 
-def _reader(place: Place, bins: list[list[_File]], read_file: _Read) -> _OverBatches:
+def _reader(place: LedgerPath, bins: list[list[_File]], read_file: _Read) -> _OverBatches:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filesystem = place.filesystem()
         for batch in batches:

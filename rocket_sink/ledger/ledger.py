@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger import marks, views
+from rocket_sink.ledger import backfill_marks, views
 from rocket_sink.ledger.fold import FoldSummary, fold
-from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.shared import proved
 from rocket_sink.ledger.spool import quarantined, waiting_epochs
 from rocket_sink.ledger.table import (
     check_table,
@@ -22,6 +21,7 @@ from rocket_sink.ledger.table import (
     is_table,
     missing,
     next_sequence,
+    proved,
     read_table,
     table_version,
 )
@@ -47,7 +47,7 @@ class Ledger:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._place = locate(path)
+        self._place = resolve_path(path)
 
     @property
     def path(self) -> str:
@@ -154,7 +154,7 @@ class Ledger:
         `tries`: backfills that failed for the letter's own sake (a broker out of reach is none);
         `open`: one may have stored it without anybody knowing.
         """
-        return marks.tries(self.rows(spark))
+        return backfill_marks.tries(self.rows(spark))
 
     def transactions(self, spark: SparkSession, *, pending: bool = False) -> DataFrame:
         """One row per epoch with half messages (`delivery=transactional`).

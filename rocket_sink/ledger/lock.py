@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.place import Place
+from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.spool import STALE_AFTER_S
 from rocket_sink.owner import Owner, this_process
 from rocket_sink.private_file import FileLock, check_folder, describe_holder, wait_for
@@ -188,7 +188,9 @@ class LedgerLock:
         LedgerError: the ledger's folder cannot be read or written, or is not safe to write in.
     """
 
-    def __init__(self, place: Place, name: str = LOCK_NAME, *, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self, place: LedgerPath, name: str = LOCK_NAME, *, lease_s: float = LEASE_S
+    ) -> None:
         self._place = place
         self._path = f"{place.folds}/{name}"
         self._lock: FileLock | Lease
@@ -239,7 +241,7 @@ class LedgerLock:
             ) from error
 
 
-def make_folder(place: Place) -> None:
+def make_folder(place: LedgerPath) -> None:
     """The folder of a local ledger's locks and manifests.
 
     Raises:
@@ -252,7 +254,7 @@ def make_folder(place: Place) -> None:
 
 @contextlib.contextmanager
 def ledger_lock(
-    place: Place, wait_s: float, *, name: str = LOCK_NAME
+    place: LedgerPath, wait_s: float, *, name: str = LOCK_NAME
 ) -> Iterator[LedgerLock | None]:
     """Hold a lock of the ledger; gives None when another live process had it all the time."""
     lock = LedgerLock(place, name)

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocket_sink.ledger.place import PARTIAL, Place
+from rocket_sink.ledger.path import PARTIAL, LedgerPath
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -24,11 +24,11 @@ class NoteStore:
     system's handles must not cross a fork.
 
     Raises:
-        LedgerError: as `Place.filesystem`.
+        LedgerError: as `LedgerPath.filesystem`.
         OSError: from all methods: the folder cannot be read or written.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LedgerPath) -> None:
         self._place = place
         self._files = place.filesystem()
 

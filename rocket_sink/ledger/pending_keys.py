@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.place import Place, path_part
+from rocket_sink.ledger.path import LedgerPath, path_part
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.table import is_table
 from rocket_sink.ledger.views import queried
@@ -69,7 +69,7 @@ class PendingKeys:
         LedgerError: the ledger's folder cannot be read or written.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LedgerPath) -> None:
         self._place = place
         self._earlier: list[str] = []
 
@@ -112,7 +112,7 @@ class PendingKeys:
                     store.remove(path)
 
 
-def withdraw(place: Place, query_id: str) -> None:
+def withdraw(place: LedgerPath, query_id: str) -> None:
     """Let go of all keys of a batch write that failed: its letters are in no ledger.
 
     Raises:
@@ -126,7 +126,7 @@ def withdraw(place: Place, query_id: str) -> None:
                 store.remove(note.path)
 
 
-def release(spark: SparkSession, place: Place) -> int:
+def release(spark: SparkSession, place: LedgerPath) -> int:
     """Let go of the keys that need not be held any more; returns how many files went.
 
     Costs a listing while no key is held, three queries of the ledger otherwise.
@@ -232,7 +232,7 @@ def _read(store: NoteStore, path: str) -> dict[str, list[str]]:
 
 
 @contextlib.contextmanager
-def _errors(place: Place) -> Iterator[None]:
+def _errors(place: LedgerPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:

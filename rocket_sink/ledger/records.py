@@ -1,6 +1,6 @@
 """Builders of ledger rows: plain values in, `pa.RecordBatch`es of `LEDGER_SCHEMA` out.
 
-Dead letters have their own module, `rocket_sink.ledger.letters`, because they come in columns.
+Dead letters have their own module, `rocket_sink.ledger.dead_letters`, because they come in columns.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ import pyarrow as pa
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError, Outcome
 from rocket_sink.ledger.notes import fsync_folder
-from rocket_sink.ledger.place import PARTIAL, Place, locate, path_part
+from rocket_sink.ledger.path import PARTIAL, LedgerPath, path_part, resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import IN_FLIGHT, KINDS, LEDGER_SCHEMA, REASONS, RESOLUTIONS
 from rocket_sink.owner import Owner, this_process
@@ -67,7 +67,7 @@ def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
     return f"{_part(ctx.query_id)}/{ctx.epoch}{'/' if folders else '-'}{file}"
 
 
-def next_number(ctx: RunContext, place: Place, filesystem: fs.FileSystem) -> int:
+def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -> int:
     """The number of a new file of the epoch.
 
     Raises:
@@ -94,7 +94,7 @@ def _part(text: str) -> str:
     return "q-" + path_part(text)
 
 
-def sealed_files(place: Place, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
+def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
     """All sealed files; takes the open files whose owners are gone on the way.
 
     Query by query; a query's by epoch, and an epoch's in the order in which they were begun.
@@ -118,7 +118,7 @@ def _order_in_query(info: fs.FileInfo) -> tuple[str, int, int, int, str]:
     return query, number, _number(info.base_name), info.mtime_ns or 0, info.path
 
 
-def open_files(place: Place, filesystem: fs.FileSystem, *, query: str) -> list[fs.FileInfo]:
+def open_files(place: LedgerPath, filesystem: fs.FileSystem, *, query: str) -> list[fs.FileInfo]:
     """Files that their owners still write, of queries whose id starts with `query`."""
     start = f"{place.spool}/{_part(query)}"
     return [
@@ -128,7 +128,7 @@ def open_files(place: Place, filesystem: fs.FileSystem, *, query: str) -> list[f
     ]
 
 
-def waiting_epochs(place: Place, filesystem: fs.FileSystem) -> int:
+def waiting_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> int:
     """Epochs with files, sealed or still written; nothing is taken."""
     return len({_epoch(info) for info in _files(place, filesystem)})
 
@@ -140,7 +140,7 @@ def _epoch(info: fs.FileInfo) -> tuple[str, str]:
     return (folder, info.base_name.partition("-")[0]) if last.startswith("q-") else (above, last)
 
 
-def quarantined(place: Place, filesystem: fs.FileSystem) -> list[str]:
+def quarantined(place: LedgerPath, filesystem: fs.FileSystem) -> list[str]:
     """Paths of the damaged files that folds have put aside."""
     from pyarrow import fs
 
@@ -148,7 +148,7 @@ def quarantined(place: Place, filesystem: fs.FileSystem) -> list[str]:
     return sorted(info.path for info in filesystem.get_file_info(selector) if info.is_file)
 
 
-def put_aside(place: Place, filesystem: fs.FileSystem, path: str) -> str:
+def put_aside(place: LedgerPath, filesystem: fs.FileSystem, path: str) -> str:
     """Move a damaged file out of the folds' way; returns where it is now."""
     target = place.quarantine + path.removeprefix(place.spool)
     filesystem.create_dir(target.rpartition("/")[0], recursive=True)
@@ -156,7 +156,7 @@ def put_aside(place: Place, filesystem: fs.FileSystem, path: str) -> str:
     return target
 
 
-def drop_empty_folders(place: Place, filesystem: fs.FileSystem) -> None:
+def drop_empty_folders(place: LedgerPath, filesystem: fs.FileSystem) -> None:
     """Remove the epochs' folders that an older version left on an object store.
 
     Not the newest ones of a query: a task of that version may just be writing to them.
@@ -178,7 +178,7 @@ def drop_empty_folders(place: Place, filesystem: fs.FileSystem) -> None:
                     filesystem.delete_dir(folder)
 
 
-def _files(place: Place, filesystem: fs.FileSystem) -> Iterator[fs.FileInfo]:
+def _files(place: LedgerPath, filesystem: fs.FileSystem) -> Iterator[fs.FileInfo]:
     from pyarrow import fs
 
     selector = fs.FileSelector(place.spool, recursive=True, allow_not_found=True)
@@ -191,7 +191,7 @@ def _files(place: Place, filesystem: fs.FileSystem) -> Iterator[fs.FileInfo]:
     return _not_linked(place, found) if place.is_local else found
 
 
-def _not_linked(place: Place, infos: Iterable[fs.FileInfo]) -> Iterator[fs.FileInfo]:
+def _not_linked(place: LedgerPath, infos: Iterable[fs.FileInfo]) -> Iterator[fs.FileInfo]:
     """Leave out what is elsewhere: a fold deletes what it has taken."""
     spool = os.path.realpath(place.spool)
     folders: dict[str, bool] = {}
@@ -441,8 +441,10 @@ class SpoolWriter:
             dead): the task must fail, for rows may be missing.
     """
 
-    def __init__(self, ledger_path: str | Place, ctx: RunContext) -> None:
-        self._place = ledger_path if isinstance(ledger_path, Place) else locate(ledger_path)
+    def __init__(self, ledger_path: str | LedgerPath, ctx: RunContext) -> None:
+        self._place = (
+            ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
+        )
         self._ctx = ctx
         self._file: IO[bytes] | None = None
         self._stream: BatchWriter | None = None

@@ -2,28 +2,50 @@
 
 The ledger's id is Delta's own id of the table; it names the folds in Delta's transaction log, so a
 table that was made anew never skips rows for what an older one had.
+
+Proof that driver and tasks have one ledger: a file that the driver made and the tasks find.
+
+    <ledger>/_tokens/<random name>
+
+The driver makes one, or takes the one that is there, before it hands the sink to its tasks; the
+name travels with the sink's configuration, and a task looks for it before its first send. A folder
+of the same path on a worker's own disk has another one or none: rows that were given up would end
+up there while the query succeeds. The same look proves that the task can write to the ledger:
+otherwise that shows after the rows were sent, and each retry sends them again.
+
+A file of any name proves it, so two drivers that start on a new ledger at once need no agreement.
+Local paths are looked at by each task, object stores once per worker process. What is written to
+try it is a folder (local) or an object, which goes at once. Delta looks into no folder whose name
+starts with `_`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import time
+import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.ledger.lock import LedgerLock
-from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.records import worker_name
 from rocket_sink.ledger.schema import (
     COLUMNS,
     SCHEMA_VERSION,
     STATS_COLUMNS,
     VERSION_PROPERTY,
+    ledger_ddl,
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -55,13 +77,13 @@ class _Identity(NamedTuple):
     version: str | None
 
 
-def is_table(spark: SparkSession, place: Place) -> bool:
+def is_table(spark: SparkSession, place: LedgerPath) -> bool:
     """True when a Delta table is there, of whatever schema."""
     with _log_errors(place):
         return bool(_delta_table().isDeltaTable(spark, place.uri))
 
 
-def ensure_table(spark: SparkSession, place: Place) -> str:
+def ensure_table(spark: SparkSession, place: LedgerPath) -> str:
     """Make the table unless it is there, add the columns that are new; returns the ledger's id.
 
     Raises:
@@ -73,13 +95,13 @@ def ensure_table(spark: SparkSession, place: Place) -> str:
     return _checked(place, found)
 
 
-def upgrade_table(spark: SparkSession, place: Place) -> None:
+def upgrade_table(spark: SparkSession, place: LedgerPath) -> None:
     """Bring a ledger of an older schema version up to this one; any other folder is left alone."""
     if is_table(spark, place) and _identity(spark, place).version in (None, *_UPGRADED):
         _made(spark, place, create=False)
 
 
-def check_table(spark: SparkSession, place: Place) -> str:
+def check_table(spark: SparkSession, place: LedgerPath) -> str:
     """The ledger's id, when the table is there and is a ledger of this schema version.
 
     Raises:
@@ -88,7 +110,7 @@ def check_table(spark: SparkSession, place: Place) -> str:
     return _checked(place, _identity(spark, place))
 
 
-def _checked(place: Place, found: _Identity) -> str:
+def _checked(place: LedgerPath, found: _Identity) -> str:
     version = found.version
     if version is None:
         raise LedgerError(
@@ -113,7 +135,7 @@ def _checked(place: Place, found: _Identity) -> str:
     return found.ledger_id
 
 
-def read_table(spark: SparkSession, place: Place) -> DataFrame:
+def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
     """All rows.
 
     Raises:
@@ -124,7 +146,7 @@ def read_table(spark: SparkSession, place: Place) -> DataFrame:
         return spark.read.format("delta").load(place.uri)
 
 
-def missing(place: Place) -> LedgerError:
+def missing(place: LedgerPath) -> LedgerError:
     """The error of everything that needs a ledger and finds none."""
     return LedgerError(
         f"there is no ledger at {place.uri}: no query has written to it yet (run one with "
@@ -148,13 +170,13 @@ def fold_app_id(ledger_id: str) -> str:
     return f"rocket-sink/folds/{ledger_id}"
 
 
-def last_txn_version(spark: SparkSession, ledger_path: str | Place, app_id: str) -> int | None:
+def last_txn_version(spark: SparkSession, ledger_path: str | LedgerPath, app_id: str) -> int | None:
     """The last committed `txnVersion` of an app id; None: none, or no table.
 
     Raises:
         LedgerError: not a classic session, or Delta is not on its class path.
     """
-    place = ledger_path if isinstance(ledger_path, Place) else locate(ledger_path)
+    place = ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
     if not is_table(spark, place):
         return None
     with _log_errors(place):
@@ -162,26 +184,26 @@ def last_txn_version(spark: SparkSession, ledger_path: str | Place, app_id: str)
         return int(version.get()) if version.isDefined() else None
 
 
-def table_version(spark: SparkSession, place: Place) -> int:
+def table_version(spark: SparkSession, place: LedgerPath) -> int:
     """Delta's newest version of the table."""
     if is_classic(spark):
         return int(_snapshot(spark, place).version())
     return int(_delta_table().forPath(spark, place.uri).history(1).head()["version"])
 
 
-def next_sequence(spark: SparkSession, place: Place) -> int:
+def next_sequence(spark: SparkSession, place: LedgerPath) -> int:
     """The `sequence` of rows that are appended to what is in the table now."""
     return (table_version(spark, place) + 1) << 32
 
 
-def fold_tokens(spark: SparkSession, place: Place) -> set[str]:
+def fold_tokens(spark: SparkSession, place: LedgerPath) -> set[str]:
     """The manifests' tokens of the last folds."""
     with _log_errors(place):
         history = _delta_table().forPath(spark, place.uri).history(_HISTORY).select("userMetadata")
         return {row[0] for row in history.collect() if row[0]}
 
 
-def written_rows(spark: SparkSession, place: Place, token: str) -> int:
+def written_rows(spark: SparkSession, place: LedgerPath, token: str) -> int:
     """The rows of the fold whose manifest has that token; 0 when the log does not tell."""
     history = _delta_table().forPath(spark, place.uri).history(_HISTORY)
     ours = history.where(history["userMetadata"] == token).select("operationMetrics").head()
@@ -189,7 +211,7 @@ def written_rows(spark: SparkSession, place: Place, token: str) -> int:
 
 
 def check_not_ahead(
-    spark: SparkSession, ledger_path: str | Place, query_id: str, first_epoch: int
+    spark: SparkSession, ledger_path: str | LedgerPath, query_id: str, first_epoch: int
 ) -> None:
     """Refuse a start whose ledger has epochs after `first_epoch`, the first one to be run.
 
@@ -199,7 +221,7 @@ def check_not_ahead(
     Raises:
         CheckpointError: says what is ahead of what and how to go on.
     """
-    place = ledger_path if isinstance(ledger_path, Place) else locate(ledger_path)
+    place = ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
     last = last_txn_version(spark, place, txn_app_id(query_id))
     if last is None or last <= first_epoch:
         return
@@ -213,7 +235,7 @@ def check_not_ahead(
     )  # fmt: skip
 
 
-def _made(spark: SparkSession, place: Place, *, create: bool) -> _Identity:
+def _made(spark: SparkSession, place: LedgerPath, *, create: bool) -> _Identity:
     """The table after it is made, or brought up to this version.
 
     Several queries may start on one ledger. A change of the table's version makes each append fail
@@ -236,7 +258,7 @@ def _made(spark: SparkSession, place: Place, *, create: bool) -> _Identity:
 
 
 @contextlib.contextmanager
-def _one_maker(place: Place) -> Iterator[None]:
+def _one_maker(place: LedgerPath) -> Iterator[None]:
     lock = None
     with contextlib.suppress(LedgerError):
         lock = LedgerLock(place, _MAKER_LOCK)
@@ -252,7 +274,7 @@ def _is_conflict(error: BaseException) -> bool:
     return _CONFLICT.search(str(error)) is not None
 
 
-def _create(spark: SparkSession, place: Place) -> None:
+def _create(spark: SparkSession, place: LedgerPath) -> None:
     """An empty write: a CREATE TABLE refuses a folder with a spool in it."""
     writer = spark.createDataFrame([], _spark_schema()).write.format("delta").mode("append")
     for name, value in _PROPERTIES.items():
@@ -269,7 +291,7 @@ def _create(spark: SparkSession, place: Place) -> None:
             ) from error
 
 
-def _brought_up(spark: SparkSession, place: Place, found: _Identity) -> _Identity:
+def _brought_up(spark: SparkSession, place: LedgerPath, found: _Identity) -> _Identity:
     """The table after its columns and version are made ours, where they are an older version's.
 
     A kill between the two steps of `_made` leaves our columns without a version.
@@ -286,12 +308,12 @@ def _brought_up(spark: SparkSession, place: Place, found: _Identity) -> _Identit
     return _Identity(found.ledger_id, str(SCHEMA_VERSION))
 
 
-def _set_version(spark: SparkSession, place: Place) -> None:
+def _set_version(spark: SparkSession, place: LedgerPath) -> None:
     setting = f"'{VERSION_PROPERTY}' = '{SCHEMA_VERSION}'"
     spark.sql(f"ALTER TABLE {_sql_name(place)} SET TBLPROPERTIES ({setting})")
 
 
-def _sql_name(place: Place) -> str:
+def _sql_name(place: LedgerPath) -> str:
     return "delta.`" + place.uri.replace("`", "``") + "`"
 
 
@@ -307,7 +329,7 @@ def _spark_schema() -> StructType:
     )
 
 
-def _identity(spark: SparkSession, place: Place) -> _Identity:
+def _identity(spark: SparkSession, place: LedgerPath) -> _Identity:
     if not is_table(spark, place):
         raise missing(place)
     with _log_errors(place):
@@ -324,7 +346,7 @@ def is_classic(spark: SparkSession) -> bool:
     return getattr(spark, "_jsparkSession", None) is not None
 
 
-def _snapshot(spark: SparkSession, place: Place) -> Any:
+def _snapshot(spark: SparkSession, place: LedgerPath) -> Any:
     """Delta's newest snapshot. No public Python API tells a table's transactions."""
     if not is_classic(spark):
         raise LedgerError(
@@ -346,7 +368,7 @@ def _delta_table() -> Any:
 
 
 @contextlib.contextmanager
-def _log_errors(place: Place) -> Iterator[None]:
+def _log_errors(place: LedgerPath) -> Iterator[None]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -377,3 +399,201 @@ def first_line(error: BaseException) -> str:
         java = getattr(error, "java_exception", None)
         text = text if java is None else str(java.toString())
     return (text.strip() or type(error).__name__).splitlines()[0]
+
+
+_FOLDER: Final = "_tokens"
+_LOOKS: Final = 4
+_BETWEEN_LOOKS_S: Final = 1.0
+"""NFS clients remember for some seconds that a file was not there."""
+
+_proved: set[tuple[str, LedgerPath]] = set()
+"""Applications whose executors have looked at a ledger."""
+_tried: set[LedgerToken] = set()
+"""What this process has written to, or its parent before a fork, which has the same rights."""
+
+
+@dataclass(frozen=True)
+class LedgerToken:
+    """What tasks must find in the ledger's folder before they send; made by `ledger_token`.
+
+    Attributes:
+        uri: of the ledger, as Spark names it.
+        name: of the file. Empty: the driver's files are out of reach (from a Spark Connect
+            client), and the table must be there, which the driver has made.
+        spools: tasks write spool files.
+    """
+
+    uri: str
+    name: str
+    spools: bool
+
+    def check(self) -> None:
+        """Called by a task before its first send.
+
+        Raises:
+            LedgerError: another folder than the driver's, or one that cannot be written or
+                reached; says what to change.
+        """
+        if self in _tried and not self.uri.startswith("file:"):
+            return
+        place = resolve_path(self.uri)
+        try:
+            self._check_same(place)
+            if self not in _tried:
+                _write(place, spools=self.spools)
+        except OSError as error:
+            raise LedgerError(
+                f"this task, in {_who()}, cannot read and "
+                f"write the ledger {self.uri}: {error}. No row of it was sent; {place.remedy}",
+                path=self.uri,
+            ) from error
+        _tried.add(self)
+
+    def _check_same(self, place: LedgerPath) -> None:
+        name = f"{_FOLDER}/{self.name}" if self.name else "_delta_log"
+        for look in range(_LOOKS):
+            if _exists(place, f"{place.root}/{name}"):
+                return
+            if not place.is_local:
+                break
+            if look < _LOOKS - 1:
+                time.sleep(_BETWEEN_LOOKS_S)
+        remedy = (
+            "A path without a scheme is a folder of each host: mount storage that the driver and "
+            "all executors share there, or give a ledger on a store that all of them reach (s3://, "
+            "gs://, abfs://, hdfs://). If the folder was deleted or restored while the query ran, "
+            "start the query again"
+            if place.is_local
+            else f"Driver and executors reach different stores by that name; {place.remedy}"
+        )
+        raise LedgerError(
+            f"the ledger {self.uri} that this task sees in {_who()} is not the one "
+            f"that the driver sees: {name}, which is there on the driver, is not here. No row of "
+            f"this task was sent. {remedy}",
+            path=self.uri,
+        )
+
+
+def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
+    """The token of a ledger, made where there is none; called in a process of the driver's host.
+
+    Raises:
+        LedgerError: the folder cannot be read or written here; says what to change.
+    """
+    try:
+        names = _names(place)
+        if not names:
+            from rocket_sink.ledger.notes import NoteStore
+
+            names = [uuid.uuid4().hex]
+            NoteStore(place).write(f"{_FOLDER}/{names[0]}", "rocket-sink")
+        return LedgerToken(place.uri, min(names), spools)
+    except OSError as error:
+        raise LedgerError(
+            f"the driver, in {_who()}, cannot read and write "
+            f"the ledger {place.uri}: {error}. Nothing was sent; {place.remedy}",
+            path=place.uri,
+        ) from error
+
+
+def proved(frame: DataFrame, place: LedgerPath) -> DataFrame:
+    """Ledger rows whose tasks look for the driver's ledger before they write them there.
+
+    Spark's tasks write data files: on disks of their own these would be lost to the table, which
+    names them, and a fold deletes what it has appended.
+    """
+    if not place.is_local or not _has_executors(frame.sparkSession):
+        return frame
+    token = ledger_token(place, spools=False)
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        token.check()
+        yield from batches
+
+    return frame.mapInArrow(look, ledger_ddl())
+
+
+def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
+    """Let executors look once per session, before Spark's own tasks read the table's log.
+
+    These would fail with a missing file and no word of the reason. Executors that come later are
+    looked at by what they run.
+
+    Raises:
+        LedgerError: an executor has another folder, or cannot write; says what to change.
+    """
+    if not place.is_local or not _has_executors(spark):
+        return
+    context = spark.sparkContext
+    key = (str(context.applicationId), place)
+    if key in _proved:
+        return
+    token = ledger_token(place, spools=False)
+    tasks = max(2, context.defaultParallelism)
+    try:
+        context.parallelize(range(tasks), tasks).foreachPartition(lambda _: token.check())
+    except Exception as error:
+        name, _, text = first_line(error).partition(": ")
+        if name != LedgerError.__name__:
+            raise
+        raise LedgerError(text, path=place.uri) from error
+    _proved.add(key)
+
+
+def _has_executors(spark: SparkSession) -> bool:
+    """local[...] has its tasks in the driver, local-cluster[...] has executors."""
+    return is_classic(spark) and str(spark.sparkContext.master).partition("[")[0] != "local"
+
+
+# The data source asks in processes that live for one call: pyarrow's file systems and what writes
+# files are imported where they are needed.
+
+
+def _names(place: LedgerPath) -> list[str]:
+    folder = f"{place.root}/{_FOLDER}"
+    if place.is_local:
+        with contextlib.suppress(FileNotFoundError):
+            return [path.name for path in Path(folder).iterdir() if path.name.isalnum()]
+        return []
+    from pyarrow import fs
+
+    found = place.filesystem().get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    return [info.base_name for info in found if info.is_file and info.base_name.isalnum()]
+
+
+def _exists(place: LedgerPath, path: str) -> bool:
+    """Errors other than "not there" are raised."""
+    if place.is_local:
+        with contextlib.suppress(FileNotFoundError):
+            Path(path).stat()
+            return True
+        return False
+    return bool(place.filesystem().get_file_info(path).type.name != "NotFound")
+
+
+def _write(place: LedgerPath, *, spools: bool) -> None:
+    """Make and remove something where the task will write.
+
+    A folder, where there are folders: the fold takes files in the spool for rows.
+    """
+    name = f"_try-{uuid.uuid4().hex}"
+    if place.is_local:
+        folder = Path(place.spool if spools else place.root)
+        folder.mkdir(parents=True, exist_ok=True)
+        tried = folder / name
+        tried.mkdir()
+        with contextlib.suppress(OSError):
+            tried.rmdir()
+        return
+    filesystem, path = place.filesystem(), f"{place.root}/_tries/{name}"
+    filesystem.create_dir(f"{place.root}/_tries", recursive=True)
+    with filesystem.open_output_stream(path) as file:
+        file.write(b"-")
+    # Tasks need no right to delete; what stays is one byte per worker process.
+    with contextlib.suppress(OSError):
+        filesystem.delete_file(path)
+
+
+def _who() -> str:
+    user = os.geteuid() if hasattr(os, "geteuid") else os.environ.get("USERNAME", "?")
+    return f"{worker_name()} as user {user}"

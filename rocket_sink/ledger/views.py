@@ -12,8 +12,8 @@ of an older rocket-sink, without it, come before all others, in the order of the
 Accounts are the epoch rows with `complete`, confirmations those without. Accounts without a
 partition are those of a `TableProducer`, whose send is one task.
 
-The texts keep to what Spark and DuckDB (`rocket_sink.ledger.quick`) both understand, so that a view
-has one definition whoever reads the table.
+The texts keep to what Spark and DuckDB (`ledger.duckdb_reader`) both understand, so that a view has
+one definition whoever reads the table.
 """
 # ruff: noqa: S608 (the texts are of our own names)
 

@@ -35,8 +35,8 @@ from rocket_sink.producer.engine.attempt import Completion, SendRequest, buffers
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.future import SendFuture
 from rocket_sink.producer.hooks import Hooks
-from rocket_sink.routing.publish import PublishInfo
-from rocket_sink.routing.verdict import error_for_answer
+from rocket_sink.routing.response_errors import error_for_answer
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.properties import keys_of
 
@@ -331,13 +331,13 @@ class Driver:
                     return
             self._drive_until(lambda: False, None, 0.01)
 
-    def publish_info(self, topic: str) -> PublishInfo:
+    def publish_info(self, topic: str) -> TopicPublishInfo:
         """The route.
 
         Raises:
             NoRouteError, NameServerUnavailableError
         """
-        found: list[PublishInfo] = []
+        found: list[TopicPublishInfo] = []
         deadline_s = self.engine.clock() + self._timeout_s
 
         def step() -> bool:

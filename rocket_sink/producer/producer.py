@@ -30,12 +30,12 @@ from rocket_sink.producer.hooks import Hooks, SendHook
 from rocket_sink.producer.request_builder import Part
 from rocket_sink.producer.tracing import Tracer
 from rocket_sink.producer.transactions import Execute, TransactionListener, TransactionResult
-from rocket_sink.routing.choice import select_by
 from rocket_sink.routing.fault import Isolation
-from rocket_sink.routing.keyed import owner, place
-from rocket_sink.routing.publish import PublishInfo
+from rocket_sink.routing.selectors import select_by
+from rocket_sink.routing.sharding import owner, place
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.namespace import with_namespace
-from rocket_sink.wire.peer import PushedReply
+from rocket_sink.wire.server_requests import PushedReply
 from rocket_sink.wire.stored import StoredMessage
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ class Producer:
             request.ordered = True
             return
 
-        def choose(info: PublishInfo, available: Callable[[str], bool]) -> MessageQueue | None:
+        def choose(info: TopicPublishInfo, available: Callable[[str], bool]) -> MessageQueue | None:
             return place(info, owner(info, key, sharding_hash), available)
 
         request.choose = choose

@@ -21,14 +21,14 @@ from rocket_sink.net import log
 from rocket_sink.net.channel import Channel
 from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.request_builder import RequestBuilder
-from rocket_sink.routing.verdict import error_for_answer
+from rocket_sink.routing.response_errors import error_for_answer
 from rocket_sink.wire import requests
-from rocket_sink.wire.answers import decode_recall_answer
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.ids import decode_recall_handle
-from rocket_sink.wire.peer import PushedReply, decode_pushed_reply, reply_address
 from rocket_sink.wire.properties import CORRELATION_ID, REPLY_TO_CLIENT, TTL
+from rocket_sink.wire.responses import decode_recall_answer
+from rocket_sink.wire.server_requests import PushedReply, decode_pushed_reply, reply_address
 from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)

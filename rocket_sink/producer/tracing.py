@@ -20,7 +20,7 @@ from rocket_sink.producer.driver import Driver, Waiter
 from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.hooks import EndTransactionContext, SendContext, SendHook
 from rocket_sink.producer.request_builder import RequestBuilder
-from rocket_sink.wire.answers import DEFAULT_REGION
+from rocket_sink.wire.responses import DEFAULT_REGION
 from rocket_sink.wire.trace import EndTransactionTrace, MessageType, PubTrace, Trace, encode_trace
 
 _LOG: Final = log.logger(__name__)

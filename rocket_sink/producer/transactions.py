@@ -33,13 +33,13 @@ from rocket_sink.net.channel import Channel
 from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.hooks import Hooks
 from rocket_sink.producer.request_builder import RequestBuilder, named
-from rocket_sink.routing.verdict import error_for_answer
+from rocket_sink.routing.response_errors import error_for_answer
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode, SysFlag
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.ids import decode_offset_message_id
-from rocket_sink.wire.peer import TransactionCheck, decode_transaction_check
 from rocket_sink.wire.properties import PGROUP, TRAN_MSG
+from rocket_sink.wire.server_requests import TransactionCheck, decode_transaction_check
 from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)

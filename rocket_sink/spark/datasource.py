@@ -30,17 +30,16 @@ from pyspark.sql.datasource import (
 )
 
 from rocket_sink.errors import ColumnError, ConfigurationError
-from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
-from rocket_sink.ledger.shared import LedgerToken, ledger_token
+from rocket_sink.ledger.table import LedgerToken, ledger_token
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.accounts import TaskSummary
-from rocket_sink.spark.budget import check_budget
+from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.context import run_context, streaming_query
-from rocket_sink.spark.contract import ColumnPlan, resolve_columns
-from rocket_sink.spark.halves import needs_append
-from rocket_sink.spark.host import check_session, divided, task_slots
-from rocket_sink.spark.worker_heap import freeze_once
+from rocket_sink.spark.session_checks import check_budget, check_session, task_slots, with_task_rate
+from rocket_sink.task.totals import TaskSummary
+from rocket_sink.task.transaction_marker import needs_append
+from rocket_sink.task.worker_heap import freeze_once
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from rocket_sink.spark.reader import MessageReader
-    from rocket_sink.spark.worker import TaskRun
+    from rocket_sink.task.runner import TaskRunner
 
 FORMAT: Final = "rocketmq"
 _StreamArrowWriter: Final[Any] = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
@@ -90,7 +89,7 @@ class RocketMQDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        from rocket_sink.spark.stored_rows import STORED_DDL
+        from rocket_sink.rows.stored_rows import STORED_DDL
 
         return STORED_DDL
 
@@ -117,7 +116,7 @@ class RocketMQDataSource(DataSource):
     def _sink_options(self) -> SinkOptions:
         options = read_options(self.options)
         needs_append(options, 'format("rocketmq")')
-        return divided(options, slots=self.task_slots)
+        return with_task_rate(options, slots=self.task_slots)
 
 
 def read_options(given: Mapping[str, str]) -> SinkOptions:
@@ -129,13 +128,13 @@ def read_options(given: Mapping[str, str]) -> SinkOptions:
     options = SinkOptions.parse(_ours(given))
     _ = options.name_servers
     if options.ledger:
-        options = options.with_(ledger=locate(options.ledger).uri)
+        options = options.with_(ledger=resolve_path(options.ledger).uri)
     return options
 
 
 def _token(options: SinkOptions) -> LedgerToken | None:
     """Spark makes writers in a process beside the driver, for clients of Connect as well."""
-    return ledger_token(locate(options.ledger), spools=True) if options.ledger else None
+    return ledger_token(resolve_path(options.ledger), spools=True) if options.ledger else None
 
 
 def _ours(given: Mapping[str, str]) -> dict[str, str]:
@@ -166,11 +165,11 @@ class _Writer:
         self._run_id = run_id
         self._token = token
 
-    def _send(self, feed: Callable[[TaskRun], None]) -> TaskMessage:
-        from rocket_sink.spark.worker import TaskRun
+    def _send(self, feed: Callable[[TaskRunner], None]) -> TaskMessage:
+        from rocket_sink.task.runner import TaskRunner
 
         ctx = run_context(self._options, self.lane, run_id=self._run_id)
-        run = TaskRun(self._options, ctx, token=self._token, streaming_query=streaming_query())
+        run = TaskRunner(self._options, ctx, token=self._token, streaming_query=streaming_query())
         try:
             feed(run)
             summary = run.finish()
@@ -180,7 +179,7 @@ class _Writer:
         return TaskMessage(ctx.query_id, ctx.run_id, ctx.epoch, summary)
 
     def _send_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
-        def feed(run: TaskRun) -> None:
+        def feed(run: TaskRunner) -> None:
             for batch in iterator:
                 run.feed(batch, self._plan)
 
@@ -232,11 +231,11 @@ class RowStreamWriter(_Stream, DataSourceStreamWriter):
     """A stream on Spark 4.0, whose stream writers get rows."""
 
     def write(self, iterator: Iterator[Any]) -> TaskMessage:
-        from rocket_sink.spark.gather import Gatherer, RowPile
+        from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
 
-        pile = RowPile(Gatherer(self._options, self._plan), self._options.gather_rows)
+        pile = RowBuffer(RowBatcher(self._options, self._plan), self._options.gather_rows)
 
-        def feed(run: TaskRun) -> None:
+        def feed(run: TaskRunner) -> None:
             for row in iterator:
                 pile.rows.append(row)
                 if len(pile.rows) >= pile.look_at and pile.is_full():

@@ -15,30 +15,36 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError, LedgerError
+from rocket_sink.ledger.epoch_starts import begin_epoch, begin_write, claim_app_id, end_write
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.pending_keys import release, withdraw
-from rocket_sink.ledger.place import Place, locate
 from rocket_sink.ledger.schema import SEQUENCE, ledger_ddl
-from rocket_sink.ledger.shared import LedgerToken, prove_executors
-from rocket_sink.ledger.starts import begin_epoch, begin_write, claim_app_id, end_write
 from rocket_sink.ledger.table import (
+    LedgerToken,
     check_not_ahead,
     ensure_table,
     first_line,
     last_txn_version,
     next_sequence,
+    prove_executors,
     txn_app_id,
 )
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.accounts import COUNTS, WriteSummary
-from rocket_sink.spark.budget import check_budget, has_budget
+from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark.context import QUERY_ID, run_context, streaming_query, streaming_run
-from rocket_sink.spark.contract import ColumnPlan
-from rocket_sink.spark.frames import narrowed, plan_of
-from rocket_sink.spark.host import check_session, divided, is_classic
-from rocket_sink.spark.tokens import append_token
+from rocket_sink.spark.frames import plan_of, select_needed
+from rocket_sink.spark.ledger_token import append_token
+from rocket_sink.spark.session_checks import (
+    check_budget,
+    check_session,
+    has_budget,
+    is_classic,
+    with_task_rate,
+)
 from rocket_sink.spark.transactions import Transactions
-from rocket_sink.spark.worker import TaskRun
+from rocket_sink.task.runner import TaskRunner
+from rocket_sink.task.totals import COUNTS, WriteSummary
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,7 +90,7 @@ class Send:
         rows: list[pa.RecordBatch] = []
         group = self._check_group
         again = self._again or bool(ctx.attempt_number or ctx.stage_attempt)
-        run = TaskRun(
+        run = TaskRunner(
             self._options, ctx, emit=rows.append, check_group=group, again=again,
             token=self._token, streaming_query=streaming_query(),
         )  # fmt: skip
@@ -106,7 +112,7 @@ class BatchWriter:
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
         self._started: set[str] = set()
-        self._located: tuple[Place, LedgerToken | None] | None = None
+        self._located: tuple[LedgerPath, LedgerToken | None] | None = None
 
     def write_epoch(self, df: DataFrame, epoch: int) -> None:
         """Send a micro-batch, once.
@@ -203,15 +209,15 @@ class BatchWriter:
     ) -> DataFrame:
         session = df.sparkSession
         check_session(self._options, session)
-        needed, plan = narrowed(df, plan_of(df, self._options))
+        needed, plan = select_needed(df, plan_of(df, self._options))
         send = Send(
-            divided(self._options, session), plan, lane, epoch, query, run, group, again=again,
-            token=token,
+            with_task_rate(self._options, session), plan, lane, epoch, query, run, group,
+            again=again, token=token,
         )  # fmt: skip
         results: DataFrame = needed.mapInArrow(send.__call__, ledger_ddl())
         return results
 
-    def _withdraw(self, session: SparkSession, place: Place, query: str) -> None:
+    def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
         """No later write has this query id, and so none could let go of its keys."""
         if self._options.on_pending_key != "hold" or not is_classic(session):
             return
@@ -229,7 +235,7 @@ class BatchWriter:
 
     def _ledger(
         self, session: SparkSession, *, on_driver: bool
-    ) -> tuple[Place, LedgerToken | None]:
+    ) -> tuple[LedgerPath, LedgerToken | None]:
         """Where the ledger is, and the proof that tasks have it, too; looked up once.
 
         Raises:
@@ -237,7 +243,7 @@ class BatchWriter:
                 executor has another ledger than the driver.
         """
         if self._located is None:
-            place = locate(self._options.ledger)
+            place = resolve_path(self._options.ledger)
             token = append_token(self._options, place, on_driver=on_driver)
             prove_executors(session, place)
             if place.problem:
@@ -249,10 +255,10 @@ class BatchWriter:
         """Whether a write of this `appId` has died or failed before, without a trace."""
         given = self._options
         return bool(given.ledger and given.app_id) and begin_write(
-            locate(given.ledger), given.app_id
+            resolve_path(given.ledger), given.app_id
         )
 
-    def _claim(self, session: SparkSession, place: Place) -> None:
+    def _claim(self, session: SparkSession, place: LedgerPath) -> None:
         """Here too: Delta may skip the epoch, and with it the tasks that would look."""
         query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
         if self._options.app_id and query:
@@ -270,7 +276,7 @@ class BatchWriter:
         return query, streaming_run(context.getLocalProperty) or query
 
 
-def _in_order(session: SparkSession, results: DataFrame, place: Place) -> DataFrame:
+def _in_order(session: SparkSession, results: DataFrame, place: LedgerPath) -> DataFrame:
     """The rows with their place in the table's order: of one append they share it."""
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 

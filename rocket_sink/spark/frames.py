@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.contract import ColumnPlan, resolve_columns
-from rocket_sink.spark.host import case_sensitive
+from rocket_sink.rows.contract import ColumnPlan, resolve_columns
+from rocket_sink.spark.session_checks import case_sensitive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -22,7 +22,7 @@ def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
     return resolve_columns(df.schema, options, case_sensitive=case_sensitive(df.sparkSession))
 
 
-def narrowed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPlan]:
+def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPlan]:
     """The needed columns, packed into JSON where asked for, and the plan for this frame.
 
     Names that are no plain words get one: Spark's Arrow functions take `a.b` for a field of `a`.

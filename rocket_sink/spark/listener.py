@@ -13,16 +13,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.forks import ForkLock
+from rocket_sink.ledger.epoch_starts import query_of
 from rocket_sink.ledger.fold import fold
-from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.spool import SpoolWriter, new_name
-from rocket_sink.ledger.starts import query_of
 from rocket_sink.ledger.table import first_line
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.host import active_session, is_classic
+from rocket_sink.spark.session_checks import active_session, is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ _UNCOUNTED: Final = 10_000
 """Epochs that wait for a count; of more, as when no fold succeeds, the oldest go uncounted."""
 
 
-def install_fold(options: SinkOptions, session: SparkSession | None = None) -> Folder | None:
+def install_fold(options: SinkOptions, session: SparkSession | None = None) -> FoldThread | None:
     """Fold this ledger whenever a query of the session makes progress; once per session.
 
     None where there is nothing to fold or nobody to listen: no ledger, no session, Connect.
@@ -46,16 +46,16 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
     if not options.ledger or not is_classic(session):
         return None
     assert session is not None
-    place = locate(options.ledger)
+    place = resolve_path(options.ledger)
     if place.problem:
         return None  # foreachBatch needs no fold, and lanes that spool are refused before they do
     # The context is the one object that all wrappers of a session share.
     with _LOCK:
         folders = session.sparkContext.__dict__.setdefault(_ATTRIBUTE, {})
         key = session._jsparkSession.hashCode()
-        folder: Folder | None = folders.get(key)
+        folder: FoldThread | None = folders.get(key)
         if folder is None:
-            folder = folders[key] = Folder(session)
+            folder = folders[key] = FoldThread(session)
             session.streams.addListener(_listener(folder))
     folder.add(place, options.fold_interval_ms / 1000, options.app_id)
     return folder
@@ -65,21 +65,21 @@ _Epoch = tuple[str, str, int]
 """Query, run, epoch."""
 
 
-class Folder:
+class FoldThread:
     """Folds ledgers in the background, each no more often than its interval."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
-        self._intervals: dict[Place, float] = {}
-        self._app_ids: dict[Place, set[str]] = {}
-        self._names: dict[tuple[Place, str], str] = {}
-        self._uncounted: dict[Place, dict[_Epoch, int]] = {}
+        self._intervals: dict[LedgerPath, float] = {}
+        self._app_ids: dict[LedgerPath, set[str]] = {}
+        self._names: dict[tuple[LedgerPath, str], str] = {}
+        self._uncounted: dict[LedgerPath, dict[_Epoch, int]] = {}
         self._wake = threading.Condition()
         self._events: list[Any] = []
         self._urgent = False
         self._thread: threading.Thread | None = None
 
-    def add(self, place: Place, interval_s: float, app_id: str = "") -> None:
+    def add(self, place: LedgerPath, interval_s: float, app_id: str = "") -> None:
         """Fold this ledger too, to which queries write under this `appId` as well, if any.
 
         The shortest interval asked for counts.
@@ -108,8 +108,8 @@ class Folder:
             self._wake.notify()
 
     def _run(self) -> None:
-        folded: dict[Place, float] = {}
-        counted: dict[Place, float] = {}
+        folded: dict[LedgerPath, float] = {}
+        counted: dict[LedgerPath, float] = {}
         while True:
             with self._wake:
                 while not (self._events or self._urgent):
@@ -128,7 +128,7 @@ class Folder:
                         self._count(place)
                         counted[place] = time.monotonic()
 
-    def _fold(self, place: Place) -> bool:
+    def _fold(self, place: LedgerPath) -> bool:
         """Whether all that was finished is in the table."""
         try:
             return not fold(self._session, place, wait_s=0).busy
@@ -139,7 +139,7 @@ class Folder:
                 _LOG.warning("the ledger %s is not folded yet: %s", place.uri, first_line(error))
             return False
 
-    def _confirm(self, place: Place, app_ids: tuple[str, ...], events: list[Any]) -> None:
+    def _confirm(self, place: LedgerPath, app_ids: tuple[str, ...], events: list[Any]) -> None:
         """Note which epochs are done, for queries that write to this ledger."""
         for progress in events:
             # Rows of an aggregation's state come out of epochs that read none.
@@ -155,7 +155,7 @@ class Folder:
                     place.uri, progress.batchId, progress.id, first_line(error),
                 )  # fmt: skip
 
-    def _note(self, place: Place, query: str, progress: Any) -> None:
+    def _note(self, place: LedgerPath, query: str, progress: Any) -> None:
         ctx = RunContext(query, str(progress.runId), int(progress.batchId), lane="foreach")
         # -1: this sink's rows are not counted. Those read are more where the query filters.
         handed = int(progress.sink.numOutputRows)
@@ -175,7 +175,7 @@ class Folder:
             if len(waiting) > _UNCOUNTED:
                 del waiting[next(iter(waiting))]
 
-    def _name(self, place: Place, app_ids: tuple[str, ...], query_id: str) -> str | None:
+    def _name(self, place: LedgerPath, app_ids: tuple[str, ...], query_id: str) -> str | None:
         """Under which name the query's tasks write to this ledger; None: they do not (yet)."""
         known = self._names.get((place, query_id))
         if known is not None:
@@ -191,7 +191,7 @@ class Folder:
         self._names[place, query_id] = query_id
         return query_id
 
-    def _count(self, place: Place) -> None:
+    def _count(self, place: LedgerPath) -> None:
         """Say which of the epochs noted since the last count lack rows that Spark handed over.
 
         By the sum over all complete attempts, which is never below the rows in: an epoch that is
@@ -217,7 +217,7 @@ class Folder:
                     place.uri, handed - rows, handed, key[2], key[0],
                 )  # fmt: skip
 
-    def _rows_in(self, place: Place, epochs: Iterable[_Epoch]) -> dict[_Epoch, int]:
+    def _rows_in(self, place: LedgerPath, epochs: Iterable[_Epoch]) -> dict[_Epoch, int]:
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         queries, _, numbers = zip(*epochs, strict=True)
@@ -229,7 +229,7 @@ class Folder:
         return {(r.query_id, r.run_id, r.epoch): r.rows or 0 for r in sums.collect()}
 
 
-def _listener(folder: Folder) -> StreamingQueryListener:
+def _listener(folder: FoldThread) -> StreamingQueryListener:
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     class FoldListener(StreamingQueryListener):

@@ -25,21 +25,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError, OptionError
-from rocket_sink.ledger.place import locate
-from rocket_sink.ledger.shared import LedgerToken
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.table import LedgerToken
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.accounts import WriteSummary
-from rocket_sink.spark.budget import refuse_budget
+from rocket_sink.rows.contract import ColumnPlan
+from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
 from rocket_sink.spark.context import run_context, streaming_query
-from rocket_sink.spark.contract import ColumnPlan
 from rocket_sink.spark.foreach_batch import BatchWriter
-from rocket_sink.spark.frames import narrowed, plan_of, quoted
-from rocket_sink.spark.gather import Gatherer, RowPile
-from rocket_sink.spark.halves import needs_append
-from rocket_sink.spark.host import check_session, divided
+from rocket_sink.spark.frames import plan_of, quoted, select_needed
+from rocket_sink.spark.ledger_token import spool_token
 from rocket_sink.spark.listener import install_fold
-from rocket_sink.spark.tokens import spool_token
-from rocket_sink.spark.worker import TaskRun
+from rocket_sink.spark.session_checks import check_session, refuse_budget, with_task_rate
+from rocket_sink.task.runner import TaskRunner
+from rocket_sink.task.totals import WriteSummary
+from rocket_sink.task.transaction_marker import needs_append
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,9 +58,9 @@ class ForeachTask:
     ) -> None:  # fmt: skip
         refuse_budget(options)
         ctx = run_context(options, "foreach", epoch=epoch, partition=partition)
-        self._run = TaskRun(options, ctx, token=token, streaming_query=streaming_query())
-        self._gatherer = Gatherer(options, plan)
-        self._pile = RowPile(self._gatherer, options.gather_rows)
+        self._run = TaskRunner(options, ctx, token=token, streaming_query=streaming_query())
+        self._gatherer = RowBatcher(options, plan)
+        self._pile = RowBuffer(self._gatherer, options.gather_rows)
         self._rows = self._pile.rows
         self._driven = 0
         self._ended = False
@@ -148,7 +147,7 @@ class RocketSink:
         plan = self.check(df)
         install_fold(self._options, df.sparkSession)
         token = spool_token(self._options, df.sparkSession)
-        needed, plan = narrowed(df, plan)
+        needed, plan = select_needed(df, plan)
         bound = RocketSink.__new__(RocketSink)
         bound.__setstate__({"options": self._options, "plan": plan, "token": token})
         writer: DataStreamWriter = needed.writeStream.foreach(bound)
@@ -205,7 +204,7 @@ class RocketSink:
         check_session(self._options)
         install_fold(self._options)
         token = self._token or spool_token(self._options)
-        return {"options": divided(self._options), "plan": self._plan, "token": token}
+        return {"options": with_task_rate(self._options), "plan": self._plan, "token": token}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._options = state["options"]
@@ -221,4 +220,4 @@ class RocketSink:
 
 def _absolute(options: SinkOptions) -> SinkOptions:
     """A relative ledger path means the driver's folder, not each worker's."""
-    return options.with_(ledger=locate(options.ledger).uri) if options.ledger else options
+    return options.with_(ledger=resolve_path(options.ledger).uri) if options.ledger else options

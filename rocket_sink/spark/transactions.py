@@ -2,7 +2,8 @@
 
 An epoch's append to the ledger is the decision. Then its half messages are committed, and the
 ledger gets a row that says so. Killed in between, the next start of the query does it, or an
-answerer, or `rocket-sink transactions settle`: all by `Endings.end`, one of them at a time.
+answerer, or `rocket-sink transactions settle`: all by `TransactionCommitter.end`, one of them at
+a time.
 
 Only this commits. What brokers ask about a half message is never answered by a commit,
 so nothing is made visible twice, nor out of its order.
@@ -17,8 +18,9 @@ What to answer when a broker asks about a half message: the ledger decides.
 Never COMMIT. A broker that asks has written the half message anew (TransactionalMessageServiceImpl.
 putBackHalfMsgQueue), so that there are two of it that can be committed, and it commits as often as
 it is told to. While the epoch is being ended a commit from here would double the message, and end
-it before those that go before it in its queue. `Endings.end` does it instead, in order, once. The
-copy that stays behind is rolled back by a later question, or given up by the broker after
+it before those that go before it in its queue. `TransactionCommitter.end` does it instead, in
+order, once. The copy that stays behind is rolled back by a later question, or given up by the
+broker after
 transactionCheckMax questions: neither touches the message that was made visible.
 """
 
@@ -32,12 +34,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import DeliveryError, LedgerError, ProtocolError, RocketSinkError
 from rocket_sink.forks import ForkLock
+from rocket_sink.ledger.epoch_starts import CommitMarker
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
-from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, transaction_rows
 from rocket_sink.ledger.schema import SEND
-from rocket_sink.ledger.starts import EndMark
 from rocket_sink.ledger.table import check_table, is_classic, last_txn_version, txn_app_id
 from rocket_sink.ledger.views import queried
 from rocket_sink.net import log
@@ -47,7 +49,7 @@ from rocket_sink.producer.admin.half_commits import CommitReport, Half, HalfMess
 from rocket_sink.producer.pool import ProducerPool, worker_pool
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN, TransactionState
-from rocket_sink.spark.halves import HalfMark, check_group
+from rocket_sink.task.transaction_marker import HalfMark, check_group
 from rocket_sink.text import storable
 from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.stored import StoredMessage
@@ -87,7 +89,7 @@ class EndReport:
     topics: tuple[str, ...] = ()
 
 
-class Endings:
+class TransactionCommitter:
     """Ends epochs of one ledger.
 
     Args:
@@ -116,7 +118,7 @@ class Endings:
         self._options = options
         self._ordered = options.ordering != "none" if ordered is None else ordered
         self._pool = pool or worker_pool()
-        self._place = locate(options.ledger)
+        self._place = resolve_path(options.ledger)
         self._ledger = Ledger(options.ledger)
         self.group = check_group(check_table(spark, self._place), options)
 
@@ -167,7 +169,7 @@ class Endings:
         self, rows: Sequence[Any], query_id: str, epoch: int, *, again: bool, progress: Progress
     ) -> EndReport:
         started_s, since_ms = time.monotonic(), min(row.at_ms for row in rows)
-        mark = EndMark(self._place, query_id, epoch)
+        mark = CommitMarker(self._place, query_id, epoch)
         begun_before = not mark.begin()
         found = [_half(row) for row in rows]
         with self._pool.engine(self._options) as engine:
@@ -332,13 +334,13 @@ class CheckBacks:
         return known
 
 
-class Answerer:
+class TransactionChecker:
     """Answers the brokers' questions about one ledger's half messages, on threads of its own.
 
     Args:
         told: called with each decision.
         ended: called with the report of each epoch that was ended because a broker asked.
-        ordered: as of `Endings`.
+        ordered: as of `TransactionCommitter`.
     """
 
     def __init__(
@@ -350,7 +352,7 @@ class Answerer:
         ended: Callable[[EndReport], None] = lambda report: None,
         ordered: bool | None = None,
     ) -> None:
-        self._endings = Endings(spark, options, ordered=ordered)
+        self._endings = TransactionCommitter(spark, options, ordered=ordered)
         self._ended = ended
         self._admin = Admin(options)
         self._watched: set[str] = set()
@@ -399,11 +401,11 @@ def _decided(decide: CheckBacks, message: StoredMessage) -> TransactionState:
         return UNKNOWN
 
 
-_answerers: dict[tuple[str, str], Answerer] = {}
+_answerers: dict[tuple[str, str], TransactionChecker] = {}
 _lock: Final = ForkLock()
 
 
-def driver_answerer(spark: SparkSession, options: SinkOptions) -> Answerer:
+def driver_answerer(spark: SparkSession, options: SinkOptions) -> TransactionChecker:
     """This process's answerer for these options; it lives as long as the Spark application.
 
     Raises:
@@ -415,7 +417,7 @@ def driver_answerer(spark: SparkSession, options: SinkOptions) -> Answerer:
             _answerers.pop(old).close()
         found = _answerers.get(key)
         if found is None:
-            found = _answerers[key] = Answerer(spark, options)
+            found = _answerers[key] = TransactionChecker(spark, options)
         return found
 
 
@@ -430,7 +432,7 @@ class Transactions:
         """Raises LedgerError: a Spark Connect session."""
         self._session = session
         self._options = options
-        self._endings = Endings(session, options)
+        self._endings = TransactionCommitter(session, options)
 
     @property
     def group(self) -> str:

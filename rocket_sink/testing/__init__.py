@@ -7,8 +7,7 @@ stands before a real broker and does the same to its bytes, `FaultProxies` befor
 
 from rocket_sink.testing.broker import FakeBroker, TopicConfig
 from rocket_sink.testing.cluster import FakeCluster
-from rocket_sink.testing.proxies import FaultProxies
-from rocket_sink.testing.proxy import FaultProxy
+from rocket_sink.testing.proxy import FaultProxies, FaultProxy
 from rocket_sink.testing.script import (
     Answer,
     Behaviour,

@@ -1,22 +1,34 @@
-"""A scripted broker: stores what is sent to it, and misbehaves when told to."""
+"""A scripted broker: stores what is sent to it, and misbehaves when told to.
+
+The reply of a request-reply pair on its way from a scripted broker to the client that asked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rocket_sink.testing.halves import Halves
-from rocket_sink.testing.perform import perform, stores
-from rocket_sink.testing.reads import Reads, now_ms
-from rocket_sink.testing.replies import pushed_reply
-from rocket_sink.testing.script import SEND_CODES, Behaviour, Script, is_send
+from rocket_sink.testing.script import SEND_CODES, Behaviour, Script, is_send, perform, stores
 from rocket_sink.testing.server import Loop, Peer, Port
-from rocket_sink.testing.store import MemoryStore
+from rocket_sink.testing.store import Halves, MemoryStore, Reads, now_ms
 from rocket_sink.wire.codes import CURRENT_VERSION, PermName, RequestCode, ResponseCode
-from rocket_sink.wire.command import Frame, response_to
 from rocket_sink.wire.frame import encode_frame
+from rocket_sink.wire.headers.command import ONEWAY_FLAG, Frame, response_to
 from rocket_sink.wire.ids import decode_recall_handle
 from rocket_sink.wire.stored import StoredMessage
+
+_HEADER = {"producerGroup": "a", "topic": "b", "sysFlag": "f", "bornTimestamp": "g", "flag": "h",
+           "properties": "i", "queueId": "e"}  # fmt: skip
+
+
+def pushed_reply(send: Frame, now_ms: int) -> Frame:
+    """PUSH_REPLY_MESSAGE_TO_CLIENT for a SEND_REPLY_MESSAGE_V2 (ReplyMessageProcessor)."""
+    ext = send.ext or {}
+    fields = {long: ext.get(short, "0") for long, short in _HEADER.items()}
+    fields["storeTimestamp"] = str(now_ms)
+    frame = Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, send.body)
+    frame.flag |= ONEWAY_FLAG
+    return frame
 
 
 @dataclass(frozen=True)

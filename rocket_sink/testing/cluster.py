@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rocket_sink.testing.broker import FakeBroker, TopicConfig
-from rocket_sink.testing.perform import perform
-from rocket_sink.testing.script import Behaviour, Script
+from rocket_sink.testing.script import Behaviour, Script, perform
 from rocket_sink.testing.server import Loop, Peer, Port
 from rocket_sink.testing.store import CLUSTER_NAME
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
-from rocket_sink.wire.command import Frame, response_to
 from rocket_sink.wire.frame import encode_frame
+from rocket_sink.wire.headers.command import Frame, response_to
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, encode_route
 from rocket_sink.wire.stored import StoredMessage
 

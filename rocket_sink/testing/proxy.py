@@ -8,6 +8,14 @@ with FaultProxy("127.0.0.1:10911") as proxy:
     proxy.on_send(Answer(2, "busy"), times=3)   # and all else that scripted brokers do
 
 What is said with `on_send` and `on` needs connections without TLS: it reads the frames.
+
+Frames in a stream that passes: cut out whole once somebody has something to say about them.
+
+Proxies before all brokers of a real cluster.
+
+with FaultProxies("127.0.0.1:9876") as proxies:
+    producer = Producer(nameServer=proxies.name_server)
+    proxies.of("127.0.0.1:10911").freeze()
 """
 
 from __future__ import annotations
@@ -16,15 +24,81 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from rocket_sink.testing.perform import perform, stores
-from rocket_sink.testing.proxy_frames import Cutter
-from rocket_sink.testing.script import Behaviour, Script, is_send
+from rocket_sink.errors import RemoteProtocolError
+from rocket_sink.testing.script import Behaviour, Script, is_send, perform, stores
 from rocket_sink.wire.codes import RequestCode, ResponseCode
-from rocket_sink.wire.command import Frame, response_to
-from rocket_sink.wire.frame import encode_frame
+from rocket_sink.wire.frame import FrameReader, encode_frame
+from rocket_sink.wire.headers.command import DEFAULT_LIMITS, Frame, response_to
+from rocket_sink.wire.route import decode_route, encode_route
+
+_LENGTH = 4
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes to pass on; `frame` where they are one whole frame that can be read."""
+
+    data: bytes
+    frame: Frame | None = None
+
+
+class Cutter:
+    """One direction of one connection."""
+
+    def __init__(self) -> None:
+        self._prefix = b""
+        """The part of the next frame's length that has passed already."""
+        self._left = 0
+        """Bytes of a frame that has begun to pass."""
+        self._held = bytearray()
+
+    def cut(self, data: bytes, *, whole: bool) -> Iterator[Piece]:
+        """What may pass now. `whole`: frames from the next one on are held until they are whole;
+        not to be taken back. A stream of something else (TLS) passes as it comes."""
+        while data:
+            if self._left:
+                piece, data = data[: self._left], data[self._left :]
+                self._left -= len(piece)
+                yield Piece(piece)
+            elif whole and not self._prefix:
+                self._held += data
+                data = yield from self._frames()
+            else:
+                missing = _LENGTH - len(self._prefix)
+                piece, data = data[:missing], data[missing:]
+                self._prefix += piece
+                if len(self._prefix) == _LENGTH:
+                    self._left, self._prefix = int.from_bytes(self._prefix, "big"), b""
+                yield Piece(piece)
+
+    def _frames(self) -> Generator[Piece, None, bytes]:
+        held = self._held
+        while len(held) >= _LENGTH:
+            size = _LENGTH + int.from_bytes(held[:_LENGTH], "big")
+            if size > DEFAULT_LIMITS.frame_bytes:
+                self._left, rest = size, bytes(held)
+                held.clear()
+                return rest
+            if len(held) < size:
+                break
+            data = bytes(held[:size])
+            del held[:size]
+            yield Piece(data, _read(data))
+        return b""
+
+
+def _read(data: bytes) -> Frame | None:
+    reader = FrameReader()
+    with contextlib.suppress(RemoteProtocolError):
+        reader.receive_data(data)
+        frame = reader.next_frame()
+        return frame if isinstance(frame, Frame) else None
+    return None
+
 
 Direction = Literal["request", "answer"]
 _RESET = b"\x01\0\0\0\0\0\0\0"
@@ -270,3 +344,57 @@ def _reset(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
+
+
+class FaultProxies:
+    """A proxy before a name server, whose routes lead through a proxy before each broker.
+
+    Args:
+        address: the real name server's, "host:port"; without TLS, for routes are rewritten.
+        seed: of every chance.
+
+    Attributes:
+        front: the proxy before the name server.
+    """
+
+    def __init__(self, address: str, *, seed: int = 0) -> None:
+        self._seed = seed
+        self._proxies: dict[str, FaultProxy] = {}
+        self._lock = threading.Lock()
+        self.front = FaultProxy(address, seed=seed)
+        self.front.on_route(self._led_through)
+
+    def __enter__(self) -> FaultProxies:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name_server(self) -> str:
+        """The address for the option nameServer."""
+        return self.front.address
+
+    def of(self, address: str) -> FaultProxy:
+        """The proxy before the broker at this address."""
+        with self._lock:
+            if address not in self._proxies:
+                self._proxies[address] = FaultProxy(address, seed=self._seed)
+            return self._proxies[address]
+
+    def close(self) -> None:
+        """Stop them all."""
+        self.front.close()
+        with self._lock:
+            for proxy in self._proxies.values():
+                proxy.close()
+
+    def _led_through(self, answer: Frame) -> Frame:
+        route = decode_route(bytes(answer.body or b""))
+        brokers = tuple(
+            replace(
+                broker, addresses={n: self.of(at).address for n, at in broker.addresses.items()}
+            )
+            for broker in route.brokers
+        )
+        return replace(answer, body=encode_route(replace(route, brokers=brokers)))

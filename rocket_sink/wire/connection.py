@@ -21,7 +21,6 @@ from collections.abc import Callable, Container, Mapping
 from typing import Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
-from rocket_sink.wire.command import ONEWAY_FLAG, Body, Frame
 from rocket_sink.wire.frame import (
     DEFAULT_LIMITS,
     NEED_DATA,
@@ -32,6 +31,7 @@ from rocket_sink.wire.frame import (
     encode_head,
     response_to,
 )
+from rocket_sink.wire.headers.command import ONEWAY_FLAG, Body, Frame
 
 
 class Answered(NamedTuple):

@@ -12,8 +12,7 @@ import struct
 from typing import Final, Literal
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
-from rocket_sink.wire.answer_shape import AnswerShape
-from rocket_sink.wire.command import (
+from rocket_sink.wire.headers.command import (
     DEFAULT_LIMITS,
     Body,
     Frame,
@@ -21,12 +20,13 @@ from rocket_sink.wire.command import (
     Serialize,
     response_to,
 )
-from rocket_sink.wire.header_json import (
+from rocket_sink.wire.headers.serialize import (
     decode_binary_header,
     decode_json_header,
     encode_binary_header,
     encode_json_header,
 )
+from rocket_sink.wire.responses import AnswerShape
 
 __all__ = [
     "DEFAULT_LIMITS",

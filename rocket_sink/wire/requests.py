@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
 from rocket_sink.wire.codes import PermName, PullSysFlag, RequestCode
-from rocket_sink.wire.command import Body, Frame
+from rocket_sink.wire.headers.command import Body, Frame
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC: its settings are inherited by topics made on

@@ -21,9 +21,9 @@ from typing import Any, Final
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.text import clean
 from rocket_sink.wire.codes import PermName
-from rocket_sink.wire.command import DEFAULT_LIMITS, Limits
-from rocket_sink.wire.header_json import load_json, quote_numeric_keys
-from rocket_sink.wire.scalars import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
+from rocket_sink.wire.headers.command import DEFAULT_LIMITS, Limits
+from rocket_sink.wire.headers.serialize import load_json, quote_numeric_keys
+from rocket_sink.wire.headers.strict_json import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
 
 NAME_MAX_CHARACTERS: Final = 255
 """Of a broker, cluster, zone or scope. Java has no rule for these names: brokers take any text from

@@ -156,7 +156,7 @@ def test_where_nothing_is_stored_the_error_is_told(
 def test_a_topic_and_a_name_server_are_asked_for(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocket_sink.commands.sink_input._local_name_server", lambda: None)
+    monkeypatch.setattr("rocket_sink.commands.common.sink_input._local_name_server", lambda: None)
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     assert main(["benchmark", "-t", "t"]) == 2
     assert "rocket-sink cluster up" in capsys.readouterr().err

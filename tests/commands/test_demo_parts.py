@@ -12,9 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from rocket_sink.commands.demo import _prepare
-from rocket_sink.commands.demo.fault import Saboteur
+from rocket_sink.commands.demo.fault import FaultInjector
 from rocket_sink.commands.demo.flights import write_flights
-from rocket_sink.commands.demo.verify import Judge, lost_rows
+from rocket_sink.commands.demo.verify import Verifier, lost_rows
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.wire.stored import StoredMessage
 
@@ -111,7 +111,7 @@ class TestJudge:
         assert self.judge(flights, stored(swapped)).disordered_keys == 1
 
     def test_a_key_in_two_queues_has_moved(self, flights: Path, rows: list[dict[str, Any]]) -> None:
-        judge = Judge(flights)
+        judge = Verifier(flights)
         key = next(row["sharding_key"] for row in rows if row["seq"] == 1)
         for row, message in zip(rows, stored(rows), strict=True):
             elsewhere = row["sharding_key"] == key and row["seq"] > 0
@@ -130,7 +130,7 @@ class TestJudge:
 
     @staticmethod
     def judge(flights: Path, messages: Any) -> Any:
-        judge = Judge(flights)
+        judge = Verifier(flights)
         for message in messages:
             judge.feed("broker-a", message)
         return judge.verdict()
@@ -163,9 +163,9 @@ class StubCluster:
 
 
 class TestSaboteur:
-    def make(self, fault: str) -> tuple[Saboteur, StubCluster, list[float], list[str]]:
+    def make(self, fault: str) -> tuple[FaultInjector, StubCluster, list[float], list[str]]:
         cluster, now, said = StubCluster(), [0.0], []  # type: ignore[var-annotated]
-        made = Saboteur(
+        made = FaultInjector(
             cluster,
             fault=fault,
             seconds=6,

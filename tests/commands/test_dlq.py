@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rocket_sink import cli
-from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.schema import DEAD_LETTER
 from rocket_sink.ledger.spool import read_batches, sealed_files
 from rocket_sink.testing import FakeCluster
@@ -46,7 +46,7 @@ def run(capsys: pytest.CaptureFixture[str], cluster: FakeCluster) -> Cli:
 
 
 def spooled(ledger: Path) -> list[dict[str, Any]]:
-    place = locate(str(ledger))
+    place = resolve_path(str(ledger))
     files = place.filesystem()
     return [
         row

@@ -124,7 +124,7 @@ def test_spark_is_started_where_it_is_needed(path: str, more: list[str]) -> None
 
 
 def test_without_the_extra_spark_reads(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocket_sink.ledger.quick.find_spec", lambda name: None)
+    monkeypatch.setattr("rocket_sink.ledger.duckdb_reader.find_spec", lambda name: None)
     with pytest.raises(SparkWanted):
         report_command.report.main(["--ledger", path], standalone_mode=False)
 

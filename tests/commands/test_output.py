@@ -11,8 +11,8 @@ from types import MappingProxyType
 import pytest
 
 import rocket_sink
-from rocket_sink.commands.output import Bar, Steps, cell, print_json, table
-from rocket_sink.commands.output import show as show_tables
+from rocket_sink.commands.common.output import Bar, Steps, cell, print_json, table
+from rocket_sink.commands.common.output import show as show_tables
 from rocket_sink.errors import Outcome
 
 COMMANDS = Path(rocket_sink.__file__).parent / "commands"
@@ -30,7 +30,7 @@ def test_commands_print_by_this_module_only() -> None:
                 if function.startswith(("sys.stdout.write", "sys.stderr.write")):
                     found.add(path.relative_to(COMMANDS.parent).as_posix())
     # options.py prints the configuration file that it makes.
-    assert found == {"commands/output.py", "commands/options.py"}
+    assert found == {"commands/common/output.py", "commands/options.py"}
 
 
 def test_counted_steps_are_told_by_quarters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,8 +97,8 @@ def test_json_takes_our_values(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_backfill_of_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     from rocket_sink.commands.backfill import _print_done
-    from rocket_sink.spark.backfill import Plan
-    from rocket_sink.spark.resend import Resent
+    from rocket_sink.spark.backfill.backfill import Plan
+    from rocket_sink.spark.backfill.resend import Resent
 
     for plan, text in (
         (Plan(), "nothing to send: no dead letters are pending"),

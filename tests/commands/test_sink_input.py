@@ -8,9 +8,9 @@ from typing import Any
 import click
 import pytest
 
-from rocket_sink.commands import sink_input
-from rocket_sink.commands.base import Command
-from rocket_sink.commands.sink_input import given_options, resolved_options, sink_options
+from rocket_sink.commands.common import sink_input
+from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.sink_input import given_options, resolved_options, sink_options
 
 
 @pytest.fixture(autouse=True)

@@ -6,14 +6,14 @@ from typing import Any
 
 from pyspark.sql import Row
 
-from rocket_sink.commands.output import Bar
+from rocket_sink.commands.common.output import Bar
 from rocket_sink.commands.transactions import settled
 from rocket_sink.errors import DeliveryError
 from rocket_sink.spark.transactions import EndReport
 
 
 class Stub:
-    """Endings whose reports are given by (query, epoch)."""
+    """TransactionCommitter whose reports are given by (query, epoch)."""
 
     def __init__(self, reports: dict[tuple[str, int], Any]) -> None:
         self.reports = reports

@@ -20,10 +20,10 @@ from integration import lanes
 from crash.files import WAIT_S, await_file, write_whole
 from rocket_sink import Ledger, register
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.backfill import Backfill
+from rocket_sink.spark.backfill.backfill import Backfill
+from rocket_sink.spark.backfill.sources import Table
 from rocket_sink.spark.session import build_session
-from rocket_sink.spark.sources import Table
-from rocket_sink.spark.transactions import Endings, check_ended
+from rocket_sink.spark.transactions import TransactionCommitter, check_ended
 
 _LANES = {lane.name: lane for lane in lanes.LANES}
 _COUNTS = ("rows_in", "acked", "degraded", "dead", "unknown", "filtered", "duplicates_possible")
@@ -53,7 +53,7 @@ def _settled(spark: Any, options: dict[str, Any]) -> bool:
     given = SinkOptions.parse(options)
     if not Ledger(given.ledger).exists():
         return False
-    endings = Endings(spark, given)
+    endings = TransactionCommitter(spark, given)
     rows = endings.open_epochs()
     for row in rows:
         check_ended(endings.end(row.query_id, row.epoch, wait_s=WAIT_S))

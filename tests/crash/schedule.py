@@ -16,7 +16,7 @@ BACKFILL: Final = "backfill"
 TRANSACTIONAL: Final = "transactional"
 DELIVERIES: Final = ("at_least_once", "effectively_once", TRANSACTIONAL)
 HALVES: Final = ("foreach_batch", "write")
-"""Lanes that take `transactional`; the others refuse it (`rocket_sink.spark.halves`)."""
+"""Lanes that take `transactional`; the others refuse it (`rocket_sink.task.transaction_marker`)."""
 ORDERINGS: Final = ("none", "best_effort", "strict")
 
 EPOCHS: Final = 2
@@ -115,7 +115,7 @@ _LANES_OF: Final = {
 
 _SAME_ROWS: Final = ("worker_killed", "task_failed", "driver_killed", "executor_killed")
 """Events after which a task gets the rows that it got before, and holds none of them back: then
-the ids that `at_least_once` makes are the same (`rocket_sink.spark.task_ids`)."""
+the ids that `at_least_once` makes are the same (`rocket_sink.task.message_ids`)."""
 
 
 def lanes_of(event: str, moment: str) -> tuple[str, ...]:

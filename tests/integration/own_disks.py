@@ -29,9 +29,9 @@ from rocket_sink import Ledger
 from rocket_sink.java import find_java
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.backfill import Backfill
+from rocket_sink.spark.backfill.backfill import Backfill
+from rocket_sink.spark.backfill.sources import Table
 from rocket_sink.spark.session import build_session
-from rocket_sink.spark.sources import Table
 from tests.integration.lanes import LANES, Lane, read
 from tests.ledger.values import accounts, context, letter
 

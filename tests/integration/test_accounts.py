@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rocket_sink import Ledger, RocketSink
-from rocket_sink.ledger.figures import Totals
-from rocket_sink.ledger.quick import open_quick
-from rocket_sink.ledger.report import Scope, build_report, figures
+from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.report import Scope, Totals, build_report, figures
 from rocket_sink.testing import FakeCluster
 from tests.ledger.values import accounts, confirmed, context, letter
 

@@ -11,7 +11,7 @@ import pytest
 
 from rocket_sink.cluster import LocalCluster
 from tests.run_command import Done, run_command
-from tests.spark.test_homes import home
+from tests.spark.backfill.test_homes import home
 
 from .lanes import LANES
 

@@ -19,8 +19,8 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.topic_reader import read_topic
 from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.spark.contract import resolve_columns
-from rocket_sink.spark.worker import TaskRun
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.task.runner import TaskRunner
 from tests.clusters import make_topic
 from tests.damaged import damaged
 
@@ -75,7 +75,7 @@ class Sending:
 
     def run(self, during: Callable[[], None]) -> Any:
         pool = ProducerPool()
-        run = TaskRun(self.options, CTX, pool=pool)
+        run = TaskRunner(self.options, CTX, pool=pool)
         batches = table().to_batches(max_chunksize=200)
         plan = resolve_columns(batches[0].schema, self.options)
         try:

@@ -12,8 +12,8 @@ import pytest
 
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.spark.contract import resolve_columns
-from rocket_sink.spark.worker import TaskRun
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.task.runner import TaskRunner
 from tests.damaged import damaged
 
 from .test_lanes_faults import CTX, ROWS, Sending, in_order
@@ -79,7 +79,7 @@ def test_delayed_messages_are_found_where_they_wait(cluster: LocalCluster, tmp_p
     )
     pool, found = ProducerPool(), []
     for ctx in (CTX, AGAIN):
-        run = TaskRun(sending.options, ctx, pool=pool)
+        run = TaskRunner(sending.options, ctx, pool=pool)
         run.feed(rows, resolve_columns(rows.schema, sending.options))
         summary = run.finish()
         assert summary.acked == 40

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rocket_sink.ledger.quick import open_quick
+from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.testing import FakeCluster
 
 pytestmark = [

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from rocket_sink import Ledger
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.backfill import Backfill
+from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.testing import FakeCluster
 
 from .lanes import LANES

@@ -17,7 +17,7 @@ from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.admin.topic_reader import read_topic
 from rocket_sink.testing import Drop, FaultProxies
 from tests.clusters import make_topic
-from tests.spark.one_task import run_task
+from tests.task.one_task import run_task
 
 from .test_lanes_faults import CTX
 

@@ -16,12 +16,12 @@ import pytest
 
 from rocket_sink import Ledger, RocketSink
 from rocket_sink.cluster import LocalCluster
-from rocket_sink.commands.output import Bar
+from rocket_sink.commands.common.output import Bar
 from rocket_sink.commands.transactions import settled
 from rocket_sink.errors import DeliveryError
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.spark import foreach_batch, transactions
-from rocket_sink.spark.transactions import Endings
+from rocket_sink.spark.transactions import TransactionCommitter
 from tests.producer.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark]
@@ -80,8 +80,8 @@ def test_epochs_are_seen_once_decided_and_once(
         sink.write_batch(_rows(spark, 0), 0)
         assert seen() == _all(0)
         # One whose driver dies after it: nobody but the ledger knows.
-        _killed(sink, spark, 1, monkeypatch, Endings, "_end", _die)
-        endings = Endings(spark, sink.options)
+        _killed(sink, spark, 1, monkeypatch, TransactionCommitter, "_end", _die)
+        endings = TransactionCommitter(spark, sink.options)
         rows = endings.open_epochs()
         with Bar("settle", 2 * ROWS) as bar:
             done = settled(endings, rows, bar)

@@ -7,24 +7,24 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.errors import CheckpointError, LedgerError
-from rocket_sink.ledger.place import locate
-from rocket_sink.ledger.starts import claim_app_id
+from rocket_sink.ledger.epoch_starts import claim_app_id
+from rocket_sink.ledger.path import resolve_path
 
 
 def test_it_names_the_query_that_had_it_first(tmp_path: Path) -> None:
-    place = locate(tmp_path)
+    place = resolve_path(tmp_path)
     for _ in range(2):
         claim_app_id.cache_clear()
         claim_app_id(place, "jobs/a", "q1")
     claim_app_id(place, "another", "q2")
-    claim_app_id(locate(tmp_path / "ledger"), "jobs/a", "q2")
+    claim_app_id(resolve_path(tmp_path / "ledger"), "jobs/a", "q2")
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"names the streaming query q1, and this .* q2"):
             claim_app_id(place, "jobs/a", "q2")
 
 
 def test_a_note_that_says_nothing_is_no_leave(tmp_path: Path) -> None:
-    claim_app_id(locate(tmp_path), "a", "q1")
+    claim_app_id(resolve_path(tmp_path), "a", "q1")
     (tmp_path / "_started" / "q-a.query.json").write_text("{")
     with pytest.raises(LedgerError, match=r"q-a\.query\.json"):
-        claim_app_id(locate(tmp_path), "a", "q2")
+        claim_app_id(resolve_path(tmp_path), "a", "q2")

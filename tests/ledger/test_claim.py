@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.marks import BackfillClaim, ClaimCheck
-from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.backfill_marks import BackfillClaim, ClaimCheck
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.spool import sealed_files
 
 _HOLD = """
 import sys, time
-from rocket_sink.ledger.marks import BackfillClaim
-from rocket_sink.ledger.place import locate
-claim = BackfillClaim(locate(sys.argv[1]))
+from rocket_sink.ledger.backfill_marks import BackfillClaim
+from rocket_sink.ledger.path import resolve_path
+claim = BackfillClaim(resolve_path(sys.argv[1]))
 claim.acquire(0.0)
 print(claim.token, flush=True)
 time.sleep(600)
@@ -25,11 +25,11 @@ time.sleep(600)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return locate(tmp_path / "not there yet")
+def place(tmp_path: Path) -> LedgerPath:
+    return resolve_path(tmp_path / "not there yet")
 
 
-def test_of_two_processes_one_has_it_and_a_dead_ones_is_taken_over(place: Place) -> None:
+def test_of_two_processes_one_has_it_and_a_dead_ones_is_taken_over(place: LedgerPath) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _HOLD, place.root], stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -50,7 +50,7 @@ def test_of_two_processes_one_has_it_and_a_dead_ones_is_taken_over(place: Place)
     mine.release()
 
 
-def test_the_look_is_not_repeated_within_a_second(place: Place) -> None:
+def test_the_look_is_not_repeated_within_a_second(place: LedgerPath) -> None:
     claim, times = BackfillClaim(place), iter([0.0, 0.5, 1.1])
     claim.acquire(0.0)
     check = ClaimCheck(place, claim.token, clock=times.__next__)

@@ -18,7 +18,7 @@ from rocket_sink.ledger import lock as lease_module
 from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock
-from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.report import build_report
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.spool import SpoolWriter
@@ -33,7 +33,7 @@ class Killed(BaseException):
     """As SIGKILL would: no handler sees it."""
 
 
-def spool(place: str | Place, partition: int, rows: int = 2) -> str:
+def spool(place: str | LedgerPath, partition: int, rows: int = 2) -> str:
     writer = SpoolWriter(place, context(partition=partition))
     writer.append(sends(writer._ctx, rows))
     return writer.seal()
@@ -177,7 +177,7 @@ def test_two_folds_at_once(spark, tables):
 
 def test_numbers_come_from_deltas_log(spark, tables):
     """A lost counter would give an old number again, and Delta would skip the rows."""
-    ledger_id = ensure_table(spark, locate(tables))
+    ledger_id = ensure_table(spark, resolve_path(tables))
     before = last_txn_version(spark, str(tables), fold_app_id(ledger_id))
     spool(str(tables), 9500)
     fold(spark, str(tables))
@@ -244,7 +244,7 @@ def test_history_cannot_be_edited(spark, tables):
 def test_on_an_object_store(spark, tmp_path, monkeypatch):
     """No append, no rename, no kernel lock: a local folder stands in for one."""
     monkeypatch.setattr(lease_module, "_SETTLE_S", 0.2)
-    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     spool(place, 0)
     with pytest.raises(Killed):
         fold(spark, place, on_step=kill_at("delete"))
@@ -256,7 +256,7 @@ def test_on_an_object_store(spark, tmp_path, monkeypatch):
 
 def test_a_dead_holders_lock_on_an_object_store_is_taken_over(tmp_path, monkeypatch):
     monkeypatch.setattr(lease_module, "_SETTLE_S", 0.1)
-    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     with ledger_lock(place, 5) as first:
         assert first
         path = Path(place.folds) / "lock"
@@ -307,11 +307,15 @@ def test_a_damaged_file_is_put_aside_and_the_others_go_in(
 
 
 def test_files_that_are_all_damaged_make_no_commit(spark, tables):
-    before = last_txn_version(spark, str(tables), fold_app_id(ensure_table(spark, locate(tables))))
+    before = last_txn_version(
+        spark, str(tables), fold_app_id(ensure_table(spark, resolve_path(tables)))
+    )
     damage(spool(str(tables), 9900))
     summary = fold(spark, str(tables))
     assert (summary.folds, summary.rows, len(summary.damaged)) == (0, 0, 1)
-    after = last_txn_version(spark, str(tables), fold_app_id(ensure_table(spark, locate(tables))))
+    after = last_txn_version(
+        spark, str(tables), fold_app_id(ensure_table(spark, resolve_path(tables)))
+    )
     assert after == before
     shutil.rmtree(tables / "_spool" / "_quarantine")
     assert left(tables) == []
@@ -391,7 +395,7 @@ def test_who_must_not_work_on_stale_rows_waits_or_is_told_who_folds(spark, table
 
 def test_a_fold_on_an_object_store_leaves_nothing_per_epoch(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(lease_module, "_SETTLE_S", 0.1)
-    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     for epoch in range(20):
         writer = SpoolWriter(place, context(epoch=epoch))
         writer.append(sends(writer._ctx, 1))

@@ -16,7 +16,7 @@ from rocket_sink import owner
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import lock as lease_module
 from rocket_sink.ledger.lock import Lease, LedgerLock
-from rocket_sink.ledger.place import Place
+from rocket_sink.ledger.path import LedgerPath
 
 LOCAL = fs.LocalFileSystem()
 LONG_S = 120.0
@@ -140,7 +140,7 @@ def test_of_many_at_once_one_holds_it(tmp_path: Path) -> None:
 
     def work() -> None:
         nonlocal inside, most, rounds
-        lock = LedgerLock(Place(f"file:{tmp_path}", str(tmp_path), is_local=False))
+        lock = LedgerLock(LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False))
         assert lock.acquire(LONG_S)
         with guard:
             inside += 1

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import CheckpointError, LedgerError, Outcome
+from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.ledger import Ledger
-from rocket_sink.ledger.quick import open_quick
 from rocket_sink.ledger.records import RunContext, in_flight_rows, resolution_rows, send_rows
 from rocket_sink.ledger.schema import COLUMNS, LEDGER_SCHEMA, SCHEMA_VERSION, ledger_ddl
 from rocket_sink.ledger.table import (
@@ -72,7 +72,7 @@ def test_all_values_come_back_through_delta(spark, ledger):
         "properties": pa.array([[("x", "1")], None], pa.map_(pa.string(), pa.string())),
         "event_time_ms": pa.array([1_700_000_000_123, None]), "flag": pa.array([-5, 2**40]),
     }  # fmt: skip
-    from rocket_sink.ledger.letters import dead_letter_rows
+    from rocket_sink.ledger.dead_letters import dead_letter_rows
 
     batches = [
         *dead_letter_rows({**columns, "reason": "data"}, context(query_id="trip")),

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from rocket_sink.ledger.backfill_marks import settled_since
 from rocket_sink.ledger.ledger import Ledger
-from rocket_sink.ledger.marks import settled_since
-from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import resolution_rows
 from rocket_sink.ledger.spool import SpoolWriter
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_letters_that_were_settled_since(spark: Any, tmp_path: Path) -> None:
-    ledger, place, ctx = Ledger(tmp_path / "l l"), locate(tmp_path / "l l"), context()
+    ledger, place, ctx = Ledger(tmp_path / "l l"), resolve_path(tmp_path / "l l"), context()
 
     def resolve(way: str, *letters: str) -> None:
         ledger.append(spark, resolution_rows({"letter_id": [*letters], "resolution": way}, ctx))

@@ -13,7 +13,7 @@ import pytest
 from rocket_sink.ledger import lock as lease_module
 from rocket_sink.ledger import spool as spool_files
 from rocket_sink.ledger.lock import LedgerLock
-from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.spool import SpoolWriter, read_batches
 from rocket_sink.owner import Owner
 
@@ -43,19 +43,21 @@ def store() -> Iterator[Any]:
 
 
 @pytest.fixture
-def place(store: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(
+    store: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> LedgerPath:
     monkeypatch.setattr(lease_module, "_SETTLE_S", 0.3)
     monkeypatch.setattr(lease_module, "_POLL_S", 0.1)
-    return locate(f"s3://bucket/{request.node.name}")
+    return resolve_path(f"s3://bucket/{request.node.name}")
 
 
-def keys(store: Any, place: Place) -> list[str]:
+def keys(store: Any, place: LedgerPath) -> list[str]:
     prefix = place.root.partition("/")[2]
     found = store.list_objects_v2(Bucket="bucket", Prefix=prefix).get("Contents", [])
     return [item["Key"].removeprefix(f"{prefix}/") for item in found]
 
 
-def test_after_many_epochs_nothing_stays(store: Any, place: Place) -> None:
+def test_after_many_epochs_nothing_stays(store: Any, place: LedgerPath) -> None:
     filesystem = place.filesystem()
     for epoch in range(EPOCHS):
         writer = SpoolWriter(place, context(epoch=epoch))
@@ -77,7 +79,7 @@ def test_after_many_epochs_nothing_stays(store: Any, place: Place) -> None:
     }  # fmt: skip
 
 
-def test_a_damaged_object_is_put_aside(store: Any, place: Place) -> None:
+def test_a_damaged_object_is_put_aside(store: Any, place: LedgerPath) -> None:
     writer = SpoolWriter(place, context())
     writer.append(sends(context(), 2))
     sealed = writer.seal()
@@ -90,9 +92,9 @@ HOLDER = """
     import sys
     from rocket_sink.ledger import lock as lease
     from rocket_sink.ledger.lock import LedgerLock
-    from rocket_sink.ledger.place import locate
+    from rocket_sink.ledger.path import resolve_path
     lease._SETTLE_S = 0.3
-    lock = LedgerLock(locate(sys.argv[1]), lease_s=3)
+    lock = LedgerLock(resolve_path(sys.argv[1]), lease_s=3)
     assert lock.acquire(0)
     print("held", flush=True)
     sys.stdin.read()
@@ -100,7 +102,7 @@ HOLDER = """
 
 
 def test_a_killed_driver_of_another_host_blocks_for_its_lease_alone(
-    store: Any, place: Place, monkeypatch: pytest.MonkeyPatch
+    store: Any, place: LedgerPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Owner, "is_alive", lambda self: None)  # as seen from another host
     holder = subprocess.Popen(

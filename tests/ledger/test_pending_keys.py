@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.pending_keys import PendingKeys, release
-from rocket_sink.ledger.place import locate
 from rocket_sink.ledger.records import resolution_rows
 
 from .values import accounts, confirmed, context, letter
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_keys_are_held_until_their_last_letter_is_resolved(spark: Any, tmp_path: Path) -> None:
-    ledger, place = Ledger(tmp_path), locate(tmp_path)
+    ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys, later = PendingKeys(place), context(epoch=9)
     ledger.create(spark)
     assert release(spark, place) == 0
@@ -51,7 +51,7 @@ def test_keys_of_an_attempt_that_does_not_count_are_let_go(spark: Any, tmp_path:
 
     Rows that were held back behind them hold nothing for themselves.
     """
-    ledger, place = Ledger(tmp_path), locate(tmp_path)
+    ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     keys = PendingKeys(place)
     ledger.create(spark)
     first = context(epoch=2, partition=3)
@@ -80,7 +80,7 @@ def test_rows_held_back_behind_a_letter_that_was_resent_still_hold_their_key(
     spark: Any, tmp_path: Path
 ) -> None:
     """Else later rows would overtake them."""
-    ledger, place = Ledger(tmp_path), locate(tmp_path)
+    ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     ledger.create(spark)
     keys, ctx = PendingKeys(place), context(epoch=2)
     keys.note(ctx, {"t": {"a"}})
@@ -93,7 +93,7 @@ def test_rows_held_back_behind_a_letter_that_was_resent_still_hold_their_key(
 
 
 def test_a_newer_attempt_on_its_way_to_the_table_keeps_its_keys(spark: Any, tmp_path: Path) -> None:
-    ledger, place = Ledger(tmp_path), locate(tmp_path)
+    ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
     ledger.create(spark)
     ledger.append(spark, accounts(context(epoch=2), acked=1))
     newer = context(epoch=2, run_id="run-2", task_attempt_id=1)

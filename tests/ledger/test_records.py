@@ -18,7 +18,7 @@ from rocket_sink.ledger.records import (
 )
 from rocket_sink.ledger.schema import KINDS, LEDGER_SCHEMA, columns_of
 from rocket_sink.routing.fault import Isolation
-from rocket_sink.spark.accounts import TaskSummary
+from rocket_sink.task.totals import TaskSummary
 
 from .values import attempt, context
 

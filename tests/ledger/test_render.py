@@ -8,7 +8,7 @@ import json
 
 from rich.console import Console
 
-from rocket_sink.ledger.figures import (
+from rocket_sink.ledger.report import (
     BrokerFigures,
     DeadLetterFigures,
     EpochFigures,

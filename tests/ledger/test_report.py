@@ -9,16 +9,15 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import LedgerError, Outcome
-from rocket_sink.ledger.figures import Report, Scope
+from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.ledger import Ledger
-from rocket_sink.ledger.quick import open_quick
 from rocket_sink.ledger.records import (
     in_flight_rows,
     isolation_rows,
     resolution_rows,
     send_rows,
 )
-from rocket_sink.ledger.report import build_report, figures
+from rocket_sink.ledger.report import Report, Scope, build_report, figures
 from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.views import newest, queried, rows_of

@@ -17,7 +17,7 @@ from rocket_sink.ledger.schema import (
     columns_of,
     ledger_ddl,
 )
-from rocket_sink.spark.contract_rows import RowBatch
+from rocket_sink.rows.row_batch import RowBatch
 
 
 def test_names_are_unique_and_every_column_has_a_comment():

@@ -16,10 +16,9 @@ from threading import Thread
 import pytest
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger import shared
-from rocket_sink.ledger.place import Place, locate
-from rocket_sink.ledger.shared import LedgerToken, ledger_token
-from rocket_sink.ledger.table import first_line
+from rocket_sink.ledger import table as shared
+from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.table import LedgerToken, first_line, ledger_token
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +28,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_token_of_a_folder_is_one_and_nothing_else_stays(tmp_path: Path) -> None:
-    place = locate(tmp_path / "new" / "ledger")
+    place = resolve_path(tmp_path / "new" / "ledger")
     token = ledger_token(place, spools=True)
     assert ledger_token(place, spools=True) == token
     for _ in range(2):
@@ -41,7 +40,7 @@ def test_the_token_of_a_folder_is_one_and_nothing_else_stays(tmp_path: Path) -> 
 
 
 def test_drivers_that_start_at_once_all_have_a_token_that_counts(tmp_path: Path) -> None:
-    place = locate(tmp_path)
+    place = resolve_path(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         tokens = list(pool.map(lambda _: ledger_token(place, spools=True), range(40)))
     for token in set(tokens):
@@ -49,7 +48,7 @@ def test_drivers_that_start_at_once_all_have_a_token_that_counts(tmp_path: Path)
 
 
 def test_another_folder_of_the_same_path_is_refused_each_time(tmp_path: Path) -> None:
-    place = locate(tmp_path / "ledger")
+    place = resolve_path(tmp_path / "ledger")
     token = ledger_token(place, spools=True)
     token.check()
     Path(place.root).rename(tmp_path / "elsewhere")
@@ -64,7 +63,7 @@ def test_another_folder_of_the_same_path_is_refused_each_time(tmp_path: Path) ->
 def test_a_file_that_comes_into_view_late_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = ledger_token(locate(tmp_path / "ledger"), spools=True)
+    token = ledger_token(resolve_path(tmp_path / "ledger"), spools=True)
     (tmp_path / "ledger").rename(tmp_path / "elsewhere")
     slept = []
 
@@ -79,7 +78,7 @@ def test_a_file_that_comes_into_view_late_is_waited_for(
 
 def test_a_spool_that_cannot_be_written(tmp_path: Path) -> None:
     """Root writes everywhere: a file stands in the way."""
-    token = ledger_token(locate(tmp_path), spools=True)
+    token = ledger_token(resolve_path(tmp_path), spools=True)
     (tmp_path / "_spool").write_text("in the way")
     with pytest.raises(LedgerError, match=r"as user \d+.*No row of it was sent; let the users"):
         token.check()
@@ -90,7 +89,7 @@ def test_a_spool_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_user_that_may_only_read(spools: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        token = ledger_token(locate(folder), spools=spools)
+        token = ledger_token(resolve_path(folder), spools=spools)
         token.check()
         shared._tried.clear()
         child = os.fork()
@@ -107,7 +106,7 @@ def test_a_user_that_may_only_read(spools: bool) -> None:
 
 
 def test_from_a_connect_client_the_table_is_looked_for(tmp_path: Path) -> None:
-    token = LedgerToken(locate(tmp_path).uri, "", spools=False)
+    token = LedgerToken(resolve_path(tmp_path).uri, "", spools=False)
     with pytest.raises(LedgerError, match="_delta_log, which is there on the driver, is not here"):
         token.check()
     (tmp_path / "_delta_log").mkdir()
@@ -118,9 +117,9 @@ def test_where_nothing_can_be_appended_the_look_is_one_per_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder under another name stands in for an object store."""
-    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     looked = []
-    monkeypatch.setattr(shared, "locate", lambda uri: looked.append(uri) or place)
+    monkeypatch.setattr(shared, "resolve_path", lambda uri: looked.append(uri) or place)
     token = LedgerToken("s3://b/k", ledger_token(place, spools=True).name, spools=True)
     token.check()
     token.check()
@@ -166,12 +165,12 @@ def store() -> Iterator[str]:
 def test_a_store_that_refuses_the_keys_is_one_error_with_the_remedy(store: str, side: str) -> None:
     """In a process of its own: the S3 client reads its environment once."""
     looks = {
-        "driver": "ledger_token(locate('s3://bucket/ledger'), spools=True)",
+        "driver": "ledger_token(resolve_path('s3://bucket/ledger'), spools=True)",
         "task": "LedgerToken('s3://bucket/ledger', 'x', spools=True).check()",
     }
     code = (
-        "from rocket_sink.ledger.place import locate\n"
-        "from rocket_sink.ledger.shared import LedgerToken, ledger_token\n"
+        "from rocket_sink.ledger.path import resolve_path\n"
+        "from rocket_sink.ledger.table import LedgerToken, ledger_token\n"
         f"{looks[side]}"
     )
     keys = {"AWS_ENDPOINT_URL": store, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",

@@ -19,7 +19,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import spool as spool_files
 from rocket_sink.ledger.fold import unfinished
 from rocket_sink.ledger.notes import NoteStore, write_bytes
-from rocket_sink.ledger.place import Place, locate
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.spool import SpoolWriter, is_whole, new_name, read_batches, sealed_files
 from rocket_sink.owner import Owner, this_process
@@ -38,7 +38,7 @@ def offsets(path: str) -> list[int]:
 
 
 def taken(root: Path) -> list[str]:
-    return [info.path for info in sealed_files(locate(root), LOCAL)]
+    return [info.path for info in sealed_files(resolve_path(root), LOCAL)]
 
 
 def test_rows_go_through_a_sealed_file(tmp_path):
@@ -212,7 +212,7 @@ def test_a_newer_versions_file_is_refused(tmp_path):
 
 
 def test_where_nothing_can_be_appended_one_file_comes_with_the_seal(tmp_path):
-    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     writer = SpoolWriter(place, context())
     writer.append(sends(context(), 2))
     writer.append(sends(context(), 1))
@@ -231,17 +231,17 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
 
 def test_places(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert locate("x/y").root == str(tmp_path / "x/y")
-    assert locate("/a/b/").uri == "file:/a/b"
-    assert locate("file:///a/b") == locate("/a/b") == locate("file:/a/b")
+    assert resolve_path("x/y").root == str(tmp_path / "x/y")
+    assert resolve_path("/a/b/").uri == "file:/a/b"
+    assert resolve_path("file:///a/b") == resolve_path("/a/b") == resolve_path("file:/a/b")
     with pytest.raises(LedgerError, match="empty"):
-        locate(" ")
-    weird = locate("weird+scheme://x/y")
+        resolve_path(" ")
+    weird = resolve_path("weird+scheme://x/y")
     assert (weird.uri, weird.root, weird.is_local) == ("weird+scheme://x/y", "x/y", False)
     assert not weird.has_spool and "foreachBatch" in weird.problem
     with pytest.raises(LedgerError, match=r"foreachBatch and sink\.write can"):
         weird.filesystem()
-    assert locate("/a").has_spool and not locate("/a").problem
+    assert resolve_path("/a").has_spool and not resolve_path("/a").problem
 
 
 def test_a_seal_is_durable_before_it_is_seen(tmp_path, monkeypatch):
@@ -304,10 +304,10 @@ FULL = """
     sys.path[:0] = {path!r}
     from ledger.values import context, letter, sends
     from rocket_sink.errors import LedgerError
-    from rocket_sink.ledger.place import Place
+    from rocket_sink.ledger.path import LedgerPath
     from rocket_sink.ledger.spool import SpoolWriter
     resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
-    place = Place("file:" + {root!r}, {root!r}, is_local={is_local})
+    place = LedgerPath("file:" + {root!r}, {root!r}, is_local={is_local})
     for size in {sizes}:
         writer = SpoolWriter(place, context())
         try:
@@ -376,7 +376,7 @@ def test_what_a_link_shows_is_no_spool_file(tmp_path):
 
 
 def test_an_object_store_gets_no_folder_per_epoch(tmp_path):
-    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     for epoch in (3, 12):
         writer = SpoolWriter(place, context(epoch=epoch))
         writer.append(sends(context(epoch=epoch), 1))
@@ -388,7 +388,7 @@ def test_an_object_store_gets_no_folder_per_epoch(tmp_path):
 
 
 def test_empty_folders_of_an_older_version_go_and_used_ones_stay(tmp_path):
-    place = Place(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
     spool = tmp_path / "_spool"
     for epoch in range(6):
         (spool / "q-query" / str(epoch)).mkdir(parents=True)
@@ -405,7 +405,7 @@ def test_what_is_put_aside_is_found_and_not_folded(tmp_path):
     writer = SpoolWriter(str(tmp_path), context())
     writer.append(sends(context(), 1))
     sealed = Path(writer.seal())
-    place = locate(tmp_path)
+    place = resolve_path(tmp_path)
     moved = Path(spool_files.put_aside(place, LOCAL, str(sealed)))
     assert moved.name == sealed.name
     assert moved.relative_to(place.quarantine) == sealed.relative_to(place.spool)
@@ -419,7 +419,7 @@ def test_what_is_put_aside_is_found_and_not_folded(tmp_path):
     ["../../../home/user/x.arrow", "q-x/../../x.arrow", "/etc/passwd", "q-x/0/x.txt", "x.arrow"],
 )
 def test_a_manifest_that_lists_other_files_is_refused(tmp_path, name):
-    place = locate(tmp_path)
+    place = resolve_path(tmp_path)
     Path(place.folds).mkdir(parents=True)
     values = {"ledger_id": "x", "number": 1, "files": [name], "bytes": 1, "token": "t"}
     Path(place.folds, "1.json").write_text(json.dumps(values))

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.ledger import Ledger
-from rocket_sink.ledger.place import locate
-from rocket_sink.ledger.quick import open_quick
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.spool import SpoolWriter, sealed_files
@@ -128,6 +128,6 @@ def test_a_fold_takes_the_files_of_an_epoch_in_the_order_of_their_begin(tmp_path
             path = spool(ledger, ctx, accounts(ctx, acked=1))
             os.utime(path, (100 - turn, 100 - turn))
             made.append(path)
-    place = locate(tmp_path)
+    place = resolve_path(tmp_path)
     found = [info.path for info in sealed_files(place, place.filesystem())]
     assert found == [*made[3:], *made[:3]], "by epoch, and within it as they were made"

@@ -9,8 +9,8 @@ from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
-from rocket_sink.wire.answers import decode_send_answer
 from rocket_sink.wire.requests import send_message_v2
+from rocket_sink.wire.responses import decode_send_answer
 
 from .conftest import stored
 from .waiting import until

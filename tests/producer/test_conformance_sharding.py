@@ -8,7 +8,7 @@ import pytest
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
-from rocket_sink.spark.table_producer import TableProducer
+from rocket_sink.task.table_producer import TableProducer
 from tests.clusters import make_topic
 from tests.java_client import FOLDER, GENERATIONS, read_with_java, run_java
 

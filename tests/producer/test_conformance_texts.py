@@ -15,9 +15,9 @@ from rocket_sink.errors import MessageError
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.spark.checks import validate
-from rocket_sink.spark.contract import resolve_columns
-from rocket_sink.spark.contract_cast import normalise
+from rocket_sink.rows.checks import validate
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.rows.normalise import normalise
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.requests import request
 from tests.clusters import make_topic

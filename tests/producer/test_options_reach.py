@@ -11,8 +11,8 @@ from rocket_sink.errors import BrokerBusyError, RequestTimeoutError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
-from rocket_sink.routing.keyed import owner
-from rocket_sink.routing.publish import PublishInfo
+from rocket_sink.routing.sharding import owner
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.compress import CompressionType
@@ -28,7 +28,7 @@ def requests_of(cluster, *codes):
 @pytest.mark.parametrize("sharding_hash", ["java", "java_long", "siphash24", "rendezvous"])
 def test_sharding_hash(cluster, make_producer, sharding_hash):
     producer = make_producer(shardingHash=sharding_hash)
-    info = PublishInfo.of("orders", cluster.route("orders"))
+    info = TopicPublishInfo.of("orders", cluster.route("orders"))
     keys = [*(f"key-{number}" for number in range(6)), *map(str, range(1 << 40, (1 << 40) + 6))]
     found = [producer.send(Message("orders", b"x", sharding_key=key)).queue for key in keys]
     assert found == [owner(info, key, sharding_hash) for key in keys]

@@ -14,10 +14,10 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.admin.stored_messages import StoredMessages
-from rocket_sink.spark import dlq_export
-from rocket_sink.spark.read_options import ReadOptions
-from rocket_sink.spark.reader import MessageReader
-from rocket_sink.testing import FakeCluster, reads
+from rocket_sink.spark.backfill import dlq_export
+from rocket_sink.spark.reader import MessageReader, ReadOptions
+from rocket_sink.testing import FakeCluster
+from rocket_sink.testing import store as reads
 from rocket_sink.wire.compress import CompressionType, compress
 from rocket_sink.wire.stored import StoredMessage, encode_stored
 from tests.memory import memory_below

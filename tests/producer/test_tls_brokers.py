@@ -13,7 +13,7 @@ import pytest
 
 from rocket_sink import TableProducer
 from rocket_sink.errors import TlsRefusedError
-from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.spool import read_batches, sealed_files
 from rocket_sink.message import Message
@@ -21,7 +21,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import RequestCode
 from tests.net.test_transport import DAY, IP, NOW, Authority, authority
-from tests.spark.one_task import run_task
+from tests.task.one_task import run_task
 from tests.tls_relay import TlsFront
 
 from .waiting import until
@@ -117,7 +117,7 @@ def test_a_table_is_an_error_and_no_row_a_dead_letter(front, cluster, wrong, tmp
         pytest.raises(TlsRefusedError, match=NAMED[wrong]),
     ):
         producer.send(pa.table({"body": [b"%d" % n for n in range(50)]}))
-    assert "dead_letter" not in _kinds(locate(ledger))
+    assert "dead_letter" not in _kinds(resolve_path(ledger))
     assert cluster.messages("orders") == []
 
 
@@ -129,7 +129,7 @@ def test_a_spark_task_fails_and_no_row_is_a_dead_letter(
 ):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     _, options = front(wrong)
-    place = locate(str(tmp_path / "ledger"))
+    place = resolve_path(str(tmp_path / "ledger"))
     parsed = SinkOptions.parse(**options, topic="orders", ledger=place.uri, ordering=ordering)
     rows = {"body": [b"%d" % n for n in range(50)], "sharding_key": [f"k{n}" for n in range(50)]}
     with pytest.raises(TlsRefusedError, match=NAMED[wrong]):

@@ -11,23 +11,26 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.message import MessageQueue
-from rocket_sink.routing.choice import VIEWS_MAX, MachineRoom, QueueChooser, select_by
-from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.routing.selectors import (
+    VIEWS_MAX,
     Cursor,
     LeastLatency,
+    MachineRoom,
+    QueueChooser,
     RandomQueue,
     RoundRobin,
     Weighted,
+    select_by,
     selector_named,
 )
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
 
 SELECTORS = ["round_robin", "random", "weighted", "least_latency"]
 
 
 def info_of(queues, topic="t", without_master=()):
-    return PublishInfo.of(
+    return TopicPublishInfo.of(
         topic,
         TopicRoute(
             tuple(QueueData(name, count, count) for name, count in queues.items()),
@@ -232,13 +235,15 @@ def test_machine_room_first_then_the_others():
 
 
 def test_brokers_without_a_master_are_never_chosen():
-    info = PublishInfo.of("t", TopicRoute((), (BrokerData("c", "a", {0: "a:1"}),), "a:2;gone:6"))
+    info = TopicPublishInfo.of(
+        "t", TopicRoute((), (BrokerData("c", "a", {0: "a:1"}),), "a:2;gone:6")
+    )
     choose = chooser()
     assert {choose.select(info).broker_name for _ in range(50)} == {"a"}
     assert choose.select(info, last_broker="a").broker_name == "a"
-    lost = PublishInfo.of("t", TopicRoute((), (BrokerData("c", "a", {1: "a:1"}),), "a:2"))
+    lost = TopicPublishInfo.of("t", TopicRoute((), (BrokerData("c", "a", {1: "a:1"}),), "a:2"))
     assert choose.select(lost) is None
-    assert choose.select(PublishInfo.of("u", TopicRoute())) is None
+    assert choose.select(TopicPublishInfo.of("u", TopicRoute())) is None
 
 
 def test_static_topics_are_judged_by_the_broker_that_hosts_the_queue():
@@ -247,7 +252,7 @@ def test_static_topics_are_judged_by_the_broker_that_hosts_the_queue():
         "b2": QueueMapping("b2", 4, 1, queue_ids={1: 0, 2: 1}),
     }
     hosts = tuple(BrokerData("c", name, {0: name}) for name in mapping)
-    info = PublishInfo.of("t", TopicRoute((), hosts, mappings=mapping))
+    info = TopicPublishInfo.of("t", TopicRoute((), hosts, mappings=mapping))
     choose = chooser()
     chosen = {choose.select(info, available=lambda name: name == "b1") for _ in range(50)}
     assert {queue.queue_id for queue in chosen} == {0, 3}

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocket_sink.routing.choice import QueueChooser
 from rocket_sink.routing.fault import (
     EXTENSION_S,
     PROFILES,
@@ -18,8 +17,8 @@ from rocket_sink.routing.fault import (
     LatencyFaultTolerance,
     MemoryFaultStore,
 )
-from rocket_sink.routing.publish import PublishInfo
-from rocket_sink.routing.selectors import selector_named
+from rocket_sink.routing.selectors import QueueChooser, selector_named
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 
 NOW = 1000.0
@@ -111,7 +110,7 @@ def test_c36_the_reachable_one_is_picked_while_none_is_available():
     def chosen():
         queues = [
             choose.select(
-                PublishInfo.of("t", route),
+                TopicPublishInfo.of("t", route),
                 available=lambda name: faults.is_available(name, NOW),
                 reachable=faults.is_reachable,
             )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rocket_sink import errors
 from rocket_sink.errors import Isolate, MessageError, Outcome, SendError
 from rocket_sink.options import SinkOptions
+from rocket_sink.routing.response_errors import error_for_answer
 from rocket_sink.routing.retry import (
     ATTEMPT_FLOOR_S,
     Action,
@@ -21,7 +22,6 @@ from rocket_sink.routing.retry import (
     decide,
     decide_degraded,
 )
-from rocket_sink.routing.verdict import error_for_answer
 
 POLICIES = RetryPolicies()
 NONE, BEST, STRICT = Ordering.NONE, Ordering.BEST_EFFORT, Ordering.STRICT

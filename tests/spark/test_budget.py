@@ -8,10 +8,10 @@ import pytest
 
 from rocket_sink.errors import ConfigurationError, DeliveryError
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.accounts import TaskSummary
-from rocket_sink.spark.budget import check_budget
 from rocket_sink.spark.datasource import ArrowStreamWriter, TaskMessage
+from rocket_sink.spark.session_checks import check_budget
 from rocket_sink.spark.sink import ForeachTask
+from rocket_sink.task.totals import TaskSummary
 
 
 def counts(rows_in: int, dead: int, unknown: int = 0) -> dict[str, Any]:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from rocket_sink.commands.ledger_input import folded_or_said
+from rocket_sink.commands.common.ledger_input import folded_or_said
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import ledger as ledger_module
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock
-from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.backfill import Backfill
-from rocket_sink.spark.parking import park, unpark
+from rocket_sink.spark.backfill.backfill import Backfill
+from rocket_sink.spark.backfill.parking import park, unpark
 
 pytestmark = pytest.mark.spark
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
     """A ledger that is being folded for as long as the test takes."""
     monkeypatch.setattr(ledger_module, "FULL_SYNC_WAIT_S", 0.2)
-    with ledger_lock(locate(tmp_path), 0) as lock:
+    with ledger_lock(resolve_path(tmp_path), 0) as lock:
         assert lock is not None
         yield Ledger(tmp_path)
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import CheckpointError, ConfigurationError, DeliveryError
-from rocket_sink.ledger import starts
+from rocket_sink.ledger import epoch_starts
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.pool import ProducerPool
-from rocket_sink.spark.contract import resolve_columns
-from rocket_sink.spark.worker import TaskRun
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 
@@ -55,7 +55,7 @@ class World:
         parsed = SinkOptions.parse({**self.given, **options})
         table = rows or rows_of(ROWS)
         pool = ProducerPool()
-        run = TaskRun(parsed, ctx, pool=pool)
+        run = TaskRunner(parsed, ctx, pool=pool)
         try:
             for number, batch in enumerate(table.to_batches(max_chunksize=cut)):
                 each(number * cut)
@@ -304,11 +304,11 @@ def test_crash_upon_crash(world: World) -> None:
 def test_a_task_that_outlived_its_driver_sends_nothing_more(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starts, "_CHECK_S", 0.0)
+    monkeypatch.setattr(epoch_starts, "_CHECK_S", 0.0)
     options = SinkOptions.parse(world.given)
     batches = rows_of(ROWS).to_batches(max_chunksize=100)
     pool = ProducerPool()
-    zombie = TaskRun(options, CTX, pool=pool)
+    zombie = TaskRunner(options, CTX, pool=pool)
     zombie.feed(batches[0], resolve_columns(batches[0].schema, options))
     world.run(RESTART)
     with pytest.raises(CheckpointError, match="r2"):

@@ -10,9 +10,9 @@ import pytest
 from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.limits import per_task_rate
-from rocket_sink.spark import host
-from rocket_sink.spark.host import divided
-from rocket_sink.spark.rates import by_the_second
+from rocket_sink.spark import session_checks as host
+from rocket_sink.spark.session_checks import with_task_rate
+from rocket_sink.task.rate_limits import by_the_second
 
 
 class Session:
@@ -36,28 +36,28 @@ LIMIT = SinkOptions.parse(maxMessagesPerSecond=1000)
 
 
 def test_the_limit_is_divided_over_the_task_slots() -> None:
-    options = divided(LIMIT, Session(8))
+    options = with_task_rate(LIMIT, Session(8))
     assert options.rate_tasks == 8
     assert per_task_rate(options.max_messages_per_second, options) == 125
 
 
 def test_a_write_of_few_tasks_is_divided_over_these() -> None:
-    assert divided(LIMIT, Session(8), tasks=3).rate_tasks == 3
-    assert divided(LIMIT, Session(8), tasks=300).rate_tasks == 8
+    assert with_task_rate(LIMIT, Session(8), tasks=3).rate_tasks == 3
+    assert with_task_rate(LIMIT, Session(8), tasks=300).rate_tasks == 8
 
 
 @pytest.mark.parametrize("slots", [None, 0])
 def test_where_spark_does_not_tell_its_parallelism_stands_in(slots: int | None) -> None:
-    assert divided(LIMIT, Session(slots)).rate_tasks == 6
+    assert with_task_rate(LIMIT, Session(slots)).rate_tasks == 6
 
 
 def test_what_the_user_says_wins() -> None:
-    assert divided(LIMIT.with_(rateTasks=2), Session(8)).rate_tasks == 2
+    assert with_task_rate(LIMIT.with_(rateTasks=2), Session(8)).rate_tasks == 2
 
 
 def test_without_a_limit_nobody_is_asked() -> None:
     options = SinkOptions()
-    assert divided(options, None) is options
+    assert with_task_rate(options, None) is options
 
 
 @pytest.mark.parametrize("slots", [0, None])
@@ -66,7 +66,7 @@ def test_no_slots_to_be_seen_is_an_error_that_names_the_option(
 ) -> None:
     monkeypatch.setattr(host, "active_session", lambda: None)
     with pytest.raises(OptionError, match="rateTasks"):
-        divided(LIMIT, slots=slots)
+        with_task_rate(LIMIT, slots=slots)
 
 
 def test_a_request_holds_no_more_than_a_second() -> None:

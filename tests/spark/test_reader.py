@@ -14,9 +14,8 @@ from rocket_sink.errors import ConfigurationError, NoRouteError, OptionError
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
-from rocket_sink.spark.read_options import READ_OPTIONS, ReadOptions
-from rocket_sink.spark.reader import MessageReader, QueueRange, reader_of
-from rocket_sink.spark.stored_rows import STORED_DDL, STORED_SCHEMA, stored_batch
+from rocket_sink.rows.stored_rows import STORED_DDL, STORED_SCHEMA, stored_batch
+from rocket_sink.spark.reader import READ_OPTIONS, MessageReader, QueueRange, ReadOptions, reader_of
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
 

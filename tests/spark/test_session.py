@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocket_sink.spark import session
-from rocket_sink.spark.host import active_session
+from rocket_sink.spark.session_checks import active_session
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pyspark.sql import Row
 
 from rocket_sink import RocketSink, SinkOptions
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
-from rocket_sink.spark import host
+from rocket_sink.spark import session_checks
 from rocket_sink.testing import FakeCluster
 
 SECRET = "canary-secret-12345"
@@ -47,7 +47,7 @@ class Speculating:
 
 class TestSpeculation:
     def test_it_is_refused_when_the_sink_is_made(self, monkeypatch: Any) -> None:
-        monkeypatch.setattr(host, "active_session", Speculating)
+        monkeypatch.setattr(session_checks, "active_session", Speculating)
         with pytest.raises(ConfigurationError, match="allowSpeculation"):
             RocketSink(nameServer="a:1", topic="t")
         RocketSink(nameServer="a:1", topic="t", allowSpeculation=True)
@@ -56,7 +56,7 @@ class TestSpeculation:
         self, monkeypatch: Any
     ) -> None:
         sink = RocketSink(nameServer="a:1", topic="t")
-        monkeypatch.setattr(host, "active_session", Speculating)
+        monkeypatch.setattr(session_checks, "active_session", Speculating)
         with pytest.raises(ConfigurationError, match="allowSpeculation"):
             pickle.dumps(sink)
 

@@ -19,10 +19,10 @@ from rocket_sink.producer.admin.half_commits import CommitReport, Half, HalfMess
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN
-from rocket_sink.spark.contract import resolve_columns
-from rocket_sink.spark.halves import HalfMark
+from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.spark.transactions import CheckBacks
-from rocket_sink.spark.worker import TaskRun
+from rocket_sink.task.runner import TaskRunner
+from rocket_sink.task.transaction_marker import HalfMark
 from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.ids import decode_offset_message_id
@@ -55,7 +55,7 @@ class World:
         """What a task writes to the ledger."""
         options, written = self.options(**more), list[pa.RecordBatch]()
         table = rows_of(ROWS) if rows is None else rows
-        run = TaskRun(options, ctx, emit=written.append, pool=self.pool, check_group=GROUP)
+        run = TaskRunner(options, ctx, emit=written.append, pool=self.pool, check_group=GROUP)
         for batch in table.to_batches(max_chunksize=25):
             run.feed(batch, resolve_columns(batch.schema, options))
         self.summary = run.finish()
@@ -91,7 +91,7 @@ def rows_of(count: int) -> pa.Table:
 
 
 def halves_of(written: pa.Table) -> list[Half]:
-    """As `Endings` reads them out of the ledger."""
+    """As `TransactionCommitter` reads them out of the ledger."""
     rows = written.filter(pa.compute.field("kind") == "send").to_pylist()
     return [
         Half(
@@ -264,7 +264,7 @@ def test_lanes_without_a_decision_are_refused(world: World) -> None:
     with pytest.raises(OptionError, match="ledger"):
         SinkOptions.parse({"nameServer": "a:1", "delivery": "transactional"})
     with pytest.raises(ConfigurationError, match="foreachBatch"):
-        TaskRun(world.options(), dataclasses.replace(CTX, lane="foreach"))
+        TaskRunner(world.options(), dataclasses.replace(CTX, lane="foreach"))
     with pytest.raises(ConfigurationError, match="foreachBatch"):
         RocketSink(world.options()).__getstate__()
 

@@ -15,11 +15,11 @@ import pytest
 from rocket_sink import Ledger, RocketSink
 from rocket_sink.errors import ConfigurationError, DeliveryError
 from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
-from rocket_sink.ledger.place import locate
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
 from rocket_sink.spark import foreach_batch, transactions
-from rocket_sink.spark.halves import HalfMark
-from rocket_sink.spark.transactions import Endings
+from rocket_sink.spark.transactions import TransactionCommitter
+from rocket_sink.task.transaction_marker import HalfMark
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from tests.producer.waiting import until
@@ -131,7 +131,7 @@ def test_an_epoch_is_hidden_until_its_append(query: Query, monkeypatch: Any) -> 
 
 
 def test_killed_drivers_are_mended_by_the_next_start(query: Query, monkeypatch: Any) -> None:
-    query.killed(monkeypatch, Endings, "_end", die)
+    query.killed(monkeypatch, TransactionCommitter, "_end", die)
     assert not query.seen() and query.epochs()[0].open
     # One at a time per queue, so that not all are on their way when it dies.
     query.killed(
@@ -144,10 +144,10 @@ def test_killed_drivers_are_mended_by_the_next_start(query: Query, monkeypatch: 
 
 
 def test_an_end_that_the_ledger_does_not_know_of(query: Query, monkeypatch: Any) -> None:
-    query.killed(monkeypatch, Endings, "_note", die)
+    query.killed(monkeypatch, TransactionCommitter, "_note", die)
     assert query.seen() == {0: ROWS} and query.epochs()[0].open
-    endings = Endings(query.spark, query.sink().options)
-    with ledger_lock(locate(query.ledger.path), 0, name=ENDS_LOCK):
+    endings = TransactionCommitter(query.spark, query.sink().options)
+    with ledger_lock(resolve_path(query.ledger.path), 0, name=ENDS_LOCK):
         assert endings.end(query.name, 0, wait_s=0).busy
     report = endings.end(query.name, 0, wait_s=0)
     assert (report.committed, report.found_stored) == (ROWS, ROWS)
@@ -155,7 +155,7 @@ def test_an_end_that_the_ledger_does_not_know_of(query: Query, monkeypatch: Any)
 
 
 def test_a_broker_asks_before_anybody_has_ended_it(query: Query, monkeypatch: Any) -> None:
-    query.killed(monkeypatch, Endings, "_end", die)
+    query.killed(monkeypatch, TransactionCommitter, "_end", die)
     query.brokers_ask()
     until(lambda: query.seen() == {0: ROWS}, timeout_s=60)
     query.brokers_ask()

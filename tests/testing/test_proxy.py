@@ -27,7 +27,7 @@ from rocket_sink.testing import (
     Twice,
     WrongOpaque,
 )
-from rocket_sink.testing.proxy_frames import Cutter
+from rocket_sink.testing.proxy import Cutter
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.frame import Frame, encode_frame
 

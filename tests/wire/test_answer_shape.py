@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink.errors import InvalidAnswerError
-from rocket_sink.wire.answer_shape import AnswerShape
-from rocket_sink.wire.answers import SendAnswerFrame, decode_send_answer
-from rocket_sink.wire.command import Frame
 from rocket_sink.wire.frame import DEFAULT_LIMITS, NEED_DATA, FrameReader
-from rocket_sink.wire.header_json import decode_any_json_header, encode_json_header
+from rocket_sink.wire.headers.command import Frame
+from rocket_sink.wire.headers.serialize import decode_any_json_header, encode_json_header
+from rocket_sink.wire.responses import AnswerShape, SendAnswerFrame, decode_send_answer
 
 HEX = st.text("0123456789ABCDEF", min_size=1, max_size=40)
 NUMBERS = st.one_of(st.integers(-3, 2**63 + 9).map(str), st.sampled_from(["", "007", "x", "٣"]))

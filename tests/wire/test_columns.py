@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_sink.errors import LocalProtocolError
-from rocket_sink.wire import columns_join
 from rocket_sink.wire.batch import decode_batch, encode_inner
-from rocket_sink.wire.columns import (
+from rocket_sink.wire.columns import join as columns_join
+from rocket_sink.wire.columns.encode import (
     EncodedBatch,
     MessageColumns,
     cut_requests,
@@ -22,7 +22,7 @@ from rocket_sink.wire.columns import (
     group_by_queue,
     message_id_column,
 )
-from rocket_sink.wire.columns_join import join_pieces
+from rocket_sink.wire.columns.join import join_pieces
 from tests.decoding import decode_message_id, message_id
 
 UNTIMED = settings(deadline=None)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_sink.message import Message
-from rocket_sink.wire.columns_properties import (
+from rocket_sink.wire.columns.properties import (
     entries_of,
     map_sizes,
     property_pieces,

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.answers import decode_pull_answer, decode_query_answer
 from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.codes import SysFlag
-from rocket_sink.wire.command import DEFAULT_LIMITS, Frame
 from rocket_sink.wire.compress import CompressionType, compress
-from rocket_sink.wire.peer import decode_transaction_check
+from rocket_sink.wire.headers.command import DEFAULT_LIMITS, Frame
+from rocket_sink.wire.responses import decode_pull_answer, decode_query_answer
+from rocket_sink.wire.server_requests import decode_transaction_check
 from rocket_sink.wire.stored import (
     Allowance,
     StoredMessage,

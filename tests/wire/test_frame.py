@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.codes import LanguageCode, RequestCode, ResponseCode
-from rocket_sink.wire.command import DEFAULT_LIMITS
 from rocket_sink.wire.frame import (
     NEED_DATA,
     Frame,
@@ -19,7 +18,8 @@ from rocket_sink.wire.frame import (
     encode_frame,
     response_to,
 )
-from rocket_sink.wire.header_json import decode_any_json_header, decode_json_header
+from rocket_sink.wire.headers.command import DEFAULT_LIMITS
+from rocket_sink.wire.headers.serialize import decode_any_json_header, decode_json_header
 
 from .feeding import FEEDS, Feed, drain, whole
 

@@ -18,7 +18,6 @@ import pytest
 
 from rocket_sink.routing.hashing import java_hash, java_hash_array, java_index
 from rocket_sink.wire.acl import Credentials, canonical_fields
-from rocket_sink.wire.answers import decode_send_answer
 from rocket_sink.wire.batch import decode_batch, encode_inner
 from rocket_sink.wire.codes import mq_version, version_name
 from rocket_sink.wire.compress import CompressionType, compress, inflate
@@ -26,8 +25,9 @@ from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame, Serialize, encode_fram
 from rocket_sink.wire.ids import offset_message_id
 from rocket_sink.wire.properties import decode_properties, encode_properties
 from rocket_sink.wire.requests import send_message_v2
+from rocket_sink.wire.responses import decode_send_answer
 from rocket_sink.wire.route import decode_route
-from rocket_sink.wire.send_template import SendTemplate
+from rocket_sink.wire.send_header import SendTemplate
 from rocket_sink.wire.stored import decode_stored, encode_stored
 from rocket_sink.wire.trace import encode_trace
 from tests.decoding import decode_message_id, decode_trace

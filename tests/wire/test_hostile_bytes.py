@@ -13,15 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.answers import (
-    decode_cluster_info,
-    decode_pull_answer,
-    decode_topics,
-)
 from rocket_sink.wire.batch import decode_batch, encode_inner
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame, encode_frame
-from rocket_sink.wire.header_json import (
+from rocket_sink.wire.headers.serialize import (
     decode_any_json_header,
     decode_binary_header,
     decode_json_header,
@@ -29,9 +24,14 @@ from rocket_sink.wire.header_json import (
     encode_json_header,
 )
 from rocket_sink.wire.ids import decode_offset_message_id
-from rocket_sink.wire.peer import decode_pushed_reply, decode_transaction_check
 from rocket_sink.wire.properties import decode_properties
+from rocket_sink.wire.responses import (
+    decode_cluster_info,
+    decode_pull_answer,
+    decode_topics,
+)
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, decode_route, encode_route
+from rocket_sink.wire.server_requests import decode_pushed_reply, decode_transaction_check
 from rocket_sink.wire.stored import StoredMessage, decode_stored, encode_stored
 
 from .feeding import whole

@@ -8,9 +8,9 @@ import tracemalloc
 import pytest
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.answers import decode_runtime_info
 from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame
-from rocket_sink.wire.header_json import decode_json_header
+from rocket_sink.wire.headers.serialize import decode_json_header
+from rocket_sink.wire.responses import decode_runtime_info
 
 JSON_BOMBS = [
     pytest.param(b'{"code":1,"opaque":1,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", id="depth"),

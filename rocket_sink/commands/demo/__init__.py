@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rocket_sink.commands.base import Command
+from rocket_sink.commands.common.base import Command
 from rocket_sink.errors import ConfigurationError
 
 _FLIGHTS = 336_776

@@ -19,7 +19,7 @@ _DOWN_S: Final = 2.0
 _RESTART_TIMEOUT_S: Final = 60.0
 
 
-class Saboteur:
+class FaultInjector:
     """Call `step` often; it acts when its time has come. Not a thread, so nothing races.
 
     Args:

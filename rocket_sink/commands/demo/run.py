@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.commands.demo.fault import Saboteur
+from rocket_sink.commands.common.failures import one_line
+from rocket_sink.commands.common.output import Bar, Steps, note, print_json, show
+from rocket_sink.commands.common.spark_input import spark_session
+from rocket_sink.commands.demo.fault import FaultInjector
 from rocket_sink.commands.demo.flights import Flights, write_flights
-from rocket_sink.commands.demo.reckoning import Reckoning, reckon
 from rocket_sink.commands.demo.settings import FAULT_AT, QUEUES_PER_BROKER, TOPIC, Settings
-from rocket_sink.commands.demo.verify import Judge, Verdict
-from rocket_sink.commands.failures import one_line
-from rocket_sink.commands.output import Bar, Steps, note, print_json, show
-from rocket_sink.commands.spark_input import spark_session
+from rocket_sink.commands.demo.summary import DemoSummary, reckon
+from rocket_sink.commands.demo.verify import Verdict, Verifier
 from rocket_sink.errors import RocketSinkError
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
         streamed_s = time.monotonic() - streamed_s
         saboteur.raise_all()
         verdict = _read_back(cluster, flights, saboteur)
-        reckoning = reckon(spark, settings, flights, verdict, streamed_s)
-        _print(reckoning, as_json=as_json)
+        summary = reckon(spark, settings, flights, verdict, streamed_s)
+        _print(summary, as_json=as_json)
         note(f"{time.monotonic() - started_s:.0f} s in all")
     if keep:
         _leave_running(settings)
-    return reckoning.passed
+    return summary.passed
 
 
 def _headline(settings: Settings) -> str:
@@ -91,8 +91,8 @@ def _session(settings: Settings) -> Iterator[SparkSession]:
         yield spark
 
 
-def _saboteur(cluster: LocalCluster, settings: Settings) -> Saboteur:
-    return Saboteur(cluster, fault=settings.fault, seconds=settings.fault_s, say=note)
+def _saboteur(cluster: LocalCluster, settings: Settings) -> FaultInjector:
+    return FaultInjector(cluster, fault=settings.fault, seconds=settings.fault_s, say=note)
 
 
 def _stream(
@@ -100,7 +100,7 @@ def _stream(
     cluster: LocalCluster,
     flights: Flights,
     settings: Settings,
-    saboteur: Saboteur,
+    saboteur: FaultInjector,
 ) -> None:
     with Bar("stream", flights.rows) as bar:
         saboteur.say_through(bar.say)
@@ -162,7 +162,7 @@ def _rows_done(query: StreamingQuery) -> int:
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
-def _read_back(cluster: LocalCluster, flights: Flights, saboteur: Saboteur) -> Verdict:
+def _read_back(cluster: LocalCluster, flights: Flights, saboteur: FaultInjector) -> Verdict:
     """Read all queues; one whose broker dies meanwhile is read again from its beginning."""
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.producer.admin.topic_reader import await_dispatched
@@ -170,7 +170,7 @@ def _read_back(cluster: LocalCluster, flights: Flights, saboteur: Saboteur) -> V
     with Admin(nameServer=cluster.name_server) as admin:
         await_dispatched(admin, TOPIC)
         ends = {queue: admin.max_offset(queue) for queue in admin.queues(TOPIC)}
-        judge = Judge(flights.directory)
+        judge = Verifier(flights.directory)
         with Bar("read back", sum(ends.values())) as bar:
             done = 0
             for queue, end in ends.items():
@@ -183,7 +183,7 @@ def _read_back(cluster: LocalCluster, flights: Flights, saboteur: Saboteur) -> V
     return judge.verdict()
 
 
-def _queue_messages(admin: Any, queue: Any, end: int, saboteur: Saboteur) -> Iterator[Any]:
+def _queue_messages(admin: Any, queue: Any, end: int, saboteur: FaultInjector) -> Iterator[Any]:
     offset, tries = 0, 0
     while offset < end:
         try:
@@ -200,11 +200,11 @@ def _queue_messages(admin: Any, queue: Any, end: int, saboteur: Saboteur) -> Ite
         offset = following
 
 
-def _print(reckoning: Reckoning, *, as_json: bool) -> None:
+def _print(summary: DemoSummary, *, as_json: bool) -> None:
     if as_json:
-        print_json(reckoning.as_dict())
+        print_json(summary.as_dict())
         return
-    show(*reckoning.tables())
+    show(*summary.tables())
 
 
 def _leave_running(settings: Settings) -> None:

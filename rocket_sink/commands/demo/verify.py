@@ -46,7 +46,7 @@ class _Key:
     disordered: bool = False
 
 
-class Judge:
+class Verifier:
     """Feed it all stored messages, each queue in its order; then ask for the verdict."""
 
     def __init__(self, flights: Path) -> None:

@@ -17,8 +17,8 @@ from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.name_servers import NameServers
-from rocket_sink.routing.verdict import error_for_answer
-from rocket_sink.wire import answers, requests
+from rocket_sink.routing.response_errors import error_for_answer
+from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, ResponseCode
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.namespace import with_namespace
@@ -76,13 +76,13 @@ class Admin:
         self._routes[topic] = route = decode_route(bytes(frame.body or b""))
         return route
 
-    def cluster(self) -> answers.ClusterInfo:
+    def cluster(self) -> responses.ClusterInfo:
         """All brokers with their addresses."""
-        return answers.decode_cluster_info(self._ask(requests.get_broker_cluster_info()))
+        return responses.decode_cluster_info(self._ask(requests.get_broker_cluster_info()))
 
     def topics(self) -> tuple[str, ...]:
         """The names of all topics."""
-        return answers.decode_topics(self._ask(requests.get_all_topics()))
+        return responses.decode_topics(self._ask(requests.get_all_topics()))
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """All readable queues on brokers with a master, sorted."""
@@ -103,14 +103,14 @@ class Admin:
         frame = requests.query_max_offset(
             topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name
         )
-        return answers.decode_offset_answer(self._invoke(queue, frame))
+        return responses.decode_offset_answer(self._invoke(queue, frame))
 
     def min_offset(self, queue: MessageQueue) -> int:
         """The offset of the oldest message that the queue still has."""
         frame = requests.query_min_offset(
             topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name
         )
-        return answers.decode_offset_answer(self._invoke(queue, frame))
+        return responses.decode_offset_answer(self._invoke(queue, frame))
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The offset of the first message stored at or after a time, ms since 1970."""
@@ -120,7 +120,7 @@ class Admin:
             timestamp_ms=timestamp_ms,
             broker_name=queue.broker_name,
         )
-        return answers.decode_offset_answer(self._invoke(queue, frame))
+        return responses.decode_offset_answer(self._invoke(queue, frame))
 
     def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32
@@ -139,8 +139,8 @@ class Admin:
             max_msg_bytes=PULL_BYTES,
             broker_name=queue.broker_name,
         )
-        answer = answers.decode_pull_answer(
-            self._invoke(queue, frame, answers.PULL_STATUS), begin=offset
+        answer = responses.decode_pull_answer(
+            self._invoke(queue, frame, responses.PULL_STATUS), begin=offset
         )
         return answer.messages, answer.next_begin_offset
 
@@ -174,7 +174,7 @@ class Admin:
         behind = 0
         for name, address in _masters(self._route(topic)).items():
             answer = self._call(name, address, requests.get_broker_runtime_info(), {0})
-            behind += int(answers.decode_runtime_info(answer).get("dispatchBehindBytes", 0))
+            behind += int(responses.decode_runtime_info(answer).get("dispatchBehindBytes", 0))
         return behind
 
     def count(self, topic: str) -> int:
@@ -214,7 +214,7 @@ class Admin:
         found: list[StoredMessage] = []
         for broker_name, address in _masters(self._route(topic)).items():
             answer = self._call(broker_name, address, frame, {0, ResponseCode.QUERY_NOT_FOUND})
-            found += answers.decode_query_answer(
+            found += responses.decode_query_answer(
                 answer,
                 allowance=allowance,
                 wanted=lambda properties: key in properties.get(name, "").split(KEY_SEPARATOR),
@@ -259,7 +259,7 @@ class Admin:
         for name, address in _masters(self._route(topic)).items():
             answer = self._call(name, address, frame, {0, *unknown})
             if answer.code not in unknown:
-                found[name] = answers.decode_topic_attributes(answer)
+                found[name] = responses.decode_topic_attributes(answer)
         return found
 
     # --- inside ------------------------------------------------------------------------------

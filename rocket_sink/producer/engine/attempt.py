@@ -14,14 +14,14 @@ from rocket_sink.message import MessageQueue, SendResult
 if TYPE_CHECKING:
     from rocket_sink.net.channel import Channel
     from rocket_sink.producer.engine.brokers import Broker, SendTarget
-    from rocket_sink.routing.publish import PublishInfo
     from rocket_sink.routing.retry import Ordering
+    from rocket_sink.routing.topic_publish_info import TopicPublishInfo
     from rocket_sink.wire.frame import Frame
 
     Body = Any
     """bytes, or any object with the buffer protocol (pyarrow.Buffer, memoryview), or a list or
     tuple of them."""
-    Chooser = Callable[[PublishInfo, Callable[[str], bool]], MessageQueue | None]
+    Chooser = Callable[[TopicPublishInfo, Callable[[str], bool]], MessageQueue | None]
 
 
 @dataclass(slots=True, eq=False)

@@ -19,8 +19,8 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.fault import FaultProfile, Isolation, LatencyFaultTolerance
-from rocket_sink.routing.pacing import AimdWindow
-from rocket_sink.routing.publish import PublishInfo
+from rocket_sink.routing.rate_limit import AimdWindow
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.connection import LIVES_S
 
 VIEW_S: Final = 0.02
@@ -161,7 +161,7 @@ class Brokers:
             broker = self._brokers[name] = Broker(name)
         return broker
 
-    def target(self, info: PublishInfo, queue: MessageQueue) -> SendTarget:
+    def target(self, info: TopicPublishInfo, queue: MessageQueue) -> SendTarget:
         """Where requests for a queue of the route go."""
         home = info.broker_of(queue)
         return SendTarget(queue, home, info.masters.get(home, ""), self.of(home))
@@ -213,12 +213,12 @@ class Brokers:
     def reachable(self, name: str) -> bool:
         return name not in self._unreachable
 
-    def reachable_in(self, info: PublishInfo, last: str | None) -> Callable[[str], bool]:
+    def reachable_in(self, info: TopicPublishInfo, last: str | None) -> Callable[[str], bool]:
         """As `reachable`; with the 4.x profile: in the better half of the route's brokers, without
         the one whose attempt just failed."""
         if not (self.enabled and self.table.profile.better_half):
             return self.reachable
-        names = [name for name in info.homes if name in info.masters and name != last]
+        names = [name for name in info.queues_by_broker if name in info.masters and name != last]
         return self.table.better_half(names, self._viewed_s).__contains__
 
     def suspicion(self, name: str) -> int:

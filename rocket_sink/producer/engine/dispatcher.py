@@ -24,10 +24,9 @@ from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.limits import RequestLimits
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.producer.engine.waiting import OrderedQueues
-from rocket_sink.routing.choice import MachineRoom, QueueChooser
-from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.routing.retry import attempt_deadline
-from rocket_sink.routing.selectors import selector_named
+from rocket_sink.routing.selectors import MachineRoom, QueueChooser, selector_named
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.codes import version_name
 
 _JOINED_BYTES: Final = 2048
@@ -43,7 +42,7 @@ class QueueRotation:
 
     __slots__ = ("_next", "_targets", "info")
 
-    def __init__(self, info: PublishInfo, brokers: Brokers, rng: Random) -> None:
+    def __init__(self, info: TopicPublishInfo, brokers: Brokers, rng: Random) -> None:
         self.info = info
         targets = [brokers.target(info, queue) for queue in info.queues]
         self._targets = [target for target in targets if target.address]
@@ -149,7 +148,9 @@ class Dispatcher:
 
     # --- a queue -----------------------------------------------------------------------------
 
-    def _choose(self, attempt: SendAttempt, info: PublishInfo, now_s: float) -> SendTarget | None:
+    def _choose(
+        self, attempt: SendAttempt, info: TopicPublishInfo, now_s: float
+    ) -> SendTarget | None:
         request, brokers = attempt.request, self._brokers
         queue = request.queue
         if queue is not None:
@@ -168,7 +169,7 @@ class Dispatcher:
         queue = request.choose(info, lambda name: well(name) and not brokers.of(name).suspect)
         return None if queue is None else brokers.target(info, queue)
 
-    def _spread(self, info: PublishInfo, last: str | None) -> SendTarget | None:
+    def _spread(self, info: TopicPublishInfo, last: str | None) -> SendTarget | None:
         brokers = self._brokers
         if self._rotations is not None and last is None and brokers.all_well:
             rotation = self._rotations.get(info.topic)

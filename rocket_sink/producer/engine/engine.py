@@ -50,8 +50,8 @@ from rocket_sink.producer.engine.stored_check import CheckResult, StoredChecks
 from rocket_sink.producer.engine.waiting import WaitingRequests
 from rocket_sink.producer.identity import Identity
 from rocket_sink.routing.fault import Isolation
-from rocket_sink.routing.publish import PublishInfo
 from rocket_sink.routing.retry import Ordering
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.frame import Frame
 
 STEP_S: Final = 0.02
@@ -278,7 +278,7 @@ class SendEngine:
     def has_rate_limit(self) -> bool:
         return self._rates is not None
 
-    def publish_info(self, topic: str, *, timeout_s: float | None = None) -> PublishInfo:
+    def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
         """The topic's writable queues; asks the name servers when the route is not cached.
 
         Raises:
@@ -289,7 +289,7 @@ class SendEngine:
             self.drive()
         return info
 
-    def known_route(self, topic: str, until_s: float) -> PublishInfo | None:
+    def known_route(self, topic: str, until_s: float) -> TopicPublishInfo | None:
         """One step of `publish_info`: the route, or None while it is being asked for."""
         now_s = self.clock()
         info = self.routes.get(topic, now_s)

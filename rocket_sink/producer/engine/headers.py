@@ -13,7 +13,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.secret_source import resolve
 from rocket_sink.wire.acl import Credentials, Signer
 from rocket_sink.wire.frame import Serialize
-from rocket_sink.wire.send_template import SendTemplate
+from rocket_sink.wire.send_header import SendTemplate
 
 _LOG: Final = log.logger(__name__)
 CredentialsProvider = Callable[[], Credentials]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rocket_sink.options import SinkOptions
-from rocket_sink.routing.pacing import TokenBucket
+from rocket_sink.routing.rate_limit import TokenBucket
 
 if TYPE_CHECKING:
     from rocket_sink.producer.engine.attempt import SendRequest

@@ -31,11 +31,11 @@ from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.limits import RequestLimits
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.producer.engine.stored_check import CheckResult
+from rocket_sink.routing.response_errors import SEND_STATUS, error_for_answer, outcome_of_code
 from rocket_sink.routing.retry import Action, Decision, RetryPolicies, decide, decide_degraded
-from rocket_sink.routing.verdict import SEND_STATUS, error_for_answer, outcome_of_code
-from rocket_sink.wire.answers import DEFAULT_REGION, SendAnswer, decode_send_answer
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.responses import DEFAULT_REGION, SendAnswer, decode_send_answer
 
 _STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, TopicNotFoundError)
 """The route lacks the queue or its broker's master, or the broker says that it is wrong: without a

@@ -16,7 +16,7 @@ from rocket_sink.errors import NoRouteError, RemoteProtocolError, SendError, Tls
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.name_servers import NameServers, Unavailable
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
-from rocket_sink.routing.publish import PublishInfo
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
@@ -31,7 +31,7 @@ class _Topic:
     __slots__ = ("asked_s", "error", "fetched_s", "fetching", "final", "info", "misses", "wanted")
 
     def __init__(self) -> None:
-        self.info: PublishInfo | None = None
+        self.info: TopicPublishInfo | None = None
         self.fetched_s = float("-inf")
         self.asked_s = float("-inf")
         self.fetching = False
@@ -67,7 +67,7 @@ class Routes:
         self._vip = options.vip_channel_enabled
         self._topics: dict[str, _Topic] = {}
 
-    def get(self, topic: str, now_s: float) -> PublishInfo | None:
+    def get(self, topic: str, now_s: float) -> TopicPublishInfo | None:
         """The route as known; a look-up is begun when there is none, or an old one."""
         state = self._topics.get(topic)
         if state is not None and not state.wanted and now_s - state.fetched_s < self._interval_s:
@@ -133,7 +133,7 @@ class Routes:
     def topic_on(self, broker_name: str) -> str | None:
         """Some topic with queues on that broker (for probes)."""
         for topic, state in self._topics.items():
-            if state.info is not None and broker_name in state.info.homes:
+            if state.info is not None and broker_name in state.info.queues_by_broker:
                 return topic
         return None
 
@@ -146,7 +146,7 @@ class Routes:
         if found is None or not 0 <= now_s - found[1] < self._interval_s:
             return
         try:
-            info = PublishInfo.of(topic, self._decoded(found[0]))
+            info = TopicPublishInfo.of(topic, self._decoded(found[0]))
         except RemoteProtocolError:
             return
         if info.ok:
@@ -182,7 +182,7 @@ class Routes:
     def _found(self, topic: str, state: _Topic, frame: Frame, now_s: float) -> None:
         body = bytes(frame.body or b"")
         try:
-            info = PublishInfo.of(topic, self._decoded(body))
+            info = TopicPublishInfo.of(topic, self._decoded(body))
         except RemoteProtocolError as error:
             state.error = NoRouteError(f"the route of topic {topic!r} is unreadable: {error}")
             return
@@ -191,7 +191,7 @@ class Routes:
         if info.ok:
             self._shared.put_route(topic, body, now_s)
 
-    def _take(self, topic: str, state: _Topic, info: PublishInfo, now_s: float) -> None:
+    def _take(self, topic: str, state: _Topic, info: TopicPublishInfo, now_s: float) -> None:
         state.final = False
         if info.ok:
             state.info, state.fetched_s, state.error = info, now_s, None
@@ -218,7 +218,7 @@ class Routes:
             route = self._decoded(bytes(frame.body or b""))
         except RemoteProtocolError:
             route = TopicRoute((), ())
-        info = PublishInfo.default(topic, route, self._queue_nums)
+        info = TopicPublishInfo.default(topic, route, self._queue_nums)
         self._take(topic, state, info, now_s)
 
     def _not_found(self, topic: str, state: _Topic, now_s: float) -> None:

@@ -91,7 +91,9 @@ def install() -> None:
     """Wrap; each line is a moment of `schedule`."""
     from rocket_sink.ledger import fold, spool
     from rocket_sink.producer.admin import half_commits
-    from rocket_sink.spark import accounts, datasource, foreach_batch, resend, task, transactions
+    from rocket_sink.spark import datasource, foreach_batch, transactions
+    from rocket_sink.spark.backfill import resend
+    from rocket_sink.task import task, totals
 
     def of_request(body: Any, request: Any) -> str:
         return body._options.ledger if request is not None else ""
@@ -101,8 +103,8 @@ def install() -> None:
         task_of_lane = ctx.partition is not None and ctx.lane in ("foreach", "datasource", "batch")
         return writer._place.uri if task_of_lane else ""
 
-    _around(task.TaskBody, "_submit", "request", of_request)
-    _around(accounts.Accounts, "check_balance", "answered", lambda own: own._options.ledger)
+    _around(task.TaskSender, "_submit", "request", of_request)
+    _around(totals.RowTotals, "check_balance", "answered", lambda own: own._options.ledger)
     _around(spool.SpoolWriter, "seal", "spooled", of_seal, after=True)
     _around(foreach_batch, "_append", "committed", lambda _, uri, *more: uri, after=True)
     confirm = datasource._Writer
@@ -113,7 +115,9 @@ def install() -> None:
         "ending",
         lambda own, *more: own._engine.options.ledger,
     )
-    _around(transactions.Endings, "_note", "ended", lambda own, *more: own._options.ledger)
+    _around(
+        transactions.TransactionCommitter, "_note", "ended", lambda own, *more: own._options.ledger
+    )
     _around(resend.Resender, "_deliver", "letters", lambda own, *more: own._options.ledger)
     _wrap_fold(fold._Folder)
 

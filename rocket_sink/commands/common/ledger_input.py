@@ -1,0 +1,85 @@
+"""How commands read a ledger: without Spark where that is possible, else with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rocket_sink.commands.common.output import note
+from rocket_sink.commands.common.spark_input import Decorated
+from rocket_sink.errors import LedgerError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rocket_sink.ledger.duckdb_reader import QuickLedger
+    from rocket_sink.ledger.fold import FoldSummary
+    from rocket_sink.ledger.ledger import Ledger
+
+
+def fold_option(function: Decorated) -> Decorated:
+    """Give a command that reads --fold."""
+    return click.option(
+        "--fold", is_flag=True,
+        help="Take in first what tasks have written, with Spark. Without it a local ledger is read "
+        "as it is, in seconds, when the extra `fast` is installed.",
+    )(function)  # fmt: skip
+
+
+def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
+    """The ledger without Spark; None when any of the flags is set, or only Spark can read it.
+
+    A note tells how much of it is not folded yet.
+    """
+    from rocket_sink.ledger.duckdb_reader import open_quick
+
+    # Under spark-submit a JVM runs already.
+    if any(spark_wanted) or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return None
+    found = open_quick(path)
+    if found is not None and found.unfolded_epochs:
+        note(
+            f"rows of {found.unfolded_epochs:,} epochs are not folded yet and not shown; --fold "
+            "takes them in"
+        )
+    if found is not None and found.quarantined_files:
+        note(
+            f"{found.quarantined_files:,} damaged spool files are put aside in _spool/_quarantine: "
+            "their rows are not in"
+        )
+    return found
+
+
+def folded_or_said(ledger: Ledger, spark: SparkSession) -> FoldSummary:
+    """Fold; a note tells when what is shown lacks rows."""
+    summary = ledger.sync(spark)
+    if summary.busy:
+        note(
+            f"{summary.holder} is folding the ledger: what tasks wrote last is not in yet, and not "
+            "shown"
+        )
+    note_faults(summary)
+    return summary
+
+
+def note_faults(summary: FoldSummary) -> None:
+    """Tell which files a fold could not take."""
+    for path in summary.damaged:
+        note(f"damaged, put aside, its rows are not in: {path}")
+    for path in summary.left:
+        note(f"cannot be read by this rocket-sink, its rows are not in: {path}")
+
+
+def check_there(path: str) -> None:
+    """Refuse a local path without a ledger before the seconds that Spark takes to start.
+
+    Raises:
+        LedgerError: neither a table nor a spool is there.
+    """
+    if "://" in path:
+        return
+    if not any((Path(path) / part).is_dir() for part in ("_delta_log", "_spool")):
+        raise LedgerError(f"there is no ledger in {path}: check the path", path=path)

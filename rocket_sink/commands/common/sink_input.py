@@ -1,0 +1,159 @@
+"""Sink options on a command line: `-O name=value`, flags for the common ones, `--conf FILE`.
+
+A flag wins over `-O`, that over the file, that over the environment (`NAMESRV_ADDR`, as in the
+Java client), and that over the local cluster of `rocket-sink cluster up`, if one runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from rocket_sink.commands.common.output import note
+from rocket_sink.commands.conf_file import read_conf
+from rocket_sink.errors import OptionError, RocketSinkError
+from rocket_sink.options import SinkOptions, find_option
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+_SHORT: Final = {
+    "nameServer": "-n",
+    "topic": "-t",
+    "ledger": "-l",
+    "maxMessagesPerSecond": "--rate",
+}
+_METAVARS: Final = {
+    "nameServer": "HOST:PORT[;...]", "ledger": "PATH", "maxMessagesPerSecond": "N",
+    "maxBytesPerSecond": "SIZE", "columns": "COLUMN=SOURCE[,...]",
+}  # fmt: skip
+
+
+def sink_options(*names: str) -> Callable[[Decorated], Decorated]:
+    """Give a command `-O`, `--conf` and a flag for each named option.
+
+    The command gets one argument `sink`: {option name: text}, file and command line merged.
+    """
+
+    def decorate(function: Decorated) -> Decorated:
+        function = _conf_option(_many_option(function))
+        for name in reversed(names):
+            function = _flag(name)(function)
+        return function
+
+    return decorate
+
+
+def _flag(name: str) -> Callable[[Decorated], Decorated]:
+    known = find_option(name)
+    spelled = "--" + "".join(f"-{c.lower()}" if c.isupper() else c for c in known.name)
+    spellings = [spelled, _SHORT[name]] if name in _SHORT else [spelled]
+
+    def keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            _given(context, "flags")[known.name] = value
+
+    return click.option(
+        *spellings,
+        metavar=_METAVARS.get(name, "|".join(known.choices) or "TEXT"),
+        help=known.help[0].upper() + known.help[1:] + ".",
+        expose_value=False,
+        callback=keep,
+    )
+
+
+def _many_option(function: Decorated) -> Decorated:
+    def keep(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
+        for value in values:
+            name, equals, text = value.partition("=")
+            if not equals:
+                raise click.BadParameter(f"{value!r} is not NAME=VALUE")
+            known = find_option(name.strip())
+            if known.name in _given(context, "many"):
+                raise click.BadParameter(f"option {known.name} is given twice")
+            _given(context, "many")[known.name] = text
+
+    return click.option(
+        "-O",
+        "--option",
+        metavar="NAME=VALUE",
+        multiple=True,
+        expose_value=False,
+        callback=keep,
+        help="Any option of the sink (rocket-sink options lists them); repeatable.",
+    )(function)
+
+
+def _conf_option(function: Decorated) -> Decorated:
+    def keep(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
+        if path is not None:
+            _given(context, "file").update(read_conf(path))
+
+    return click.option(
+        "--conf",
+        metavar="FILE",
+        type=click.Path(dir_okay=False),
+        expose_value=False,
+        callback=keep,
+        help="Configuration file (rocket-sink options --conf writes one).",
+    )(function)
+
+
+def _given(context: click.Context, source: str) -> dict[str, str]:
+    values = context.meta.setdefault(f"rocket_sink.{source}", {})
+    assert isinstance(values, dict)
+    return values
+
+
+def given_options(**more: Any) -> dict[str, Any]:
+    """{option name: value} of the running command; `more` are defaults that anything wins over."""
+    context = click.get_current_context()
+    values: dict[str, Any] = {find_option(name).name: value for name, value in more.items()}
+    for source in ("file", "many", "flags"):
+        values.update(_given(context, source))
+    return values
+
+
+def resolved_options(**more: Any) -> SinkOptions:
+    """The running command's options, checked, with a name server.
+
+    Raises:
+        OptionError: an option is wrong, or no name server is given or found.
+    """
+    values = with_name_server(given_options(**more))
+    options = SinkOptions.parse(values)
+    if not options.name_server.strip(" ;"):
+        raise OptionError(
+            "option nameServer is missing: give --name-server HOST:PORT, or start a local cluster: "
+            "rocket-sink cluster up",
+            option="nameServer",
+        )
+    return options
+
+
+def with_name_server(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, with the environment's or the local cluster's name server where none is given."""
+    if values.get("nameServer"):
+        return dict(values)
+    found = os.environ.get("NAMESRV_ADDR") or _local_name_server()
+    return {**values, "nameServer": found} if found else dict(values)
+
+
+def _local_name_server() -> str | None:
+    from rocket_sink.commands.cluster import running_name_server
+
+    try:
+        found = running_name_server()
+    except (RocketSinkError, OSError):
+        return None
+    if found:
+        note(f"name server: {found} (the local cluster)")
+    return found
+
+
+def absolute(path: str) -> str:
+    """A local path made absolute, so that Spark's processes agree on it; URIs stay."""
+    return path if "://" in path else str(Path(path).expanduser().absolute())

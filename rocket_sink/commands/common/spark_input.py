@@ -1,0 +1,121 @@
+"""Flags of commands that start Spark, and the session made from them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from rocket_sink.commands.common.base import debug_wanted
+from rocket_sink.commands.common.output import note
+from rocket_sink.errors import RocketSinkError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_STDERR: Final = 2
+_SMALL_PLANS: Final = {
+    # Compiling pays off over millions of rows; over a ledger's it is half of a command's CPU time.
+    # One compiler alone gets a small code cache; full, the JVM says so on standard output.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def spark_options(function: Decorated) -> Decorated:
+    """Give a command --master, --spark-conf and --package."""
+    for decorate in (
+        click.option("--package", "packages", multiple=True, metavar="GROUP:ARTIFACT:VERSION",
+                     help="Maven package for Spark to load; repeatable."),
+        click.option("--spark-conf", multiple=True, metavar="NAME=VALUE",
+                     help="Spark setting; repeatable."),
+        click.option("--master", metavar="URL",
+                     help="Spark master. Default: spark-submit's, else local[*]."),
+    ):  # fmt: skip
+        function = decorate(function)
+    return function
+
+
+def pairs(texts: Iterable[str], what: str) -> dict[str, str]:
+    """{name: value} of `NAME=VALUE` texts; a usage error names the flag."""
+    values = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise click.UsageError(f"{what} wants NAME=VALUE, not {text!r}")
+        values[name.strip()] = value
+    return values
+
+
+@contextlib.contextmanager
+def spark_session(
+    name: str,
+    *,
+    master: str | None = None,
+    spark_conf: Iterable[str] = (),
+    packages: Iterable[str] = (),
+    small: bool = False,
+) -> Iterator[SparkSession]:
+    """A session with Delta, as `rocket_sink.spark.session` makes it, from a command's flags.
+
+    `small`: many plans over few rows, as a ledger's figures are; a user's --spark-conf wins.
+    Spark's own chatter goes to a file, which is named when the command fails, and removed when it
+    does not. Under spark-submit, and with --debug, it stays where it is.
+    """
+    from rocket_sink.spark.session import build_session
+
+    conf = {**(_SMALL_PLANS if small else {}), **pairs(spark_conf, "--spark-conf")}
+    with _log_file() as log:
+        with _jvm_output_to(log):
+            spark = build_session(
+                f"rocket-sink {name}", master=master, conf=conf, packages=tuple(packages)
+            )
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+@contextlib.contextmanager
+def _log_file() -> Iterator[Path | None]:
+    if "PYSPARK_GATEWAY_PORT" in os.environ or debug_wanted(sys.argv):
+        yield None
+        return
+    handle, name = tempfile.mkstemp(prefix="rocket-sink-spark-", suffix=".log")
+    os.close(handle)
+    try:
+        yield Path(name)
+    except RocketSinkError:
+        Path(name).unlink(missing_ok=True)
+        raise
+    except Exception:
+        note(f"Spark's log: {name}")
+        raise
+    else:
+        Path(name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _jvm_output_to(log: Path | None) -> Iterator[None]:
+    """The JVM that starts meanwhile inherits the file as its standard error, for good."""
+    if log is None:
+        yield
+        return
+    sys.stderr.flush()
+    ours = os.dup(_STDERR)
+    try:
+        with log.open("wb") as file:
+            os.dup2(file.fileno(), _STDERR)
+            yield
+    finally:
+        os.dup2(ours, _STDERR)
+        os.close(ours)

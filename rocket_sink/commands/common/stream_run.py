@@ -1,0 +1,284 @@
+"""What `rocket-sink stream` does once Spark runs: source, query, signals, accounts."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.commands.common.failures import one_line
+from rocket_sink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_POLL_S: Final = 0.3
+_STOP_POLL_S: Final = 0.02
+_WITH_FIXED_SCHEMA: Final = ("rate", "rate-micro-batch", "kafka", "socket", "delta")
+"""Sources that know their schema; the file sources of a stream want it given."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from and how they become rows of the contract."""
+
+    form: str
+    path: str | None
+    schema: str | None
+    options: Mapping[str, str]
+    where: str | None
+    select: tuple[str, ...]
+
+    def read(self, spark: SparkSession, *, streaming: bool) -> DataFrame:
+        """The DataFrame.
+
+        Raises:
+            ConfigurationError: the Kafka package is missing; the text names it.
+        """
+        reader = spark.readStream if streaming else spark.read
+        reader = reader.format(self.form).options(**self.options)
+        schema = self.schema or (self._inferred(spark) if streaming else None)
+        if schema is not None:
+            reader = reader.schema(schema)
+        try:
+            frame = reader.load(self.path) if self.path else reader.load()
+        except Exception as error:
+            raise self._explained(error, spark) from error
+        if self.where:
+            frame = frame.where(self.where)
+        return frame.selectExpr(*self.select) if self.select else frame
+
+    def _inferred(self, spark: SparkSession) -> Any:
+        if not self.path or self.form.lower() in _WITH_FIXED_SCHEMA:
+            return None
+        return spark.read.format(self.form).options(**self.options).load(self.path).schema
+
+    def _explained(self, error: Exception, spark: SparkSession) -> Exception:
+        if self.form.lower() != "kafka" or "kafka" not in str(error).lower():
+            return error
+        return ConfigurationError(
+            "Spark has no Kafka source: add --package "
+            f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
+        )
+
+
+@dataclass
+class Report:
+    """How a run ended; `counts` are the ledger's sums over the run's epochs."""
+
+    query_id: str | None = None
+    run_id: str | None = None
+    epochs: int = 0
+    rows_read: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+    ledger: str | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+    def as_text(self) -> str:
+        """A few lines for people."""
+        rate = f", {self.rows_read / self.seconds:,.0f} rows/s" if self.seconds else ""
+        lines = [
+            f"{self.rows_read:,} rows in {self.epochs:,} micro-batches, {self.seconds:.1f} s{rate}"
+        ]
+        if self.counts:
+            lines.append(", ".join(f"{name} {count:,}" for name, count in self.counts.items()))
+        if self.ledger:
+            lines.append(f"ledger: {self.ledger} (rocket-sink report --ledger {self.ledger})")
+        return "\n".join(lines)
+
+
+def run_stream(
+    spark: SparkSession,
+    source: Source,
+    sink_options: Mapping[str, Any],
+    lane: str,
+    *,
+    checkpoint: str,
+    trigger: str | None,
+    query_name: str | None,
+    stop_timeout_s: float,
+    say: Callable[[str], None],
+) -> Report:
+    """Run the query until it ends, fails, or a signal comes; then tell how it went."""
+    frame = source.read(spark, streaming=True)
+    query = _start(
+        spark, frame, sink_options, lane,
+        checkpoint=checkpoint, trigger=trigger, query_name=query_name,
+    )  # fmt: skip
+    say(f"query {query.id} runs; Ctrl-C or SIGTERM ends it after the current micro-batch")
+    started_s = time.monotonic()
+    report = Report(query_id=str(query.id), run_id=str(query.runId))
+    with _stop_signals() as stop:
+        watcher = _Watcher(query, report, say)
+        watcher.until(stop)
+        if stop.is_set():
+            say("stopping after the current micro-batch")
+            watcher.stop(stop_timeout_s)
+        watcher.look()
+    report.seconds = time.monotonic() - started_s
+    failure = query.exception()
+    report.error = one_line(failure) if failure is not None else None
+    return report
+
+
+def run_batch(
+    spark: SparkSession, source: Source, sink_options: Mapping[str, Any], lane: str
+) -> Report:
+    """Send the source's rows once: by the data source, else by `RocketSink.write`."""
+    frame = source.read(spark, streaming=False)
+    started_s = time.monotonic()
+    report = Report(epochs=1)
+    if lane == "datasource":
+        _register(spark)
+        frame.write.format("rocketmq").options(**_texts(sink_options)).mode("append").save()
+    else:
+        from rocket_sink.spark.sink import RocketSink
+
+        summary = RocketSink(**sink_options).write(frame)
+        report.query_id = getattr(summary, "query_id", None)
+        report.rows_read = getattr(summary, "rows_in", 0)
+    report.seconds = time.monotonic() - started_s
+    return report
+
+
+def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any]) -> Report:
+    """Fold what the tasks wrote and add the ledger's counts of this run to the report."""
+    path = sink_options.get("ledger")
+    if not path:
+        return report
+    from rocket_sink.commands.common.ledger_input import folded_or_said
+    from rocket_sink.ledger.ledger import Ledger
+
+    ledger = Ledger(str(path))
+    folded_or_said(ledger, spark)
+    report.ledger = ledger.path
+    if report.query_id and ledger.exists(spark):
+        epochs = ledger.epochs(spark).where(f"query_id = '{report.query_id}'")
+        names = ("rows_in", "acked", "degraded", "dead", "unknown", "filtered")
+        sums = epochs.selectExpr(*(f"coalesce(sum({name}), 0) AS {name}" for name in names)).first()
+        report.counts = {name: int(sums[name]) for name in names} if sums else {}
+    return report
+
+
+def _start(
+    spark: SparkSession,
+    frame: DataFrame,
+    sink_options: Mapping[str, Any],
+    lane: str,
+    *,
+    checkpoint: str,
+    trigger: str | None,
+    query_name: str | None,
+) -> StreamingQuery:
+    writer = stream_writer(spark, frame, sink_options, lane)
+    writer = writer.option("checkpointLocation", checkpoint)
+    if query_name:
+        writer = writer.queryName(query_name)
+    if trigger == "available-now":
+        writer = writer.trigger(availableNow=True)
+    elif trigger:
+        writer = writer.trigger(processingTime=trigger)
+    return writer.start()
+
+
+def stream_writer(
+    spark: SparkSession, frame: DataFrame, sink_options: Mapping[str, Any], lane: str
+) -> DataStreamWriter:
+    """The frame's writer by the named lane; the caller adds checkpoint and trigger."""
+    from rocket_sink.spark.sink import RocketSink
+
+    sink = RocketSink(**sink_options)
+    sink.check(frame)
+    if sink.options.ordering != "none":
+        frame = sink.ordered(frame)
+    if lane == "foreach":
+        return sink.stream(frame)
+    if lane == "foreachBatch":
+        return frame.writeStream.foreachBatch(sink.write_batch)
+    _register(spark)
+    return frame.writeStream.format("rocketmq").options(**_texts(sink_options))
+
+
+def _register(spark: SparkSession) -> None:
+    from rocket_sink.spark.datasource import register
+
+    register(spark)
+
+
+def _texts(options: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in options.items()}
+
+
+class _Watcher:
+    """Adds each finished micro-batch to the report, once."""
+
+    def __init__(self, query: StreamingQuery, report: Report, say: Callable[[str], None]) -> None:
+        self._query = query
+        self._report = report
+        self._say = say
+        self._last_epoch = -1
+
+    def until(self, stop: threading.Event) -> None:
+        """Watch until the query ends or the event is set."""
+        while self._query.isActive and not stop.is_set():
+            time.sleep(_POLL_S)
+            self.look()
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop between two micro-batches; in one, when it lasts longer than the timeout.
+
+        Where one follows the other at once, the stop comes in the first moments of the next:
+        it runs again after a restart.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        epoch = self._newest()
+        while (
+            self._query.isActive
+            and self._query.status["isTriggerActive"]
+            and self._newest() == epoch
+            and time.monotonic() < deadline_s
+        ):
+            time.sleep(_STOP_POLL_S)
+        self._query.stop()
+        self.look()
+
+    def look(self) -> None:
+        """Take the progress that came since the last look."""
+        for progress in self._query.recentProgress:
+            epoch, rows = int(progress["batchId"]), int(progress["numInputRows"])
+            if epoch <= self._last_epoch or not rows:
+                continue
+            self._last_epoch = epoch
+            self._report.epochs += 1
+            self._report.rows_read += rows
+            took_ms = progress["durationMs"].get("triggerExecution", 0)
+            self._say(f"epoch {epoch}: {rows:,} rows in {took_ms / 1000:.1f} s")
+
+    def _newest(self) -> int:
+        progress = self._query.lastProgress
+        return int(progress["batchId"]) if progress else -1
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set, while the context lasts."""
+    stop = threading.Event()
+    earlier = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        earlier[number] = signal.signal(number, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

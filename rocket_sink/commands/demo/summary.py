@@ -1,0 +1,184 @@
+"""The demo's closing account: ledger against brokers, and whether that is as promised."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rocket_sink.commands.common.output import table
+from rocket_sink.commands.demo.flights import Flights
+from rocket_sink.commands.demo.settings import Settings
+from rocket_sink.commands.demo.verify import Verdict, lost_rows
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.report import Report, build_report
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from rich.console import RenderableType
+
+_ISOLATIONS_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class DemoSummary:
+    """What was promised and what was found."""
+
+    settings: Settings
+    flights: Flights
+    seconds: float
+    report: Report
+    verdict: Verdict
+    lost: int
+
+    @property
+    def accounted(self) -> int:
+        """Rows whose fate the ledger knows."""
+        totals = self.report.totals
+        return totals.acked + totals.degraded + totals.dead + totals.unknown + totals.filtered
+
+    @property
+    def announced(self) -> int:
+        """Duplicates that the ledger calls possible."""
+        totals = self.report.totals
+        return totals.duplicates_possible + totals.superseded_rows + totals.unknown
+
+    @property
+    def failures(self) -> list[str]:
+        """What is not as promised; empty when all is."""
+        totals, seen = self.report.totals, self.verdict
+        ordering = self.settings.ordering
+        checks = {
+            f"{totals.not_adding_up:,} epochs of the ledger do not add up": totals.not_adding_up,
+            f"the ledger has {totals.rows_in:,} rows, the input {self.flights.rows:,}":
+                totals.rows_in != self.flights.rows,
+            f"{self.accounted:,} of {totals.rows_in:,} rows are accounted for":
+                self.accounted != totals.rows_in,
+            f"{self.lost:,} rows are lost": self.lost,
+            f"{seen.altered:,} messages differ from their rows": seen.altered,
+            f"{seen.foreign:,} messages are none of ours": seen.foreign,
+            f"{seen.new_ids:,} duplicates have a message id of their own": seen.new_ids,
+            f"{seen.duplicates:,} duplicates, but only {self.announced:,} were announced":
+                seen.duplicates > self.announced,
+            f"{seen.disordered_keys:,} keys are out of order":
+                seen.disordered_keys and ordering != "none",
+            f"{seen.moved_keys:,} keys are in several queues":
+                seen.moved_keys and ordering == "strict",
+        }  # fmt: skip
+        return [text for text, wrong in checks.items() if wrong]
+
+    @property
+    def passed(self) -> bool:
+        """Nothing failed."""
+        return not self.failures
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        seen = asdict(self.verdict)
+        missing = len(seen.pop("missing"))
+        return {
+            "passed": self.passed,
+            "failures": self.failures,
+            "rows": self.flights.rows,
+            "seconds": round(self.seconds, 1),
+            "stored": {**seen, "missing": missing, "lost": self.lost},
+            "ledger": self.report.as_dict(),
+        }
+
+    def tables(self) -> list[RenderableType]:
+        """For people."""
+        return [
+            self._accounts(), self._stored(), self._latencies(), self._isolated(), self._closing(),
+        ]  # fmt: skip
+
+    def _accounts(self) -> RenderableType:
+        totals = self.report.totals
+        rows = [
+            ("rows in", totals.rows_in, f"{totals.epochs:,} epochs, {self.seconds:.0f} s"),
+            ("acknowledged", totals.acked, ""),
+            ("degraded", totals.degraded, "stored, but less durably than asked for"),
+            ("dead letters", totals.dead, "not stored; rocket-sink backfill sends them again"),
+            ("unknown", totals.unknown, "given up, perhaps stored"),
+            ("accounted for", self.accounted, "the sum of the four"),
+        ]
+        return table("Accounts (ledger)", ("", "rows", "note"), rows, numbers="rows")
+
+    def _stored(self) -> RenderableType:
+        seen = self.verdict
+        order = f"{seen.keys - seen.disordered_keys:,} of {seen.keys:,}"
+        if self.settings.ordering == "none":
+            order = "not asked for"
+        rows = [
+            ("messages stored", seen.stored, "read back from every queue"),
+            ("distinct rows", seen.distinct, "compared with the input"),
+            ("duplicates", seen.duplicates, f"announced as possible: {self.announced:,}"),
+            ("lost", self.lost, ""),
+            ("keys in order", order, f"{seen.moved_keys:,} moved to another queue"),
+        ]
+        return table("Read back (brokers)", ("", "messages", "note"), rows, numbers="messages")
+
+    def _latencies(self) -> RenderableType:
+        names = (
+            "broker",
+            "requests",
+            "messages",
+            "not acked",
+            "p50 ms",
+            "p95 ms",
+            "p99 ms",
+            "max ms",
+        )
+        rows = [
+            (b.broker, b.requests, b.messages, b.not_acked, b.p50_ms,
+             b.p95_ms, b.p99_ms, b.max_ms)
+            for b in self.report.brokers
+        ]  # fmt: skip
+        return table(
+            "Latency per broker (last byte to answer)", names, rows,
+            numbers="requests messages not_acked p50_ms p95_ms p99_ms max_ms",
+        )  # fmt: skip
+
+    def _isolated(self) -> RenderableType:
+        report = self.report
+        if not report.isolations:
+            return "No broker was isolated.\n"
+        shown = report.isolations[:_ISOLATIONS_SHOWN]
+        rows = [
+            (i.start.strftime("%H:%M:%S"), i.broker, i.cause, i.latency_ms, i.length_ms / 1000)
+            for i in shown
+        ]
+        left = report.isolation_count - len(shown)
+        title = f"Isolations ({report.isolation_count:,}" + (f", {left:,} more)" if left else ")")
+        names = ("from (UTC)", "broker", "cause", "latency ms", "length s")
+        return table(title, names, rows, numbers="latency_ms length_s")
+
+    def _closing(self) -> RenderableType:
+        from rich.text import Text
+
+        ledger = (
+            f"ledger: {self.settings.ledger}\n  rocket-sink report --ledger {self.settings.ledger}"
+        )
+        if self.passed:
+            return Text.assemble(
+                f"{ledger}\n", ("PASSED", "bold green"),
+                ": the accounts add up and nothing is lost",
+            )  # fmt: skip
+        wrong = "\n".join(f"  - {text}" for text in self.failures)
+        return Text.assemble(f"{ledger}\n", ("FAILED", "bold red"), f":\n{wrong}")
+
+
+def reckon(
+    spark: SparkSession, settings: Settings, flights: Flights, verdict: Verdict, seconds: float
+) -> DemoSummary:
+    """Fold the ledger, ask it for its figures, and compare with what was read back."""
+    ledger = Ledger(str(settings.ledger))
+    ledger.sync_fully(spark)
+    letters = ledger.dead_letters(spark).selectExpr("cast(properties['row'] AS int) AS row")
+    dead_rows = [row.row for row in letters.where("row IS NOT NULL").collect()]
+    return DemoSummary(
+        settings=settings,
+        flights=flights,
+        seconds=seconds,
+        report=build_report(spark, ledger),
+        verdict=verdict,
+        lost=len(lost_rows(verdict, dead_rows)),
+    )

@@ -1,0 +1,222 @@
+"""What a backfill leaves for others: its claim, its marks, and what is settled since its plan.
+
+Marks are written around each chunk of letters, before and after; a letter that was stored has a
+resolution instead of the second one. So what a killed backfill may have sent is known to the next
+one, which asks the brokers about just these, and a letter that fails again and again can be left
+alone.
+
+Two backfills at once would both send the same letters. A driver takes the lock `backfill` of the
+ledger before it plans and keeps it to its end; of a dead one it is free at once (local), or when
+its heartbeats stop. A driver that was only taken for dead, and the workers that outlive a killed
+one, learn from a token beside the lock that another one has the claim: tasks look at it before they
+send, and send nothing more.
+
+A task may begin hours after its backfill was planned, and letters may have been parked since. The
+commits after the plan's version are few: their files are read as Delta's protocol names them
+(`_delta_log/<version>.json`, actions `add`; a ledger never removes rows).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+from pyarrow import fs
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.lock import LedgerLock
+from rocket_sink.ledger.notes import write_bytes
+from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.records import RunContext, build_rows
+from rocket_sink.ledger.schema import BACKFILL, IN_FLIGHT, RESOLUTION, UNPARKED
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+_NAME: Final = "backfill"
+_TOKEN: Final = "backfill.token"  # noqa: S105 (the name of a file)
+_CHECK_S: Final = 1.0
+"""Shortest time between two looks at the token."""
+
+
+class BackfillClaim:
+    """The driver's side; not for two threads at once.
+
+    Raises from all methods:
+        LedgerError: the ledger's folder cannot be read or written.
+    """
+
+    def __init__(self, place: LedgerPath) -> None:
+        self._place = place
+        self._lock = LedgerLock(place, _NAME)
+        self.token = uuid.uuid4().hex
+        """Names this claim for its tasks."""
+
+    def acquire(
+        self, wait_s: float | None, *, on_wait: Callable[[str], None] = lambda holder: None
+    ) -> None:
+        """Take the claim.
+
+        Args:
+            wait_s: longest wait for a backfill that lives; None: as long as it takes.
+            on_wait: called once, with who has it, before the first wait.
+
+        Raises:
+            LedgerError: another backfill had it all the time; the text says which process.
+        """
+        if not self._lock.acquire(wait_s, on_wait=on_wait):
+            path = self._place.uri
+            raise LedgerError(
+                f"another backfill of the ledger {path} is at work ({self._lock.holder()}): both "
+                "would send the same letters. Wait for its end, or stop it",
+                path=path,
+            )
+        try:
+            data = self.token.encode()
+            path = f"{self._place.folds}/{_TOKEN}"
+            write_bytes(self._place.filesystem(), path, data, is_local=self._place.is_local)
+        except OSError as error:
+            self._lock.release()
+            raise LedgerError(f"cannot write {path}: {error}", path=path) from error
+
+    def release(self) -> None:
+        """Give it up; nothing when it is not held."""
+        self._lock.release()
+
+
+class ClaimCheck:
+    """A task's side: whether its driver's claim still holds."""
+
+    def __init__(
+        self, place: LedgerPath, token: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._place = place
+        self._token = token
+        self._clock = clock
+        self._looked_s: float | None = None
+
+    def __call__(self) -> None:
+        """Called before each chunk of letters; looks once a second.
+
+        Raises:
+            LedgerError: another backfill has the claim; this one must send nothing more.
+        """
+        now_s = self._clock()
+        if self._looked_s is not None and now_s - self._looked_s < _CHECK_S:
+            return
+        self._looked_s = now_s
+        path = f"{self._place.folds}/{_TOKEN}"
+        try:
+            with self._place.filesystem().open_input_stream(path) as stream:
+                found = bytes(stream.read()).decode(errors="replace")
+        except OSError as error:
+            raise LedgerError(f"cannot read {path}: {error}", path=path) from error
+        if found != self._token:
+            raise LedgerError(
+                f"another backfill of the ledger {self._place.uri} has taken over: the driver of "
+                "this one was killed, or taken for dead. This one sends nothing more",
+                path=path,
+            )
+
+
+NO_WAY: Final = frozenset(
+    {
+        "CONNECT", "CONNECTION_LOST", "HELD_BACK", "LOCAL_RESOURCES", "NAME_SERVER_UNAVAILABLE",
+        "NO_ROUTE", "REQUEST_TIMEOUT", "TLS", "TLS_REFUSED", "UNKNOWN_HOST", "UNWRITTEN",
+    }
+)  # fmt: skip
+"""Error codes that tell of the way to the brokers and nothing of the letter."""
+
+
+def about_to_send(letters: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
+    """One row per letter; `letters` has `letter_id`, `topic` and `message_id` arrays."""
+    return _rows({**letters, "outcome": IN_FLIGHT}, ctx)
+
+
+def not_stored(
+    letters: Mapping[str, Any], ctx: RunContext, *, outcome: list[str], error_code: list[str]
+) -> pa.RecordBatch:
+    """One row per letter; outcomes rejected, not_sent or unknown."""
+    return _rows({**letters, "outcome": outcome, "error_code": error_code}, ctx)
+
+
+def _rows(values: dict[str, Any], ctx: RunContext) -> pa.RecordBatch:
+    return build_rows(BACKFILL, len(values["letter_id"]), values, ctx)
+
+
+def tries(rows: DataFrame) -> DataFrame:
+    """`letter_id`, `tries`, `open` of every letter that a backfill was about to send.
+
+    `tries` counts the backfills that failed for the letter's own sake; `open`: one of them may have
+    stored it, since it was killed or got no valid answer.
+
+    Args:
+        rows: the ledger's, of all kinds.
+    """
+    from pyspark.sql import functions as f
+
+    outcome, code = f.col("outcome"), f.col("error_code")
+    ended = outcome != IN_FLIGHT
+    blamed = ended & ~code.isin(*sorted(NO_WAY))
+    marks = rows.where(f.col("kind") == BACKFILL)
+    by_run = marks.groupBy("letter_id", "query_id").agg(
+        f.max(ended).alias("ended"), f.max(blamed).alias("blamed"),
+        f.max(outcome == "unknown").alias("unknown"),
+    )  # fmt: skip
+    unsure = ~f.col("ended") | f.col("unknown")
+    return by_run.groupBy("letter_id").agg(
+        f.sum(f.coalesce("blamed", f.lit(False)).cast("int")).alias("tries"),
+        f.max(unsure).alias("open"),
+    )
+
+
+def settled_since(place: LedgerPath, version: int) -> set[str]:
+    """`letter_id` of the letters that a commit after this version settled, and none took back.
+
+    Raises:
+        LedgerError: the table's log or a file of it cannot be read.
+    """
+    filesystem = place.filesystem()
+    last: dict[str, str] = {}
+    try:
+        for path in _added(place, filesystem, version):
+            for letter, way in _resolutions(filesystem, path):
+                # What is stored stays so; of the others the last one counts.
+                if last.get(letter) != "resent":
+                    last[letter] = way
+    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+        raise LedgerError(
+            f"cannot read what was settled in the ledger {place.uri} since version {version}: "
+            f"{error}",
+            path=place.uri,
+        ) from error
+    return {letter for letter, way in last.items() if way != UNPARKED}
+
+
+def _added(place: LedgerPath, filesystem: fs.FileSystem, version: int) -> Iterator[str]:
+    """Paths of the files with resolutions, commit after commit."""
+    while True:
+        version += 1
+        try:
+            with filesystem.open_input_stream(f"{place.root}/_delta_log/{version:020}.json") as log:
+                lines = bytes(log.read()).splitlines()
+        except FileNotFoundError:
+            return
+        for line in lines:
+            add: dict[str, Any] = json.loads(line).get("add") or {}
+            if add.get("dataChange") and add["partitionValues"].get("kind") == RESOLUTION:
+                yield f"{place.root}/{unquote(add['path'])}"
+
+
+def _resolutions(filesystem: fs.FileSystem, path: str) -> Iterator[tuple[str, str]]:
+    import pyarrow.parquet as pq
+
+    with filesystem.open_input_file(path) as file:
+        found = pq.read_table(file, columns=["letter_id", "resolution"], partitioning=None)
+    yield from zip(found["letter_id"].to_pylist(), found["resolution"].to_pylist(), strict=True)

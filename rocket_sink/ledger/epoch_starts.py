@@ -1,0 +1,331 @@
+"""Which epochs have been begun before: small files beside the ledger, one per task attempt.
+
+    <ledger>/_started/q-<query>/<epoch>/<run>~<partition>~<stage attempt>~<generation>-<unique>.json
+
+A task attempt writes its file before its first send and then looks at the others' of its epoch. An
+epoch may have left messages on the brokers when the file of another run is there (a restart), of
+another attempt of the partition (a task's retry) or of another attempt of the stage, or when the
+query has begun a later epoch (its checkpoint was cut back). Otherwise nothing of it was sent. Each
+run of a query is a generation of its own, one above all that it finds: when a later one shows up, a
+second driver has the query, or this worker has outlived its own, and it must not go on. Delta
+looks into no folder whose name starts with `_`.
+
+    <ledger>/_started/q-<query>.json
+
+is the driver's note of the epoch that it began last, in the foreachBatch lane: what died there
+before Delta's commit has left no rows in the ledger, so who runs the epoch again doubts for it.
+
+    <ledger>/_started/w-<appId>.json
+
+is the same of a batch write, for as long as it runs: only its `appId` tells that two are one.
+
+    <ledger>/_started/q-<appId>.query.json
+
+names the streaming query of an `appId`, which replaces Spark's query id in the ledger: only the
+checkpoint has that. So where the id behind an `appId` is another one than it was, the checkpoint
+was deleted or is not the one that belongs to it: epochs are counted from 0 again, and what the
+ledger says of them is about others.
+
+    <ledger>/_transactions/q-<query>/<epoch>.json
+
+is there while half messages of an epoch are committed, and after it when the committer was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rocket_sink.errors import CheckpointError, LedgerError
+from rocket_sink.ledger.notes import NoteStore, now_ms
+from rocket_sink.ledger.path import LedgerPath, path_part
+from rocket_sink.ledger.records import RunContext
+
+_KEPT: Final = 3
+"""Epochs whose files are kept; the newest alone shows that a checkpoint was cut back."""
+_PROCESSES_REMEMBER: Final = 64
+_CHECK_S: Final = 1.0
+"""Shortest time between two looks for a later run: a listing takes an object store some 50 ms."""
+
+Brokers = Mapping[str, frozenset[str]]
+"""Names of brokers, by topic."""
+
+
+@dataclass(frozen=True)
+class PriorAttempts:
+    """What earlier attempts at an epoch may have sent, and where to.
+
+    Attributes:
+        since_ms: when the first of them began, ms since 1970 on its own clock.
+        brokers: by topic, names of the brokers that they may have sent to.
+    """
+
+    since_ms: int
+    brokers: Brokers
+
+
+class _Note:
+    """What the path of a task attempt's file says."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        epoch, self.name = path.split("/")[-2:]
+        self.epoch = int(epoch) if epoch.isdigit() else -1
+        self.run, self.partition, self.stage_attempt, unique = self.name.split("~")
+        generation = unique.partition("-")[0]
+        # A file of an older rocket-sink has none.
+        self.generation = int(generation) if generation.isdigit() and "-" in unique else 0
+
+
+class EpochStarts:
+    """The beginnings of one query's epochs."""
+
+    def __init__(
+        self, place: LedgerPath, ctx: RunContext, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._place = place
+        self._ctx = ctx
+        self._clock = clock
+        self._generation = 0
+        self._checked_s = 0.0
+        self._own = ""
+        self._at_ms = 0
+        self._folder = f"_started/q-{path_part(ctx.query_id)}"
+
+    def begin(self, brokers: Brokers) -> PriorAttempts | None:
+        """Note durably that this task attempt begins; None when no other one was before it.
+
+        Raises:
+            CheckpointError: a later run of the query has begun.
+            LedgerError: the ledger's folder cannot be read or written.
+        """
+        store = NoteStore(self._place)
+        self._generation = self._own_generation(self._notes(store))
+        unique = f"{self._generation}-{uuid.uuid4().hex}"
+        name = "~".join(map(str, (*self._mine(), unique))) + ".json"
+        self._own, self._at_ms = f"{self._folder}/{self._ctx.epoch}/{name}", now_ms()
+        self.note_brokers(brokers)
+        with self._saying(store):
+            self.check()
+            others = self._others(store, name)
+            return _earlier(store, others) if others else None
+
+    def note_brokers(self, brokers: Brokers) -> None:
+        """Note durably, in place of those of before, which brokers may get what is sent next.
+
+        Raises:
+            LedgerError: the ledger's folder cannot be written.
+        """
+        topics = {topic: sorted(names) for topic, names in brokers.items()}
+        store = NoteStore(self._place)
+        with self._saying(store):
+            store.write(self._own, {"at_ms": self._at_ms, "topics": topics})
+
+    @contextlib.contextmanager
+    def _saying(self, store: NoteStore) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            path = store.where(self._own)
+            raise LedgerError(
+                f"cannot note the begin of epoch {self._ctx.epoch} at {path}: {error}. "
+                "delivery=effectively_once needs a ledger folder that tasks can write to",
+                path=path,
+            ) from error
+
+    def check(self) -> None:
+        """Called before each request; looks once a second whether a later run has begun.
+
+        Raises:
+            CheckpointError: it has; this attempt must send nothing more.
+        """
+        now_s = self._clock()
+        if self._checked_s and now_s - self._checked_s < _CHECK_S:
+            return
+        self._checked_s = now_s
+        mine = (self._generation, self._mine()[0])
+        for note in self._notes(NoteStore(self._place)):
+            if (note.generation, note.run) > mine:
+                raise CheckpointError(
+                    f"another driver (run {note.run}) has taken the query {self._ctx.query_id} "
+                    "over: two drivers use its checkpoint, or this one was taken for dead. This "
+                    "run sends nothing more; stop one of the two",
+                    query_id=self._ctx.query_id, run_id=note.run,
+                )  # fmt: skip
+
+    def _notes(self, store: NoteStore) -> list[_Note]:
+        return [_Note(path) for path in store.paths(self._folder)]
+
+    def _own_generation(self, notes: list[_Note]) -> int:
+        own = [note.generation for note in notes if note.run == self._mine()[0]]
+        return max(own) if own else 1 + max((note.generation for note in notes), default=0)
+
+    def _mine(self) -> tuple[str, int | None, int | None]:
+        ctx = self._ctx
+        return path_part(ctx.run_id), ctx.partition, ctx.stage_attempt
+
+    def _others(self, store: NoteStore, own: str) -> list[str]:
+        """Paths of the files of attempts that may have sent what this one is about to send."""
+        run, partition, stage_attempt = map(str, self._mine())
+        notes = self._notes(store)
+        self._prune(store, {note.epoch for note in notes})
+        found = []
+        for note in notes:
+            if note.name == own or note.epoch < self._ctx.epoch:
+                continue
+            if (
+                note.epoch > self._ctx.epoch
+                or note.run != run
+                or note.partition == partition
+                or note.stage_attempt != stage_attempt
+            ):
+                found.append(note.path)
+        return found
+
+    def _prune(self, store: NoteStore, epochs: Iterable[int]) -> None:
+        for epoch in epochs:
+            if 0 <= epoch <= self._ctx.epoch - _KEPT:
+                # Another task may be at it; what is left is found by the next one.
+                with contextlib.suppress(OSError):
+                    store.remove_folder(f"{self._folder}/{epoch}")
+
+
+def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
+    """Note that the driver begins an epoch; True when it had begun it, or a later one, before.
+
+    False where the folder cannot be read or written: nothing depends on it but what is counted.
+    """
+    path, last = f"_started/q-{path_part(query_id)}.json", -1
+    try:
+        store = NoteStore(place)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            last = int(store.read(path)["epoch"])
+        if last < epoch:
+            store.write(path, {"epoch": epoch})
+    except (OSError, LedgerError):
+        return False
+    return last >= epoch
+
+
+def begin_write(place: LedgerPath, app_id: str) -> bool:
+    """Note that a batch write of the `appId` begins; True when one before it has not ended.
+
+    What that one sent is not in the ledger. False also where the folder cannot be read or written.
+    """
+    try:
+        note = {"at_ms": now_ms()}
+        return not NoteStore(place).write(_write_path(app_id), note, replace=False)
+    except (OSError, LedgerError):
+        return False
+
+
+def end_write(place: LedgerPath, app_id: str) -> None:
+    """The ledger has the write."""
+    with contextlib.suppress(OSError, LedgerError):
+        NoteStore(place).remove(_write_path(app_id))
+
+
+def _write_path(app_id: str) -> str:
+    return f"_started/w-{path_part(app_id)}.json"
+
+
+@functools.lru_cache(maxsize=_PROCESSES_REMEMBER)
+def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
+    """Note that the `appId` names this query of Spark's; looked up once per process.
+
+    Raises:
+        CheckpointError: it names another one.
+        LedgerError: the ledger's folder cannot be read or written.
+    """
+    path = _query_path(app_id)
+    store = NoteStore(place)
+    try:
+        if store.write(path, {"query_id": query_id}, replace=False):
+            return
+        named = str(store.read(path)["query_id"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        path = store.where(path)
+        raise LedgerError(
+            f"cannot tell from {path} which query the appId {app_id!r} names: {error}", path=path
+        ) from error
+    if named != query_id:
+        raise CheckpointError(
+            f"in the ledger {place.uri} the appId {app_id!r} names the streaming query {named}, "
+            f"and this one is {query_id}: its checkpoint was deleted, or is not the one that "
+            "belongs to the appId. Nothing is sent. Start it with that query's checkpoint, or with "
+            "another appId, which sends again whatever the source gives",
+            query_id=query_id, app_id=app_id, named=named,
+        )  # fmt: skip
+
+
+def query_of(place: LedgerPath, app_id: str) -> str | None:
+    """The query of Spark's that an `appId` names; None when none has claimed it yet.
+
+    Raises:
+        LedgerError, OSError, ValueError: the ledger's folder, or the note, cannot be read.
+    """
+    note = NoteStore(place).read(_query_path(app_id))
+    return None if note is None else str(note["query_id"])
+
+
+def _query_path(app_id: str) -> str:
+    return f"_started/q-{path_part(app_id)}.query.json"
+
+
+class CommitMarker:
+    """The note of one epoch whose half messages are being committed.
+
+    Its holder holds `ends_lock`, writes it before the first request, and removes it when the ledger
+    says that the epoch is ended. Where it is there already, an earlier one may have committed some
+    of them: brokers commit as often as they are asked.
+    """
+
+    def __init__(self, place: LedgerPath, query_id: str, epoch: int) -> None:
+        self._place = place
+        self._path = f"_transactions/q-{path_part(query_id)}/{epoch}.json"
+
+    def begin(self) -> bool:
+        """Note durably that the epoch is about to be ended; False: it was noted before.
+
+        Raises:
+            LedgerError: the ledger's folder cannot be written.
+        """
+        store = NoteStore(self._place)
+        try:
+            return store.write(self._path, {"at_ms": now_ms()}, replace=False)
+        except OSError as error:
+            path = store.where(self._path)
+            raise LedgerError(
+                f"cannot note at {path} that half messages are about to be committed: {error}. "
+                "delivery=transactional needs a ledger folder that the driver can write to",
+                path=path,
+            ) from error
+
+    def remove(self) -> None:
+        """The ledger has the end; a file that stays only costs a question later."""
+        with contextlib.suppress(OSError):
+            NoteStore(self._place).remove(self._path)
+
+
+def _earlier(store: NoteStore, paths: Iterable[str]) -> PriorAttempts:
+    since_ms, brokers = now_ms(), dict[str, frozenset[str]]()
+    for path in paths:
+        try:
+            note = store.read(path)
+            if note is None:
+                continue
+            since_ms = min(since_ms, int(note["at_ms"]))
+            for topic, names in note.get("topics", {}).items():
+                brokers[topic] = brokers.get(topic, frozenset()).union(names)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            path = store.where(path)
+            raise LedgerError(
+                f"{path} cannot be read ({error}): delete it if its epoch has sent nothing",
+                path=path,
+            ) from error
+    return PriorAttempts(since_ms, brokers)

@@ -1,0 +1,176 @@
+"""Where a ledger is: one path as Spark names it and as pyarrow's file systems name it.
+
+A path without a scheme is local, whatever Spark's default file system is, so that tasks (pyarrow)
+and driver (Spark) cannot mean two places. pyarrow's file systems are imported where one is needed:
+the data source names a ledger in processes that live for one call (`spark.datasource`).
+
+A place that pyarrow cannot reach still has a table that Spark reads and appends to; only the files
+beside the table (spool, notes, locks) are out of reach, and `LedgerPath.filesystem` says why.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+from rocket_sink.errors import LedgerError
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+
+SPOOL: Final = "_spool"
+"""Below the table's folder; Delta looks into no folder whose name starts with `_`."""
+FOLDS: Final = "_folds"
+PARTIAL: Final = ".part"
+"""What is still being written."""
+QUARANTINE: Final = "_quarantine"
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+"""Two characters and more: one is a Windows drive."""
+_ARROW_SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs", "abfss": "abfs"}
+"""Hadoop's names for what pyarrow calls otherwise."""
+_KNOWN: Final = frozenset({"s3", "gs", "gcs", "abfs", "hdfs", "viewfs", "file"})
+"""Schemes of `pyarrow.fs.FileSystem.from_uri`."""
+_SETTINGS: Final = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and, for a store that is not "
+    "Amazon's, AWS_ENDPOINT_URL",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "gcs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "abfs": "AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET",
+    "hdfs": "HADOOP_HOME, JAVA_HOME and CLASSPATH (`hadoop classpath --glob`)",
+    "viewfs": "HADOOP_HOME, JAVA_HOME and CLASSPATH (`hadoop classpath --glob`)",
+}
+"""What pyarrow takes from the environment, by its scheme."""
+
+
+@dataclass(frozen=True)
+class LedgerPath:
+    """A ledger's table folder.
+
+    Attributes:
+        uri: absolute, for Spark; `file:/...` of a local one (with more slashes Delta takes the
+            location for another one).
+        root: the folder in the terms of `filesystem()`.
+        is_local: files are appended, renamed and locked by the operating system.
+        problem: why pyarrow could not reach the folder when it was looked at; empty: it could.
+    """
+
+    uri: str
+    root: str
+    is_local: bool
+    problem: str = field(default="", compare=False, repr=False)
+
+    @property
+    def spool(self) -> str:
+        return f"{self.root}/{SPOOL}"
+
+    @property
+    def folds(self) -> str:
+        return f"{self.spool}/{FOLDS}"
+
+    @property
+    def quarantine(self) -> str:
+        """Where damaged spool files go, in folders and by names that they had in the spool."""
+        return f"{self.spool}/{QUARANTINE}"
+
+    @property
+    def has_spool(self) -> bool:
+        """False where pyarrow knows no such file system: no task can have spooled anything."""
+        return self.is_local or _scheme(self.uri) in _KNOWN
+
+    @property
+    def remedy(self) -> str:
+        """What to change where tasks or driver cannot read or write here."""
+        if self.is_local:
+            return "let the users of driver and executors write to this folder, on every host"
+        return _remedy(_scheme(self.uri))
+
+    def filesystem(self) -> fs.FileSystem:
+        """pyarrow's file system; made anew, for those handles must not cross a fork.
+
+        Raises:
+            LedgerError: pyarrow knows no such file system, or cannot reach it.
+        """
+        from pyarrow import fs
+
+        if self.is_local:
+            return fs.LocalFileSystem()
+        return _remote(self.uri)[0]
+
+
+def path_part(text: str) -> str:
+    """`text`, as a query's id, as one component of a path; ids longer than 80 are cut."""
+    return re.sub(r"[^A-Za-z0-9.-]", "-", text)[:80]
+
+
+def resolve_path(path: str | os.PathLike[str]) -> LedgerPath:
+    """The place of a ledger; a relative path is made absolute here, so call it on the driver.
+
+    Raises:
+        LedgerError: no path.
+    """
+    text = os.fspath(path).strip().rstrip("/")
+    if not text:
+        raise LedgerError("the ledger's path is empty; give a folder, as in ledger=/data/ledger")
+    if _SCHEME.match(text) is None:
+        return _local(text)
+    if text.startswith("file:"):
+        return _local(unquote(urlsplit(text).path))
+    try:
+        return LedgerPath(text, _remote(text)[1], is_local=False)
+    except LedgerError as error:
+        return LedgerPath(text, _guessed_root(text), is_local=False, problem=str(error))
+
+
+def _local(path: str) -> LedgerPath:
+    root = str(Path(path).absolute())
+    return LedgerPath(f"file:{root}", os.path.normpath(root), is_local=True)
+
+
+def _scheme(uri: str) -> str:
+    """pyarrow's name of a URI's scheme."""
+    scheme = uri.partition(":")[0]
+    return _ARROW_SCHEMES.get(scheme, scheme)
+
+
+def _remote(uri: str) -> tuple[fs.FileSystem, str]:
+    scheme = _scheme(uri)
+    if scheme not in _KNOWN:
+        raise LedgerError(
+            f"the ledger {uri} can have no files beside its table: pyarrow, by which tasks write "
+            f"them, has no file system for {uri.partition(':')[0]}: (it has local folders, s3, gs, "
+            "abfs and hdfs). foreachBatch and sink.write can use this ledger, as long as Spark "
+            "can, with delivery=at_least_once and without appId, ordering=strict and "
+            "onPendingKey=hold; foreach, the data source and backfills cannot",
+            path=uri,
+        )
+    from pyarrow import fs
+
+    try:
+        filesystem, root = fs.FileSystem.from_uri(f"{scheme}:{uri.partition(':')[2]}")
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise LedgerError(
+            f"pyarrow, by which driver and tasks write the files beside the ledger {uri}, cannot "
+            f"reach it: {error}; {_remedy(scheme)}",
+            path=uri,
+        ) from error
+    return filesystem, root.rstrip("/")
+
+
+def _remedy(scheme: str) -> str:
+    return (
+        f"pyarrow does not see Spark's own settings (spark.hadoop.fs.*): set "
+        f"{_SETTINGS.get(scheme, 'what it needs')} in the environment of the driver and, as "
+        "spark.executorEnv.NAME, of the executors"
+    )
+
+
+def _guessed_root(uri: str) -> str:
+    """What `from_uri` gives for a URI whose file system cannot be reached now."""
+    parts = urlsplit(uri)
+    host = "" if _scheme(uri) in ("hdfs", "viewfs") else parts.netloc.partition("@")[0]
+    return f"{host}{parts.path}".rstrip("/")

@@ -1,0 +1,272 @@
+"""A topic's route as a producer sees it: its writable queues, in the order every client uses.
+
+Source: MQClientInstance.topicRouteData2TopicPublishInfo, and ClientMetadata for static topics.
+The order is part of the contract with other clients: a sharding key's queue is an index into it.
+Values only; a refresh makes a new one, and `fingerprint` tells whether keys would move. Queues are
+computed when asked for, so that a route that claims 2^31 queues costs nothing; it is refused.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, overload
+
+from rocket_sink.errors import RemoteProtocolError
+from rocket_sink.message import MessageQueue
+from rocket_sink.routing.hashing import sip_hash24
+
+if TYPE_CHECKING:
+    from rocket_sink.wire.route import QueueData, QueueMapping, TopicRoute
+
+QUEUES_MAX: Final = 65_536
+"""Queues of a topic. Java has no limit and builds the list."""
+BROKERS_MAX: Final = 4096
+LOGICAL_PREFIX: Final = "__syslo__"
+NO_BROKER: Final = "__syslo__none__"
+"""Hosts of a static topic's queues that nobody hosts (MixAll)."""
+
+
+class QueueList(Sequence[MessageQueue]):
+    """The queues of some brokers, made when asked for; equal by content; hashable.
+
+    `spans` are (broker name, number of queues) in order; a broker's queue ids are 0 and up.
+    """
+
+    __slots__ = ("_ends", "spans", "topic")
+
+    def __init__(self, topic: str, spans: Iterable[tuple[str, int]]) -> None:
+        self.topic = topic
+        self.spans = tuple((name, count) for name, count in spans if count > 0)
+        self._ends = tuple(itertools.accumulate(count for _, count in self.spans))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> MessageQueue: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[MessageQueue, ...]: ...
+    def __getitem__(self, index: int | slice) -> MessageQueue | tuple[MessageQueue, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"queue {index} of {len(self)}")
+        span = bisect.bisect_right(self._ends, index)
+        name, count = self.spans[span]
+        return MessageQueue(self.topic, name, index - self._ends[span] + count)
+
+    def position(self, queue: MessageQueue) -> int | None:
+        """The queue's index; None when it is not among them. One pass over the brokers."""
+        if queue.topic == self.topic:
+            for (name, count), end in zip(self.spans, self._ends, strict=True):
+                if name == queue.broker_name and 0 <= queue.queue_id < count:
+                    return end - count + queue.queue_id
+        return None
+
+    def __contains__(self, queue: object) -> bool:
+        return isinstance(queue, MessageQueue) and self.position(queue) is not None
+
+    def __iter__(self) -> Iterator[MessageQueue]:
+        for name, count in self.spans:
+            for queue_id in range(count):
+                yield MessageQueue(self.topic, name, queue_id)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, QueueList):
+            return NotImplemented
+        return (self.topic, self.spans) == (other.topic, other.spans)
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.spans))
+
+    def __repr__(self) -> str:
+        return f"QueueList({self.topic!r}, {list(self.spans)!r})"
+
+
+@dataclass(frozen=True)
+class TopicPublishInfo:
+    """Where a topic's messages can go. Not to be changed; equal when nothing changed at all.
+
+    Attributes:
+        queues: all writable queues, in the order of the Java client.
+        masters: address of each broker's master; brokers without one are absent.
+        order: the route came from `orderTopicConf`.
+        queues_by_broker: {broker name: the indices in `queues` of the queues that live there}. In a
+            static topic the queues' own broker name is logical, and these are the real ones.
+    """
+
+    topic: str
+    queues: Sequence[MessageQueue]
+    masters: Mapping[str, str] = field(hash=False)
+    order: bool
+    queues_by_broker: Mapping[str, Sequence[int]] = field(hash=False)
+    fingerprint: str = field(default="", compare=False)
+    """Same text: same queues in the same order, in whatever process; no key moves."""
+
+    @classmethod
+    def of(cls, topic: str, route: TopicRoute) -> TopicPublishInfo:
+        """The publish info of a topic's route; no queues when nothing can be written to.
+
+        Raises:
+            RemoteProtocolError: more queues or brokers than any cluster has, or an
+                `orderTopicConf` that is not `name:count;...`.
+        """
+        masters = _masters(route)
+        if route.order_topic_conf:
+            spans = _order_spans(topic, route.order_topic_conf)
+            return cls._of_spans(topic, spans, masters, order=True)
+        if route.mappings and route.order_topic_conf is None:
+            return cls._of_static(topic, route.mappings.values(), masters)
+        return cls._of_spans(topic, _data_spans(route.queues, masters, None), masters)
+
+    @classmethod
+    def default(
+        cls, topic: str, template: TopicRoute, default_topic_queue_nums: int
+    ) -> TopicPublishInfo:
+        """For a topic that does not exist yet, from the template topic's (TBW102) route.
+
+        The broker makes the topic when the first message arrives; it is given no more than
+        `min(default_topic_queue_nums, readQueueNums)` queues per broker, as in
+        MQClientInstance.updateTopicRouteInfoFromNameServer.
+        """
+        masters = _masters(template)
+        spans = _data_spans(template.queues, masters, default_topic_queue_nums)
+        return cls._of_spans(topic, spans, masters)
+
+    @classmethod
+    def _of_spans(
+        cls,
+        topic: str,
+        spans: Sequence[tuple[str, int]],
+        masters: Mapping[str, str],
+        *,
+        order: bool = False,
+    ) -> TopicPublishInfo:
+        _check_count(topic, sum(count for _, count in spans))
+        spans = [(name, count) for name, count in spans if count > 0]
+        queues_by_broker: dict[str, Sequence[int]] = {}
+        start = 0
+        for name, count in spans:
+            queues_by_broker[name] = range(start, start + count)
+            start += count
+        return cls(
+            topic,
+            QueueList(topic, spans),
+            masters,
+            order,
+            queues_by_broker,
+            _fingerprint(topic, spans),
+        )
+
+    @classmethod
+    def _of_static(
+        cls, topic: str, mappings: Iterable[QueueMapping], masters: Mapping[str, str]
+    ) -> TopicPublishInfo:
+        """Logical queues by id, and the brokers that host them now.
+
+        The newest epoch's broker hosts a queue; one that none hosts stays in the list, on a
+        broker that does not exist, so that no key moves.
+        """
+        totals: dict[str, int] = {}
+        hosts: dict[tuple[int, str], str] = {}
+        for mapping in sorted(mappings, key=lambda mapping: mapping.epoch):
+            name = logical_broker_name(mapping.scope)
+            totals[name] = max(totals.get(name, 0), mapping.total_queues)
+            hosts.update({(queue_id, name): mapping.broker_name for queue_id in mapping.queue_ids})
+        _check_count(topic, sum(totals.values()) + len(hosts))
+        listed = {(queue_id, name) for name, total in totals.items() for queue_id in range(total)}
+        ids = sorted(listed | hosts.keys())
+        queues_by_broker: dict[str, list[int]] = {}
+        for index, known in enumerate(ids):
+            queues_by_broker.setdefault(hosts.get(known, NO_BROKER), []).append(index)
+        queues = tuple(MessageQueue(topic, name, queue_id) for queue_id, name in ids)
+        frozen = {name: tuple(indices) for name, indices in queues_by_broker.items()}
+        return cls(topic, queues, masters, False, frozen, _fingerprint(topic, ids))
+
+    @property
+    def ok(self) -> bool:
+        """There is a queue to send to."""
+        return len(self.queues) > 0
+
+    def index_of(self, queue: MessageQueue) -> int | None:
+        """The queue's index in `queues`; None when the route does not have it."""
+        if isinstance(self.queues, QueueList):
+            return self.queues.position(queue)
+        return self.queues.index(queue) if queue in self.queues else None
+
+    def broker_of(self, queue: MessageQueue) -> str:
+        """The broker that the queue lives on now (its own name, but for static topics)."""
+        if isinstance(self.queues, QueueList):
+            return queue.broker_name
+        index = self.index_of(queue)
+        queues_by_broker = (
+            name for name, indices in self.queues_by_broker.items() if index in indices
+        )
+        return next(queues_by_broker, queue.broker_name)
+
+    def address_of(self, queue: MessageQueue) -> str | None:
+        """The master to send to; None: there is none at present."""
+        return self.masters.get(self.broker_of(queue))
+
+
+def _masters(route: TopicRoute) -> Mapping[str, str]:
+    if len(route.brokers) > BROKERS_MAX:
+        raise RemoteProtocolError(
+            f"the route names {len(route.brokers)} brokers; the limit is {BROKERS_MAX}"
+        )
+    masters: dict[str, str] = {}
+    for broker in route.brokers:
+        # The first of two entries of one name counts, as in Java's loop.
+        if broker.master is not None:
+            masters.setdefault(broker.name, broker.master)
+    return masters
+
+
+def _order_spans(topic: str, conf: str) -> list[tuple[str, int]]:
+    """In the order of the text, as Java has it; brokers without a master keep their queues."""
+    spans: dict[str, int] = {}
+    for part in filter(None, conf.split(";")):
+        name, _, count = part.partition(":")
+        number = count.split(":")[0].strip()
+        if not name or not number.isdecimal() or len(number) > 10:
+            raise RemoteProtocolError(
+                f"orderTopicConf of topic {topic!r} has {part[:80]!r} where broker:queues stands; "
+                "mend it with mqadmin updateOrderConf",
+                topic=topic,
+            )
+        spans.setdefault(name, int(number))
+    return list(spans.items())
+
+
+def _data_spans(
+    queues: Iterable[QueueData], masters: Mapping[str, str], most: int | None
+) -> list[tuple[str, int]]:
+    """Writable queues of brokers with a master. `most`: the template topic's rule."""
+    spans: dict[str, int] = {}
+    for data in sorted(queues, key=lambda data: data.broker_name):
+        if data.writable and data.broker_name in masters:
+            count = data.write if most is None else min(most, data.read)
+            spans.setdefault(data.broker_name, max(count, 0))
+    return list(spans.items())
+
+
+def _fingerprint(topic: str, layout: object) -> str:
+    return f"{sip_hash24(repr((topic, layout)).encode()) & (1 << 64) - 1:016x}"
+
+
+def logical_broker_name(scope: str) -> str:
+    """TopicQueueMappingUtils.getMockBrokerName: the broker name of a static topic's queues."""
+    return LOGICAL_PREFIX + (scope[2:] if scope == "__global__" else scope)
+
+
+def _check_count(topic: str, count: int) -> None:
+    if count > QUEUES_MAX:
+        raise RemoteProtocolError(
+            f"the route of topic {topic!r} claims {count} queues; the limit is {QUEUES_MAX}",
+            topic=topic,
+        )

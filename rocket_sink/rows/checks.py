@@ -1,0 +1,369 @@
+"""Which rows may become messages: `Message`'s own rules, on whole columns.
+
+Each column is screened by kernels that may suspect a good row but never pass a bad one; only the
+suspects are looked at one by one, as Messages, so that code and text of a refusal are those of
+`Message` itself. Beyond those rules: text bodies are UTF-8, the sizes of body and properties,
+explicit queues, and a sharding key for every row in strict order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.errors import MessageError
+from rocket_sink.message_rules import (
+    DELAY_LEVEL_MAX,
+    FORBIDDEN_TOPICS,
+    RESERVED_PROPERTIES,
+    check_property,
+    is_control_free,
+)
+from rocket_sink.options import SinkOptions
+from rocket_sink.rows.contract import HALF_BYTES
+from rocket_sink.rows.row_batch import RowBatch, text_at
+from rocket_sink.rows.text_checks import (
+    all_blank,
+    empty,
+    invalid_utf8,
+    with_blank,
+    with_control,
+    with_separator,
+)
+from rocket_sink.wire.columns.buffers import (
+    Int64s,
+    Mask,
+    bytes_of,
+    ints_of,
+    is_text,
+    lengths_of,
+    nulls_of,
+)
+from rocket_sink.wire.columns.properties import (
+    EVENT_TIME_PROPERTY,
+    entries_of,
+    map_sizes,
+    property_pieces,
+)
+from rocket_sink.wire.properties import ENCODED_LIMIT, UNIQ_KEY
+
+_ID_BYTES: Final = len(UNIQ_KEY) + 2 + 32
+"""A message id that the producer makes, as a property."""
+_OTHERS_BYTES: Final = 400
+"""More than the names, separators, numbers and the WAIT of a row's other properties can take."""
+
+
+@dataclass(frozen=True, eq=False)
+class SuspectEntries:
+    """Entries of a property map that may be illegal: their mask, and that of their rows."""
+
+    entries: Mask
+    rows: Mask
+
+
+def suspect_entries(batch: RowBatch) -> SuspectEntries:
+    """Every illegal property is among them; there may be legal ones."""
+    names, values, offsets = entries_of(batch.properties)
+    found = np.zeros(len(names), np.bool_)
+    for part in (names, values):
+        found |= with_separator(part) | invalid_utf8(part) | all_blank(part)
+    reserved = [*sorted(RESERVED_PROPERTIES)]
+    if batch.event_time_ms is not None:
+        reserved.append(EVENT_TIME_PROPERTY)
+    found |= pc.is_in(names, value_set=pa.array(reserved, names.type)).to_numpy(
+        zero_copy_only=False
+    )
+    return SuspectEntries(found, _rows_of(found, offsets))
+
+
+def _rows_of(entries: Mask, offsets: Int64s) -> Mask:
+    rows = np.zeros(len(offsets) - 1, np.bool_)
+    rows[np.searchsorted(offsets, np.flatnonzero(entries), side="right") - 1] = True
+    return rows
+
+
+def drop_illegal(batch: RowBatch) -> RowBatch:
+    """The batch without the user properties that a message may not have."""
+    if batch.properties is None:
+        return batch
+    suspects = suspect_entries(batch).entries
+    names, values, offsets = entries_of(batch.properties)
+    places = np.flatnonzero(suspects)
+    rows = np.searchsorted(offsets, places, side="right") - 1
+    illegal = [
+        entry
+        for entry, row in zip(places.tolist(), rows.tolist(), strict=True)
+        if _is_illegal(text_at(names, entry) or "", text_at(values, entry) or "")
+        or (text_at(names, entry) == EVENT_TIME_PROPERTY and batch.has_event_time(row))
+    ]
+    if not illegal:
+        return batch
+    keep = np.ones(len(names), np.bool_)
+    keep[illegal] = False
+    ends = np.concatenate(([0], np.cumsum(keep)))[offsets]
+    kept = pa.array(keep)
+    properties = pa.MapArray.from_arrays(
+        pa.array(ends, pa.int32()), names.filter(kept), values.filter(kept)
+    )
+    return batch.with_(properties=properties)
+
+
+def _is_illegal(name: str, value: str) -> bool:
+    try:
+        check_property(name, value)
+    except MessageError:
+        return True
+    return False
+
+
+def property_bytes_over(batch: RowBatch, limit: int) -> Int64s:
+    """Bytes of the wire property string of each row where they are more than `limit`, else 0.
+
+    Exact, with the id that the producer adds where the row has none; as a rule the longest values
+    together are under the limit, and then no row needs to be measured.
+    """
+    longest = _OTHERS_BYTES
+    if batch.properties is not None:
+        longest += int(map_sizes(batch.properties).max())
+    for text in (batch.tags, batch.sharding_key, batch.message_id):
+        longest += 0 if text is None else int(lengths_of(text).max())
+    longest += 0 if batch.keys is None else _longest_keys(batch.keys)
+    if longest <= limit:
+        return np.zeros(len(batch), np.int64)
+    sizes = property_pieces(len(batch), **batch.property_columns()).sizes
+    made = np.ones(len(batch), np.bool_) if batch.message_id is None else nulls_of(batch.message_id)
+    sizes = sizes + np.where(made, _ID_BYTES, 0)
+    over: Int64s = np.where(sizes > limit, sizes, 0)
+    return over
+
+
+def _longest_keys(keys: pa.Array) -> int:
+    """At least the bytes of the longest KEYS value."""
+    if is_text(keys.type):
+        return int(lengths_of(keys).max())
+    flat = pc.list_flatten(keys)
+    each = int(lengths_of(flat).max(initial=0)) + 1
+    return each * int(pc.max(pc.list_value_length(keys)).as_py() or 0)
+
+
+_TOPIC: Final = r"^[%|a-zA-Z0-9_-]{1,127}$"
+_INT32: Final = 2**31
+
+
+@dataclass(frozen=True)
+class Refused:
+    """One row that no broker would take: its index in the batch, and why.
+
+    Codes: INVALID_TOPIC, NULL_BODY, EMPTY_BODY, BODY_TOO_LARGE, INVALID_TEXT, INVALID_TAGS,
+    INVALID_KEYS, RESERVED_PROPERTY, INVALID_PROPERTY, PROPERTIES_TOO_LARGE, INVALID_DELAY,
+    INVALID_FLAG, INVALID_QUEUE, MISSING_SHARDING_KEY.
+    """
+
+    row: int
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """`rows` holds the accepted rows only (the very batch when all are); `accepted` are their
+    indices in the batch that was checked; `refused` is in row order."""
+
+    rows: RowBatch
+    accepted: Int64s
+    refused: Sequence[Refused]
+
+
+def validate(batch: RowBatch, options: SinkOptions) -> Checked:
+    """Part the rows that may be sent from those that become dead letters.
+
+    With `propertyPolicy=drop`, illegal user properties are left out of `rows` instead.
+    """
+    everything = np.arange(len(batch), dtype=np.int64)
+    if not len(batch):
+        return Checked(batch, everything, ())
+    if options.property_policy == "drop":
+        batch = drop_illegal(batch)
+    suspects = np.zeros(len(batch), np.bool_)
+    for found in _screens(batch, options):
+        suspects |= found
+    too_large = property_bytes_over(batch, _property_limit(options))
+    refused = [
+        Refused(row, error.code, error.text)
+        for row in np.flatnonzero(suspects | (too_large > 0)).tolist()
+        if (error := _error_of(batch, row, options, int(too_large[row]))) is not None
+    ]
+    if not refused:
+        return Checked(batch, everything, ())
+    accepted = np.delete(everything, [item.row for item in refused])
+    return Checked(batch.take(accepted), accepted, refused)
+
+
+def _half(options: SinkOptions) -> bool:
+    return options.delivery == "transactional"
+
+
+def _property_limit(options: SinkOptions) -> int:
+    return ENCODED_LIMIT - HALF_BYTES if _half(options) else ENCODED_LIMIT
+
+
+def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
+    """Masks of the rows that may break a rule; together they hold every row that does."""
+    if isinstance(batch.topic, pa.Array):
+        yield _suspect_topics(batch.topic)
+    sizes = lengths_of(batch.body)
+    yield (sizes == 0) | (sizes > options.max_message_size_bytes)
+    if batch.body_is_text:
+        yield invalid_utf8(batch.body)
+    if batch.tags is not None:
+        yield _suspect_texts(batch.tags) | all_blank(batch.tags)
+        if bytes_of(batch.tags).max(initial=0) >= ord("|"):
+            yield _mask(pc.match_substring(batch.tags, "||"))
+    if batch.keys is not None:
+        yield _suspect_keys(batch.keys)
+    if batch.properties is not None:
+        yield suspect_entries(batch).rows
+    for text in (batch.sharding_key, batch.message_id):
+        if text is not None:
+            yield _suspect_texts(text)
+    yield batch.is_timed() if _half(options) else _suspect_delays(batch)
+    if batch.flag is not None:
+        flags = ints_of(batch.flag, 0)
+        yield (flags < -_INT32) | (flags >= _INT32)
+    yield from _suspect_queues(batch, options)
+
+
+def _mask(found: pa.Array) -> Mask:
+    mask: Mask = found.fill_null(False).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _suspect_texts(text: pa.Array) -> Mask:
+    return empty(text) | with_separator(text) | invalid_utf8(text)
+
+
+def _suspect_topics(topics: pa.Array) -> Mask:
+    """Each different topic is looked at once."""
+    words = topics.dictionary_encode()
+    good = pc.match_substring_regex(words.dictionary, _TOPIC)
+    forbidden = pa.array(sorted(FORBIDDEN_TOPICS), words.dictionary.type)
+    good = pc.and_not(good, pc.is_in(words.dictionary, value_set=forbidden))
+    return ~_mask(good.take(words.indices))
+
+
+def _suspect_keys(keys: pa.Array) -> Mask:
+    if is_text(keys.type):
+        return _suspect_texts(keys) | with_blank(keys)
+    flat = pc.list_flatten(keys)
+    found = _suspect_texts(flat) | with_blank(flat)
+    rows = np.zeros(len(keys), np.bool_)
+    if found.any():
+        rows[pc.list_parent_indices(keys).to_numpy()[found]] = True
+    return rows
+
+
+def _suspect_delays(batch: RowBatch) -> Mask:
+    given = np.zeros(len(batch), np.int64)
+    found = np.zeros(len(batch), np.bool_)
+    if batch.delay_level is not None:
+        levels = ints_of(batch.delay_level, 0)
+        given += levels != 0
+        found |= (levels < 0) | (levels > DELAY_LEVEL_MAX)
+    for delay in (batch.delay_ms, batch.delivery_timestamp_ms):
+        if delay is not None:
+            given += ~nulls_of(delay)
+            found |= ints_of(delay, 0) < 0
+    return found | (given > 1)
+
+
+def _suspect_queues(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
+    if batch.queue_id is None and batch.broker_name is None and options.ordering != "strict":
+        return
+    nothing = np.ones(len(batch), np.bool_)
+    no_queue = nothing if batch.queue_id is None else nulls_of(batch.queue_id)
+    no_broker = nothing if batch.broker_name is None else nulls_of(batch.broker_name)
+    no_key = nothing if batch.sharding_key is None else nulls_of(batch.sharding_key)
+    yield no_queue != no_broker
+    yield ~no_queue & ~no_key
+    if batch.queue_id is not None:
+        ids = ints_of(batch.queue_id, 0)
+        yield (ids < 0) | (ids >= _INT32)
+    if batch.broker_name is not None:
+        yield _suspect_texts(batch.broker_name) | with_control(batch.broker_name)
+    if options.ordering == "strict":
+        yield no_queue & no_key
+
+
+def _error_of(
+    batch: RowBatch, row: int, options: SinkOptions, property_bytes: int
+) -> MessageError | None:
+    """The first rule that one row breaks: the message's own, then the producer's."""
+    try:
+        batch.message(row)
+        _check_body(batch, row, options)
+        if property_bytes:
+            raise MessageError(
+                f"the properties take {property_bytes} bytes on the wire; the limit is "
+                f"{_property_limit(options)} (32767 less what brokers"
+                f"{' and delivery=transactional' if _half(options) else ''} add)",
+                code="PROPERTIES_TOO_LARGE", size=property_bytes, limit=_property_limit(options),
+            )  # fmt: skip
+        if _half(options) and batch.is_timed()[row]:
+            raise MessageError(
+                "a half message cannot be delayed or timed: brokers drop the delay "
+                "(delivery=transactional)",
+                code="INVALID_DELAY",
+            )
+        _check_queue(batch, row, options)
+    except MessageError as error:
+        return error
+    return None
+
+
+def _check_body(batch: RowBatch, row: int, options: SinkOptions) -> None:
+    body = batch.body[row].as_py()
+    if len(body) > options.max_message_size_bytes:
+        raise MessageError(
+            f"the body has {len(body)} bytes; option maxMessageSize is "
+            f"{options.max_message_size_bytes}",
+            code="BODY_TOO_LARGE", size=len(body), limit=options.max_message_size_bytes,
+        )  # fmt: skip
+    if batch.body_is_text:
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise MessageError(
+                f"the text body is not valid UTF-8: {error}; a binary column is sent as it is",
+                code="INVALID_TEXT",
+            ) from None
+
+
+def _check_queue(batch: RowBatch, row: int, options: SinkOptions) -> None:
+    queue_id = None if batch.queue_id is None else batch.queue_id[row].as_py()
+    broker = text_at(batch.broker_name, row)
+    key = text_at(batch.sharding_key, row)
+    wrong = ""
+    if (queue_id is None) != (broker is None):
+        wrong = "queue_id and broker_name only name a queue together"
+    elif queue_id is not None and key is not None:
+        wrong = "queue_id and sharding_key both choose the queue; set one of them to null"
+    elif queue_id is not None and not 0 <= queue_id < _INT32:
+        wrong = f"queue_id {queue_id} is not a queue's number"
+    elif broker is not None and not _is_name(broker):
+        wrong = f"broker_name {broker!r} is empty, not UTF-8, or has a control character"
+    if wrong:
+        raise MessageError(wrong, code="INVALID_QUEUE")
+    if options.ordering == "strict" and key is None and queue_id is None:
+        raise MessageError(
+            "the sharding_key is null, and ordering=strict needs one in every row",
+            code="MISSING_SHARDING_KEY",
+        )
+
+
+def _is_name(text: str) -> bool:
+    return bool(text) and is_control_free(text) and not any("\ud800" <= c <= "\udfff" for c in text)

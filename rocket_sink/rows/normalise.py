@@ -1,0 +1,238 @@
+"""A record batch in the standard form of `RowBatch`: casts on whole columns, nothing refused.
+
+Takes what Spark and Arrow users send: strings, large strings, views, dictionaries, slices, chunks,
+lists of any form. Text is never checked to be UTF-8 here, for Spark's strings need not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.errors import ColumnError
+from rocket_sink.message_rules import TAG_BLANKS
+from rocket_sink.rows.contract import ColumnPlan
+from rocket_sink.rows.row_batch import RowBatch
+from rocket_sink.rows.text_checks import empty, only_printable_ascii
+from rocket_sink.wire.columns.buffers import INT32_MAX, Int64s, as_binary, nulls_of
+
+_PER_MS: Final = {"us": 1_000, "ns": 1_000_000}
+
+
+def normalise(batch: pa.RecordBatch | pa.Table, plan: ColumnPlan) -> RowBatch:
+    """The rows of `batch` in the standard form.
+
+    Raises:
+        ColumnError: a column of the plan is missing from the batch (or there twice).
+    """
+    columns = {name: _plain(_column(batch, source, plan)) for name, source in plan.sources}
+    body = columns.pop("body")
+    topic = plan.topic or _all_text(columns.pop("topic"))
+    made = {
+        _FIELD_NAMES.get(name, name): _CASTS[name](array)
+        for name, array in columns.items()
+        if not _all_null(array)
+    }
+    return RowBatch(
+        body=_body(body),
+        topic=topic,
+        body_is_text=_is_string(body.type),
+        **{n: array for n, array in made.items() if array is not None and not _all_null(array)},
+    )
+
+
+def _column(
+    batch: pa.RecordBatch | pa.Table, source: str, plan: ColumnPlan
+) -> pa.Array | pa.ChunkedArray:
+    index = batch.schema.get_field_index(source)
+    if index >= 0:
+        return batch.column(index)
+    hint = (
+        "option bodyFormat=json packs the frame on the driver: use write_batch or write, or "
+        "select to_json(struct(*)) as body yourself"
+        if source == "body" and plan.needs_to_json
+        else f"it has {', '.join(map(repr, batch.schema.names))}"
+    )
+    raise ColumnError(f"the batch has no column {source!r}; {hint}", column=source)
+
+
+def _plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """One array without dictionary, extension or view types."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    if pa.types.is_string_view(array.type):
+        return array.cast(pa.large_string() if array.nbytes > INT32_MAX else pa.string())
+    if pa.types.is_binary_view(array.type) or pa.types.is_fixed_size_binary(array.type):
+        return array.cast(pa.large_binary() if array.nbytes > INT32_MAX else pa.binary())
+    return array
+
+
+def _all_null(array: pa.Array) -> bool:
+    return bool(array.null_count == len(array))
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _body(array: pa.Array) -> pa.Array:
+    return _narrow(array.cast(pa.binary()) if pa.types.is_null(array.type) else as_binary(array))
+
+
+def _text(array: pa.Array) -> pa.Array:
+    return _narrow(_plain(array))
+
+
+def _all_text(array: pa.Array) -> pa.Array:
+    return array.cast(pa.string()) if pa.types.is_null(array.type) else _text(array)
+
+
+def _narrow(array: pa.Array) -> pa.Array:
+    """32-bit offsets where they reach: kernels on both sides of a join then agree."""
+    small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(array.type)
+    if small is None or array.nbytes > INT32_MAX:
+        return array
+    return array.cast(small)
+
+
+def _tags(array: pa.Array) -> pa.Array | None:
+    """Trimmed as `Message` does it; an empty tag is none, a blank one stays and is refused."""
+    tags = _text(array)
+    none = empty(tags)
+    if none.any():
+        tags = pc.if_else(pa.array(none), pa.scalar(None, tags.type), tags)
+    if only_printable_ascii(tags, spaces=False):
+        return tags
+    trimmed = pc.ascii_trim(tags, characters=TAG_BLANKS)
+    return pc.if_else(pc.equal(pc.binary_length(trimmed), 0), tags, trimmed)
+
+
+def _keys(array: pa.Array) -> pa.Array | None:
+    if _is_string(array.type):
+        return _text(array)
+    counts = _list_lengths(array)
+    flat = _text(pc.list_flatten(array))
+    offsets, kept = _without(flat, nulls_of(flat), np.concatenate(([0], np.cumsum(counts))))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), kept) if len(kept) else None
+
+
+def _list_lengths(array: pa.Array) -> Int64s:
+    lengths: Int64s = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    return lengths.astype(np.int64)
+
+
+def _without(
+    flat: pa.Array, dropped: np.ndarray[tuple[int], np.dtype[np.bool_]], offsets: Int64s
+) -> tuple[Int64s, pa.Array]:
+    """Row offsets and items after some items have been dropped."""
+    if not dropped.any():
+        return offsets, flat
+    kept = np.concatenate(([0], np.cumsum(~dropped)))
+    return kept[offsets], flat.filter(pa.array(~dropped))
+
+
+def _sharding_key(array: pa.Array) -> pa.Array:
+    return _text(array) if _is_string(array.type) else array.cast(pa.string())
+
+
+def _integers(array: pa.Array) -> pa.Array:
+    return array.cast(pa.int64())
+
+
+def _millis(array: pa.Array) -> pa.Array:
+    """Epoch milliseconds, rounded down."""
+    if not pa.types.is_timestamp(array.type):
+        return _integers(array)
+    unit = array.type.unit
+    ticks = array.cast(pa.int64())
+    if unit in _PER_MS:
+        values = ticks.fill_null(0).to_numpy(zero_copy_only=False) // _PER_MS[unit]
+        return pa.array(values, pa.int64(), mask=nulls_of(ticks))
+    return pc.multiply(ticks, 1000) if unit == "s" else ticks
+
+
+def _properties(array: pa.Array) -> pa.MapArray | None:
+    """A map without null values, each name once per row: its first place, its last value."""
+    if pa.types.is_map(array.type):
+        entry = pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])
+        array = array.view(pa.list_(entry))
+    counts = _list_lengths(array)
+    names, values = (_entry_text(part) for part in pc.list_flatten(array).flatten())
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    dropped = nulls_of(values)
+    _, names = _without(names, dropped, offsets)
+    offsets, values = _without(values, dropped, offsets)
+    if names.null_count:
+        names = names.fill_null("")
+    if not len(names):
+        return None
+    offsets, names, values = _last_wins(offsets, names, values)
+    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), names, values)
+
+
+def _entry_text(array: pa.Array) -> pa.Array:
+    """Names and values as strings; binary ones (Kafka headers) are looked at by the checks."""
+    array = _text(array)
+    return array.view(pa.string()) if pa.types.is_binary(array.type) else array
+
+
+def _last_wins(
+    offsets: Int64s, names: pa.Array, values: pa.Array
+) -> tuple[Int64s, pa.Array, pa.Array]:
+    """As Python's dict does it, so that a row and its `Message` have the same properties."""
+    counts = np.diff(offsets)
+    if counts.max() < 2:
+        return offsets, names, values
+    words = as_binary(names).dictionary_encode()
+    rows = np.repeat(np.arange(len(counts)), counts)
+    pairs = rows * len(words.dictionary) + words.indices.to_numpy()
+    ranks = np.argsort(pairs, kind="stable")
+    repeated = np.diff(pairs[ranks]) == 0
+    if not repeated.any():
+        return offsets, names, values
+    starts = np.flatnonzero(np.concatenate(([True], ~repeated)))
+    ends = np.concatenate((starts[1:], [len(ranks)])) - 1
+    first, last = ranks[starts], ranks[ends]
+    order = np.argsort(first)
+    kept = np.zeros(len(pairs) + 1, np.int64)
+    kept[first + 1] = 1
+    return (
+        np.cumsum(kept)[offsets],
+        names.take(pa.array(first[order])),
+        values.take(pa.array(last[order])),
+    )
+
+
+def _same(array: pa.Array) -> pa.Array:
+    return array
+
+
+_FIELD_NAMES: Final = {
+    "delivery_timestamp": "delivery_timestamp_ms",
+    "event_time": "event_time_ms",
+}
+_CASTS: Final[dict[str, Callable[[pa.Array], pa.Array | None]]] = {
+    "topic": _text,
+    "tags": _tags,
+    "keys": _keys,
+    "sharding_key": _sharding_key,
+    "properties": _properties,
+    "delay_level": _integers,
+    "delay_ms": _integers,
+    "delivery_timestamp": _millis,
+    "queue_id": _integers,
+    "broker_name": _text,
+    "flag": _integers,
+    "wait_store": _same,
+    "message_id": _text,
+    "event_time": _millis,
+    "order_by": _same,
+}

@@ -1,0 +1,178 @@
+"""Rows in the standard form that all lanes share after the row contract has been applied.
+
+A `RowBatch` still holds what the user sent, good or bad; `rocket_sink.rows.checks` tells which
+rows may become messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.errors import MessageError
+from rocket_sink.message import Message
+from rocket_sink.wire.columns.buffers import Mask, ints_of, is_text, nulls_of
+from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY
+
+
+@dataclass(frozen=True, eq=False)
+class RowBatch:
+    """n rows as standard arrays; a column that is absent, or null in all rows, is None.
+
+    Every array has n values. Text is `string` (or `large_string` where 2 GiB do not suffice) and
+    may hold bytes that are not UTF-8, as Spark's strings can; integers are int64.
+    """
+
+    body: pa.Array
+    """Binary or large binary; null and empty are data errors."""
+    topic: str | pa.Array
+    """The option's topic for all rows, or a string array."""
+    body_is_text: bool = False
+    """The body came from a text column, so it must be UTF-8."""
+    tags: pa.Array | None = None
+    """Trimmed, and null where empty; only blanks, or not UTF-8, it is as it came: a data error."""
+    keys: pa.Array | None = None
+    """A string array (one key per row) or list<string> (null elements are gone)."""
+    sharding_key: pa.Array | None = None
+    properties: pa.MapArray | None = None
+    """map<string, string>: no null maps or values, each name once per row (the last value)."""
+    delay_level: pa.Array | None = None
+    delay_ms: pa.Array | None = None
+    delivery_timestamp_ms: pa.Array | None = None
+    flag: pa.Array | None = None
+    wait_store: pa.Array | None = None
+    queue_id: pa.Array | None = None
+    broker_name: pa.Array | None = None
+    message_id: pa.Array | None = None
+    event_time_ms: pa.Array | None = None
+    order_by: pa.Array | None = None
+    """Any type that Arrow can sort; as the user sent it."""
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.body)
+
+    def columns(self) -> dict[str, pa.Array]:
+        """{name: array} of the columns that are there (not a topic from the option)."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: v for name, v in values.items() if isinstance(v, pa.Array)}
+
+    def take(self, rows: npt.NDArray[np.integer[Any]]) -> RowBatch:
+        """The rows of those indices, in that order."""
+        wanted = pa.array(rows, pa.int64())
+        return self.with_(**{name: array.take(wanted) for name, array in self.columns().items()})
+
+    def slice(self, first: int, last: int) -> RowBatch:
+        """The rows `first` to `last` (exclusive), without a copy."""
+        return self.with_(
+            **{name: array.slice(first, last - first) for name, array in self.columns().items()}
+        )
+
+    def with_(self, **changes: Any) -> RowBatch:
+        """A copy with other columns."""
+        return replace(self, **changes)
+
+    def topic_of(self, row: int) -> str | None:
+        """One row's topic."""
+        return self.topic if isinstance(self.topic, str) else text_at(self.topic, row)
+
+    def is_timed(self) -> Mask:
+        """True for rows that are delivered later: they go one by one, never in a batch."""
+        timed = np.zeros(len(self), np.bool_)
+        if self.delay_level is not None:
+            timed |= ints_of(self.delay_level, 0) != 0
+        for delay in (self.delay_ms, self.delivery_timestamp_ms):
+            if delay is not None:
+                timed |= ~nulls_of(delay)
+        return timed
+
+    def property_columns(self, message_ids: pa.Array | None = None) -> dict[str, Any]:
+        """The arguments of `wire.columns.property_pieces` for these rows.
+
+        `message_ids` fill the rows without a `message_id`; the caller makes them.
+        """
+        columns = {name: getattr(self, name) for name in _PROPERTY_COLUMNS}
+        ids = self.message_id
+        if ids is not None and message_ids is not None:
+            ids = pc.coalesce(ids, message_ids.cast(ids.type))
+        return {"message_ids": message_ids if ids is None else ids, **columns}
+
+    def message(self, row: int) -> Message:
+        """One row as a `Message`, for the sends that go one by one.
+
+        Raises:
+            MessageError: the row breaks one of the message's own rules.
+        """
+        level = self._value("delay_level", row)
+        wait = self._value("wait_store", row)
+        return Message(
+            self.topic_of(row),  # type: ignore[arg-type]  # None is refused with its code
+            self.body[row].as_py(),
+            tags=text_at(self.tags, row),
+            keys=self._keys(row),
+            sharding_key=text_at(self.sharding_key, row),
+            properties=self._properties(row),
+            delay_level=level or 0,
+            delay_ms=self._value("delay_ms", row),
+            delivery_timestamp_ms=self._value("delivery_timestamp_ms", row),
+            flag=self._value("flag", row) or 0,
+            wait_store=True if wait is None else wait,
+            message_id=text_at(self.message_id, row),
+        )
+
+    def has_event_time(self, row: int) -> bool:
+        """Whether one row writes the property `__event_time_ms` itself."""
+        return self.event_time_ms is not None and bool(self.event_time_ms[row].is_valid)
+
+    def _value(self, column: str, row: int) -> Any:
+        array = getattr(self, column)
+        return None if array is None else array[row].as_py()
+
+    def _keys(self, row: int) -> tuple[str, ...]:
+        if self.keys is None or is_text(self.keys.type):
+            key = text_at(self.keys, row)
+            return () if key is None else (key,)
+        return tuple(_text_of(key) or "" for key in self.keys[row].values)
+
+    def _properties(self, row: int) -> dict[str, str]:
+        found = {}
+        if self.properties is not None:
+            entries = self.properties[row].values
+            names, values = (entries.field(i) for i in (0, 1))
+            found = {
+                _text_of(name) or "": _text_of(value) or ""
+                for name, value in zip(names, values, strict=True)
+            }
+        event_time = self._value("event_time_ms", row)
+        if event_time is None:
+            return found
+        if EVENT_TIME_PROPERTY in found:
+            raise MessageError(
+                f"the property name {EVENT_TIME_PROPERTY!r} is taken by the column event_time",
+                code="RESERVED_PROPERTY",
+            )
+        return {**found, EVENT_TIME_PROPERTY: str(event_time)}
+
+
+_PROPERTY_COLUMNS: Final = (
+    "properties", "tags", "keys", "sharding_key", "wait_store", "delay_level", "delay_ms",
+    "delivery_timestamp_ms", "event_time_ms",
+)  # fmt: skip
+
+
+def text_at(array: pa.Array | None, row: int) -> str | None:
+    """One text value; bytes that are not UTF-8 become lone surrogates, which Message refuses."""
+    return None if array is None else _text_of(array[row])
+
+
+def _text_of(value: pa.Scalar) -> str | None:
+    buffer = value.as_buffer()
+    return None if buffer is None else buffer.to_pybytes().decode(errors="surrogateescape")

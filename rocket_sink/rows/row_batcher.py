@@ -1,0 +1,247 @@
+"""Spark's Python rows gathered into Arrow batches, for the lanes where Spark hands out rows.
+
+A foreach writer is not told the schema. Where `RocketSink.stream(df)` or `sink.check(df)` gave it
+on the driver, it is used; else the names come from the rows and each type from the column's first
+value, which the row contract then judges as it judges a schema. A column without any value yet
+has no type; it is judged when its first value comes.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from rocket_sink.errors import ColumnError
+from rocket_sink.options import SinkOptions
+from rocket_sink.rows.contract import ColumnPlan, resolve_columns
+
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_TEXT_MAP: Final = pa.map_(pa.string(), pa.string())
+_SCALARS: Final[tuple[tuple[type, pa.DataType], ...]] = (
+    (str, pa.string()),
+    ((bytearray), pa.binary()),
+    (bytes, pa.binary()),
+    (bool, pa.bool_()),
+    (int, pa.int64()),
+    (float, pa.float64()),
+    (dt.datetime, _INSTANT),
+    (dt.date, pa.date32()),
+)
+_BODY_NAMES: Final = ("__rmq_body", "body", "value")
+GATHER_BYTES: Final = 16 << 20
+"""Of bodies gathered at most, however few rows that are: 8,000 rows of 16 KiB are 130 MB, and as
+much again as an Arrow batch."""
+_LOOK_ROWS: Final = 100
+_FIRST_LOOK: Final = 10
+
+
+class RowBatcher:
+    """Turns lists of rows into record batches that a `TaskSender` takes.
+
+    Args:
+        plan: the driver's, if it saw the schema; else made from the first rows.
+    """
+
+    def __init__(self, options: SinkOptions, plan: ColumnPlan | None = None) -> None:
+        self._options = options
+        self._plan = plan
+        self._checked: set[tuple[pa.DataType, ...]] = set()
+        self._body_name = dict(options.columns).get("body", "").lower()
+
+    @property
+    def plan(self) -> ColumnPlan:
+        """What the columns mean; known after the first batch."""
+        assert self._plan is not None
+        return self._plan
+
+    def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        """The rows' columns that are needed, as one batch.
+
+        Raises:
+            ColumnError: the rows do not fit the row contract.
+        """
+        names = _names(rows[0])
+        columns = list(zip(*rows, strict=True))
+        if self._plan is None:
+            self._check_json()
+            types = [self._type(name, values) for name, values in zip(names, columns, strict=True)]
+            self._plan = resolve_columns(pa.schema(zip(names, types, strict=True)), self._options)
+        needed = [(name, columns[names.index(name)]) for name in self._plan.needed]
+        types = [self._type(name, values) for name, values in needed]
+        self._check_types(types)
+        arrays = [to_array(values, kind) for (_, values), kind in zip(needed, types, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, names=list(self._plan.needed))
+
+    def body_index(self, row: Any) -> int | None:
+        """Where in such a row the body is; None: the row contract will complain."""
+        if self._plan is not None:
+            wanted = [self._plan.source("body")]
+        else:
+            wanted = [self._body_name, *_BODY_NAMES]
+        names = [name.lower() for name in _names(row)]
+        return next((names.index(w.lower()) for w in wanted if w and w.lower() in names), None)
+
+    def _check_types(self, types: list[pa.DataType]) -> None:
+        seen = tuple(types)
+        if seen in self._checked:
+            return
+        kinds = dict(zip(self.plan.needed, types, strict=True))
+        schema = pa.schema([(column, kinds[source]) for column, source in self.plan.sources])
+        # By the contract's own names: where the columns came from is settled already.
+        plain = self._options.with_(
+            columns=(), orderBy="", strictColumns=False, bodyFormat="column"
+        )
+        resolve_columns(schema, plain)
+        self._checked.add(seen)
+
+    def _type(self, name: str, values: Sequence[Any]) -> pa.DataType:
+        first = next((value for value in values if value is not None), None)
+        if first is not None:
+            return type_of(first)
+        # A body that is null so far is a data error of its rows, not of the frame.
+        is_body = name.lower() in (self._body_name, *_BODY_NAMES)
+        return pa.binary() if is_body else pa.null()
+
+    def _check_json(self) -> None:
+        if self._options.body_format == "json":
+            raise ColumnError(
+                "bodyFormat=json needs the DataFrame on the driver: start the query with "
+                "sink.stream(df) instead of df.writeStream.foreach(sink)"
+            )
+
+
+class RowBuffer:
+    """Rows until they make a batch: `gatherRows` of them, or `GATHER_BYTES` of bodies.
+
+    The owner appends to `rows`, and asks `is_full` once there are `look_at`. So the sizes of small
+    rows are looked at by the hundred, those of large ones row by row.
+    """
+
+    __slots__ = ("_body", "_gatherer", "_largest", "_limit", "_seen", "_size", "look_at", "rows")
+
+    def __init__(self, gatherer: RowBatcher, limit: int) -> None:
+        self.rows: list[Any] = []
+        self._gatherer = gatherer
+        self._limit = limit
+        self._body: int | None = None
+        self._largest = 1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._seen = self._size = 0
+        self._look_in(_FIRST_LOOK)
+
+    def _look_in(self, rows: int) -> None:
+        """After so many more; sooner where four times as many of the largest would be too much."""
+        room = (GATHER_BYTES - self._size) // (4 * self._largest)
+        self.look_at = min(self._limit, self._seen + max(1, min(rows, room)))
+
+    def is_full(self) -> bool:
+        """Time to `take`."""
+        rows = self.rows
+        if not self._seen:
+            self._body = self._gatherer.body_index(rows[0])
+        if self._body is not None:
+            sizes = _lengths(row[self._body] for row in rows[self._seen :])
+            self._size += sum(sizes)
+            self._largest = max(self._largest, max(sizes, default=0))
+        self._seen = len(rows)
+        self._look_in(_LOOK_ROWS)
+        return self._seen >= self._limit or self._size >= GATHER_BYTES
+
+    def take(self) -> pa.RecordBatch | None:
+        """The rows as a batch, and none left; None when there were none.
+
+        Raises:
+            ColumnError: the rows do not fit the row contract.
+        """
+        if not self.rows:
+            return None
+        batch = self._gatherer.batch(self.rows)
+        self.rows.clear()
+        self._begin()
+        return batch
+
+
+def _lengths(bodies: Iterable[Any]) -> list[int]:
+    """Bytes, of text characters; nothing of what is no body, which the row contract refuses."""
+    try:
+        return [len(body) for body in bodies if body is not None]
+    except TypeError:
+        return []
+
+
+def type_of(value: Any) -> pa.DataType:
+    """The Arrow type of a column by one of its values, as Spark's types come out in Python."""
+    for kind, type_ in _SCALARS:
+        if isinstance(value, kind):
+            return type_
+    if isinstance(value, decimal.Decimal):
+        return pa.decimal128(38, max(0, -int(value.as_tuple().exponent)))
+    if isinstance(value, dict):
+        return _TEXT_MAP if _is_text_map(value) else pa.map_(pa.string(), pa.null())
+    if isinstance(value, list):
+        return pa.list_(_element_type(value))
+    return pa.struct([("unknown", pa.null())])
+
+
+def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """A column of Python values as an array of that type.
+
+    Raises:
+        ColumnError: a value of another type.
+    """
+    try:
+        if kind == _INSTANT:
+            return pa.array([_micros(value) for value in values], pa.int64()).cast(_INSTANT)
+        return pa.array(values, kind)
+    except UnicodeEncodeError:
+        # A lone surrogate: kept as bytes that are not UTF-8, which the row checks refuse by row.
+        raw = [None if v is None else str(v).encode("utf-8", "surrogatepass") for v in values]
+        return pa.array(raw, pa.binary()).view(pa.string())
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ColumnError(
+            f"a column of type {kind} has a value that does not fit: {error}"
+        ) from None
+
+
+def _element_type(values: list[Any]) -> pa.DataType:
+    first = next((value for value in values if value is not None), "")
+    names = getattr(first, "__fields__", None)
+    if not names:
+        return type_of(first)
+    parts: Sequence[Any] = tuple(first)
+    types: list[pa.DataType] = [pa.string() if part is None else type_of(part) for part in parts]
+    return pa.struct(list(zip(names, types, strict=True)))
+
+
+def _is_text_map(value: dict[Any, Any]) -> bool:
+    return all(
+        isinstance(name, str) and (text is None or isinstance(text, str))
+        for name, text in value.items()
+    )
+
+
+def _micros(value: dt.datetime | None) -> int | None:
+    """Spark hands out times without a zone, in the worker's own (TimestampType.fromInternal)."""
+    if value is None:
+        return None
+    instant = value.astimezone(dt.timezone.utc)
+    return round((instant - _EPOCH) / dt.timedelta(microseconds=1))
+
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+
+
+def _names(row: Any) -> list[str]:
+    names = getattr(row, "__fields__", None)
+    if names is None:
+        raise ColumnError(
+            f"the sink got {type(row).__name__}, not a Row with named columns; use it with "
+            "writeStream.foreach on a DataFrame"
+        )
+    return list(names)

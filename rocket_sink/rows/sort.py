@@ -1,0 +1,126 @@
+"""Rows of a task sorted by `order_by`, within bounded memory.
+
+Only the order inside a sharding key matters, so rows are parted by a hash of the key: each part is
+sorted by itself, at the end of the input. Parts beyond a memory limit wait in temporary files.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from rocket_sink.routing.hashing import siphash_array
+from rocket_sink.rows.row_batch import RowBatch
+
+_PARTS: Final = 64
+_MEMORY_BYTES: Final = 32 << 20
+_NO_KEY: Final = 0
+
+
+class RowSorter:
+    """Gathers rows; gives them back sorted."""
+
+    def __init__(self, memory_bytes: int = _MEMORY_BYTES) -> None:
+        self._limit = memory_bytes
+        self._bytes = 0
+        self._batches: list[RowBatch] = []
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+
+    def add(self, rows: RowBatch) -> None:
+        """Take rows that have `order_by`."""
+        self._batches.append(rows)
+        self._bytes += sum(array.nbytes for array in rows.columns().values())
+        if self._bytes > self._limit:
+            self._spill()
+
+    def sorted_rows(self) -> Iterator[RowBatch]:
+        """Everything, sorted by `order_by` within each sharding key; equal values keep order."""
+        if self._directory is None:
+            if self._batches:
+                yield _sorted(_table(self._batches), self._batches[0])
+            self._batches = []
+            return
+        like = self._batches[0] if self._batches else self._like
+        self._spill()
+        for part in range(_PARTS):
+            tables = [_read(path) for path in self._files(part)]
+            if tables:
+                yield _sorted(pa.concat_tables(tables, promote_options="default"), like)
+
+    def close(self) -> None:
+        """Give the files back."""
+        self._batches = []
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
+
+    def _spill(self) -> None:
+        if not self._batches:
+            return
+        if self._directory is None:
+            self._directory = tempfile.TemporaryDirectory(
+                prefix="rocket-sink-", dir=scratch_folder()
+            )
+            self._runs = 0
+        self._like = self._batches[0]
+        table = _table(self._batches)
+        self._batches, self._bytes = [], 0
+        parts = _part_of(table)
+        for part in np.unique(parts).tolist():
+            path = Path(self._directory.name) / f"{part}-{self._runs}.arrow"
+            rows = table.take(pa.array(np.flatnonzero(parts == part)))
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as out:
+                out.write_table(rows)
+        self._runs += 1
+
+    def _files(self, part: int) -> list[Path]:
+        assert self._directory is not None
+        paths = [Path(self._directory.name) / f"{part}-{run}.arrow" for run in range(self._runs)]
+        return [path for path in paths if path.exists()]
+
+
+def scratch_folder() -> str | None:
+    """Spark's own local directory of this executor, which has room; None: the system's will do."""
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return local if local and os.access(local, os.W_OK) else None
+
+
+def _read(path: Path) -> pa.Table:
+    with pa.OSFile(str(path), "rb") as file:
+        return pa.ipc.open_stream(file).read_all()
+
+
+def _part_of(table: pa.Table) -> np.ndarray[Any, Any]:
+    if "sharding_key" not in table.column_names:
+        # Without keys the rows have one order as a whole.
+        return np.full(table.num_rows, _NO_KEY)
+    return siphash_array(table["sharding_key"]).view(np.uint64) % _PARTS
+
+
+def _table(batches: list[RowBatch]) -> pa.Table:
+    """One table of all columns; one that some batches lack is null there."""
+    tables = []
+    for rows in batches:
+        columns: dict[str, Any] = rows.columns()
+        if isinstance(rows.topic, str):
+            columns.pop("topic", None)
+        tables.append(pa.table(columns))
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _sorted(table: pa.Table, like: RowBatch) -> RowBatch:
+    # Arrow's sort is not stable: the row number decides between equal values.
+    numbered = table.append_column("__row", pa.array(np.arange(table.num_rows)))
+    order = numbered.sort_by([("order_by", "ascending"), ("__row", "ascending")])
+    names = [item.name for item in fields(RowBatch)]
+    columns = {n: order[n].combine_chunks() for n in names if n in order.column_names}
+    base = {"body": columns["body"], "topic": like.topic, "body_is_text": like.body_is_text}
+    # What has been sorted has no order left to ask for.
+    return RowBatch(**{**base, **columns, "order_by": None})

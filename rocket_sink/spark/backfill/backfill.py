@@ -1,0 +1,371 @@
+"""Backfill: send the pending dead letters of a ledger again, or the rows of a table, once.
+
+    with Backfill(spark, options, Selection(reasons=("transport",))) as work:
+        plan = work.plan()
+        work.run(plan.selected)
+
+In order per key and under the same message ids. Safe to run twice, or again after it was killed: a
+letter with a resolution is not pending any more, resolutions are written as it goes, and of what
+was on its way when it was killed the brokers are asked (`spark.resend`). The state of a table's
+backfill is in the ledger, too, which is made when it is not there. History is never edited: a
+resolution is a new row. One backfill of a ledger is at work at a time: `with` claims the ledger
+from before the plan to the end; the next one waits, or is refused.
+
+The limits per second (`maxMessagesPerSecond`, `maxBytesPerSecond`) are divided over its tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.errors import LedgerError, OptionError
+from rocket_sink.ledger.backfill_marks import BackfillClaim
+from rocket_sink.ledger.ledger import FULL_SYNC_WAIT_S, Ledger
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.spool import open_files
+from rocket_sink.ledger.table import ledger_token
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.backfill.resend import (
+    CHUNK,
+    RESULT_DDL,
+    WAITING_DDL,
+    Resent,
+    TaskPlan,
+    send_partition,
+    waiting_of,
+)
+from rocket_sink.spark.backfill.selection import Selection, marked
+from rocket_sink.spark.backfill.sources import SENT_COLUMNS, DeadLetters, Source
+from rocket_sink.spark.session_checks import check_session, with_task_rate
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_SAMPLE: Final = 10
+_PROGRESS_S: Final = 0.5
+_ORDER_WAIT_MS: Final = 10_000
+_QUERY: Final = "backfill-"
+"""Start of the query id of every backfill: its open spool files are known by it."""
+_OTHERS_WAIT_S: Final = 20.0
+"""Workers outlive a killed driver for a moment."""
+
+
+@dataclass
+class Plan:
+    """What a backfill would do: numbers of letters (of a table: rows), and a sample of them.
+
+    `left_alone` failed in as many backfills as the selection allows, `behind` wait behind such a
+    one of their key. `asked` may be stored: their outcome is unknown, or a backfill that was killed
+    may have sent them, so the brokers are asked first.
+    """
+
+    pending: int = 0
+    selected: int = 0
+    selected_bytes: int = 0
+    without_body: int = 0
+    left_alone: int = 0
+    behind: int = 0
+    asked: int = 0
+    by_reason: dict[str, int] = field(default_factory=dict)
+    by_topic: dict[str, int] = field(default_factory=dict)
+    sample: list[dict[str, Any]] = field(default_factory=list)
+
+    def count_selected(self, row: Any) -> None:
+        """Add a row of `_sums`."""
+        self.selected += row.selected
+        self.selected_bytes += row.bytes
+        self.asked += row.asked
+
+
+class Backfill:
+    """One backfill.
+
+    Args:
+        options: connection and sending options; `ledger` is needed, `topic` overrides the
+            letters' own topic when it is set.
+        source: a `Table`; None: the ledger's dead letters.
+        wait_s: longest wait for another backfill of the ledger; None: as long as it lives.
+        on_wait: called once, with who that is, before the first wait.
+        move_keys: send letters whose queue's broker is in no route to other queues. Without it
+            they wait for the broker, since what is on their queue must not be overtaken.
+
+    Raises:
+        OptionError: no ledger, or no name server.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: SinkOptions,
+        selection: Selection | None = None,
+        source: Source | None = None,
+        *,
+        move_keys: bool = False,
+        wait_s: float | None = None,
+        on_wait: Callable[[str], None] = lambda holder: None,
+    ) -> None:
+        if not options.ledger:
+            raise OptionError(
+                "option ledger is missing: a backfill notes there what it has sent", option="ledger"
+            )
+        check_session(options, spark)
+        self._spark = spark
+        self._options = backfill_options(options)
+        self._selection = selection or Selection()
+        self._source = source or DeadLetters()
+        self._move_keys = move_keys
+        self.ledger = Ledger(options.ledger)
+        self.what = self._source.what
+        self._wait_s = wait_s
+        self._on_wait = on_wait
+        self._claim: BackfillClaim | None = None
+
+    def __enter__(self) -> Backfill:
+        """Claim the ledger.
+
+        Raises:
+            LedgerError: another backfill has it (see `wait_s`), or the folder cannot be written.
+        """
+        claim = BackfillClaim(resolve_path(self.ledger.path))
+        claim.acquire(self._wait_s, on_wait=self._on_wait)
+        self._claim = claim
+        try:
+            self._wait_for_others()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
+
+    def plan(self, *, sample: int = _SAMPLE) -> Plan:
+        """Fold, then count; nothing is sent. Without a claim another backfill may be at work.
+
+        Raises:
+            OptionError, ColumnError: filter, columns or times that do not fit the source.
+            LedgerError: no ledger of this version.
+        """
+        self.ledger.sync_fully(self._spark)
+        letters = self._pending()
+        if letters is None:
+            return Plan()
+        plan = self._counted(letters)
+        plan.sample = self._sampled(letters, sample) if sample and plan.selected else []
+        return plan
+
+    def waiting(self) -> dict[str, int] | None:
+        """How many of the selected letters wait for which broker, which no route names just now.
+
+        None when no name server answers.
+
+        Raises:
+            OptionError: no name server.
+        """
+        _ = self._options.name_servers
+        letters = self._pending()
+        if letters is None:
+            return {}
+        options = self._options
+        columns = ("query_id", "topic", "sharding_key", "queue_id", "broker_name")
+        chosen = self._chosen(letters)
+        kept = chosen.select(*(name for name in columns if name in chosen.columns))
+
+        def look(batches: Any) -> Any:
+            return waiting_of(options, batches)
+
+        found: Counter[str] = Counter()
+        for row in kept.mapInArrow(look, WAITING_DDL).collect():
+            found[row.broker] += row.letters
+        return None if "" in found else dict(found)
+
+    def run(self, selected: int, *, progress: Callable[[int], None] | None = None) -> Resent:
+        """Send the selected letters and write their resolutions; claims the ledger if need be.
+
+        Args:
+            selected: their number, from `plan`; it sets the number of tasks.
+            progress: called now and then with the number of letters whose task has ended, and at
+                the end; when a task was run again, its letters count again.
+
+        Raises:
+            LedgerError: as `__enter__`.
+        """
+        if not selected:
+            return Resent()
+        if self._claim is not None:
+            return self._run(selected, self._claim.token, progress)
+        with self:
+            self.ledger.sync_fully(self._spark)
+            return self.run(selected, progress=progress)
+
+    def _run(self, selected: int, claim: str, progress: Callable[[int], None] | None) -> Resent:
+        # The table of a ledger that is not there yet: better now than after the first send.
+        self.ledger.create(self._spark)
+        version = self.ledger.version(self._spark)
+        letters = self._pending()
+        total = Resent()
+        if letters is None:
+            return total
+        plan = TaskPlan(claim, version, self._source.pins_new, self._move_keys)
+        parallel = self._spark.sparkContext.defaultParallelism
+        tasks = max(1, min(8 * parallel, -(-selected // CHUNK)))
+        frame = self._ordered(self._chosen(letters), tasks)
+        ended = self._spark.sparkContext.accumulator(0)
+        with _reporting(progress, ended):
+            for row in self._sent(frame, tasks, ended, plan).collect():
+                total.add(row)
+        self.ledger.sync(self._spark, wait_s=FULL_SYNC_WAIT_S)
+        return total
+
+    def _pending(self) -> DataFrame | None:
+        return self._source.pending(self._spark, self.ledger, self._selection)
+
+    def _chosen(self, letters: DataFrame) -> DataFrame:
+        """What is selected, tries and limit included."""
+        selection = self._selection
+        chosen = self._marked(letters).where("_chosen")
+        if selection.limit is not None:
+            chosen = chosen.orderBy("_place", "letter_id").limit(selection.limit)
+        return chosen
+
+    def _marked(self, letters: DataFrame) -> DataFrame:
+        return marked(letters, self._source.wanted(letters, self._selection), self._selection)
+
+    def _counted(self, letters: DataFrame) -> Plan:
+        """All counts by one pass over the letters, and one more when there is a limit."""
+        from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+
+        selection = self._selection
+        sized = letters.withColumn("size", F.octet_length("body"))
+        grouped = self._marked(sized).groupBy("reason", "topic").agg(
+            F.count("*").alias("pending"), *_sums("_chosen"),
+            F.expr("count_if(size IS NULL)").alias("bodiless"),
+            F.expr("count_if(_tired)").alias("tired"), F.expr("count_if(_behind)").alias("behind"),
+        )  # fmt: skip
+        plan, by_reason, by_topic = Plan(), Counter[str](), Counter[str]()
+        for row in grouped.collect():
+            plan.pending += row.pending
+            plan.without_body += row.bodiless
+            plan.left_alone += row.tired
+            plan.behind += row.behind
+            plan.count_selected(row)
+            if row.reason is not None:
+                by_reason[row.reason] += row.pending
+            by_topic[row.topic or ""] += row.pending
+        plan.by_reason, plan.by_topic = dict(by_reason), dict(by_topic)
+        if selection.limit is not None and plan.selected > selection.limit:
+            chosen = self._chosen(letters).select("open", F.octet_length("body").alias("size"))
+            plan.selected = plan.selected_bytes = plan.asked = 0
+            plan.count_selected(chosen.agg(*_sums("true")).head())
+        return plan
+
+    def _sampled(self, letters: DataFrame, count: int) -> list[dict[str, Any]]:
+        names = ("at", "topic", "tags", "keys", "sharding_key", "reason", "last_error_code",
+                 "last_error", "body_bytes", "message_id", "letter_id", "tries")  # fmt: skip
+        chosen = self._chosen(letters)
+        if "body_bytes" not in chosen.columns:
+            chosen = chosen.selectExpr("*", "octet_length(body) AS body_bytes")
+        kept = [name for name in names if name in chosen.columns]
+        return [row.asDict() for row in chosen.orderBy("_place").select(*kept).head(count)]
+
+    def _ordered(self, letters: DataFrame, tasks: int) -> DataFrame:
+        """A key's letters in one partition, in the order in which they were written."""
+        from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+
+        spread = F.coalesce(F.col("sharding_key"), F.col("letter_id"))
+        columns = [name for name in ("unknown_at", *SENT_COLUMNS) if name in letters.columns]
+        return (
+            letters.repartition(tasks, F.col("topic"), spread)
+            .sortWithinPartitions("_place")
+            .select("letter_id", "query_id", "open", *columns)
+        )
+
+    def _sent(
+        self, frame: DataFrame, tasks: int, ended: Accumulator[int], plan: TaskPlan
+    ) -> DataFrame:
+        options = with_task_rate(self._options, self._spark, tasks=tasks)
+        run_id = f"{_QUERY}{uuid.uuid4()}"
+        token = ledger_token(resolve_path(options.ledger), spools=True)
+
+        def send(batches: Any) -> Any:
+            from rocket_sink.spark.context import run_context
+
+            ctx = run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id)
+            return send_partition(
+                options, ctx, batches, on_letters=ended.add, plan=plan, token=token
+            )
+
+        return frame.mapInArrow(send, RESULT_DDL)
+
+    def _wait_for_others(self) -> None:
+        """A killed one's workers end in a moment: they have lost the claim, or their driver."""
+        place = resolve_path(self.ledger.path)
+        until_s = time.monotonic() + _OTHERS_WAIT_S
+        while others := open_files(place, place.filesystem(), query=_QUERY):
+            if time.monotonic() > until_s:
+                raise LedgerError(
+                    f"another backfill of the ledger {self.ledger.path} is at work: a worker still "
+                    f"writes {others[0].path}, although its driver is gone. Stop it",
+                    path=self.ledger.path,
+                )
+            time.sleep(0.2)
+
+
+def _sums(condition: str) -> list[Column]:
+    """Number, bytes and open ones of the letters for which a condition is true."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return [
+        F.expr(f"count_if({condition})").alias("selected"),
+        F.expr(f"coalesce(sum(if({condition}, size, 0)), 0)").alias("bytes"),
+        F.expr(f"count_if({condition} AND open)").alias("asked"),
+    ]
+
+
+def backfill_options(options: SinkOptions) -> SinkOptions:
+    """The sink's options as a backfill needs them: failures are told, not raised."""
+    changes: dict[str, Any] = {
+        "onInvalid": "dead_letter", "onFailure": "dead_letter",
+        "maxFailures": -1, "maxFailureRatio": 1.0, "columns": None, "orderBy": None,
+        "bodyFormat": "column", "strictColumns": False, "dlqIncludeBody": False,
+    }  # fmt: skip
+    if options.delivery == "transactional":
+        # Letters are sent one by one with marks of their own, not by epochs that could decide.
+        changes["delivery"] = "at_least_once"
+    if options.order_wait_ms == SinkOptions().order_wait_ms:
+        # A broker that is still away costs one wait per chunk of letters.
+        changes["orderWaitMs"] = _ORDER_WAIT_MS
+    kept = {name: value for name, value in options.given().items() if name not in changes}
+    return SinkOptions.parse({**kept, **changes})
+
+
+@contextlib.contextmanager
+def _reporting(progress: Callable[[int], None] | None, ended: Accumulator[int]) -> Iterator[None]:
+    """Call `progress` with the number of letters that have ended, from a thread of its own."""
+    if progress is None:
+        yield
+        return
+    done = threading.Event()
+
+    def report() -> None:
+        while not done.wait(_PROGRESS_S):
+            progress(ended.value)
+
+    watcher = threading.Thread(target=report, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+        progress(ended.value)

@@ -1,0 +1,141 @@
+"""Dead letters of consumer groups, out of RocketMQ: into a ledger's spool, or into a file.
+
+No Spark: the ledger's next fold, or backfill, takes the spool in. A letter's id is made of its
+group and its place in the log, so an export that runs twice gives the same letters, and the ledger
+shows each once.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.dead_letters import dead_letter_rows
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.producer.admin.dlq import DeadLetter
+from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
+from rocket_sink.text import json_text
+from rocket_sink.wire.stored import memory_bytes
+
+_ROWS: Final = 1000
+_CHUNK_BYTES: Final = 16 << 20
+_KEPT: Final = ("body", "tags", "keys", "sharding_key", "properties", "flag", "message_id",
+                "event_time")  # fmt: skip
+CODE: Final = "CONSUMER_GAVE_UP"
+
+
+def to_ledger(letters: Iterable[DeadLetter], ledger: str) -> int:
+    """Write the letters as dead letters of their origin topics; how many.
+
+    Args:
+        ledger: its path; it is made by the first fold.
+
+    Raises:
+        LedgerError: it cannot be written.
+    """
+    run_id = f"dlq-{uuid.uuid4()}"
+    ctx = RunContext(run_id, run_id, 0, lane="export")
+    spool = SpoolWriter(ledger, ctx)
+    count = 0
+    for chunk in _chunks(letters):
+        spool.append(*dead_letter_rows(_columns(chunk), ctx, first_ordinal=count))
+        count += len(chunk)
+    spool.seal()
+    return count
+
+
+def to_file(letters: Iterable[DeadLetter], path: Path) -> int:
+    """Write the letters as they are stored, `.parquet` or `.json` (one object a line); how many.
+
+    Raises:
+        ConfigurationError: another kind of file.
+    """
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        with pq.ParquetWriter(path, STORED_SCHEMA) as parquet:
+            return sum(_written(chunk, parquet) for chunk in _chunks(letters))
+    if path.suffix in (".json", ".jsonl"):
+        with path.open("w", encoding="utf-8") as file:
+            return sum(_lines(chunk, file) for chunk in _chunks(letters))
+    raise ConfigurationError(
+        f"{path.name} is neither .parquet nor .json: which kind of file is it?"
+    )
+
+
+def row(letter: DeadLetter) -> dict[str, Any]:
+    """The letter as JSON shows it; a body that is not UTF-8 is shown with escapes."""
+    message = letter.message
+    return {
+        "group": letter.group,
+        "topic": letter.origin_topic,
+        "message_id": letter.message_id,
+        "keys": list(letter.keys),
+        "tags": message.properties.get("TAGS"),
+        "given_up_ms": message.store_ms,
+        "reconsume_times": message.reconsume_times,
+        "resends": letter.resends,
+        "broker": letter.broker_name,
+        "queue_offset": message.queue_offset,
+        "offset_message_id": message.offset_message_id,
+        "properties": dict(message.properties),
+        "body": bytes(message.body).decode("utf-8", "backslashreplace"),
+    }
+
+
+def _columns(chunk: list[DeadLetter]) -> dict[str, Any]:
+    stored = _stored(chunk)
+    text = [f"the consumer group {letter.group} gave it up after "
+            f"{letter.message.reconsume_times} times" for letter in chunk]  # fmt: skip
+    return {
+        **{name: stored[name] for name in _KEPT},
+        "topic": pa.array([letter.origin_topic for letter in chunk], pa.string()),
+        "message_id": pa.array([letter.message_id for letter in chunk], pa.string()),
+        "letter_id": pa.array([_letter_id(letter) for letter in chunk], pa.string()),
+        "at": stored["store_timestamp"],
+        "reason": "consumer",
+        "outcome": "acked",
+        "last_broker_name": stored["broker_name"],
+        "attempts": pa.array([letter.message.reconsume_times for letter in chunk], pa.int64()),
+        "first_error_code": CODE,
+        "last_error_code": CODE,
+        "last_error": pa.array(text),
+    }
+
+
+def _letter_id(letter: DeadLetter) -> str:
+    return f"dlq-{letter.group}-{letter.message.offset_message_id}"
+
+
+def _stored(chunk: list[DeadLetter]) -> pa.RecordBatch:
+    return stored_batch([(letter.broker_name, letter.message) for letter in chunk])
+
+
+def _written(chunk: list[DeadLetter], parquet: Any) -> int:
+    parquet.write_batch(_stored(chunk))
+    return len(chunk)
+
+
+def _lines(chunk: list[DeadLetter], file: Any) -> int:
+    for letter in chunk:
+        file.write(json_text(row(letter)) + "\n")
+    return len(chunk)
+
+
+def _chunks(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
+    chunk: list[DeadLetter] = []
+    size = 0
+    for letter in letters:
+        chunk.append(letter)
+        size += memory_bytes(letter.message)
+        if len(chunk) >= _ROWS or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

@@ -1,0 +1,180 @@
+"""The queues that letters sent again must go to, so that a key's order holds on its queue.
+
+A sharding key's queue is an index into the list of queues that its query goes by (`spark.pins`).
+The route of today is another list while a broker is away, and would move keys without a word. So a
+letter goes by the list, and the hash, of the query that gave it up; while the broker of its queue
+is in no route it waits. Letters of a query without strict order have no such list: they go by the
+route as this task first sees it. A table's rows go by the list that its first backfill wrote down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.errors import NoRouteError
+from rocket_sink.options import SinkOptions
+from rocket_sink.routing.sharding import owners
+from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
+from rocket_sink.task.queue_snapshot import (
+    GivenQueues,
+    Pinned,
+    QueueSnapshots,
+    queues_of,
+    with_queues,
+)
+from rocket_sink.wire.namespace import with_namespace
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.engine.engine import SendEngine
+
+Lists = Mapping[str, Pinned]
+"""By topic."""
+
+
+class HomeQueues:
+    """Where the letters of one task belong.
+
+    Args:
+        options: those of the backfill; its `topic`, when set, is another one than the letters'.
+        engine: knows the routes.
+        pin_new: write down the list of a topic that has none (rows of a table).
+
+    Raises from all methods:
+        LedgerError: a list cannot be read.
+        NameServerUnavailableError
+    """
+
+    def __init__(self, options: SinkOptions, engine: SendEngine, *, pin_new: bool = False) -> None:
+        self._options = options
+        self._engine = engine
+        self._pin_new = pin_new
+        self._pinned: dict[tuple[str | None, str], Pinned | None] = {}
+        self._first: dict[str, Pinned] = {}
+
+    def runs(self, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Lists]]:
+        """The letters cut where a topic's list changes, each part with its lists."""
+        start, lists = 0, dict[str, Pinned]()
+        topics = letters["topic"].to_pylist()
+        queries = letters["query_id"].to_pylist()
+        before: tuple[Any, Any] = (None, None)
+        for row, pair in enumerate(zip(queries, topics, strict=True)):
+            if pair == before:
+                continue
+            before = pair
+            topic = self.topic_of(pair[1])
+            found = self._list(pair[0], topic)
+            if found is None:
+                continue
+            if _differs(found, topic, lists):
+                yield letters.slice(start, row - start), lists
+                start, lists = row, {}
+            lists[topic] = found
+        yield letters.slice(start), lists
+
+    def absent(self, letters: pa.RecordBatch, lists: Lists) -> pa.Array:
+        """What each letter waits for: a broker that no route names, or a queue; null: nothing."""
+        found = np.full(letters.num_rows, None, object)
+        topics = letters["topic"]
+        for topic in pc.unique(topics).to_pylist():
+            rows = np.flatnonzero(pc.equal(topics, topic).to_numpy(zero_copy_only=False))
+            some, name = letters.take(pa.array(rows)), self.topic_of(topic)
+            info = self._route(name)
+            if pinned := lists.get(name):
+                found[rows] = _absent_homes(some["sharding_key"], pinned, info)
+            own = _absent_brokers(some, info)
+            asked = has_own_queue(some)
+            found[rows[asked]] = own[asked]
+        return pa.array(found, pa.string())
+
+    def given(self, lists: Lists) -> GivenQueues:
+        """The lists as a task body takes them."""
+        return GivenQueues({topic: pinned.queues for topic, pinned in lists.items()})
+
+    def of_today(self) -> GivenQueues:
+        """The routes as this task first saw them."""
+        return self.given(self._first)
+
+    def topic_of(self, topic: str) -> str:
+        """The topic that a letter of this one is sent to."""
+        return with_namespace(self._options.namespace, self._options.topic or topic)
+
+    def _list(self, query_id: str | None, topic: str) -> Pinned | None:
+        key = (query_id, topic)
+        if key not in self._pinned:
+            self._pinned[key] = self._looked_up(query_id, topic)
+        return self._pinned[key]
+
+    def _looked_up(self, query_id: str | None, topic: str) -> Pinned | None:
+        info = self._route(topic)
+        redirected = bool(self._options.topic) and not self._pin_new
+        if query_id and not redirected:
+            pins = QueueSnapshots(self._options, query_id)
+            pinned = pins.load(topic)
+            if pinned is None and self._pin_new and info is not None:
+                pinned = pins.pin(info)
+            if pinned is not None:
+                return pinned._replace(
+                    sharding_hash=pinned.sharding_hash or self._options.sharding_hash
+                )
+        return self._first.get(topic)
+
+    def _route(self, topic: str) -> TopicPublishInfo | None:
+        try:
+            info = self._engine.publish_info(topic)
+        except NoRouteError:
+            return None
+        if info.ok and topic not in self._first:
+            self._first[topic] = Pinned(queues_of(info), self._options.sharding_hash)
+        return info
+
+
+def _differs(found: Pinned, topic: str, lists: Lists) -> bool:
+    """A task body has one list per topic and one hash."""
+    return any(
+        pinned.sharding_hash != found.sharding_hash or (name == topic and pinned != found)
+        for name, pinned in lists.items()
+    )
+
+
+def _absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None) -> Any:
+    queues: QueueList = pinned.queues
+    names = np.array([_absence(queue, info) for queue in queues], object)
+    by_list = with_queues(TopicPublishInfo(queues.topic, queues, {}, False, {}), queues)
+    homes = owners(by_list, keys, pinned.sharding_hash)
+    found = names[homes]
+    found[keys.is_null().to_numpy(zero_copy_only=False)] = None
+    return found
+
+
+def _absence(queue: Any, info: TopicPublishInfo | None) -> str | None:
+    there = info.queues_by_broker.get(queue.broker_name) if info is not None else None
+    if not there:
+        return str(queue.broker_name)
+    return None if queue.queue_id < len(there) else f"{queue.broker_name} (queue {queue.queue_id})"
+
+
+def has_own_queue(letters: pa.RecordBatch) -> Any:
+    """A mask: rows that name broker and queue."""
+    if not {"queue_id", "broker_name"} <= set(letters.schema.names):
+        return np.zeros(letters.num_rows, bool)
+    both = pc.and_(pc.is_valid(letters["queue_id"]), pc.is_valid(letters["broker_name"]))
+    return both.to_numpy(zero_copy_only=False)
+
+
+def _absent_brokers(letters: pa.RecordBatch, info: TopicPublishInfo | None) -> Any:
+    """Of rows that name their queue; of a static topic's, the broker's name is a logical one."""
+    if "broker_name" not in letters.schema.names:
+        return np.full(letters.num_rows, None, object)
+    if info is None:
+        known = set()
+    elif isinstance(info.queues, QueueList):
+        known = {name for name, _ in info.queues.spans}
+    else:
+        known = {queue.broker_name for queue in info.queues}
+    names = letters["broker_name"].to_numpy(zero_copy_only=False)
+    return np.array([None if name in known else name for name in names], object)

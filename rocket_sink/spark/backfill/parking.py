@@ -1,0 +1,92 @@
+"""Parking: dead letters put aside by hand, and taken back, as resolutions in the ledger."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.records import RunContext, resolution_rows
+from rocket_sink.ledger.schema import UNPARKED
+from rocket_sink.ledger.views import view
+from rocket_sink.spark.backfill.selection import filtered
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_NAMED: Final = ("letter_id", "topic", "message_id")
+
+
+@dataclass(frozen=True)
+class Parked:
+    """How many letters were parked, or taken back, and which of those named could not be."""
+
+    count: int
+    left_out: tuple[str, ...] = ()
+
+
+def park(
+    spark: SparkSession,
+    ledger: Ledger,
+    *,
+    letters: Sequence[str] = (),
+    where: str | None = None,
+    note: str,
+    resolution: str = "parked",
+) -> Parked:
+    """Write a resolution for the pending letters named, and for those that `where` is true of.
+
+    Args:
+        resolution: parked (kept aside) or dropped (not wanted).
+
+    Raises:
+        OptionError: the filter cannot be used.
+        LedgerError: no ledger there, or of another version.
+    """
+    ledger.sync_fully(spark)
+    pending = ledger.dead_letters(spark, pending=True)
+    return _resolve(spark, ledger, pending, letters, where, note, resolution)
+
+
+def unpark(
+    spark: SparkSession,
+    ledger: Ledger,
+    *,
+    letters: Sequence[str] = (),
+    where: str | None = None,
+    note: str,
+) -> Parked:
+    """Take back the parking, or dropping, of letters named, and of those `where` is true of.
+
+    They are pending again, in their old place. Their keys are not held again (`onPendingKey`): what
+    came after them has passed while they were parked.
+
+    Raises:
+        As `park`.
+    """
+    ledger.sync_fully(spark)
+    every = ledger.dead_letters(spark, pending=False).dropDuplicates(["letter_id"])
+    parked = every.join(view(ledger.rows(spark), "parked"), "letter_id", "left_semi")
+    return _resolve(spark, ledger, parked, letters, where, note, UNPARKED)
+
+
+def _resolve(
+    spark: SparkSession, ledger: Ledger, candidates: DataFrame, letters: Sequence[str],
+    where: str | None, note: str, resolution: str,
+) -> Parked:  # fmt: skip
+    chosen = candidates.where(candidates["letter_id"].isin(*letters)).select(*_NAMED)
+    if where:
+        matching = filtered(candidates, where, of="the dead letters' columns").select(*_NAMED)
+        chosen = chosen.unionByName(matching).dropDuplicates(["letter_id"])
+    rows = chosen.collect()
+    if rows:
+        run_id = f"{resolution}-{uuid.uuid4()}"
+        values: dict[str, Any] = {n: pa.array([r[n] for r in rows], pa.string()) for n in _NAMED}
+        values |= {"resolution": resolution, "note": note}
+        ledger.append(spark, resolution_rows(values, RunContext(run_id, run_id, 0)))
+    found = {row.letter_id for row in rows}
+    return Parked(len(rows), tuple(letter for letter in letters if letter not in found))

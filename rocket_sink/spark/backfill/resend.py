@@ -1,0 +1,499 @@
+"""The task side of a backfill: letters in, sends out, resolutions into the ledger's spool.
+
+Letters come sorted per key and are sent in chunks through the task body of all lanes:
+
+    marks "about to send", durable -> send, await all answers -> resolutions of what was stored and
+    marks of what was not, durable
+
+A backfill that was killed leaves at most one chunk per task of which nobody knows; the next one
+asks the brokers for these letters by their message ids before it sends them, as it does for letters
+whose own outcome is unknown. It asks those of the topic's route, in effectively_once also the one
+that had not answered; what they do not have within `storedCheckDelay` is not stored. A letter that
+is not stored stays pending as it is: it gets no second letter. Later letters of its key are held
+back, so that the key's order holds.
+
+A letter that was settled since the plan, as parked by hand, is left out. Before each chunk the task
+makes sure that no other backfill has taken over (`ledger.marks`).
+
+A letter whose queue's broker is in no route waits for it (`spark.homes`): it is left pending, and
+the broker is named. Only `move_keys` sends it to another queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.errors import (
+    DeliveryError,
+    NameServerUnavailableError,
+    NoRouteError,
+    RocketSinkError,
+    SendError,
+)
+from rocket_sink.ledger.backfill_marks import (
+    NO_WAY,
+    ClaimCheck,
+    about_to_send,
+    not_stored,
+    settled_since,
+)
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.records import RunContext, resolution_rows
+from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH
+from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.table import LedgerToken
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.stored_messages import StoredMessages
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.limits import per_task_rate
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.spark.backfill.home_queues import HomeQueues, Lists, has_own_queue
+from rocket_sink.task.queue_snapshot import Queues
+from rocket_sink.task.recorder import LedgerRecorder
+from rocket_sink.task.task import TaskSender
+from rocket_sink.wire.namespace import with_namespace
+
+if TYPE_CHECKING:
+    from rocket_sink.producer.engine.engine import SendEngine
+
+
+_ADVICE: Final = (
+    "Start the brokers that they may be on; if these never come back, delivery=at_least_once sends "
+    "the letters without them."
+)
+_TIMES: Final = ("delay_level", "delay_ms", "delivery_timestamp")
+
+
+class StoredLetters:
+    """Asks the brokers in the routes of the topics that a backfill sends to.
+
+    With `delivery=effectively_once` also the broker that did not answer when the letter was made
+    (column `unknown_at`), which may be in no route just now. The first question to a broker waits
+    until what is on its way to it has arrived.
+    """
+
+    def __init__(self, options: SinkOptions, engine: SendEngine) -> None:
+        self._options = options
+        # A letter does not tell when its message was sent.
+        self._silent: dict[str, set[str]] = {}
+        self._stored = StoredMessages(engine, since_ms=0, brokers=self._silent, advice=_ADVICE)
+
+    def of(self, letters: pa.RecordBatch) -> set[str]:
+        """The message ids of those that a broker has; a topic without a route has none.
+
+        Raises:
+            DeliveryError: a broker gave no answer within `storedCheckTimeout`.
+            SendError: a fatal one, or no name server answers.
+        """
+        ids: dict[tuple[str, bool], list[str]] = {}
+        names = ["topic", "message_id", *(n for n in _TIMES if n in letters.schema.names)]
+        columns = (letters[name].to_pylist() for name in names)
+        for topic, number, *times in zip(*columns, strict=True):
+            name = with_namespace(self._options.namespace, self._options.topic or topic)
+            timed = any(time is not None for time in times)
+            ids.setdefault((name, timed), []).append(number)
+        self._note_silent(letters)
+        found = (self._find(topic, some, timed=timed) for (topic, timed), some in ids.items())
+        return set().union(*found)
+
+    def _note_silent(self, letters: pa.RecordBatch) -> None:
+        """Under another topic a letter's message is another message."""
+        options = self._options
+        if options.delivery != "effectively_once" or options.topic:
+            return
+        if "unknown_at" not in letters.schema.names:
+            return
+        pairs = zip(letters["topic"].to_pylist(), letters["unknown_at"].to_pylist(), strict=True)
+        for topic, broker in set(pairs):
+            if broker:
+                name = with_namespace(options.namespace, topic)
+                self._silent.setdefault(name, set()).add(broker)
+
+    def _find(self, topic: str, ids: list[str], *, timed: bool) -> set[str]:
+        try:
+            self._stored.settle(topic)
+            return self._stored.find(topic, ids, timed=timed)
+        except NoRouteError:
+            return set()
+
+
+CHUNK: Final = 2000
+"""Letters between two durable notes of what was stored; fewer where a rate limit makes them take
+longer than a second."""
+FOUND: Final = "found at a broker: an earlier send had stored it"
+
+RESULT_SCHEMA: Final = pa.schema(
+    [
+        pa.field("resent", pa.int64()),
+        pa.field("found", pa.int64()),
+        pa.field("failed", pa.int64()),
+        pa.field("held_back", pa.int64()),
+        pa.field("not_tried", pa.int64()),
+        pa.field("moved", pa.int64()),
+        pa.field("left_out", pa.int64()),
+        pa.field("waiting", pa.map_(pa.string(), pa.int64())),
+        pa.field("codes", pa.map_(pa.string(), pa.int64())),
+        pa.field("first_error", pa.string()),
+    ]
+)
+RESULT_DDL: Final = (
+    "resent BIGINT, found BIGINT, failed BIGINT, held_back BIGINT, not_tried BIGINT, "
+    "moved BIGINT, left_out BIGINT, waiting MAP<STRING,BIGINT>, codes MAP<STRING,BIGINT>, "
+    "first_error STRING"
+)
+
+
+@dataclass
+class Resent:
+    """What a task, or a whole backfill, did; numbers of letters.
+
+    `found` were stored already: by an earlier backfill that did not live to note it, or by the send
+    that got no answer. `waiting` were left pending, by the broker (or queue) that no route names;
+    `moved` of `resent` went to another queue than their own, as `move_keys` wants it.
+    `left_out` were settled by others since the plan, as parked by hand.
+    """
+
+    resent: int = 0
+    found: int = 0
+    failed: int = 0
+    held_back: int = 0
+    not_tried: int = 0
+    moved: int = 0
+    left_out: int = 0
+    waiting: Counter[str] = field(default_factory=Counter)
+    codes: Counter[str] = field(default_factory=Counter)
+    first_error: str = ""
+
+    @property
+    def settled(self) -> int:
+        """Letters that are stored and noted."""
+        return self.resent + self.found
+
+    def add(self, row: Any) -> None:
+        """Add what a task reported: a row of RESULT_SCHEMA."""
+        for name in ("resent", "found", "failed", "held_back", "not_tried", "moved", "left_out"):
+            setattr(self, name, getattr(self, name) + row[name])
+        self.waiting.update(row["waiting"] or {})
+        self.codes.update(row["codes"] or {})
+        self.first_error = self.first_error or (row["first_error"] or "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values; `dataclasses.asdict` breaks a Counter before Python 3.12."""
+        return {**vars(self), "codes": dict(self.codes), "waiting": dict(self.waiting)}
+
+    def as_batch(self) -> pa.RecordBatch:
+        """One row of RESULT_SCHEMA."""
+        maps = {"codes": list(self.codes.items()), "waiting": list(self.waiting.items())}
+        values = {**vars(self), **maps}
+        arrays = [pa.array([values[kind.name]], kind.type) for kind in RESULT_SCHEMA]
+        return pa.RecordBatch.from_arrays(arrays, schema=RESULT_SCHEMA)
+
+
+class _Failure(NamedTuple):
+    code: str
+    text: str
+    outcome: str
+
+
+class Resender:
+    """Sends the letters of one task, chunk by chunk.
+
+    Args:
+        options: those of the backfill (`backfill_options`).
+        engine: leased by the caller.
+        spool: takes attempts, isolations, marks and resolutions; the caller seals it.
+        ask_all: ask for every letter: an earlier attempt of this very task may have sent it.
+        on_letters: called with the number of letters that have ended, however they did.
+        pin_new: they are rows of a table, whose queues are written down at the first look.
+        move_keys: send letters whose queue's broker is in no route to the queues that there are.
+        settled: letters that are settled already.
+        check: called before each chunk; raises when the task must send nothing more.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        *,
+        engine: SendEngine,
+        spool: SpoolWriter,
+        ctx: RunContext,
+        ask_all: bool = False,
+        on_letters: Callable[[int], None] = lambda count: None,
+        pin_new: bool = False,
+        move_keys: bool = False,
+        settled: Iterable[str] = (),
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._options = options
+        self._settled = frozenset(settled)
+        self._check = check
+        self._engine = engine
+        self._spool = spool
+        self._ctx = ctx
+        self._stored = StoredLetters(options, engine)
+        self._homes = HomeQueues(options, engine, pin_new=pin_new)
+        self._move_keys = move_keys
+        self._ask_all = ask_all
+        self._on_letters = on_letters
+        self._stopped_keys: set[tuple[str, str]] = set()
+        self._hopeless = False
+        self.total = Resent()
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Send letters: the row contract's columns, `letter_id`, `query_id`, a `message_id` in
+        each, `open`.
+        """
+        size = _chunk_rows(batch, self._options)
+        for run, lists in self._homes.runs(batch):
+            for start in range(0, run.num_rows, size):
+                chunk = run.slice(start, size)
+                self._send_chunk(chunk, lists)
+                self._on_letters(chunk.num_rows)
+
+    def _send_chunk(self, chunk: pa.RecordBatch, lists: Lists) -> None:
+        self._check()
+        chunk = self._without_settled(chunk)
+        if not self._hopeless:
+            chunk = self._without_absent(self._without_stopped_keys(chunk), lists)
+            chunk = self._without_stored(chunk)
+        if self._hopeless:
+            self.total.not_tried += chunk.num_rows
+            return
+        if not chunk.num_rows:
+            return
+        self._spool.append(about_to_send(_names(chunk), self._ctx))
+        self._spool.sync()
+        failed: dict[str, _Failure] = {}
+        self._deliver(chunk, lists, failed)
+        is_failed = _in(chunk["message_id"], failed)
+        stored = chunk.filter(pc.invert(is_failed))
+        self.total.moved += pc.sum(stored["moved"]).as_py() or 0
+        self._note_failures(chunk.filter(is_failed), failed)
+        self._resolve(stored)
+        self.total.resent += stored.num_rows
+        self._spool.sync()
+        # No way to the brokers: the next chunk would wait as long for nothing.
+        no_way = all(failure.code in NO_WAY for failure in failed.values())
+        self._hopeless = bool(failed) and not stored.num_rows and no_way
+
+    def _without_settled(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._settled:
+            return chunk
+        kept = chunk.filter(pc.invert(_in(chunk["letter_id"], self._settled)))
+        self.total.left_out += chunk.num_rows - kept.num_rows
+        return kept
+
+    def _without_absent(self, chunk: pa.RecordBatch, lists: Lists) -> pa.RecordBatch:
+        """Leave out what waits for a broker; with `move_keys` only rows that name their queue.
+
+        The column `moved` is true of the others that go to another queue than their own.
+        """
+        absent = self._homes.absent(chunk, lists)
+        away = pc.is_valid(absent)
+        stays = away
+        if self._move_keys:
+            stays = pc.and_(away, pa.array(has_own_queue(chunk)))
+        left = chunk.filter(stays)
+        self.total.waiting.update(absent.filter(stays).to_pylist())
+        self._stop_keys(left)
+        kept = chunk.append_column("moved", away).filter(pc.invert(stays))
+        return self._without_stopped_keys(kept)
+
+    def _without_stored(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        """Leave out what an earlier send, or attempt of this task, stored without a note of it."""
+        doubtful = chunk if self._ask_all else chunk.filter(chunk["open"])
+        found: set[str] = set()
+        try:
+            found = self._stored.of(doubtful)
+        except (DeliveryError, SendError) as error:
+            self._hopeless = True
+            self.total.codes[error.code] += 1
+            self.total.first_error = self.total.first_error or (
+                f"cannot ask whether letters that may have been sent are stored: {error}"
+            )
+        if not found:
+            return chunk
+        is_found = _in(chunk["message_id"], found)
+        stored = chunk.filter(is_found)
+        self._resolve(stored, FOUND)
+        self.total.found += stored.num_rows
+        return chunk.filter(pc.invert(is_found))
+
+    def _deliver(self, chunk: pa.RecordBatch, lists: Lists, failed: dict[str, _Failure]) -> None:
+        """Adds {message id: failure} of what was not stored to `failed`; the rest was.
+
+        Strict order refuses rows without a sharding key: they go on their own, unordered.
+        """
+        has_key, moved = pc.is_valid(chunk["sharding_key"]), chunk["moved"]
+        hashes = [pinned.sharding_hash for pinned in lists.values()]
+        keyed = self._options.with_(
+            ordering="strict", shardingHash=hashes[0] if hashes else self._options.sharding_hash
+        )
+        unordered = self._options.with_(ordering="none")
+        at_home = chunk.filter(pc.and_(has_key, pc.invert(moved)))
+        self._send_rows(at_home, failed, keyed, self._homes.given(lists))
+        elsewhere = chunk.filter(pc.and_(has_key, moved))
+        self._send_rows(elsewhere, failed, keyed, self._homes.of_today())
+        self._send_rows(chunk.filter(pc.invert(has_key)), failed, unordered)
+
+    def _send_rows(
+        self, chunk: pa.RecordBatch, failed: dict[str, _Failure], options: SinkOptions,
+        queues: Queues | None = None,
+    ) -> None:  # fmt: skip
+        if not chunk.num_rows:
+            return
+
+        def take(rows: pa.RecordBatch) -> None:
+            kind = rows["kind"][0].as_py() if rows.num_rows else None
+            if kind == DEAD_LETTER:
+                names = ("message_id", "last_error_code", "last_error", "outcome")
+                for number, *failure in zip(
+                    *(rows[name].to_pylist() for name in names), strict=True
+                ):
+                    failed[number] = _Failure(*(text or "" for text in failure))
+            elif kind is not None and kind != EPOCH:
+                self._spool.append(rows)
+
+        body = TaskSender(
+            options, resolve_columns(chunk.schema, options), engine=self._engine,
+            journal=LedgerRecorder(options, self._ctx, take), queues=queues,
+        )  # fmt: skip
+        try:
+            body.feed(chunk)
+            body.finish()
+        except BaseException:
+            body.abort()
+            raise
+
+    def _without_stopped_keys(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._stopped_keys:
+            return chunk
+        keys = zip(chunk["topic"].to_pylist(), chunk["sharding_key"].to_pylist(), strict=True)
+        free = [key not in self._stopped_keys for key in keys]
+        self.total.held_back += free.count(False)
+        return chunk.filter(pa.array(free, pa.bool_()))
+
+    def _stop_keys(self, chunk: pa.RecordBatch) -> None:
+        keys = zip(chunk["topic"].to_pylist(), chunk["sharding_key"].to_pylist(), strict=True)
+        self._stopped_keys.update(key for key in keys if key[1] is not None)
+
+    def _note_failures(self, chunk: pa.RecordBatch, failed: dict[str, _Failure]) -> None:
+        if not chunk.num_rows:
+            return
+        failures = [failed[number] for number in chunk["message_id"].to_pylist()]
+        self._stop_keys(chunk)
+        for failure in failures:
+            if failure.code == "HELD_BACK":
+                self.total.held_back += 1
+                continue
+            self.total.failed += 1
+            self.total.codes[failure.code] += 1
+            self.total.first_error = self.total.first_error or failure.text
+        self._spool.append(
+            not_stored(
+                _names(chunk), self._ctx, error_code=[failure.code for failure in failures],
+                outcome=[failure.outcome or "rejected" for failure in failures],
+            )
+        )  # fmt: skip
+
+    def _resolve(self, stored: pa.RecordBatch, note: str | None = None) -> None:
+        if stored.num_rows:
+            columns = {**_names(stored), "resolution": "resent", "note": note}
+            self._spool.append(resolution_rows(columns, self._ctx))
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """What the driver tells its tasks.
+
+    Attributes:
+        claim: names the driver's claim on the ledger.
+        version: the ledger's, before the letters were chosen.
+        pin_new, move_keys: as `Resender` takes them.
+    """
+
+    claim: str
+    version: int
+    pin_new: bool
+    move_keys: bool
+
+
+def send_partition(
+    options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch], *,
+    on_letters: Callable[[int], None], plan: TaskPlan, token: LedgerToken | None = None,
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """The task: all letters of a partition, then one row of RESULT_SCHEMA.
+
+    Raises:
+        LedgerError: `token` shows that the ledger is not the driver's, or cannot be written.
+    """
+    from rocket_sink.producer.pool import worker_pool
+
+    place = resolve_path(options.ledger)
+    check = ClaimCheck(place, plan.claim)
+    check()
+    if token is not None:
+        token.check()
+    spool = SpoolWriter(place, ctx)
+    again = bool(ctx.attempt_number or ctx.stage_attempt)
+    try:
+        with worker_pool().engine(options) as engine:
+            resender = Resender(
+                options, engine=engine, spool=spool, ctx=ctx, ask_all=again, on_letters=on_letters,
+                pin_new=plan.pin_new, move_keys=plan.move_keys, check=check,
+                settled=settled_since(place, plan.version),
+            )  # fmt: skip
+            for batch in batches:
+                resender.send(batch)
+        spool.seal()
+    except RocketSinkError:
+        spool.abort()
+        raise
+    yield resender.total.as_batch()
+
+
+WAITING_DDL: Final = "broker STRING, letters BIGINT"
+
+
+def waiting_of(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """How many letters wait for which broker, as WAITING_DDL; nothing is sent.
+
+    One row without a name where no name server answers.
+    """
+    from rocket_sink.producer.pool import worker_pool
+
+    found: Counter[str] = Counter()
+    with worker_pool().engine(options) as engine:
+        homes = HomeQueues(options, engine)
+        try:
+            for batch in batches:
+                for run, lists in homes.runs(batch):
+                    found.update(homes.absent(run, lists).drop_null().to_pylist())
+        except NameServerUnavailableError:
+            found = Counter({"": 1})
+    arrays = [pa.array(list(found), pa.string()), pa.array(list(found.values()), pa.int64())]
+    yield pa.RecordBatch.from_arrays(arrays, ["broker", "letters"])
+
+
+def _chunk_rows(batch: pa.RecordBatch, options: SinkOptions) -> int:
+    rows = float(CHUNK)
+    if options.max_messages_per_second:
+        rows = min(rows, per_task_rate(options.max_messages_per_second, options))
+    if options.max_bytes_per_second and batch.num_rows:
+        mean_bytes = max(1.0, batch.nbytes / batch.num_rows)
+        rows = min(rows, per_task_rate(options.max_bytes_per_second, options) / mean_bytes)
+    return max(1, int(rows))
+
+
+def _names(chunk: pa.RecordBatch) -> dict[str, Any]:
+    return {name: chunk[name] for name in ("letter_id", "topic", "message_id")}
+
+
+def _in(column: Any, values: Iterable[str]) -> Any:
+    return pc.is_in(column, value_set=pa.array(list(values), pa.string()))

@@ -1,0 +1,237 @@
+"""Where a backfill takes its letters from: the dead letters of a ledger, or any table.
+
+Both give one frame of what is pending: the row contract's columns (`SENT_COLUMNS`), `letter_id`,
+`tries` and `open` (what earlier backfills did, see `ledger.marks`; `open` also where the letter's
+own outcome is unknown; `unknown_at` is the broker that did not answer), `reason`, `at`, and
+`_place`, which sorts a key's letters. `query_id` names the query whose queues they go by
+(`spark.homes`); of a table it is a digest of its name.
+
+A row of a table has no letter, so it gets an id that is the same each time: a digest of the table's
+name, the topic option and all its columns, numbered where rows are equal. That names its
+resolution in the ledger, and is its message id where it brings none. So a table is sent once
+however often a backfill runs; under another path, to another topic or with another column its rows
+are other rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Final, Protocol
+
+from rocket_sink.errors import ColumnError
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.views import ORDER
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.backfill.selection import Selection, filtered
+from rocket_sink.spark.frames import plan_of, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+SENT_COLUMNS: Final = (
+    "topic", "body", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
+    "delivery_timestamp", "queue_id", "broker_name", "message_id", "event_time", "flag",
+    "wait_store",
+)  # fmt: skip
+"""The letters' columns that the row contract knows."""
+_ALWAYS: Final = ("topic", "sharding_key", "message_id")
+
+
+class Source(Protocol):
+    """See the module."""
+
+    @property
+    def what(self) -> str:
+        """What its rows are called, in the plural."""
+
+    @property
+    def pins_new(self) -> bool:
+        """The first backfill writes down the queues that they go by."""
+
+    def pending(
+        self, spark: SparkSession, ledger: Ledger, selection: Selection
+    ) -> DataFrame | None:
+        """All pending letters (of a table: for which the filter is true); None: no ledger yet."""
+
+    def wanted(self, pending: DataFrame, selection: Selection) -> Column:
+        """True of those that the selection wants, tries and limit left aside.
+
+        Raises:
+            OptionError: the filter cannot be used.
+            ColumnError: a time is wanted and there is none.
+        """
+
+
+class DeadLetters:
+    """The pending dead letters of the ledger.
+
+    Order per key is that of the epochs and, within a task, of the letters' ordinal; the letters of
+    different queries go query by query, in the order in which the table got them.
+    """
+
+    what = "dead letters"
+    pins_new = False
+
+    def pending(
+        self, spark: SparkSession, ledger: Ledger, selection: Selection
+    ) -> DataFrame | None:
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+
+        if not ledger.exists(spark):
+            return None
+        letters = ledger.dead_letters(spark, pending=True)
+        # Clocks differ, and are set back: the table and the epochs tell the order. Exported
+        # letters have neither epoch nor partition, but their brokers' times.
+        query_order = F.min(F.expr(ORDER)).over(Window.partitionBy("query_id"))
+        exported_at = F.when(F.col("partition").isNull(), F.col("at"))
+        place = F.struct(query_order, "query_id", "epoch", "partition", exported_at, "ordinal")
+        # A row refused before it got an id takes one from its letter, the same each time.
+        number = F.coalesce(F.col("message_id"), F.upper(F.md5("letter_id")))
+        placed = letters.withColumns({"_place": place, "message_id": number})
+        tried = with_tries(placed, ledger.backfills(spark))
+        # Sent again without asking, a message that was stored after all would be there twice.
+        unknown = F.col("reason") == "unknown"
+        return tried.withColumns(
+            {
+                "open": F.col("open") | unknown,
+                "unknown_at": F.when(unknown, F.col("last_broker_name")),
+            }
+        )
+
+    def wanted(self, pending: DataFrame, selection: Selection) -> Column:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        filtered(pending, selection.where, of="the dead letters' columns")
+        conditions = [F.col("reason").isin(*selection.classes), F.col("body").isNotNull()]
+        if selection.where:
+            conditions.append(F.expr(selection.where))
+        return _all([*conditions, *_common(selection, F.col("at"))])
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, a path, or any frame with the row contract's columns (the option `columns` names
+    others).
+
+    Args:
+        frame: its rows, in all its columns.
+        name: tells one table from another in the ledger: the path or the table's name.
+        options: the write's; `columns`, `bodyFormat`, `orderBy` and `topic` say what is sent.
+
+    Order per key is that of `orderBy`, else of `event_time`, else of the rows in their files.
+
+    Raises, from `pending`:
+        ColumnError: the frame does not fit the row contract.
+    """
+
+    frame: DataFrame
+    name: str
+    options: SinkOptions
+    what = "rows"
+    pins_new = True
+
+    def pending(
+        self, spark: SparkSession, ledger: Ledger, selection: Selection
+    ) -> DataFrame | None:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        sources = dict(plan_of(self.frame, self.options).sources)
+        # Before the columns are narrowed; equal rows pass it alike, so that ids do not change.
+        numbered = self._numbered(filtered(self.frame, selection.where, of="the table's columns"))
+        columns = self._columns(sources)
+        if self.options.body_format == "json":
+            columns["body"] = F.to_json(F.struct(*self._packed()))
+        order = [columns.get("order_by"), columns.get("event_time"), F.col("_row")]
+        place = F.struct(*(column for column in order if column is not None))
+        kept = [name for name in SENT_COLUMNS if name in columns]
+        letters = numbered.select(
+            "letter_id", place.alias("_place"), *(columns[name].alias(name) for name in kept),
+            F.lit(None).cast("string").alias("reason"), F.lit(self._query_id).alias("query_id"),
+        )  # fmt: skip
+        if not ledger.exists(spark):
+            return letters.withColumns({"tries": F.lit(0), "open": F.lit(False)})
+        done = ledger.settled(spark)
+        return with_tries(letters.join(done, "letter_id", "left_anti"), ledger.backfills(spark))
+
+    def wanted(self, pending: DataFrame, selection: Selection) -> Column:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        timed = selection.since or selection.until
+        if timed and "event_time" not in pending.columns:
+            raise ColumnError(
+                "since and until go by the column event_time, which the table does not have; name "
+                "one with the option columns='event_time=<column>', or filter with where",
+                column="event_time",
+            )
+        return _all(_common(selection, F.col("event_time")))
+
+    @property
+    def _query_id(self) -> str:
+        return f"table-{hashlib.md5(self.name.encode(), usedforsecurity=False).hexdigest()}"
+
+    def _numbered(self, frame: DataFrame) -> DataFrame:
+        """The rows with `letter_id` and `_row`, their place in the table as it is read."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F  # noqa: N812
+
+        names = [quoted(name) for name in frame.columns]
+        content = F.to_json(F.struct(*names), {"ignoreNullFields": "false"})
+        parts = [F.lit(self.name), F.lit(self.options.topic), content]
+        digest = F.md5(F.concat_ws("\n", *parts))
+        counted = frame.withColumns({"_row": F.monotonically_increasing_id(), "_digest": digest})
+        ordinal = F.row_number().over(Window.partitionBy("_digest").orderBy("_row"))
+        return counted.withColumn("letter_id", F.concat_ws("-", F.lit("row"), "_digest", ordinal))
+
+    def _columns(self, sources: dict[str, str]) -> dict[str, Column]:
+        """The contract's columns as far as there are any, and the three that a resend needs."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        found = {name: F.col(quoted(source)) for name, source in sources.items() if name != "body"}
+        if self.options.body_format != "json":
+            found["body"] = F.col(quoted(sources["body"]))
+        for name in _ALWAYS:
+            found[name] = found.get(name, F.lit(None)).cast("string")
+        if self.options.topic:
+            found["topic"] = F.lit(self.options.topic)
+        found["message_id"] = F.coalesce(found["message_id"], F.upper(F.md5("letter_id")))
+        return found
+
+    def _packed(self) -> list[Column]:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        return [F.col(quoted(n)) for n in plan_of(self.frame, self.options).json_columns]
+
+
+def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
+    """Each letter with what earlier backfills did with it."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    joined = letters.join(tries, "letter_id", "left")
+    return joined.withColumns(
+        {"tries": F.coalesce("tries", F.lit(0)), "open": F.coalesce("open", F.lit(False))}
+    )
+
+
+def _common(selection: Selection, when: Column) -> list[Column]:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    conditions = []
+    if selection.topic:
+        conditions.append(F.col("topic") == selection.topic)
+    if selection.since:
+        conditions.append(when >= F.lit(selection.since))
+    if selection.until:
+        conditions.append(when < F.lit(selection.until))
+    return conditions
+
+
+def _all(conditions: Sequence[Column]) -> Column:
+    """True where all are; what is null is false, as after WHERE."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.coalesce(reduce(and_, conditions, F.lit(True)), F.lit(False))

@@ -1,0 +1,170 @@
+"""What the driver's session says: settings that change what a sink may promise.
+
+The error budget of a whole epoch, checked on the driver where Spark lets it look.
+
+After the tasks, so what is sent stays sent and the letters stay in the ledger; what a stop means:
+a data source's epoch is run again after a restart; a foreachBatch epoch is in the ledger already,
+so a restart goes on behind it; a batch write raises. The foreach lane has no step on the driver.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rocket_sink.errors import ConfigurationError, DeliveryError, OptionError
+from rocket_sink.options import SinkOptions
+from rocket_sink.task.rate_limits import is_limited
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def active_session() -> Any:
+    """The classic or Connect session of this process, or None; never starts one.
+
+    The thread's own, else the process's: Spark knows no active session in a thread that has not
+    run anything yet. None in a worker, and where pyspark was never imported.
+    """
+    if "pyspark.sql" not in sys.modules:
+        return None
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except Exception:
+        # A worker, or a process whose JVM is gone: there is no session to ask.
+        return None
+
+
+def is_classic(session: Any) -> bool:
+    """True when the session has a JVM beside it (not Spark Connect)."""
+    return session is not None and hasattr(type(session), "sparkContext") and _has_context(session)
+
+
+def _has_context(session: Any) -> bool:
+    try:
+        return session.sparkContext is not None
+    except Exception:
+        return False
+
+
+def check_session(options: SinkOptions, session: SparkSession | None = None) -> None:
+    """Refuse what would break the promise.
+
+    Raises:
+        ConfigurationError: spark.speculation is on and `allowSpeculation` is not.
+    """
+    session = session or active_session()
+    if session is None or options.allow_speculation:
+        return
+    if setting(session, "spark.speculation").lower() == "true":
+        raise ConfigurationError(
+            "spark.speculation is on: Spark runs a second copy of a slow task, and both copies "
+            "send their rows. Set spark.speculation=false, or accept doubled messages with "
+            "allowSpeculation=true"
+        )
+
+
+def setting(session: Any, name: str) -> str:
+    """A setting of the session or its application; empty when it is not set."""
+    try:
+        if is_classic(session):
+            value = session.sparkContext.getConf().get(name)
+            if value is not None:
+                return str(value)
+        # None, not "": a Connect server checks the default by the setting's type.
+        return str(session.conf.get(name, None) or "")
+    except Exception:
+        # Connect servers hide some settings; what cannot be read cannot be judged.
+        return ""
+
+
+def case_sensitive(session: Any) -> bool:
+    """spark.sql.caseSensitive of the session."""
+    return setting(session, "spark.sql.caseSensitive").lower() == "true"
+
+
+def with_task_rate(
+    options: SinkOptions, session: Any = None, *, slots: int | None = None, tasks: int | None = None
+) -> SinkOptions:
+    """The options with `rateTasks` set where a limit needs it; called on the driver.
+
+    Args:
+        slots: task slots, where somebody has counted them; None: those of the session.
+        tasks: how many tasks the write has, where that is known.
+
+    Raises:
+        OptionError: a limit without `rateTasks`, and no slots can be seen.
+    """
+    if not is_limited(options) or options.rate_tasks:
+        return options
+    slots = task_slots(session or active_session()) if slots is None else slots
+    if not slots:
+        raise OptionError(
+            "options maxMessagesPerSecond and maxBytesPerSecond are divided over the tasks that "
+            "run at once, and Spark's task slots cannot be seen from here: set rateTasks to their "
+            "number",
+            option="rateTasks",
+        )
+    return options.with_(rateTasks=min(slots, max(1, tasks)) if tasks is not None else slots)
+
+
+def task_slots(session: Any) -> int:
+    """Tasks that the session's application runs at once; 0: cannot be seen from here."""
+    if not is_classic(session):
+        return 0
+    context = session.sparkContext
+    scala = context._jsc.sc()
+    try:
+        profile = scala.resourceProfileManager().defaultResourceProfile()
+        slots = int(scala.maxNumConcurrentTasks(profile))
+    except Exception:
+        # Not a public method: without it, the public number that comes closest.
+        slots = 0
+    return max(1, slots or context.defaultParallelism)
+
+
+def has_budget(options: SinkOptions) -> bool:
+    """Whether an epoch has a budget at all."""
+    return options.max_epoch_failures >= 0 or options.max_epoch_failure_ratio < 1
+
+
+def refuse_budget(options: SinkOptions) -> None:
+    """For the foreach lane.
+
+    Raises:
+        ConfigurationError: an epoch's budget is set.
+    """
+    if has_budget(options):
+        raise ConfigurationError(
+            "maxEpochFailures and maxEpochFailureRatio need a step on the driver after each epoch, "
+            "which foreach does not have: use foreachBatch(sink.write_batch) or "
+            'format("rocketmq"), or the budget per task (maxFailures, maxFailureRatio)'
+        )
+
+
+def check_budget(options: SinkOptions, counts: Mapping[str, Any], epoch: int) -> None:
+    """Raise if the epoch gave up more rows than the options allow.
+
+    Args:
+        counts: sums over the epoch's tasks: rows_in, dead, unknown, and the first_error.
+
+    Raises:
+        DeliveryError
+    """
+    given_up, rows_in = counts["dead"] + counts["unknown"], counts["rows_in"]
+    limit, ratio = options.max_epoch_failures, options.max_epoch_failure_ratio
+    reason = ""
+    if 0 <= limit < given_up:
+        reason = f"maxEpochFailures={limit}"
+    elif given_up > ratio * rows_in:
+        reason = f"maxEpochFailureRatio={ratio:g}"
+    if reason:
+        raise DeliveryError(
+            f"{given_up} of {rows_in} rows of epoch {epoch} could not be sent, more than {reason} "
+            f"allows: {counts['first_error']}. They are dead letters in the ledger",
+            counts={name: counts[name] for name in ("rows_in", "dead", "unknown")},
+            first_error=counts["first_error"],
+        )

@@ -1,0 +1,368 @@
+"""What happens to messages that cannot be delivered: dead letters, and who is held back.
+
+In the ordered modes a message given up takes the later rows of its sharding key in the same task
+with it, as dead letters HELD_BACK in the same order: sent on, they would overtake it. Rows that
+were refused before anything was sent hold nobody back, for nothing can ever send them as they are.
+
+The dead-letter topic: each dead letter of a task once more as a message (`deadLetterTopic`).
+
+Besides the ledger, which stays the one place that a backfill reads and that must not fail: a letter
+that this topic cannot take (no body, data that no broker takes, brokers out of reach) is in the
+ledger only, and its attempts are in the ledger too. A task run again writes its letters again.
+
+The message has the row's body, keys, tags, sharding key and properties, and these of ours:
+`DLQ_ORIGIN_TOPIC` and `DLQ_ORIGIN_MESSAGE_ID` (Java: MessageConst), `__dead_letter_id` (which is
+its message id too), `__dead_letter_reason`, `__dead_letter_code`, `__dead_letter_error`,
+`__dead_letter_query` and `__dead_letter_epoch`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.errors import (
+    BrokerError,
+    MessageError,
+    MessageIllegalError,
+    Outcome,
+    PermissionDeniedError,
+    SendError,
+)
+from rocket_sink.message import Message
+from rocket_sink.net import log
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.attempt import Completion, SendRequest
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.rows.row_batch import RowBatch
+from rocket_sink.task.encode import without_rows
+from rocket_sink.task.ordering import OrderedQueues
+from rocket_sink.task.pending import DecodedMessage, PendingRequest
+from rocket_sink.task.recorder import LedgerRecorder
+from rocket_sink.task.request_factory import compressed
+from rocket_sink.task.totals import RowTotals
+from rocket_sink.wire.properties import decode_properties, properties_of
+
+_LOG: Final = log.logger(__name__)
+_HOPELESS: Final = 50
+"""Failures in a row after which the task writes no more letters to the topic: each may cost
+`sendMsgTimeout`, and the ledger has them."""
+_WINDOW: Final = 64
+_POLL_S: Final = 0.1
+_CONTEXT: Final = {
+    "DLQ_ORIGIN_TOPIC": "topic",
+    "DLQ_ORIGIN_MESSAGE_ID": "message_id",
+    "__dead_letter_id": "letter_id",
+    "__dead_letter_reason": "reason",
+    "__dead_letter_code": "last_error_code",
+    "__dead_letter_error": "last_error",
+    "__dead_letter_query": "query_id",
+    "__dead_letter_epoch": "epoch",
+}
+_COPIED: Final = ("body", "tags", "keys", "sharding_key", "properties")
+
+
+class DeadLetterTopic:
+    """Sends one task's letters as the journal writes them; without the option it does nothing.
+
+    Args:
+        others: takes completions of other requests that are met while waiting.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        engine: SendEngine,
+        journal: LedgerRecorder,
+        others: deque[Completion],
+    ) -> None:
+        self._others = others
+        self._options = options
+        self._engine = engine
+        self._journal = journal
+        if options.dead_letter_topic:
+            journal.on_letters = self.send
+        self._topic = options.dead_letter_topic
+        self._failures = 0
+        self.in_flight = 0
+        self.sent = 0
+        self.left_out = 0
+        """Letters that are in the ledger only."""
+
+    def send(self, letters: pa.RecordBatch) -> None:
+        """Submit ledger rows of the kind dead_letter; never raises for what they hold."""
+        names = dict.fromkeys((*_COPIED, *_CONTEXT.values()))
+        for row in letters.select(list(names)).to_pylist():
+            request = None if self._failures >= _HOPELESS else self._request(row)
+            if request is None:
+                self.left_out += 1
+            else:
+                self.in_flight += 1
+                self._engine.submit(request)
+            while self.in_flight >= _WINDOW:
+                self._others += [c for c in self._engine.poll(_POLL_S) if not self.took(c)]
+
+    def took(self, completion: Completion) -> bool:
+        """True when it is the end of one of our requests; then it is dealt with."""
+        if completion.token is not self:
+            return False
+        self._journal.letter_attempts(completion)
+        self.in_flight -= 1
+        if completion.outcome.delivered:
+            self._failures = 0
+            self.sent += 1
+        else:
+            self._failures += 1
+            self.left_out += 1
+        return True
+
+    def close(self) -> None:
+        """Say what is missing in the topic."""
+        if self.left_out:
+            _LOG.warning(
+                "%d of %d dead letters are not in the topic %s, only in the ledger",
+                self.left_out, self.left_out + self.sent, self._topic,
+            )  # fmt: skip
+
+    def _request(self, row: Mapping[str, Any]) -> SendRequest | None:
+        context = {
+            name: str(row[column]) for name, column in _CONTEXT.items() if row[column] is not None
+        }
+        for message in _messages(self._topic, row):
+            try:
+                properties = properties_of(message(), message_id=row["letter_id"], extra=context)
+            except MessageError:
+                continue
+            body, sys_flag = compressed(row["body"], self._options)
+            return SendRequest(
+                self._topic, body, properties=properties, sys_flag=sys_flag, token=self,
+                message_id=row["letter_id"],
+            )  # fmt: skip
+        return None
+
+
+def _messages(topic: str, row: Mapping[str, Any]) -> Iterator[Any]:
+    """The row as a message; then, for what was refused may be one of these, its body alone."""
+    body = row["body"]
+    if not body:
+        return
+    yield lambda: Message(
+        topic, body, tags=row["tags"], keys=row["keys"] or (), sharding_key=row["sharding_key"],
+        properties=dict(row["properties"] or ()),
+    )  # fmt: skip
+    yield lambda: Message(topic, body)
+
+
+HELD_BACK: Final = "HELD_BACK"
+_HELD_HERE: Final = "held back: an earlier message of its key was given up in this task"
+_HELD_BEFORE: Final = (
+    "held back: its key has pending dead letters of an earlier epoch (onPendingKey=hold); a "
+    "backfill sends them in order"
+)
+_POISON: Final = (MessageIllegalError, BrokerError)
+"""Answers that may be about one message of a batch: code 13, and code 1 with a Java exception."""
+
+_COLUMN_OF: Final = {
+    "TAGS": "tags",
+    "__SHARDINGKEY": "sharding_key",
+    "UNIQ_KEY": "message_id",
+    "DELAY": "delay_level",
+    "TIMER_DELAY_MS": "delay_ms",
+    "TIMER_DELIVER_MS": "delivery_timestamp",
+}
+_COLUMN_TYPES: Final = {
+    "tags": pa.string(),
+    "sharding_key": pa.string(),
+    "message_id": pa.string(),
+    "delay_level": pa.int32(),
+    "delay_ms": pa.int64(),
+    "delivery_timestamp": pa.int64(),
+    "body": pa.binary(),
+    "flag": pa.int32(),
+    "wait_store": pa.bool_(),
+    "keys": pa.list_(pa.string()),
+    "properties": pa.map_(pa.string(), pa.string()),
+}
+
+
+class DeadLetterWriter:
+    """Turns rows, requests and what waits behind them into dead letters."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        journal: LedgerRecorder,
+        accounts: RowTotals,
+        ordered: OrderedQueues,
+    ) -> None:
+        self._in_order = options.ordering != "none"
+        self._once = options.delivery == "effectively_once"
+        self._strict = options.ordering == "strict"
+        self._journal = journal
+        self._accounts = accounts
+        self._ordered = ordered
+        self._held: dict[str, set[str]] = {}
+        self._pending: dict[str, set[str]] = {}
+        self.keys: dict[str, set[str]] = {}
+        """{topic: sharding keys} that this task has written letters of, beside refused rows."""
+
+    def hold(self, keys: Mapping[str, set[str]]) -> None:
+        """Hold back keys whose letters from earlier epochs are pending."""
+        for topic, names in keys.items():
+            self._pending.setdefault(topic, set()).update(names)
+
+    def may_be_one_poison_row(self, request: PendingRequest, completion: Completion) -> bool:
+        """True when the messages should be sent again one by one, once, to find the bad one."""
+        if self._once and completion.outcome is Outcome.UNKNOWN:
+            return False
+        several = request.message_count > 1 and not request.alone
+        return several and isinstance(completion.error, _POISON)
+
+    def is_closed(self, request: PendingRequest) -> bool:
+        """True when the request's queue takes nothing more in this task."""
+        return request.queue is not None and self._ordered.closed_by(request.queue) is not None
+
+    def request(self, request: PendingRequest, completion: Completion) -> None:
+        """Give up a request that was sent, and hold back what must not overtake it."""
+        error = completion.error
+        assert error is not None
+        outcome = Outcome.UNKNOWN if request.maybe_duplicate else completion.outcome
+        self._write(request, error, outcome, _reason(error, outcome), error.code)
+        if not self._in_order or request.queue is None:
+            return
+        keys = self._hold_keys(request)
+        if self._strict and not isinstance(error, _POISON):
+            self._ordered.close_queue(request.queue, error)
+            for waiting in self._ordered.take_waiting(request.queue):
+                self.hold_back(waiting)
+        elif keys:
+            self._hold_waiting(request, keys)
+
+    def hold_back(self, request: PendingRequest) -> None:
+        """Give up a request that was never sent, because what goes before it was given up."""
+        assert request.queue is not None
+        self._hold_keys(request)
+        cause = self._ordered.closed_by(request.queue) or request.first_error
+        why = SendError(
+            f"held back: {cause}" if cause else "held back: an earlier message of its key failed",
+            code=HELD_BACK,
+        )
+        self._write(request, why, Outcome.NOT_SENT, "held_back", HELD_BACK)
+
+    def rows(self, rows: RowBatch, error: SendError) -> None:
+        """Give up rows that are not encoded yet (their topic has no route)."""
+        self._note(rows.topic, rows.sharding_key)
+        self._journal.rows(rows, reason="transport", codes=error.code, texts=error.text)
+        self._accounts.failed(error.outcome, error.code, len(rows), error.text)
+
+    def without_held(self, rows: RowBatch) -> RowBatch:
+        """The rows whose keys are not held; the others become dead letters."""
+        assert isinstance(rows.topic, str)
+        rows = self._without(rows, self._held.get(rows.topic), _HELD_HERE)
+        assert isinstance(rows.topic, str)
+        return self._without(rows, self._pending.get(rows.topic), _HELD_BEFORE)
+
+    def _without(self, rows: RowBatch, held: set[str] | None, text: str) -> RowBatch:
+        if not held or rows.sharding_key is None or not len(rows):
+            return rows
+        members = pa.array(sorted(held), rows.sharding_key.type)
+        mask = pc.is_in(rows.sharding_key, value_set=members).to_numpy(zero_copy_only=False)
+        indices = np.flatnonzero(mask)
+        if len(indices):
+            back = rows.take(indices)
+            self._note(rows.topic, back.sharding_key)
+            self._journal.rows(back, reason="held_back", codes=HELD_BACK, texts=text)
+            self._accounts.failed(Outcome.NOT_SENT, HELD_BACK, len(indices), text)
+        return without_rows(rows, indices)
+
+    def _hold_keys(self, request: PendingRequest) -> set[str]:
+        """Hold back what comes after a request of this task that was given up."""
+        keys = _keys(request)
+        self._held.setdefault(request.topic, set()).update(keys)
+        self.keys.setdefault(request.topic, set()).update(keys)
+        return keys
+
+    def _note(self, topic: Any, keys: pa.Array | None) -> None:
+        if self._in_order and isinstance(topic, str) and keys is not None:
+            self.keys.setdefault(topic, set()).update(pc.unique(keys.drop_null()).to_pylist())
+
+    def _hold_waiting(self, request: PendingRequest, keys: set[str]) -> None:
+        """Part what waits for the queue into messages of held keys and the others."""
+        assert request.queue is not None
+        kept = []
+        for waiting in self._ordered.take_waiting(request.queue):
+            held = [m.property("__SHARDINGKEY") in keys for m in waiting.messages()]
+            back = waiting.select(held)
+            if back is not None:
+                self.hold_back(back)
+            rest = waiting.select([not flag for flag in held]) if back is not None else waiting
+            if rest is not None:
+                kept.append(rest)
+        self._ordered.put_back(request.queue, kept)
+
+    def _write(
+        self, request: PendingRequest, error: SendError, outcome: Outcome, reason: str, code: str
+    ) -> None:
+        messages = list(request.messages())
+        columns = {
+            **letter_columns(messages),
+            "topic": request.topic,
+            "reason": reason,
+            "outcome": outcome.value,
+            "attempts": request.attempts,
+            "maybe_duplicate": outcome is Outcome.UNKNOWN,
+            "last_broker_name": getattr(error, "broker_name", None),
+        }
+        if request.fixed and request.queue is not None:
+            columns |= {
+                "broker_name": request.queue.broker_name, "queue_id": request.queue.queue_id
+            }  # fmt: skip
+        first = request.first_error or error
+        self._journal.letters(
+            columns, len(messages), first=(first.code, first.text), last=(code, error.text)
+        )
+        self._accounts.failed(outcome, code, len(messages), error.text)
+
+
+def _keys(request: PendingRequest) -> set[str]:
+    if not request.sharded:
+        return set()
+    found = (message.property("__SHARDINGKEY") for message in request.messages())
+    return {key for key in found if key is not None}
+
+
+def _reason(error: SendError, outcome: Outcome) -> str:
+    if outcome is Outcome.UNKNOWN:
+        return "unknown"
+    if isinstance(error, MessageIllegalError):
+        return "data"
+    return "permission" if isinstance(error, PermissionDeniedError) else "transport"
+
+
+def letter_columns(messages: Sequence[DecodedMessage]) -> dict[str, pa.Array]:
+    """{column: array} of messages that this process encoded, ready for `dead_letter_rows`."""
+    values: dict[str, list[Any]] = {name: [] for name in _COLUMN_TYPES}
+    for message in messages:
+        row = _row(message)
+        for name, column in values.items():
+            column.append(row.get(name))
+    return {name: pa.array(column, _COLUMN_TYPES[name]) for name, column in values.items()}
+
+
+def _row(message: DecodedMessage) -> dict[str, Any]:
+    given = dict(decode_properties(message.properties))
+    row: dict[str, Any] = {"body": message.body, "flag": message.flag}
+    for name, column in _COLUMN_OF.items():
+        text = given.pop(name, None)
+        if text is not None:
+            row[column] = int(text) if pa.types.is_integer(_COLUMN_TYPES[column]) else text
+    row["wait_store"] = given.pop("WAIT", "true") == "true"
+    keys = given.pop("KEYS", None)
+    row["keys"] = keys.split(" ") if keys else None
+    row["properties"] = list(given.items()) or None
+    return row

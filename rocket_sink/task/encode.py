@@ -1,0 +1,267 @@
+"""Which queue each row goes to: a whole column at a time, pure.
+
+A row has one of three destinations:
+
+- its own queue (`queue_id`, `broker_name`): never changes;
+- a home queue, found from its sharding key: the same in every task, epoch and language;
+- none: the engine's fault strategy spreads requests over the brokers.
+
+Rows parted into groups that may share a batch request, and rows picked out by index.
+
+Rows of one group to requests: ids, queues, bytes, cuts; whole columns at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.message import MessageQueue
+from rocket_sink.options import SinkOptions
+from rocket_sink.routing.sharding import owners
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+from rocket_sink.rows.checks import Refused
+from rocket_sink.rows.row_batch import RowBatch
+from rocket_sink.task.message_ids import MessageIds
+from rocket_sink.task.pending import PendingRequest, Piece
+from rocket_sink.wire.columns.buffers import Int64s, ints_of
+from rocket_sink.wire.columns.encode import (
+    EncodedBatch,
+    MessageColumns,
+    cut_requests,
+    encode_columns,
+    group_by_queue,
+)
+from rocket_sink.wire.columns.properties import property_pieces
+
+if TYPE_CHECKING:
+    from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+    from rocket_sink.rows.row_batch import RowBatch
+
+_PART_BYTES: Final = 8 << 20
+"""Input is worked on in parts of about this size: several columns of it exist at a time."""
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch in parts that are not too big to be worked on, in order, without a copy."""
+    rows = batch.num_rows
+    if batch.nbytes <= _PART_BYTES:
+        yield batch
+        return
+    step = max(1, rows * _PART_BYTES // batch.nbytes)
+    for start in range(0, rows, step):
+        yield batch.slice(start, step)
+
+
+def split_rows(rows: RowBatch) -> Iterator[RowBatch]:
+    """Groups of one topic (as text), one WAIT and one kind (timed or not), in row order.
+
+    A batch may not mix them (MessageBatch.generateFromList; timed messages not at all).
+    """
+    for group in _by_topic(rows):
+        for mask in _masks(group):
+            if mask is None:
+                yield group
+            elif mask.any():
+                yield group.take(np.flatnonzero(mask))
+
+
+def without_rows(rows: RowBatch, refused: np.ndarray[Any, Any]) -> RowBatch:
+    """The rows but those of the given indices."""
+    if not len(refused):
+        return rows
+    keep = np.ones(len(rows), np.bool_)
+    keep[refused] = False
+    return rows.take(np.flatnonzero(keep))
+
+
+def waits_for_store(rows: RowBatch) -> bool:
+    """The WAIT of a group that `split_rows` made."""
+    if rows.wait_store is None or not len(rows):
+        return True
+    first = rows.wait_store[0].as_py()
+    return first is None or bool(first)
+
+
+def _by_topic(rows: RowBatch) -> Iterator[RowBatch]:
+    if isinstance(rows.topic, str):
+        yield rows
+        return
+    encoded = rows.topic.dictionary_encode()
+    topics = encoded.dictionary.to_pylist()
+    if len(topics) == 1:
+        yield rows.with_(topic=topics[0])
+        return
+    indices = encoded.indices.to_numpy(zero_copy_only=False)
+    for index, topic in enumerate(topics):
+        yield rows.take(np.flatnonzero(indices == index)).with_(topic=topic)
+
+
+def _masks(rows: RowBatch) -> Iterator[Mask | None]:
+    timed = rows.is_timed()
+    patient = _patient(rows)
+    if not timed.any() and patient.all():
+        yield None
+        return
+    for is_timed in (False, True):
+        for waits in (True, False):
+            yield (timed == is_timed) & (patient == waits)
+
+
+def _patient(rows: RowBatch) -> Mask:
+    if rows.wait_store is None:
+        return np.ones(len(rows), np.bool_)
+    waits: pa.Array = pc.fill_null(rows.wait_store, True)
+    mask: Mask = waits.to_numpy(zero_copy_only=False)
+    return mask
+
+
+_NOT_A_QUEUE: Final = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """Group numbers of n rows of one topic, for `wire.columns.group_by_queue`.
+
+    Groups 0..q-1 are home queues, q is "the engine chooses", q+1.. are the rows' own queues.
+    `refused` are rows (indices) whose own queue does not exist; their group is q.
+    """
+
+    groups: Int64s
+    queues: Sequence[MessageQueue]
+    refused: Int64s
+
+    @property
+    def group_count(self) -> int:
+        return 2 * len(self.queues) + 1
+
+    def queue_of(self, group: int) -> MessageQueue | None:
+        count = len(self.queues)
+        if group == count:
+            return None
+        return self.queues[group if group < count else group - count - 1]
+
+    def is_sharded(self, group: int) -> bool:
+        return group < len(self.queues)
+
+    def is_fixed(self, group: int) -> bool:
+        return group > len(self.queues)
+
+
+def assign(rows: RowBatch, info: TopicPublishInfo, sharding_hash: str) -> Assignment:
+    """Destinations of rows of one topic (`info.topic`), by the queues that `info` has."""
+    queues = info.queues
+    groups = np.full(len(rows), len(queues), np.int64)
+    refused = np.empty(0, np.int64)
+    if rows.sharding_key is not None:
+        _place_sharded(groups, rows.sharding_key, owners(info, rows.sharding_key, sharding_hash))
+    if rows.queue_id is not None:
+        refused = _place_fixed(groups, rows, queues)
+    return Assignment(groups, queues, refused)
+
+
+def _place_sharded(groups: Int64s, keys: pa.Array, homes: Int64s) -> None:
+    if keys.null_count:
+        present = keys.is_valid().to_numpy(zero_copy_only=False)
+        groups[present] = homes[present]
+    else:
+        groups[:] = homes
+
+
+def _place_fixed(groups: Int64s, rows: RowBatch, queues: Sequence[MessageQueue]) -> Int64s:
+    """Put rows with their own queue into its group; returns the rows whose queue is unknown."""
+    assert rows.queue_id is not None
+    present = rows.queue_id.is_valid().to_numpy(zero_copy_only=False)
+    ids = ints_of(rows.queue_id, _NOT_A_QUEUE)
+    found = np.full(len(rows), _NOT_A_QUEUE, np.int64)
+    for broker, mask in _broker_masks(rows.broker_name, present):
+        own = [i for i, queue in enumerate(queues) if broker in (None, queue.broker_name)]
+        table = {queues[i].queue_id: i for i in own}
+        if broker is None and len({queues[i].broker_name for i in own}) > 1:
+            continue
+        wanted = ids[mask]
+        known = np.array([table.get(int(q), _NOT_A_QUEUE) for q in np.unique(wanted)], np.int64)
+        found[mask] = known[np.searchsorted(np.unique(wanted), wanted)]
+    placed = found >= 0
+    groups[placed] = found[placed] + len(queues) + 1
+    return np.flatnonzero(present & ~placed)
+
+
+def _broker_masks(
+    names: pa.Array | None, present: np.ndarray[Any, np.dtype[np.bool_]]
+) -> list[tuple[str | None, np.ndarray[Any, np.dtype[np.bool_]]]]:
+    if names is None:
+        return [(None, present)]
+    masks: list[tuple[str | None, np.ndarray[Any, np.dtype[np.bool_]]]] = []
+    for name in pc.unique(names).to_pylist():
+        same = pc.equal(names, name) if name is not None else names.is_null()
+        masks.append((name, same.fill_null(False).to_numpy(zero_copy_only=False) & present))
+    return masks
+
+
+def place_rows(
+    rows: RowBatch, info: TopicPublishInfo, sharding_hash: str
+) -> tuple[RowBatch, Assignment, list[Refused]]:
+    """The rows that have a destination, where each goes, and those whose own queue is unknown."""
+    placed = assign(rows, info, sharding_hash)
+    if not len(placed.refused):
+        return rows, placed, []
+    refused = [Refused(int(row), "INVALID_QUEUE", _no_such_queue(info)) for row in placed.refused]
+    kept = without_rows(rows, placed.refused)
+    return kept, assign(kept, info, sharding_hash), refused
+
+
+def encode_requests(
+    rows: RowBatch, placed: Assignment, options: SinkOptions, ids: MessageIds
+) -> list[PendingRequest]:
+    """Requests of the rows of one group, those of one queue in row order."""
+    assert isinstance(rows.topic, str)
+    if not len(rows):
+        return []
+    timed = bool(rows.is_timed()[0])
+    groups = group_by_queue(placed.groups, placed.group_count)
+    encoded = _encode(rows, ids).take(groups)
+    half = options.delivery == "transactional"
+    most = 1 if timed or half else options.request_max_messages
+    slices = cut_requests(encoded.offsets, groups.bounds, options.request_max_bytes, most)
+    data, offsets, waits = encoded.data, encoded.offsets, waits_for_store(rows)
+    return [
+        PendingRequest(
+            rows.topic,
+            placed.queue_of(group),
+            [Piece(data, offsets[first : last + 1])],
+            fixed=placed.is_fixed(group),
+            sharded=placed.is_sharded(group),
+            timed=timed,
+            alone=half,
+            waits_for_store=waits,
+        )
+        for group, first, last in slices
+    ]
+
+
+def _encode(rows: RowBatch, ids: MessageIds) -> EncodedBatch:
+    assert isinstance(rows.topic, str)
+    columns = rows.property_columns(ids.ids(rows))
+    return encode_columns(
+        MessageColumns(
+            rows.topic,
+            rows.body,
+            property_pieces(len(rows), **columns),
+            0 if rows.flag is None else rows.flag,
+        )
+    )
+
+
+def _no_such_queue(info: TopicPublishInfo) -> str:
+    brokers = ", ".join(list(info.queues_by_broker)[:8])
+    return (
+        f"the topic {info.topic!r} has no such queue; it has {len(info.queues)} on {brokers} "
+        "(a queue_id needs its broker_name when there are several brokers)"
+    )

@@ -1,0 +1,253 @@
+"""The client message ids (`UNIQ_KEY`) of rows that bring none.
+
+`TaskIds` are those that another attempt of a task gives to the same rows again
+(`delivery=at_least_once`).
+
+What is stored twice then shares one id, so that readers can tell, and the accounts can be checked.
+An id is a digest of query (of a batch, the write), epoch and partition, and of all rows that the
+task has sent up to the end of the row's batch, with the row's place in the batch: an attempt that
+gets other rows, or the same in other batches, makes other ids, and no two rows ever share one.
+(`content_ids` finds a row whatever its place, at five times the cost; here no brokers are asked, so
+nothing depends on finding it.)
+
+The shape is that of Java's ids (MessageClientIDSetter) with the digest in the place of address,
+process and class loader, and 0 for the milliseconds since the month began: by those, tools look for
+the message from the start of the month on (getNearlyTimeFromID).
+
+Ids that a replay of an epoch gives to the same rows again (`delivery=effectively_once`).
+
+A row's id is a 128-bit digest (BLAKE2b) of its message as it would be encoded, of query, epoch and
+partition, and of its place among equal rows of its task. The partition is in it because two equal
+rows in two partitions are two messages: with one id, the one that was stored would hide the other
+that was not. So a replay that parts an epoch into other partitions makes other ids; a `message_id`
+column of the row's own knows no partition.
+
+The cost is one digest per row (about 0.8 us for 300 bytes) and 8 bytes of memory per row of the
+task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from datetime import timezone
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.producer.identity import local_ip
+from rocket_sink.routing.hashing import java_hash
+from rocket_sink.rows.row_batch import RowBatch
+from rocket_sink.wire.columns.buffers import bytes_of, is_text, lengths_of, nulls_of
+from rocket_sink.wire.columns.encode import (
+    MessageColumns,
+    encode_columns,
+    hex_column,
+    message_id_column,
+)
+from rocket_sink.wire.columns.properties import property_pieces
+from rocket_sink.wire.ids import month_start_ms
+
+
+class MessageIds(Protocol):
+    """Makes ids for rows, in row order."""
+
+    def ids(self, rows: RowBatch) -> pa.Array:
+        """One id per row; rows that have a `message_id` of their own keep that instead."""
+
+
+class FreshIds:
+    """Ids that are new in each attempt of a task, made as Java's client makes them.
+
+    Args:
+        salt: tells two tasks of one process apart (Java: the class loader's hash), so that ids
+            of one process and one millisecond differ.
+    """
+
+    def __init__(self, salt: str) -> None:
+        self._address = socket.inet_aton(local_ip())
+        self._salt = java_hash(salt)
+        self._month_ms = month_start_ms(time.time_ns() // 1_000_000, timezone.utc)
+        self._counter = 0
+
+    def ids(self, rows: RowBatch) -> pa.Array:
+        count = len(rows)
+        made = message_id_column(
+            ip=self._address,
+            pid=os.getpid(),
+            class_hash=self._salt,
+            start_ms=self._month_ms,
+            now_ms=int(time.time() * 1000) + (self._counter >> 16),
+            counter=self._counter,
+            count=count,
+        )
+        self._counter += count
+        return made
+
+
+TABLE_LANE: Final = "table"
+"""Of `TableProducer`, which runs without Spark."""
+_NOBODY: Final = frozenset({"local", "unknown"})
+"""Query ids where Spark gives none, on the driver and in a task (`run_context`)."""
+_DIGEST_BYTES: Final = 16
+_CHUNK: Final = 1 << 14
+"""Words at a time: they are still in the cache when their upper halves are made."""
+_HALF: Final = np.uint64(32)
+_WEIGHTS: Final = np.random.Generator(np.random.PCG64(20_240_611)).integers(
+    0, 1 << 64, (2, _CHUNK), np.uint64
+) | np.uint64(1)
+"""Fixed, as attempts on different machines must agree (numpy keeps PCG64's stream)."""
+
+
+def task_ids(ctx: RunContext) -> TaskIds | None:
+    """None where nothing names the write: the ids of two of them could meet.
+
+    Also None for a table without Spark: nobody runs its send again, and the ids of `Producer` cost
+    less.
+    """
+    if ctx.lane == TABLE_LANE:
+        return None
+    # An appId names all writes of a job: two of them may have equal rows, and are no replays.
+    write = ctx.run_id if ctx.lane == "batch" else ctx.query_id
+    return None if write in _NOBODY else TaskIds(write, ctx.epoch, ctx.partition)
+
+
+class TaskIds:
+    """Makes the ids of one task of a write; `rocket_sink.task.message_ids.MessageIds`."""
+
+    def __init__(self, write: str, epoch: int, partition: int | None) -> None:
+        text = json.dumps([write, epoch, partition])
+        self._state = _digest(text.encode()).digest()
+
+    def ids(self, rows: RowBatch) -> pa.Array:
+        state = _digest(self._state)
+        state.update(str(rows.topic).encode())
+        for name, column in rows.columns().items():
+            state.update(f"\0{name}\0{len(column)}\0".encode())
+            for part in _fingerprints(column):
+                state.update(part)
+        self._state = made = state.digest()
+        return message_id_column(
+            ip=made[:4],
+            pid=int.from_bytes(made[4:6], "big"),
+            class_hash=int.from_bytes(made[6:10], "big"),
+            start_ms=0,
+            now_ms=0,
+            counter=0,
+            count=len(rows),
+        )
+
+
+def _digest(text: bytes) -> Any:
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES)
+
+
+def _fingerprints(column: pa.Array) -> Iterator[bytes]:
+    """What tells the column's values from others, at a fraction of a digest's time."""
+    if is_text(column.type):
+        yield fingerprint(lengths_of(column).view(np.uint8))
+        if column.null_count:
+            yield np.packbits(nulls_of(column)).tobytes()
+        yield fingerprint(bytes_of(column))
+        return
+    # Numbers, lists and maps are short beside the bodies.
+    batch = pa.RecordBatch.from_arrays([column], ["c"])
+    yield _digest(batch.serialize().to_pybytes()).digest()
+
+
+def fingerprint(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
+    """Two multilinear hashes modulo 2**64, at memory speed: of the words, of their upper halves.
+
+    Texts that differ in a lower half share the first with a chance of 2**-32 at most; those that
+    differ in upper halves only, of which the first sees few bits, the second. Nobody gains by
+    making two meet: they only ever name messages of one task.
+    """
+    whole = len(data) & ~7
+    words = data[:whole].view(np.uint64)
+    halves = np.empty(min(len(words), _CHUNK), np.uint64)
+    sums = []
+    for at in range(0, len(words), _CHUNK):
+        part = words[at : at + _CHUNK]
+        upper = np.right_shift(part, _HALF, out=halves[: len(part)])
+        sums += [int(np.dot(part, _WEIGHTS[0, : len(part)]))]
+        sums += [int(np.dot(upper, _WEIGHTS[1, : len(part)]))]
+    packed = struct.pack(f"<{len(sums)}Q", *sums)
+    return packed + struct.pack("<Q", len(data)) + data[whole:].tobytes()
+
+
+UInt64s: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
+Int64s: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+_BYTES: Final = 16
+_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number: its multiples differ, so equal rows get different ids."""
+
+
+class ContentIds:
+    """Makes the ids of one task; `rocket_sink.task.message_ids.MessageIds`."""
+
+    def __init__(self, ctx: RunContext) -> None:
+        text = json.dumps([ctx.query_id, ctx.epoch, ctx.partition])
+        self._base = hashlib.blake2b(text.encode(), digest_size=_BYTES)
+        self._seen = _Seen()
+
+    def ids(self, rows: RowBatch) -> pa.Array:
+        digests = self._digests(rows).reshape(len(rows), _BYTES)
+        halves = digests.view(np.uint64)
+        ordinals = self._seen.ordinals(halves[:, 0])
+        halves[:, 1] += ordinals.astype(np.uint64) * _SPREAD
+        return hex_column(digests)
+
+    def _digests(self, rows: RowBatch) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        assert isinstance(rows.topic, str)
+        base = self._base.copy()
+        base.update(rows.topic.encode() + b"\0")
+        encoded = encode_columns(
+            MessageColumns(
+                rows.topic,
+                rows.body,
+                property_pieces(len(rows), **rows.property_columns()),
+                0 if rows.flag is None else rows.flag,
+            )
+        )
+        data, bounds, copy = memoryview(encoded.data), encoded.offsets.tolist(), base.copy
+        digests = bytearray()
+        for start, end in itertools.pairwise(bounds):
+            one = copy()
+            one.update(data[start:end])
+            digests += one.digest()
+        return np.frombuffer(digests, np.uint8)
+
+
+class _Seen:
+    """How often each digest came before; sorted runs that are merged as they grow."""
+
+    def __init__(self) -> None:
+        self._runs: list[UInt64s] = []
+
+    def ordinals(self, digests: UInt64s) -> Int64s:
+        """For each digest the number of equal ones before it, in this call and all before."""
+        order = np.argsort(digests, kind="stable")
+        ranked = digests[order]
+        changes = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1
+        starts = np.concatenate(([0], changes)) if len(ranked) else changes
+        found = np.arange(len(ranked)) - np.repeat(starts, np.diff([*starts, len(ranked)]))
+        for run in self._runs:
+            found += np.searchsorted(run, ranked, "right") - np.searchsorted(run, ranked, "left")
+        ordinals = np.empty(len(ranked), np.int64)
+        ordinals[order] = found
+        self._keep(ranked)
+        return ordinals
+
+    def _keep(self, run: UInt64s) -> None:
+        while self._runs and len(self._runs[-1]) <= 2 * len(run):
+            run = np.sort(np.concatenate((self._runs.pop(), run)), kind="stable")
+        self._runs.append(run)

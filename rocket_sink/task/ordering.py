@@ -1,0 +1,226 @@
+"""Order inside a task: one request in flight per home queue, and what is held back after a loss.
+
+A sharding key owns a home queue, so order per key is order per home queue. Requests of a queue
+wait here until the one before them is answered; waiting requests of one queue grow together, so
+that many queues do not mean many small requests. When a request is given up,
+
+- its sharding keys are *held*: their later rows in this task become dead letters, in order;
+- if its queue could not be reached in all the time that strict order waits (`orderWaitMs`), the
+  queue is *closed* for the rest of the task: what waits for it is held back without another wait,
+  so that one dead broker costs a task one wait and not one per request.
+
+What waits for queues that answer is bounded by letting the input wait; what waits for a queue that
+does not answer must not stop the others, so it piles up, in bounded memory. A waiting request is at
+first a slice of its batch's buffer. That keeps the whole batch alive, most of which is sent long
+ago, so after some more batches what still waits is copied out: into memory up to a limit, beyond it
+into a temporary file. A sink that keeps up never copies anything.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import IO, Final
+
+import pyarrow as pa
+
+from rocket_sink.errors import SendError
+from rocket_sink.message import MessageQueue
+from rocket_sink.rows.sort import scratch_folder
+from rocket_sink.task.pending import PendingRequest, Piece, SpillState
+
+_BATCHES_KEPT: Final = 2
+"""Input batches that waiting requests may keep alive."""
+
+
+class SpillBuffer:
+    """Where waiting requests are kept.
+
+    Args:
+        memory_bytes: limit of the copies in memory.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._limit = memory_bytes
+        self._in_memory = 0
+        self._batches: deque[list[PendingRequest]] = deque([[]])
+        self._file: IO[bytes] | None = None
+
+    def park(self, request: PendingRequest) -> None:
+        """A request begins to wait."""
+        request.parked = SpillState.SLICE
+        self._batches[-1].append(request)
+
+    def next_batch(self) -> None:
+        """A new input batch begins; copy out what has waited for too long."""
+        self._batches.append([])
+        if len(self._batches) > _BATCHES_KEPT:
+            for request in self._batches.popleft():
+                if request.parked is SpillState.SLICE:
+                    self._copy_out(request)
+
+    def bring_back(self, request: PendingRequest) -> None:
+        """A request ends to wait: its bytes are in memory afterwards."""
+        if request.parked is SpillState.FILE:
+            request.pieces = [self._read(piece) for piece in request.pieces]
+        elif request.parked is SpillState.COPY:
+            self._in_memory -= request.byte_count
+        request.parked = SpillState.NOT
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._batches.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _copy_out(self, request: PendingRequest) -> None:
+        if self._in_memory + request.byte_count <= self._limit:
+            request.pieces = [piece.detached() for piece in request.pieces]
+            request.parked = SpillState.COPY
+            self._in_memory += request.byte_count
+        else:
+            request.pieces = [self._written(piece) for piece in request.pieces]
+            request.parked = SpillState.FILE
+
+    def _written(self, piece: Piece) -> Piece:
+        if self._file is None:
+            # The file has no name, so a killed worker leaves nothing behind.
+            self._file = tempfile.TemporaryFile(  # noqa: SIM115 (closed by close())
+                prefix="rocket-sink-", dir=scratch_folder()
+            )
+        position = self._file.seek(0, os.SEEK_END)
+        self._file.write(piece.body)
+        return Piece(pa.py_buffer(b""), piece.offsets - piece.offsets[0] + position)
+
+    def _read(self, piece: Piece) -> Piece:
+        assert self._file is not None
+        self._file.seek(int(piece.offsets[0]))
+        return Piece(
+            pa.py_buffer(self._file.read(piece.byte_count)), piece.offsets - piece.offsets[0]
+        )
+
+
+_FLOW_BYTES: Final = 8 << 20
+"""More than this need not wait for queues that answer: a broker takes 1 MB a request, and what
+waits for longer than a batch or two would be copied, or written to a file and read again."""
+_STUCK_S: Final = 1.0
+"""A queue whose request is without an answer for so long does not keep the input waiting."""
+
+
+@dataclass(eq=False)
+class _Lane:
+    waiting: deque[PendingRequest] = field(default_factory=deque)
+    in_flight: PendingRequest | None = None
+    since_s: float = 0.0
+    """When the request in flight was given out."""
+    closed_by: SendError | None = None
+
+    def give_out(self, request: PendingRequest, now_s: float) -> PendingRequest:
+        self.in_flight, self.since_s = request, now_s
+        return request
+
+    def flows(self, now_s: float) -> bool:
+        return self.in_flight is not None and now_s - self.since_s < _STUCK_S
+
+
+class OrderedQueues:
+    """The waiting rooms of all home queues of a task.
+
+    Args:
+        max_messages, max_bytes: limits up to which waiting requests grow together.
+        memory_bytes: bytes that wait in memory; what comes on top waits in a temporary file.
+    """
+
+    def __init__(
+        self, *, max_messages: int, max_bytes: int, memory_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._lanes: dict[MessageQueue, _Lane] = {}
+        self._overflow = SpillBuffer(memory_bytes)
+        self._flow_bytes = min(_FLOW_BYTES, memory_bytes)
+        self._clock = clock
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are not submitted yet."""
+        return sum(len(lane.waiting) for lane in self._lanes.values())
+
+    @property
+    def is_full(self) -> bool:
+        """More input should wait: enough is there for the queues that answer."""
+        now_s = self._clock()
+        flowing = (lane for lane in self._lanes.values() if lane.waiting and lane.flows(now_s))
+        return sum(r.byte_count for lane in flowing for r in lane.waiting) > self._flow_bytes
+
+    def next_batch(self) -> None:
+        """A new input batch begins: what still waits from old ones must not keep them alive."""
+        self._overflow.next_batch()
+
+    def closed_by(self, queue: MessageQueue) -> SendError | None:
+        """Why the queue is closed for the rest of the task, or None."""
+        lane = self._lanes.get(queue)
+        return lane.closed_by if lane else None
+
+    def add(self, request: PendingRequest) -> PendingRequest | None:
+        """Take a request; returns the one that may be submitted now, if any."""
+        assert request.queue is not None
+        lane = self._lanes.setdefault(request.queue, _Lane())
+        if lane.in_flight is None and not lane.waiting:
+            return lane.give_out(request, self._clock())
+        last = lane.waiting[-1] if lane.waiting else None
+        if last and last.can_absorb(
+            request, max_messages=self._max_messages, max_bytes=self._max_bytes
+        ):
+            last.absorb(request)
+        else:
+            self._overflow.park(request)
+            lane.waiting.append(request)
+        return None
+
+    def answered(
+        self, queue: MessageQueue, again: Iterable[PendingRequest] = ()
+    ) -> PendingRequest | None:
+        """The request in flight is done; returns the next one to submit, if any.
+
+        `again` go before all that waits: the parts of the one that was answered.
+        """
+        lane = self._lanes[queue]
+        lane.in_flight = None
+        lane.waiting.extendleft(reversed(list(again)))
+        if not lane.waiting:
+            return None
+        following = lane.waiting.popleft()
+        self._overflow.bring_back(following)
+        return lane.give_out(following, self._clock())
+
+    def close_queue(self, queue: MessageQueue, error: SendError) -> None:
+        """Take no more requests for the queue in this task."""
+        self._lanes[queue].closed_by = error
+
+    def take_waiting(self, queue: MessageQueue) -> list[PendingRequest]:
+        """Remove and return what waits for the queue, in order."""
+        lane = self._lanes[queue]
+        taken = list(lane.waiting)
+        lane.waiting.clear()
+        for request in taken:
+            self._overflow.bring_back(request)
+        return taken
+
+    def put_back(self, queue: MessageQueue, requests: Iterable[PendingRequest]) -> None:
+        """Let requests that `take_waiting` returned wait again, in that order."""
+        lane = self._lanes[queue]
+        for request in requests:
+            self._overflow.park(request)
+            lane.waiting.append(request)
+
+    def close(self) -> None:
+        """Drop everything; for a task that has ended."""
+        self._lanes.clear()
+        self._overflow.close()

@@ -1,0 +1,187 @@
+"""Requests of the task body before they are answered: encoded messages and what they belong to.
+
+A `PendingRequest` holds its messages in the inner batch form (`rocket_sink.wire.batch`) and
+nothing else: no row, no column. What a dead letter needs is decoded from those bytes, so the rows
+of an input batch are free as soon as they are encoded, whatever happens to their requests.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from rocket_sink.errors import SendError
+from rocket_sink.lazy import lazy
+from rocket_sink.message import MessageQueue
+from rocket_sink.wire.columns.buffers import Int64s
+
+_HEAD: Final = struct.Struct(">iiiii")
+"""Total size, magic, body CRC, flag, body length (MessageDecoder.encodeMessage)."""
+_SHORT: Final = struct.Struct(">h")
+
+
+class Piece(NamedTuple):
+    """Neighbouring messages of one encoded batch.
+
+    `offsets` are positions in `data`, one more than there are messages, not starting at 0.
+    """
+
+    data: pa.Buffer
+    offsets: Int64s
+
+    @property
+    def message_count(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def byte_count(self) -> int:
+        return int(self.offsets[-1] - self.offsets[0])
+
+    @property
+    def body(self) -> pa.Buffer:
+        start = int(self.offsets[0])
+        return self.data.slice(start, int(self.offsets[-1]) - start)
+
+    def detached(self) -> Piece:
+        """The same messages in a buffer of their own, which pins no other message's memory."""
+        return Piece(pa.py_buffer(self.body.to_pybytes()), self.offsets - self.offsets[0])
+
+    def singles(self) -> Iterator[Piece]:
+        """One piece per message."""
+        for index in range(self.message_count):
+            yield Piece(self.data, self.offsets[index : index + 2])
+
+
+class DecodedMessage(NamedTuple):
+    """One message out of a piece; `properties` is the wire text."""
+
+    body: bytes
+    flag: int
+    properties: str
+
+    def property(self, name: str) -> str | None:
+        """The value of one property, or None."""
+        for part in self.properties.split("\x02"):
+            if part.startswith(name) and part[len(name) : len(name) + 1] == "\x01":
+                return part[len(name) + 1 :]
+        return None
+
+
+def decode_message(piece: Piece, index: int = 0) -> DecodedMessage:
+    """Read one message of a piece that this process encoded."""
+    start, end = int(piece.offsets[index]), int(piece.offsets[index + 1])
+    raw = piece.data.slice(start, end - start).to_pybytes()
+    _total, _magic, _crc, flag, body_length = _HEAD.unpack_from(raw)
+    body_end = _HEAD.size + body_length
+    (properties_length,) = _SHORT.unpack_from(raw, body_end)
+    text = raw[body_end + 2 : body_end + 2 + properties_length].decode()
+    return DecodedMessage(raw[_HEAD.size : body_end], flag, text)
+
+
+class SpillState(enum.Enum):
+    """Where the bytes of a waiting request are (`rocket_sink.task.ordering`)."""
+
+    NOT = "not waiting"
+    SLICE = "slices of their batches"
+    COPY = "copied out of them"
+    FILE = "in a file; offsets are positions in it"
+
+
+@dataclass(eq=False)
+class PendingRequest:
+    """Messages that will travel in one request.
+
+    Attributes:
+        queue: the home queue, or the row's own; None lets the engine choose.
+        fixed: the queue was the row's own choice (`queue_id`): it never changes.
+        timed: one delayed or timed message, which brokers refuse inside a batch.
+        alone: send each message by itself (after a batch was refused: find the poison row).
+        waits_for_store: the messages' WAIT, which a batch has as a whole.
+        attempts: made so far, over all submissions.
+        maybe_duplicate: an earlier submission ended without a known outcome.
+        first_error: the first failed submission's error.
+    """
+
+    topic: str
+    queue: MessageQueue | None
+    pieces: list[Piece]
+    fixed: bool = False
+    sharded: bool = False
+    timed: bool = False
+    alone: bool = False
+    waits_for_store: bool = True
+    attempts: int = 0
+    submissions: int = 0
+    maybe_duplicate: bool = False
+    first_error: SendError | None = None
+    parked: SpillState = SpillState.NOT
+    number: int = 0
+    """Number of the submission in its task attempt."""
+    message_count: int = field(init=False)
+    byte_count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.message_count = sum(piece.message_count for piece in self.pieces)
+        self.byte_count = sum(piece.byte_count for piece in self.pieces)
+
+    def bodies(self) -> Sequence[pa.Buffer]:
+        """The request body as buffers to be written one after the other; nothing is copied."""
+        return [piece.body for piece in self.pieces]
+
+    @lazy
+    def first_message_id(self) -> str:
+        """`UNIQ_KEY` of the first message."""
+        return decode_message(self.pieces[0]).property("UNIQ_KEY") or ""
+
+    @property
+    def last_message_id(self) -> str:
+        """`UNIQ_KEY` of the last message."""
+        piece = self.pieces[-1]
+        return decode_message(piece, piece.message_count - 1).property("UNIQ_KEY") or ""
+
+    def messages(self) -> Iterator[DecodedMessage]:
+        """Every message, decoded one by one: for dead letters only, never on the way out."""
+        for piece in self.pieces:
+            for index in range(piece.message_count):
+                yield decode_message(piece, index)
+
+    def can_absorb(self, other: PendingRequest, *, max_messages: int, max_bytes: int) -> bool:
+        """True when `other`, which comes next in the same queue, fits into this request."""
+        return (
+            self.topic == other.topic
+            and self.sharded == other.sharded
+            and self.fixed == other.fixed
+            and self.waits_for_store == other.waits_for_store
+            and not (self.timed or other.timed or self.alone or other.alone)
+            and not (self.submissions or other.submissions)
+            and self.parked is SpillState.SLICE
+            and self.message_count + other.message_count <= max_messages
+            and self.byte_count + other.byte_count <= max_bytes
+        )
+
+    def absorb(self, other: PendingRequest) -> None:
+        """Take over the messages of `other`, behind our own."""
+        self.pieces.extend(other.pieces)
+        self.message_count += other.message_count
+        self.byte_count += other.byte_count
+
+    def split(self) -> list[PendingRequest]:
+        """One request per message, in order, marked `alone`."""
+        return [self._like([one], alone=True) for piece in self.pieces for one in piece.singles()]
+
+    def select(self, wanted: Sequence[bool]) -> PendingRequest | None:
+        """A request of the messages whose flag is true; None when there is none."""
+        singles = [one for piece in self.pieces for one in piece.singles()]
+        kept = [one for one, keep in zip(singles, wanted, strict=True) if keep]
+        return self._like(kept, alone=self.alone) if kept else None
+
+    def _like(self, pieces: list[Piece], *, alone: bool) -> PendingRequest:
+        return PendingRequest(
+            self.topic, self.queue, pieces, self.fixed, self.sharded, self.timed, alone,
+            self.waits_for_store, self.attempts, 0, self.maybe_duplicate, self.first_error,
+        )  # fmt: skip

@@ -1,0 +1,173 @@
+"""The queue list that a strictly ordered query goes by, whatever the route says today.
+
+A key's queue is an index into the topic's list of queues. A dead broker leaves the route at once,
+which makes the list shorter, and every key would move without a word. So the list of the first
+task is kept: for the task in memory, for the query's other tasks and epochs in a small file beside
+the ledger (`<ledger>/_pins`; Delta looks into no folder whose name starts with `_`). Without a
+ledger each task goes by what it finds.
+
+A pinned broker that is missing is an outage: its keys wait (`orderWaitMs`). New queues, another
+number of them on a broker that is there, or another `shardingHash` are a change: `onRouteChange`
+decides. A backfill goes by the list of the query whose dead letters it sends (`spark.homes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+from urllib.parse import quote
+
+from rocket_sink.errors import DeliveryError, LedgerError
+from rocket_sink.ledger.notes import NoteStore
+from rocket_sink.ledger.path import path_part, resolve_path
+from rocket_sink.options import SinkOptions
+from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
+
+Spans = tuple[tuple[str, int], ...]
+
+
+class Pinned(NamedTuple):
+    """A topic's queues as a query goes by them, and the hash that finds a key's queue in them.
+
+    `sharding_hash` is empty where an older rocket-sink wrote the file.
+    """
+
+    queues: QueueList
+    sharding_hash: str = ""
+
+
+class Queues(Protocol):
+    """What strict order asks for the queues of a topic."""
+
+    def queues(self, info: TopicPublishInfo) -> QueueList:
+        """The queues to go by, given the topic's route of today."""
+
+
+class GivenQueues:
+    """Lists that are known already: those of the query whose letters are sent again."""
+
+    def __init__(self, lists: Mapping[str, QueueList]) -> None:
+        self._lists = lists
+
+    def queues(self, info: TopicPublishInfo) -> QueueList:
+        """The topic's list; of another topic, the queues of today."""
+        return self._lists.get(info.topic) or queues_of(info)
+
+
+class QueueSnapshots:
+    """Pinned queue lists of one task, shared with the query's other tasks where there is a ledger.
+
+    Args:
+        query_id: names the query, or the batch.
+    """
+
+    def __init__(self, options: SinkOptions, query_id: str) -> None:
+        self._allow = options.on_route_change == "allow"
+        self._hash = options.sharding_hash
+        self._place = resolve_path(options.ledger) if options.ledger else None
+        self._query_id = query_id
+        self._pinned: dict[str, Pinned] = {}
+
+    def queues(self, info: TopicPublishInfo) -> QueueList:
+        """The topic's queues as this query goes by them.
+
+        Raises:
+            DeliveryError: the topic's queues changed and `onRouteChange=fail`.
+        """
+        pinned = self._pinned.get(info.topic) or self.load(info.topic)
+        if pinned is None:
+            # Tasks start together and each may see another route: the first one to write decides.
+            pinned = self._pin(info, replace=False) or self.load(info.topic)
+            assert pinned is not None
+        self._pinned[info.topic] = pinned
+        change = _change(pinned, _spans(info), self._hash)
+        if not change:
+            return pinned.queues
+        if not self._allow:
+            raise DeliveryError(_changed(info.topic, change))
+        self._pin(info, replace=True)
+        self._pinned[info.topic] = Pinned(queues_of(info), self._hash)
+        return self._pinned[info.topic].queues
+
+    def load(self, topic: str) -> Pinned | None:
+        """What the ledger has for the topic; None: no task of the query has pinned it.
+
+        Raises:
+            LedgerError: the file cannot be read.
+        """
+        if self._place is None:
+            return None
+        store, path = NoteStore(self._place), self._path(topic)
+        try:
+            found = store.read(path)
+            if found is None:
+                return None
+            spans = [(str(name), int(count)) for name, count in found["queues"]]
+            return Pinned(QueueList(topic, spans), str(found.get("shardingHash", "")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LedgerError(
+                f"the pinned queues of the topic {topic!r} cannot be read: {error}. Delete "
+                f"{store.where(path)} if the topic's queues are what they were",
+                path=store.where(path),
+            ) from error
+
+    def pin(self, info: TopicPublishInfo) -> Pinned:
+        """What the ledger has for the topic, or today's queues, from now on."""
+        return self.load(info.topic) or self._pin(info, replace=False) or self.pin(info)
+
+    def _pin(self, info: TopicPublishInfo, *, replace: bool) -> Pinned | None:
+        """Write the list down; None when another task's is there and stays."""
+        pinned = Pinned(queues_of(info), self._hash)
+        if self._place is None:
+            return pinned
+        note = {"topic": info.topic, "queues": _spans(info), "shardingHash": self._hash}
+        written = NoteStore(self._place).write(self._path(info.topic), note, replace=replace)
+        return pinned if written else None
+
+    def _path(self, topic: str) -> str:
+        folder = f"q-{path_part(self._query_id)}"
+        return f"_pins/{folder}/{quote(topic, safe='')}.json"
+
+
+def _changed(topic: str, change: str) -> str:
+    return (
+        f"ordering=strict: the queues of the topic {topic!r} changed under the query ({change}), "
+        "so keys would move to other queues and overtake themselves. Set what was before again; or "
+        "let the consumers drain the topic, and set onRouteChange=allow"
+    )
+
+
+def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
+    """The route with other queues: those of a missing broker are in it and cannot be reached."""
+    homes: dict[str, range] = {}
+    start = 0
+    for name, count in queues.spans:
+        homes[name] = range(start, start + count)
+        start += count
+    return replace(info, queues=queues, queues_by_broker=MappingProxyType(homes))
+
+
+def queues_of(info: TopicPublishInfo) -> QueueList:
+    """The queues of a route, by the brokers that they live on."""
+    return QueueList(info.topic, _spans(info))
+
+
+def _spans(info: TopicPublishInfo) -> Spans:
+    return tuple((name, len(indices)) for name, indices in info.queues_by_broker.items())
+
+
+def _change(pinned: Pinned, now: Spans, sharding_hash: str) -> str:
+    """What is new; empty when brokers are merely missing."""
+    spans = pinned.queues.spans
+    old, found = dict(spans), dict(now)
+    new = [f"{name} has {count} queues" for name, count in now if name not in old]
+    other = [
+        f"{name} has {found[name]} queues, not {count}"
+        for name, count in spans
+        if name in found and found[name] != count
+    ]
+    if pinned.sharding_hash and pinned.sharding_hash != sharding_hash:
+        other.append(f"shardingHash is {sharding_hash}, not {pinned.sharding_hash}")
+    return "; ".join(new + other)

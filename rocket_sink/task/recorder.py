@@ -1,0 +1,227 @@
+"""What a task writes to the ledger, on its way from values to Arrow rows.
+
+Attempts are gathered, because a ledger batch has as many columns as a thousand rows have; letters
+go out at once, in order, because a row given up must be durable before anything depends on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from rocket_sink.errors import OptionError
+from rocket_sink.ledger.dead_letters import dead_letter_rows
+from rocket_sink.ledger.records import (
+    RunContext,
+    epoch_row,
+    in_flight_rows,
+    isolation_rows,
+    send_rows,
+)
+from rocket_sink.option_spec import Secret
+from rocket_sink.options import OPTIONS, SinkOptions
+from rocket_sink.producer.engine.attempt import AttemptRecord, Completion
+from rocket_sink.rows.checks import Refused
+from rocket_sink.rows.row_batch import RowBatch
+from rocket_sink.secret_source import resolve
+from rocket_sink.task.pending import PendingRequest
+from rocket_sink.task.totals import TaskSummary
+
+if TYPE_CHECKING:
+    from rocket_sink.routing.fault import Isolation
+
+_GATHERED: Final = 500
+"""Attempts in one ledger batch."""
+
+
+class LedgerRecorder:
+    """Takes what happened in a task attempt; hands ledger rows to `emit`.
+
+    Args:
+        emit: called with record batches of `LEDGER_SCHEMA`, in order.
+        intents: also write a row for each request before its answer is awaited, so that the sends
+            of a killed worker show up. Useless where rows only count when the task succeeds.
+        again: the rows may have been sent before and the ledger has no trace of it: each that is
+            stored is counted as possibly stored twice.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        ctx: RunContext,
+        emit: Callable[[pa.RecordBatch], None],
+        *,
+        intents: bool = False,
+        again: bool = False,
+    ) -> None:
+        self._again = again
+        self._ctx = ctx
+        self._halves = options.delivery == "transactional"
+        self._emit = emit
+        self._include_body = options.include_body
+        self._secrets = _secrets_of(options)
+        self._intents: list[PendingRequest] | None = [] if intents else None
+        self._attempts: list[tuple[AttemptRecord, int, bool]] = []
+        self._letters = 0
+        self.on_letters: Callable[[pa.RecordBatch], None] = lambda batch: None
+        """Called with each batch of dead letters after it was handed to the ledger."""
+
+    @property
+    def task_name(self) -> str:
+        """Names this task attempt among all."""
+        ctx = self._ctx
+        parts = (
+            ctx.query_id,
+            ctx.run_id,
+            ctx.epoch,
+            ctx.partition,
+            ctx.task_attempt_id,
+            ctx.worker,
+        )
+        return "/".join(map(str, parts))
+
+    @property
+    def query_id(self) -> str:
+        return self._ctx.query_id
+
+    def submitted(self, request: PendingRequest) -> None:
+        """A request is handed to the engine."""
+        if self._intents is not None:
+            self._intents.append(request)
+
+    def attempts(self, completion: Completion) -> None:
+        """The attempts of a request that is over."""
+        request: PendingRequest = completion.token
+        doubtful = False
+        for attempt in completion.attempts:
+            self._attempts.append((attempt, request.number, doubtful or request.maybe_duplicate))
+            # A second half of a message is no second message: nobody commits it.
+            doubtful = doubtful or (attempt.outcome.value == "unknown" and not self._halves)
+        if len(self._attempts) >= _GATHERED:
+            self._flush_attempts()
+
+    def letter_attempts(self, completion: Completion) -> None:
+        """The attempts of a request to the dead-letter topic."""
+        self._attempts += [(attempt, 0, False) for attempt in completion.attempts]
+        if len(self._attempts) >= _GATHERED:
+            self._flush_attempts()
+
+    def refused(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
+        """Rows of a batch that no broker would take."""
+        found = rows.take(_indices(refused))
+        texts = pa.array([one.text for one in refused], pa.string())
+        codes = pa.array([one.code for one in refused], pa.string())
+        self.rows(found, reason="data", codes=codes, texts=texts)
+
+    def rows(self, rows: RowBatch, *, reason: str, codes: Any, texts: Any) -> None:
+        """Rows that become dead letters before they are encoded; codes and texts as columns."""
+        columns: dict[str, Any] = rows.columns()
+        if isinstance(rows.topic, str):
+            columns["topic"] = rows.topic
+        columns |= _error_columns(codes, texts, codes, texts)
+        columns |= {"reason": reason, "outcome": "not_sent", "attempts": 0}
+        self._letter(columns, len(rows))
+
+    def letters(
+        self, columns: Mapping[str, Any], count: int, *, first: tuple[str, str],
+        last: tuple[str, str],
+    ) -> None:  # fmt: skip
+        """Messages given up after they were encoded; `first` and `last` are (code, text)."""
+        self._letter({**columns, **_error_columns(*first, *last)}, count)
+
+    def isolations(self, isolations: Sequence[Isolation]) -> None:
+        """Brokers that were isolated while the task ran."""
+        if isolations:
+            self._emit(isolation_rows(isolations, self._ctx))
+
+    def account(self, summary: TaskSummary, *, complete: bool, duration_s: float) -> None:
+        """The accounts of the task attempt: its last row."""
+        self.flush()
+        counts = {name: value for name, value in summary.as_dict().items() if name != "codes"}
+        if self._again:
+            counts["duplicates_possible"] = summary.acked + summary.degraded
+        self._emit(
+            epoch_row(
+                counts,
+                self._ctx,
+                complete=complete,
+                duration_ms=duration_s * 1000,
+                secrets=self._secrets,
+            )
+        )
+
+    def flush_intents(self) -> None:
+        """Write down what was submitted; called before waiting for answers."""
+        requests, self._intents = self._intents, [] if self._intents is not None else None
+        if requests:
+            self._emit(
+                in_flight_rows(
+                    [request.number for request in requests],
+                    self._ctx,
+                    topic=[request.topic for request in requests],
+                    message_count=[request.message_count for request in requests],
+                    body_bytes=[request.byte_count for request in requests],
+                    message_id=[request.first_message_id for request in requests],
+                )
+            )
+
+    def flush(self) -> None:
+        """Hand over everything gathered."""
+        self.flush_intents()
+        self._flush_attempts()
+
+    def _flush_attempts(self) -> None:
+        gathered, self._attempts = self._attempts, []
+        if gathered:
+            attempts, numbers, doubtful = zip(*gathered, strict=True)
+            self._emit(
+                send_rows(
+                    attempts,
+                    self._ctx,
+                    requests=numbers,
+                    maybe_duplicate=doubtful,
+                    half=[number > 0 for number in numbers] if self._halves else None,
+                    secrets=self._secrets,
+                )
+            )
+
+    def _letter(self, columns: Mapping[str, Any], count: int) -> None:
+        batches = dead_letter_rows(
+            columns,
+            self._ctx,
+            first_ordinal=self._letters,
+            include_body=self._include_body,
+            secrets=self._secrets,
+        )
+        self._letters += count
+        for batch in batches:
+            self._emit(batch)
+            self.on_letters(batch)
+
+
+def _error_columns(
+    first_code: Any, first_text: Any, last_code: Any, last_text: Any
+) -> dict[str, Any]:
+    return {
+        "first_error_code": first_code, "first_error": first_text,
+        "last_error_code": last_code, "last_error": last_text,
+    }  # fmt: skip
+
+
+def _indices(refused: Sequence[Refused]) -> Any:
+    return pa.array([one.row for one in refused], pa.int64()).to_numpy()
+
+
+def _secrets_of(options: SinkOptions) -> tuple[str, ...]:
+    """What no text may show: the secrets themselves, wherever the options say that they are."""
+    found = []
+    for option in OPTIONS:
+        value = getattr(options, option.attribute)
+        if isinstance(value, Secret) and value:
+            # What cannot be read here was not used here.
+            with contextlib.suppress(OptionError):
+                found.append(resolve(option.name, value).reveal())
+    return tuple(found)

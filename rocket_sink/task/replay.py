@@ -1,0 +1,213 @@
+"""Rows of an epoch that may have been sent before: those that are stored are not sent again.
+
+Rows are looked up one by one, at every broker of their topic, in epochs that were begun before
+(`ledger.starts`): after a restart the first one, or after a failure the task's further attempts.
+Two look-ups per request, of its first and its last message, would not do:
+
+- A broker that is killed in the middle of a batch keeps the head of it (seen), so that the first
+  message says nothing of the last. The last one found would prove the rows before it, but only
+  those of the request that it came in. Of the message behind the head it may keep the body with
+  none or some of the properties (seen; `StoredMessage.torn`): that one is sent again, whole.
+- Which rows those were is not known. The replay's batches, queues and limits may cut others, and a
+  request may have gone in halves, or message by message, or to another broker. The ledger notes the
+  first id and the number of a request's messages, and the request may be on the wire before its
+  note is anywhere: a request without a note can hold any of the rows.
+
+To ask by request, each one's ids would have to be durable before it is sent, 33 bytes a row, in all
+epochs for the sake of those that run again. Look-ups cost about 60 CPU seconds of the client per
+million rows that two brokers do not have, and twice as much for rows that they have (measured with
+`rocket_sink.testing`, 2,500 to 10,000 rows).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.epoch_starts import EpochStarts, PriorAttempts
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.net import log
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.stored_messages import StoredMessages
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.rows.row_batch import RowBatch
+from rocket_sink.task.message_ids import MessageIds
+from rocket_sink.task.pending import PendingRequest
+from rocket_sink.task.totals import RowTotals
+from rocket_sink.wire.columns.properties import property_pieces
+from rocket_sink.wire.properties import UNIQ_KEY, decode_properties
+from rocket_sink.wire.stored import StoredMessage
+
+if TYPE_CHECKING:
+    from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+
+_ADVICE: Final = (
+    "An epoch runs again: start the brokers that it was sent to; or, when one is gone for good, "
+    "set replayCheck=never for one run, which may double messages"
+)
+_TORN: Final = (
+    "%s was killed while it wrote: it kept %d of %d messages of the topic %s. The others are sent "
+    "again. It may also have kept the body of the next one, without its id and other properties; "
+    "README, 'effectively once', says how brokers are told to keep none"
+)
+_ANY_TIME: PriorAttempts = PriorAttempts(0, {})
+_LOG: Final = log.logger(__name__)
+
+
+class ReplayCheck:
+    """Gives the rows of one task their ids, and leaves out those that the brokers have.
+
+    Args:
+        ids: gives a replayed row the id that it had before.
+
+    Raises:
+        ConfigurationError: no ledger to learn from which epochs were begun before.
+    """
+
+    def __init__(
+        self, options: SinkOptions, ctx: RunContext, engine: SendEngine, ids: MessageIds
+    ) -> None:
+        if options.replay_check == "auto" and not options.ledger:
+            raise ConfigurationError(
+                "delivery=effectively_once learns from the ledger which epochs run again; give "
+                "the option ledger=PATH, or replayCheck=always to look up all rows"
+            )
+        self._engine = engine
+        self._ids = ids
+        self._mode = options.replay_check
+        self._starts = EpochStarts(resolve_path(options.ledger), ctx) if options.ledger else None
+        self._begun = False
+        self._noted: dict[str, frozenset[str]] = {}
+        """Brokers that a later attempt will ask, by topic."""
+        self._stored: StoredMessages | None = None
+
+    def unsent(self, rows: RowBatch, info: TopicPublishInfo, accounts: RowTotals) -> RowBatch:
+        """The rows that are not stored yet, each with its `message_id`; the others are counted.
+
+        Raises:
+            DeliveryError: the brokers do not say what they have.
+            LedgerError: the ledger's folder cannot be read or written.
+        """
+        rows = rows.with_(message_id=self._identified(rows))
+        topic = rows.topic
+        assert isinstance(topic, str)
+        if not self._begun:
+            self._begin(topic, info)
+        self._noted.setdefault(topic, frozenset())
+        if self._stored is None or not len(rows):
+            return rows
+        self._stored.settle(topic)
+        ids = rows.message_id
+        assert ids is not None
+        timed = bool(rows.is_timed()[0])
+        found = self._stored.find(topic, ids.to_pylist(), timed=timed)
+        if torn := self._stored.torn:
+            texts = property_pieces(len(rows), **rows.property_columns(ids)).strings()
+            found |= _whole(torn, ids.to_pylist(), [text.decode() for text in texts.to_pylist()])
+            accounts.torn(len(torn.keys() - found))
+        if not found:
+            return rows
+        kept = pc.invert(pc.is_in(ids, value_set=pa.array(sorted(found), ids.type)))
+        left = rows.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
+        accounts.found_stored(len(rows) - len(left))
+        return left
+
+    def check(self) -> None:
+        """Called before each request.
+
+        Raises:
+            CheckpointError: a later run of the query has begun: this one sends nothing more.
+            LedgerError: the ledger's folder cannot be written.
+        """
+        if self._starts is None:
+            return
+        self._starts.check()
+        # A broker may come into a route, and be away again when the epoch is replayed.
+        routes, now_s, is_new = self._engine.routes, self._engine.clock(), False
+        for topic, noted in self._noted.items():
+            info = routes.get(topic, now_s)
+            if info is not None and not noted.issuperset(info.masters):
+                self._noted[topic] = noted.union(info.masters)
+                is_new = True
+        if is_new:
+            self._starts.note_brokers(self._noted)
+
+    def rest_of(
+        self, request: PendingRequest, broker: str, accounts: RowTotals
+    ) -> list[PendingRequest]:
+        """What is missing of a batch that a killed broker stored in part; the rest is counted.
+
+        A broker writes message after message, so that at most the first one of what is missing may
+        be there, without all of its properties: it is counted as possibly there twice.
+
+        Args:
+            broker: its name. The route may lack it: a name server forgets a broker with its
+                connection, and hears of it again some time after it is back (seen).
+
+        Raises:
+            DeliveryError: the brokers do not say what they have.
+        """
+        texts = [message.properties for message in request.messages()]
+        ids = [decode_properties(text)[UNIQ_KEY] for text in texts]
+        now_ms = time.time_ns() // 1_000_000
+        stored = StoredMessages(
+            self._engine,
+            since_ms=now_ms,
+            brokers={request.topic: [broker]},
+            advice=_ADVICE,
+            by_route=False,
+        )
+        found = stored.find(request.topic, ids, timed=request.timed)
+        last = _whole(stored.torn, ids, texts)
+        found |= last
+        rest = request.select([one not in found for one in ids])
+        kept = request.message_count - (rest.message_count if rest else 0)
+        accounts.found_stored(kept)
+        if rest is None:
+            return []
+        accounts.torn(0 if last else 1)
+        _LOG.warning(_TORN, broker, kept, request.message_count, request.topic)
+        rest.maybe_duplicate = False
+        return [rest]
+
+    def _identified(self, rows: RowBatch) -> pa.Array:
+        own = rows.message_id
+        if own is not None and not own.null_count:
+            return own
+        made = self._ids.ids(rows)
+        return made if own is None else pc.coalesce(own, made.cast(own.type))
+
+    def _begin(self, topic: str, info: TopicPublishInfo) -> None:
+        """Before the first send: note it, and learn whether there was one before."""
+        self._begun = True
+        self._noted[topic] = frozenset(info.masters)
+        earlier = self._starts.begin(self._noted) if self._starts is not None else None
+        if self._mode == "always":
+            earlier = earlier or _ANY_TIME
+        if earlier is None or self._mode == "never":
+            return
+        self._stored = StoredMessages(
+            self._engine, since_ms=earlier.since_ms, brokers=earlier.brokers, advice=_ADVICE
+        )
+
+
+def _whole(torn: Mapping[str, StoredMessage], ids: Sequence[str], texts: Sequence[str]) -> set[str]:
+    """The ids of torn messages that lack nothing of what was sent.
+
+    What the broker itself adds comes last, so that it may be all that such a message lacks.
+
+    Args:
+        texts: by id, the properties that were sent (wire texts).
+    """
+    return {
+        one
+        for one, text in zip(ids, texts, strict=True)
+        if one in torn and decode_properties(text).items() <= torn[one].properties.items()
+    }

@@ -1,0 +1,170 @@
+"""Pending requests as the engine takes them: where they may go, and in which form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from rocket_sink.errors import DeliveryError, Outcome, ProtocolError
+from rocket_sink.message import MessageQueue
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.attempt import Completion, SendRequest
+from rocket_sink.routing.sharding import place
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+from rocket_sink.task.pending import DecodedMessage, PendingRequest, decode_message
+from rocket_sink.task.totals import TaskSummary
+from rocket_sink.wire.codes import V5_0_0, SysFlag
+from rocket_sink.wire.compress import CompressionType, compress_body
+from rocket_sink.wire.ids import decode_offset_message_id
+from rocket_sink.wire.properties import (
+    TIMER_DELAY_MS,
+    TIMER_DELIVER_MS,
+    UNIQ_KEY,
+    WAIT,
+    encode_properties,
+)
+
+_NO_WAIT: Final = encode_properties({WAIT: "false"})
+
+
+class RequestFactory:
+    """Makes `SendRequest`s for one task.
+
+    Args:
+        half_properties: the wire text that makes its messages half ones; empty: they are whole.
+    """
+
+    def __init__(self, options: SinkOptions, half_properties: str = "") -> None:
+        self._options = options
+        self._half_properties = half_properties
+        self._once = options.delivery == "effectively_once"
+        self._moved: set[tuple[str, str | None]] = set()
+
+    def send_request(self, request: PendingRequest) -> SendRequest:
+        """The request as it is now; every message of an `alone` or timed one is single."""
+        too_big = request.byte_count > self._options.request_max_bytes
+        if request.message_count == 1 and (request.timed or request.alone or too_big):
+            send = self._single(request)
+        else:
+            send = SendRequest(
+                request.topic,
+                _joined(request),
+                message_count=request.message_count,
+                batch=True,
+                properties="" if request.waits_for_store else _NO_WAIT,
+                token=request,
+                message_id=request.first_message_id,
+            )
+        send.retry_while_busy = True
+        self._place(send, request)
+        if self._once:
+            ids = request.first_message_id, request.last_message_id
+            send.verify_ids = ids if request.message_count > 1 else ids[:1]
+        return send
+
+    def note_move(
+        self, request: PendingRequest, stored: MessageQueue, summary: TaskSummary
+    ) -> None:
+        """Count the keys of a request that was stored elsewhere than in its home queue."""
+        if request.sharded and stored != request.queue:
+            for message in request.messages():
+                self._moved.add((request.topic, message.property("__SHARDINGKEY")))
+            summary.moved_keys = len(self._moved)
+
+    def note_answer(self, completion: Completion) -> None:
+        """What an answer says where messages are half ones.
+
+        One whose answer was lost is not in the ledger, so it is certainly never committed; one
+        without its place in the commit log could not be.
+
+        Raises:
+            DeliveryError: a broker stored a half message and does not say where.
+        """
+        if not self._half_properties:
+            return
+        completion.maybe_duplicate = False
+        if completion.outcome is Outcome.UNKNOWN:
+            completion.outcome = Outcome.NOT_SENT
+        if completion.result is None:
+            return
+        try:
+            decode_offset_message_id(completion.result.offset_message_id)
+        except ProtocolError as unreadable:
+            raise DeliveryError(
+                f"a broker stored a half message and does not say where: {unreadable}"
+            ) from unreadable
+
+    def _place(self, send: SendRequest, request: PendingRequest) -> None:
+        ordering = self._options.ordering
+        send.ordered = ordering != "none" and request.queue is not None
+        if not send.ordered:
+            send.timeout_s = self._options.delivery_timeout_ms / 1000
+        if request.queue is None:
+            return
+        if request.fixed or ordering == "strict":
+            send.queue = request.queue
+        else:
+            send.choose = HomeQueueSelector(request.queue)
+
+    def _single(self, request: PendingRequest) -> SendRequest:
+        message = decode_message(request.pieces[0])
+        body, sys_flag = compressed(message.body, self._options)
+        properties, half = message.properties, self._half_properties
+        if half:
+            sys_flag |= SysFlag.TRANSACTION_PREPARED
+            separator = "" if not properties or properties.endswith("\x02") else "\x02"
+            properties = f"{properties}{separator}{half}"
+        return SendRequest(
+            request.topic,
+            body,
+            properties=properties,
+            timed=request.timed or bool(half),
+            least_version=V5_0_0 if _is_timer(message) else 0,
+            sys_flag=sys_flag,
+            flag=message.flag,
+            token=request,
+            message_id=message.property(UNIQ_KEY) or "",
+        )
+
+
+class HomeQueueSelector:
+    """Where a request of a home queue may go now; it moves whole, so order stays with it.
+
+    `routing.keyed.place`, and one thing more: while no broker is available, an attempt does not
+    go to the broker that the attempt before it went to. A machine that is slow as a whole makes
+    all brokers look ill, and a dead one among them would use up all attempts.
+    """
+
+    __slots__ = ("_home", "_last")
+
+    def __init__(self, home: MessageQueue) -> None:
+        self._home = home
+        self._last: str | None = None
+
+    def __call__(
+        self, info: TopicPublishInfo, available: Callable[[str], bool]
+    ) -> MessageQueue | None:
+        chosen = place(info, self._home, available)
+        if chosen is None:
+            return None
+        broker = info.broker_of(chosen)
+        if broker == self._last and not available(broker):
+            chosen = place(info, self._home, lambda name: name != broker) or chosen
+        self._last = info.broker_of(chosen)
+        return chosen
+
+
+def compressed(body: bytes, options: SinkOptions) -> tuple[bytes, int]:
+    """The body as a single message carries it, and its MessageSysFlag bits."""
+    kind = CompressionType.of_option(options.compress_type)
+    return compress_body(body, kind, options.compress_level, options.compress_over_bytes)
+
+
+def _is_timer(message: DecodedMessage) -> bool:
+    """Timed by more than a delay level, which older brokers would ignore."""
+    return any(message.property(name) is not None for name in (TIMER_DELAY_MS, TIMER_DELIVER_MS))
+
+
+def _joined(request: PendingRequest) -> Any:
+    bodies = request.bodies()
+    return bodies[0] if len(bodies) == 1 else bodies

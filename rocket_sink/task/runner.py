@@ -1,0 +1,169 @@
+"""What the lanes share in a worker: an engine out of the pool, a task body, a spool.
+
+    with a lease, `TaskRunner.feed(batch)`*, then `finish()`, or `abort()` after any error.
+
+Nothing is opened before the first row: an empty partition costs nothing and leaves no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from rocket_sink.ledger.epoch_starts import claim_app_id
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.pending_keys import PendingKeys
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.table import LedgerToken
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.pool import ProducerPool, worker_pool
+from rocket_sink.rows.contract import ColumnPlan
+from rocket_sink.task.message_ids import ContentIds, task_ids
+from rocket_sink.task.recorder import LedgerRecorder
+from rocket_sink.task.replay import ReplayCheck
+from rocket_sink.task.task import TaskSender
+from rocket_sink.task.totals import TaskSummary
+from rocket_sink.task.transaction_marker import half_properties, needs_append
+from rocket_sink.task.worker_heap import freeze_once
+
+
+class TaskRunner:
+    """One task attempt from its first batch to its end; every way out gives the engine back.
+
+    Args:
+        emit: takes the ledger rows (lane 3); None: they are spooled under the ledger's path, or
+            dropped where no ledger is configured.
+        check_group: the producer group of half messages; only `delivery=transactional` needs it.
+        again: the rows may have been sent before, and the ledger has no trace of it.
+        keeps_letters: `emit` keeps dead letters although there is no ledger.
+        token: proves, before anything is sent, that this process has the driver's ledger.
+        streaming_query: Spark's own id of the query; empty in a batch, or without Spark.
+
+    Raises:
+        ConfigurationError: `delivery=transactional` in a lane that cannot decide on half messages.
+        CheckpointError: the `appId` names another query; from the first `feed`.
+        LedgerError: the ledger is not the driver's, or cannot be written; from the first `feed`.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        ctx: RunContext,
+        *,
+        emit: Callable[[pa.RecordBatch], None] | None = None,
+        pool: ProducerPool | None = None,
+        check_group: str = "",
+        again: bool = False,
+        keeps_letters: bool = False,
+        token: LedgerToken | None = None,
+        streaming_query: str = "",
+    ) -> None:
+        if not check_group:
+            needs_append(options, f"the lane {ctx.lane!r}")
+        self._check_group = check_group
+        self._options = options
+        self._again = again
+        self._keeps_letters = keeps_letters
+        self._token = token
+        self._streaming_query = streaming_query
+        self._ctx = ctx
+        self._emit = emit
+        self._pool = pool
+        self._engine: SendEngine | None = None
+        self._body: TaskSender | None = None
+        self._spool: SpoolWriter | None = None
+        self._pending_keys: PendingKeys | None = None
+        if options.on_pending_key == "hold":
+            self._pending_keys = PendingKeys(resolve_path(options.ledger))
+
+    def feed(self, batch: pa.RecordBatch, plan: ColumnPlan) -> None:
+        """Send a batch; opens what is needed at the first one."""
+        if not batch.num_rows:
+            return
+        if self._body is None:
+            self._body = self._open(plan)
+        self._body.feed(batch)
+
+    def drive(self) -> None:
+        """Read answers while the caller gathers rows (`TaskSender.drive`)."""
+        if self._body is not None:
+            self._body.drive()
+
+    def finish(self) -> TaskSummary:
+        """Await all answers, make the ledger rows durable, give the engine back."""
+        if self._body is None:
+            return TaskSummary()
+        summary = self._body.finish()
+        if self._pending_keys is not None:
+            self._pending_keys.note(self._ctx, self._body.letter_keys)
+        if self._spool is not None:
+            # Dead letters must be durable before Spark may count the task as done.
+            self._spool.seal()
+        if self._pending_keys is not None:
+            self._pending_keys.withdraw_earlier()
+        self._release()
+        freeze_once()
+        return summary
+
+    def abort(self) -> None:
+        """End after an error; never raises, so that the error that led here stays the one seen."""
+        try:
+            if self._body is not None:
+                self._body.abort()
+        except Exception:  # noqa: S110 (a second failure; the first one is on its way up)
+            pass
+        finally:
+            self._body = None
+            if self._spool is not None:
+                self._spool.abort()
+            self._release()
+
+    def _open(self, plan: ColumnPlan) -> TaskSender:
+        if self._token is not None:
+            self._token.check()
+        self._claim_app_id()
+        pool = self._pool = self._pool or worker_pool()
+        self._engine = pool.acquire(self._options)
+        emit = self._emit or self._spooling()
+        journal = LedgerRecorder(
+            self._options, self._ctx, emit, intents=self._spool is not None,
+            again=self._again and self._options.delivery == "at_least_once",
+        )  # fmt: skip
+        replay = ids = None
+        if self._options.delivery == "effectively_once":
+            replay = ReplayCheck(self._options, self._ctx, self._engine, ContentIds(self._ctx))
+        elif self._options.delivery == "at_least_once":
+            ids = task_ids(self._ctx)
+        group = self._check_group
+        held = self._pending_keys.held_for(self._ctx) if self._pending_keys is not None else None
+        return TaskSender(
+            self._options, plan, engine=self._engine, journal=journal, ids=ids,
+            replay=replay, held=held, keeps_letters=self._keeps_letters,
+            half_properties=half_properties(self._ctx, group) if group else "",
+        )  # fmt: skip
+
+    def _claim_app_id(self) -> None:
+        """A batch has none, also where a stream's function writes it."""
+        given = self._options
+        if not given.app_id or not given.ledger or self._ctx.lane == "batch":
+            return
+        if self._streaming_query:
+            claim_app_id(resolve_path(given.ledger), given.app_id, self._streaming_query)
+
+    def _spooling(self) -> Callable[[pa.RecordBatch], None]:
+        if not self._options.ledger:
+            return _dropped
+        self._spool = SpoolWriter(self._options.ledger, self._ctx)
+        return self._spool.append
+
+    def _release(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None and self._pool is not None:
+            self._pool.release(engine)
+
+
+def _dropped(batch: pa.RecordBatch) -> None:
+    """Without a ledger there is nothing to tell; a row given up has failed the task by then."""

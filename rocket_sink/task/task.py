@@ -1,0 +1,293 @@
+"""The task body of all lanes: Arrow record batches in, requests out, ledger rows back.
+
+    feed(batch)  normalise, validate, refuse bad rows, ids, queues, encode, cut, submit
+    finish()     await every answer, settle the accounts, raise if a row is unaccounted for
+    abort()      after an error: let go of what is in flight, keep what was sent on record
+
+One thread drives it, together with the engine. What is not Arrow work is per request or per row
+given up, never per row sent. Memory is bounded by the engine's window, `requestMaxBytes`, and the
+limit of `rocket_sink.task.ordering`, whatever the input.
+
+A row ends as delivered, as a dead letter, or with the task: every way out of `feed` and `finish`
+other than returning is an error that makes Spark retry or fail the epoch. Fatal errors (wrong
+credentials, a wrong port) leave at once and are never dead letters: no other row would fare better.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from rocket_sink.errors import DeliveryError, NoRouteError, Outcome
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.attempt import Completion
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+from rocket_sink.rows.checks import Refused, validate
+from rocket_sink.rows.contract import ColumnPlan
+from rocket_sink.rows.normalise import normalise
+from rocket_sink.rows.row_batch import RowBatch
+from rocket_sink.rows.sort import RowSorter
+from rocket_sink.task.dead_letters import DeadLetterTopic, DeadLetterWriter
+from rocket_sink.task.encode import encode_requests, parts_of, place_rows, split_rows
+from rocket_sink.task.message_ids import FreshIds, MessageIds
+from rocket_sink.task.ordering import OrderedQueues
+from rocket_sink.task.pending import PendingRequest
+from rocket_sink.task.queue_snapshot import Queues, QueueSnapshots, with_queues
+from rocket_sink.task.rate_limits import by_the_second, is_limited
+from rocket_sink.task.recorder import LedgerRecorder
+from rocket_sink.task.replay import ReplayCheck
+from rocket_sink.task.request_factory import RequestFactory
+from rocket_sink.task.totals import RowTotals, TaskSummary
+from rocket_sink.wire.namespace import with_namespace
+
+_POLL_S: Final = 0.1
+
+
+class TaskSender:
+    """Sends the rows of one task.
+
+    Args:
+        engine: leased by the caller, who gives it back after `finish` or `abort`.
+        journal: takes the ledger rows.
+        ids: makes the ids of rows without one.
+        replay: gives all rows ids, and leaves out what an earlier attempt has stored.
+        held: {topic: sharding keys} that must wait for the backfill of earlier letters.
+        half_properties: what makes the messages half ones (`delivery=transactional`).
+        keeps_letters: the journal keeps letters without a ledger, too.
+        queues: the topics' queues that strict order goes by; None: those pinned for the query.
+
+    Raises, from `feed` and `finish`:
+        DeliveryError: the options want the task to fail, or a row is unaccounted for.
+        SendError: a fatal one; or no name server answers; or the topic of the option is unknown.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        plan: ColumnPlan,
+        *,
+        engine: SendEngine,
+        journal: LedgerRecorder,
+        ids: MessageIds | None = None,
+        replay: ReplayCheck | None = None,
+        held: Mapping[str, set[str]] | None = None,
+        half_properties: str = "",
+        keeps_letters: bool = False,
+        queues: Queues | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options = by_the_second(options)
+        self._plan = plan
+        self._engine = engine
+        self._journal = journal
+        self._ids = ids or FreshIds(journal.task_name)
+        self._replay = replay
+        self._clock = clock
+        self._started_s = clock()
+        self._accounts = RowTotals(options, keeps_letters=keeps_letters or bool(options.ledger))
+        self._outgoing = RequestFactory(options, half_properties)
+        self._ordered = OrderedQueues(
+            max_messages=options.request_max_messages,
+            max_bytes=options.request_max_bytes,
+            memory_bytes=options.max_in_flight_bytes,
+            clock=clock,
+        )
+        self._giving_up = DeadLetterWriter(options, journal, self._accounts, self._ordered)
+        self._giving_up.hold(held or {})
+        self._sorter = RowSorter()
+        self._queues = queues or QueueSnapshots(options, journal.query_id)
+        self._limited = is_limited(options)
+        self._in_flight = 0
+        self._unhandled: deque[Completion] = deque()
+        self._letter_topic = DeadLetterTopic(options, engine, journal, self._unhandled)
+
+    @property
+    def summary(self) -> TaskSummary:
+        """The accounts so far."""
+        return self._accounts.summary
+
+    @property
+    def letter_keys(self) -> Mapping[str, set[str]]:
+        """{topic: sharding keys} whose order depends on letters of this task (ordered modes)."""
+        return self._giving_up.keys
+
+    def feed(self, batch: pa.RecordBatch) -> None:
+        """Take rows; returns when they are submitted, or wait in order, within the limits."""
+        for part in parts_of(batch):
+            self._feed(normalise(part, self._plan))
+
+    def drive(self) -> None:
+        """Read what has been answered; called now and then while the caller gathers rows.
+
+        An answer counts as arrived when it is read: unread, it makes its broker look slow.
+        """
+        if self._in_flight:
+            self._poll(0.0)
+
+    def finish(self) -> TaskSummary:
+        """Await every answer and settle the accounts; the task has succeeded if this returns."""
+        for rows in self._sorter.sorted_rows():
+            self._send(rows)
+        while self._in_flight or self._ordered.waiting or self._letter_topic.in_flight:
+            self._poll(_POLL_S)
+        self._accounts.check_balance()
+        self._close(complete=True)
+        return self.summary
+
+    def abort(self) -> None:
+        """End after an error, without waiting: what was sent is recorded, nothing is judged."""
+        left = [*self._unhandled, *self._engine.drain(self._clock())]
+        for completion in left:
+            if not self._letter_topic.took(completion):
+                self._journal.attempts(completion)
+        self._close(complete=False)
+
+    def _close(self, *, complete: bool) -> None:
+        self._journal.isolations(self._engine.isolations())
+        duration_s = self._clock() - self._started_s
+        self._journal.account(self.summary, complete=complete, duration_s=duration_s)
+        self._journal.flush()
+        self._letter_topic.close()
+        self._ordered.close()
+        self._sorter.close()
+
+    def _feed(self, rows: RowBatch) -> None:
+        self.summary.rows_in += len(rows)
+        checked = validate(rows, self._options)
+        self._refuse(rows, checked.refused)
+        if not len(checked.rows):
+            return
+        if checked.rows.order_by is not None:
+            self._sorter.add(checked.rows)
+        else:
+            self._send(checked.rows)
+
+    def _send(self, rows: RowBatch) -> None:
+        self._ordered.next_batch()
+        for group in split_rows(rows):
+            self._send_group(group)
+        self._poll(0.0)
+        while self._ordered.is_full:
+            self._poll(_POLL_S)
+        self._journal.isolations(self._engine.isolations())
+
+    def _send_group(self, rows: RowBatch) -> None:
+        """Rows of one topic, all batched or all one by one, with one WAIT."""
+        assert isinstance(rows.topic, str)
+        topic = with_namespace(self._options.namespace, rows.topic)
+        rows = self._giving_up.without_held(rows.with_(topic=topic))
+        info = self._route(topic, rows)
+        if info is None or not len(rows):
+            return
+        if self._replay is not None:
+            rows = self._replay.unsent(rows, info, self._accounts)
+        rows_placed, placed, refused = place_rows(rows, info, self._options.sharding_hash)
+        self._refuse(rows, refused)
+        for request in encode_requests(rows_placed, placed, self._options, self._ids):
+            self._dispatch(request)
+
+    def _route(self, topic: str, rows: RowBatch) -> TopicPublishInfo | None:
+        try:
+            info = self._engine.publish_info(topic)
+        except NoRouteError as error:
+            # The option's topic is everybody's: a dead letter per row would drain the source.
+            if self._options.topic:
+                raise
+            self._giving_up.rows(rows, error)
+            return None
+        return self._pinned(info) if self._options.ordering == "strict" else info
+
+    def _pinned(self, info: TopicPublishInfo) -> TopicPublishInfo:
+        """The route as strict order goes by it: with the queues of the query's first task."""
+        queues = self._queues.queues(info)
+        return info if queues == info.queues else with_queues(info, queues)
+
+    def _refuse(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
+        if refused:
+            self._journal.refused(rows, refused)
+            self._accounts.invalid(Counter(one.code for one in refused), refused[0].text)
+
+    def _dispatch(self, request: PendingRequest) -> None:
+        if not self._waits_in_order(request):
+            self._submit(request)
+        elif self._giving_up.is_closed(request):
+            self._giving_up.hold_back(request)
+        else:
+            self._submit(self._ordered.add(request))
+
+    def _waits_in_order(self, request: PendingRequest) -> bool:
+        return self._options.ordering != "none" and request.queue is not None
+
+    def _submit(self, request: PendingRequest | None) -> None:
+        if request is None:
+            return
+        if self._replay is not None:
+            self._replay.check()
+        request.submissions += 1
+        self.summary.requests += 1
+        request.number = self.summary.requests
+        self._in_flight += 1
+        self._journal.submitted(request)
+        if self._limited:
+            # The engine may wait for long here, with requests on the wire that nobody knows of.
+            self._journal.flush_intents()
+        self._engine.submit(self._outgoing.send_request(request))
+
+    def _poll(self, timeout_s: float) -> None:
+        self._journal.flush_intents()
+        self._unhandled.extend(self._engine.poll(timeout_s))
+        while self._unhandled:
+            completion = self._unhandled.popleft()
+            if not self._letter_topic.took(completion):
+                self._in_flight -= 1
+                self._complete(completion)
+
+    def _complete(self, completion: Completion) -> None:
+        request: PendingRequest = completion.token
+        self._journal.attempts(completion)
+        self.summary.attempts += len(completion.attempts)
+        request.attempts += len(completion.attempts)
+        self._outgoing.note_answer(completion)
+        request.maybe_duplicate |= completion.maybe_duplicate
+        again: list[PendingRequest] = []
+        if completion.outcome.delivered:
+            self._delivered(request, completion)
+        else:
+            again = self._failed(request, completion)
+        if self._waits_in_order(request):
+            assert request.queue is not None
+            self._submit(self._ordered.answered(request.queue, again))
+        else:
+            for part in again:
+                self._submit(part)
+
+    def _delivered(self, request: PendingRequest, completion: Completion) -> None:
+        if completion.outcome is Outcome.ACKED_DEGRADED and self._options.on_degraded == "fail":
+            raise DeliveryError(f"onDegraded=fail: {completion.error}")
+        self._accounts.delivered(
+            completion.outcome, request.message_count, maybe_duplicate=request.maybe_duplicate
+        )
+        if completion.found_stored:
+            self.summary.found_stored += request.message_count
+        if completion.result is not None:
+            self._outgoing.note_move(request, completion.result.queue, self.summary)
+
+    def _failed(self, request: PendingRequest, completion: Completion) -> list[PendingRequest]:
+        """Give the request up; or return its messages one by one, to find the poison row."""
+        error = completion.error
+        assert error is not None
+        if error.fatal:
+            raise error
+        if self._replay is not None and (broker := error.facts.get("partly_stored")):
+            return self._replay.rest_of(request, broker, self._accounts)
+        if self._giving_up.may_be_one_poison_row(request, completion):
+            request.maybe_duplicate |= completion.outcome is Outcome.UNKNOWN
+            request.first_error = request.first_error or error
+            return request.split()
+        self._giving_up.request(request, completion)
+        return []

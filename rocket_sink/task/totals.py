@@ -1,0 +1,240 @@
+"""The accounts of a task: every row that came in must be found in one column.
+
+    rows_in = acked + degraded + dead + unknown + filtered
+
+`dead` holds rows that are certainly not stored by this attempt (refused, never sent, held back);
+`unknown` those whose last attempt got no valid answer. Both are dead letters in the ledger.
+
+`WriteSummary` is what a batch write tells its caller, in a terminal and in a notebook.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from rocket_sink.errors import DeliveryError, Outcome
+from rocket_sink.options import SinkOptions
+from rocket_sink.text import clean
+
+COUNTS: Final = (
+    "rows_in", "acked", "degraded", "dead", "unknown", "filtered", "invalid", "held_back",
+    "duplicates_possible", "found_stored", "requests", "attempts",
+)  # fmt: skip
+"""Columns of the ledger's epoch rows."""
+
+_WORDS: Final = {
+    "rows_in": "rows in",
+    "acked": "acknowledged",
+    "degraded": "degraded (stored, less durable)",
+    "dead": "dead letters",
+    "unknown": "dead letters, outcome unknown",
+    "filtered": "filtered",
+    "invalid": "of the dead: refused rows",
+    "held_back": "of the dead: held back",
+    "duplicates_possible": "possible duplicates",
+    "found_stored": "of the acknowledged: found stored",
+    "requests": "requests",
+    "attempts": "attempts",
+}
+_ALWAYS: Final = ("rows_in", "acked", "dead", "unknown")
+
+
+@dataclass(frozen=True)
+class WriteSummary:
+    """The accounts of a batch write: rows_in = acked + degraded + dead + unknown + filtered."""
+
+    query_id: str
+    ledger: str
+    duration_s: float
+    rows_in: int
+    acked: int
+    degraded: int
+    dead: int
+    unknown: int
+    filtered: int
+    invalid: int
+    held_back: int
+    duplicates_possible: int
+    found_stored: int
+    requests: int
+    attempts: int
+    first_error: str = ""
+
+    @classmethod
+    def of(
+        cls, counts: Mapping[str, Any], *, query_id: str, ledger: str, duration_s: float
+    ) -> WriteSummary:
+        known = {name: int(counts[name]) for name in COUNTS}
+        return cls(query_id, ledger, duration_s, first_error=counts["first_error"], **known)
+
+    @property
+    def adds_up(self) -> bool:
+        """Every row is accounted for."""
+        parts = self.acked + self.degraded + self.dead + self.unknown + self.filtered
+        return self.rows_in == parts
+
+    @property
+    def all_delivered(self) -> bool:
+        """Every row is stored on a broker."""
+        return self.rows_in == self.acked + self.degraded + self.filtered
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(what, value) for printing; zeros that mean "nothing happened" are left out."""
+        found = [(name, getattr(self, name)) for name in COUNTS]
+        shown = [(_WORDS[n], f"{v:,}") for n, v in found if v or n in _ALWAYS]
+        rate = f"{self.rows_in / self.duration_s:,.0f} rows/s" if self.duration_s else ""
+        shown.append(("time", f"{self.duration_s:.1f} s  {rate}".rstrip()))
+        if self.first_error:
+            shown.append(("first error", clean(self.first_error)))
+        shown.append(("ledger", self.ledger or "none"))
+        return shown
+
+    @property
+    def title(self) -> str:
+        if self.all_delivered:
+            return "All rows delivered"
+        return f"{self.dead + self.unknown:,} of {self.rows_in:,} rows not delivered"
+
+    def __str__(self) -> str:
+        lines = self.lines()
+        width = max(len(what) for what, _ in lines)
+        return "\n".join([self.title, *(f"  {what:<{width}}  {value}" for what, value in lines)])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(what)}</th>"
+            f"<td style='text-align:right'>{html.escape(value)}</td></tr>"
+            for what, value in self.lines()
+        )
+        return f"<table><caption>{html.escape(self.title)}</caption>{rows}</table>"
+
+
+@dataclass
+class TaskSummary:
+    """What a task did, in rows unless the name says otherwise."""
+
+    rows_in: int = 0
+    acked: int = 0
+    degraded: int = 0
+    dead: int = 0
+    unknown: int = 0
+    filtered: int = 0
+    invalid: int = 0
+    """Of `dead`: refused before anything was sent."""
+    held_back: int = 0
+    """Of `dead`: given up because an earlier row of the key, or its queue, was."""
+    duplicates_possible: int = 0
+    """Delivered rows that an earlier attempt may have stored too."""
+    found_stored: int = 0
+    """Of `acked`: sent by an earlier attempt, or without an answer; the brokers found its id."""
+    requests: int = 0
+    attempts: int = 0
+    body_bytes: int = 0
+    moved_keys: int = 0
+    codes: dict[str, int] = field(default_factory=dict)
+    """{code: rows} of all dead letters."""
+    first_error: str = ""
+
+    @property
+    def accounted(self) -> int:
+        """Rows whose fate is known to the ledger."""
+        return self.acked + self.degraded + self.dead + self.unknown + self.filtered
+
+    @property
+    def given_up(self) -> int:
+        """Rows that became dead letters."""
+        return self.dead + self.unknown
+
+    def as_dict(self) -> dict[str, int | str | dict[str, int]]:
+        return asdict(self)
+
+
+class RowTotals:
+    """Counts rows and enforces what may be given up.
+
+    Raises from every method that counts dead letters:
+        DeliveryError: the options say that this row, or this many rows, must fail the task.
+    """
+
+    def __init__(self, options: SinkOptions, *, keeps_letters: bool) -> None:
+        self._options = options
+        self._keeps_letters = keeps_letters
+        self.summary = TaskSummary()
+
+    def delivered(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
+        if outcome is Outcome.ACKED:
+            self.summary.acked += rows
+        else:
+            self.summary.degraded += rows
+        if maybe_duplicate:
+            self.summary.duplicates_possible += rows
+
+    def found_stored(self, rows: int) -> None:
+        """Rows that an earlier attempt at the epoch has stored: they are not sent again."""
+        self.summary.acked += rows
+        self.summary.found_stored += rows
+
+    def torn(self, rows: int) -> None:
+        """Rows of which a broker may show a damaged copy; they are sent again, whole."""
+        self.summary.duplicates_possible += rows
+
+    def invalid(self, codes: Mapping[str, int], example: str) -> None:
+        rows = sum(codes.values())
+        self.summary.dead += rows
+        self.summary.invalid += rows
+        self._give_up(codes, example, policy=self._options.on_invalid, option="onInvalid")
+
+    def failed(self, outcome: Outcome, code: str, rows: int, example: str) -> None:
+        if outcome is Outcome.UNKNOWN:
+            self.summary.unknown += rows
+        else:
+            self.summary.dead += rows
+        if code == "HELD_BACK":
+            self.summary.held_back += rows
+        self._give_up({code: rows}, example, policy=self._options.on_failure, option="onFailure")
+
+    def check_balance(self) -> None:
+        """Raise unless every row is accounted for and the share of dead letters is allowed."""
+        summary, options = self.summary, self._options
+        if summary.rows_in != summary.accounted:
+            raise self._error(
+                f"{summary.rows_in} rows came in and {summary.accounted} are accounted for; the "
+                "task fails so that none is lost silently"
+            )
+        allowed = options.max_failure_ratio * summary.rows_in
+        if summary.given_up > allowed:
+            raise self._error(
+                f"{summary.given_up} of {summary.rows_in} rows could not be sent, more than "
+                f"maxFailureRatio={options.max_failure_ratio:g} allows"
+            )
+
+    def _give_up(self, codes: Mapping[str, int], example: str, *, policy: str, option: str) -> None:
+        summary, options = self.summary, self._options
+        for code, rows in codes.items():
+            summary.codes[code] = summary.codes.get(code, 0) + rows
+        summary.first_error = summary.first_error or example
+        if not any(codes.values()):
+            return
+        if policy == "fail":
+            raise self._error(f"{option}=fail: {example}")
+        if not self._keeps_letters:
+            raise self._error(
+                "a row cannot be sent and there is no ledger for dead letters (give the option "
+                f"ledger=PATH): {example}"
+            )
+        if 0 <= options.max_failures < summary.given_up:
+            raise self._error(
+                f"{summary.given_up} rows could not be sent, more than "
+                f"maxFailures={options.max_failures} allows: {example}"
+            )
+
+    def _error(self, text: str) -> DeliveryError:
+        summary = self.summary
+        counts = {
+            "rows_in": summary.rows_in, "acked": summary.acked, "degraded": summary.degraded,
+            "dead": summary.dead, "unknown": summary.unknown, "filtered": summary.filtered,
+        }  # fmt: skip
+        return DeliveryError(text, counts=counts, first_error=summary.first_error)

@@ -1,0 +1,83 @@
+"""What a half message says about itself, so that anybody can decide on it by the ledger.
+
+Its producer group is the ledger's, not the sender's: brokers ask any client of that group, and only
+those that can look into the ledger are in it (`rocket_sink.spark.transactions`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Final
+
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.rows.contract import HALF_BYTES
+from rocket_sink.wire.namespace import with_namespace
+from rocket_sink.wire.properties import PGROUP, TRAN_MSG, encode_properties
+
+TRANSACTION_PROPERTY: Final = "ROCKET_SINK_TRANSACTION"
+"""Query, run, epoch, partition and task attempt, as a JSON list; consumers see it, too."""
+
+
+@dataclass(frozen=True)
+class HalfMark:
+    """The task attempt that sent a half message."""
+
+    query_id: str
+    run_id: str
+    epoch: int
+    partition: int | None
+    task_attempt_id: int | None
+
+    @classmethod
+    def of(cls, ctx: RunContext) -> HalfMark:
+        return cls(ctx.query_id, ctx.run_id, ctx.epoch, ctx.partition, ctx.task_attempt_id)
+
+    @classmethod
+    def read(cls, properties: Mapping[str, str]) -> HalfMark | None:
+        """The mark in a message's properties; None: none of this sink, or unreadable."""
+        try:
+            query, run, epoch, partition, attempt = json.loads(properties[TRANSACTION_PROPERTY])
+            return cls(str(query), str(run), int(epoch), partition, attempt)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def __str__(self) -> str:
+        return json.dumps(astuple(self))
+
+
+def check_group(ledger_id: str, options: SinkOptions) -> str:
+    """The producer group of a ledger's half messages, as brokers know it."""
+    return with_namespace(options.namespace, f"rocket-sink-{ledger_id}")
+
+
+def half_properties(ctx: RunContext, group: str) -> str:
+    """The wire text of the properties that make a task attempt's messages half ones.
+
+    Raises:
+        ConfigurationError: the query's name is too long for a property.
+    """
+    mark = str(HalfMark.of(ctx))
+    text = encode_properties({TRAN_MSG: "true", PGROUP: group, TRANSACTION_PROPERTY: mark})
+    if len(text.encode()) > HALF_BYTES:
+        raise ConfigurationError(
+            f"the query's name {ctx.query_id[:40]!r}... is too long for a property of each "
+            "half message; give a shorter appId"
+        )
+    return text
+
+
+def needs_append(options: SinkOptions, lane: str) -> None:
+    """Refuse a lane without the one append that decides on an epoch's half messages.
+
+    Raises:
+        ConfigurationError: `delivery=transactional` in such a lane.
+    """
+    if options.delivery == "transactional":
+        raise ConfigurationError(
+            f"delivery=transactional needs the one ledger append that decides on an epoch, and "
+            f"{lane} has none: use writeStream.foreachBatch(sink.write_batch), or sink.write(df)"
+        )

@@ -1,0 +1,245 @@
+"""Columns of messages to the bytes of batch requests, without work per row.
+
+Each message is encoded in the inner form of a batch (MessageDecoder.encodeMessage)::
+
+    total size   int32     all that follows and itself
+    magic code   int32     0
+    body CRC     int32     0
+    flag         int32
+    body length  int32
+    body
+    properties   int16     length in bytes, at most 32,767
+    properties
+
+so that any run of rows of an `EncodedBatch` is the body of one SEND_BATCH_MESSAGE request: a slice
+of one buffer, written without a copy. Values are checked before (`rocket_sink.rows.checks`); the
+only limit looked at here is the one that would corrupt the frame, the properties' int16.
+
+Client message ids (`UNIQ_KEY`) for a whole column, as Java makes them one by one.
+
+Source: MessageClientIDSetter.createUniqID. 4 bytes of address (16 for IPv6), 2 of process id, 4 of
+class loader hash, 4 of milliseconds since the month began, 2 of a counter, as upper-case hex.
+
+Grouping rows by queue and cutting each group into requests; numpy only, no work per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rocket_sink.errors import LocalProtocolError
+from rocket_sink.lazy import lazy
+from rocket_sink.message_rules import PROPERTIES_MAX_BYTES
+from rocket_sink.wire.columns.buffers import INT32_MAX, Int64s, ints_of, lengths_of, offsets_of
+from rocket_sink.wire.columns.join import join_pieces
+from rocket_sink.wire.columns.properties import (
+    PropertyPieces,
+)
+
+_HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+_NTP_STEP_MS: Final = 1_000_000
+"""A clock set back by less than this counts as 0 (MessageClientIDSetter)."""
+
+
+def _hex_of_16_bits() -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    numbers = np.arange(1 << 16)
+    digits = np.stack([_HEX[numbers >> shift & 15] for shift in (12, 8, 4, 0)], axis=1)
+    return np.ascontiguousarray(digits).view(np.uint32).ravel()
+
+
+_HEX_16: Final = _hex_of_16_bits()
+
+
+def message_id_column(
+    *, ip: bytes, pid: int, class_hash: int, start_ms: int, now_ms: int, counter: int, count: int
+) -> pa.StringArray:
+    """`count` ids that follow each other, the first with `counter`.
+
+    The counter wraps at 65,536 as Java's short does; where it wraps inside the column the time part
+    moves on by 1 ms, so that the ids of one column differ (Java's would repeat within the
+    millisecond). The caller adds `count` to its counter.
+    """
+    fixed = (
+        ip
+        + (pid & 0xFFFF).to_bytes(2, "big")
+        + (class_hash & 0xFFFFFFFF).to_bytes(4, "big")
+    )  # fmt: skip
+    counters: Int64s = np.arange(count, dtype=np.int64) + (counter & 0xFFFF)
+    times = _span_ms(start_ms, now_ms) + (counters >> 16)
+    prefix = np.frombuffer(fixed.hex().upper().encode(), np.uint8)
+    words = len(prefix) // 4
+    rows = np.empty((count, words + 3), np.uint32)
+    rows[:, :words] = prefix.view(np.uint32)
+    rows[:, words] = _HEX_16[times >> 16 & 0xFFFF]
+    rows[:, words + 1] = _HEX_16[times & 0xFFFF]
+    rows[:, words + 2] = _HEX_16[counters & 0xFFFF]
+    width = rows.shape[1] * 4
+    if count * width > INT32_MAX:
+        raise ValueError(f"{count} ids do not fit one Arrow string array")
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(rows))
+
+
+def _span_ms(start_ms: int, now_ms: int) -> int:
+    span = now_ms - start_ms
+    return 0 if -_NTP_STEP_MS < span < 0 else span
+
+
+def hex_column(digests: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.StringArray:
+    """Rows of bytes (an even number of them) as upper-case hex, as message ids are written."""
+    words = np.ascontiguousarray(digests).view(">u2")
+    text = _HEX_16[words]
+    width = text.shape[1] * 4
+    if text.nbytes > INT32_MAX:
+        raise ValueError(f"{len(text)} ids do not fit one Arrow string array")
+    offsets = np.arange(0, (len(text) + 1) * width, width, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(text), pa.py_buffer(offsets), pa.py_buffer(text))
+
+
+@dataclass(frozen=True)
+class QueueGroups:
+    """Rows ordered by queue: `order[bounds[q]:bounds[q + 1]]` are queue q's rows, in row order.
+
+    `sorted_already` says that `order` is 0, 1, 2, ... and nothing needs to move.
+    """
+
+    order: Int64s
+    bounds: Int64s
+    sorted_already: bool
+
+
+class RequestSlice(NamedTuple):
+    """Rows `first` to `last` (exclusive, after grouping) of queue `group` are one request."""
+
+    group: int
+    first: int
+    last: int
+
+
+def group_by_queue(queue_index: npt.NDArray[np.integer], queues: int) -> QueueGroups:
+    """Bring the rows of each queue together, keeping their order (a stable counting sort).
+
+    `queue_index` holds 0 to `queues` - 1 for each row. numpy sorts 16-bit integers by radix, so
+    the cost per row is flat up to 65,536 queues and n log n above.
+    """
+    counts = np.bincount(queue_index, minlength=queues)
+    if len(counts) > queues:
+        raise ValueError(f"queue index {len(counts) - 1} with {queues} queues")
+    bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    if len(queue_index) < 2 or bool((queue_index[1:] >= queue_index[:-1]).all()):
+        return QueueGroups(np.arange(len(queue_index)), bounds, True)
+    small = queue_index.astype(np.uint16) if queues <= 1 << 16 else queue_index
+    return QueueGroups(np.argsort(small, kind="stable"), bounds, False)
+
+
+def cut_requests(
+    offsets: Int64s, bounds: Int64s, max_bytes: int, max_messages: int
+) -> list[RequestSlice]:
+    """Cut each group into as few slices as the two limits allow, in order.
+
+    `offsets` are the encoded messages' (n + 1), `bounds` a `QueueGroups`' (queues + 1). A message
+    that is larger than `max_bytes` is a slice of its own. The work is per slice, not per row.
+    """
+    sizes = offsets[bounds[1:]] - offsets[bounds[:-1]]
+    counts = np.diff(bounds)
+    whole = (sizes <= max_bytes) & (counts <= max_messages)
+    slices: list[RequestSlice] = []
+    for group in np.flatnonzero(counts).tolist():
+        first, last = int(bounds[group]), int(bounds[group + 1])
+        if whole[group]:
+            slices.append(RequestSlice(group, first, last))
+        else:
+            slices.extend(_cut_one(offsets, group, first, last, max_bytes, max_messages))
+    return slices
+
+
+def _cut_one(
+    offsets: Int64s, group: int, first: int, last: int, max_bytes: int, max_messages: int
+) -> Iterator[RequestSlice]:
+    while first < last:
+        limit = offsets[first] + max_bytes
+        fitting = int(np.searchsorted(offsets[first + 1 : last + 1], limit, side="right"))
+        cut = first + min(max(fitting, 1), max_messages)
+        yield RequestSlice(group, first, cut)
+        first = cut
+
+
+_FRAME_BYTES: Final = 22
+"""What an encoded message has beside its body and properties."""
+Flags: TypeAlias = "int | pa.Array"
+
+
+@dataclass(frozen=True)
+class MessageColumns:
+    """What the encoder needs of n messages of one topic; no nulls but in `flags` (0).
+
+    `body` is binary or large binary (string types count as their UTF-8 bytes), `properties` the
+    wire property strings of `property_column`, or faster the pieces of `property_pieces`.
+    """
+
+    topic: str
+    body: pa.Array
+    properties: pa.Array | PropertyPieces
+    flags: Flags = 0
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedBatch:
+    """n encoded messages one after the other in one buffer."""
+
+    messages: pa.Array
+    """Binary or large binary, without nulls."""
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @lazy
+    def offsets(self) -> Int64s:
+        """n + 1 offsets into `data`."""
+        return offsets_of(self.messages).astype(np.int64, copy=False)
+
+    @lazy
+    def data(self) -> pa.Buffer:
+        """The buffer that `offsets` point into."""
+        return self.messages.buffers()[2] or pa.py_buffer(b"")
+
+    def body(self, first: int, last: int) -> memoryview:
+        """The request body that holds the messages `first` to `last` (exclusive); no copy."""
+        return memoryview(self.data)[int(self.offsets[first]) : int(self.offsets[last])]
+
+    def take(self, groups: QueueGroups) -> EncodedBatch:
+        """The messages in the order of `groups`."""
+        if groups.sorted_already:
+            return self
+        return EncodedBatch(self.messages.take(pa.array(groups.order)))
+
+
+def encode_columns(columns: MessageColumns) -> EncodedBatch:
+    """Encode all messages, in their order.
+
+    Raises:
+        LocalProtocolError: a property string is longer than its int16 length can say.
+    """
+    properties = columns.properties
+    if isinstance(properties, pa.Array):
+        properties = PropertyPieces((properties,), lengths_of(properties))
+    longest = int(properties.sizes.max(initial=0))
+    if longest > PROPERTIES_MAX_BYTES:
+        raise LocalProtocolError(
+            f"properties of {longest} bytes; the limit is {PROPERTIES_MAX_BYTES}",
+            size=longest, limit=PROPERTIES_MAX_BYTES,
+        )  # fmt: skip
+    body_bytes = lengths_of(columns.body)
+    head = np.zeros((len(body_bytes), 5), ">i4")
+    head[:, 0] = body_bytes + properties.sizes + _FRAME_BYTES
+    head[:, 3] = columns.flags if isinstance(columns.flags, int) else ints_of(columns.flags, 0)
+    head[:, 4] = body_bytes
+    property_bytes = properties.sizes.astype(">i2")
+    pieces = (head, columns.body, property_bytes, *properties.pieces)
+    return EncodedBatch(join_pieces(pieces, len(head)))

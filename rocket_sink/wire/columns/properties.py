@@ -1,0 +1,179 @@
+"""The wire property strings of a column of messages: name 0x01 value 0x02, one after the other.
+
+Source: MessageDecoder.messageProperties2String. The order of the properties is the one of
+`rocket_sink.wire.properties`, so that both make the same bytes. Nothing is escaped on the wire:
+separators are refused before (`rocket_sink.rows.checks`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.wire.columns.buffers import (
+    Int64s,
+    as_binary,
+    binary_array,
+    is_text,
+    lengths_of,
+    offsets_of,
+)
+from rocket_sink.wire.columns.join import Piece, join_pieces, uniform
+from rocket_sink.wire.properties import (
+    DELAY,
+    KEYS,
+    SHARDING_KEY,
+    TAGS,
+    TIMER_DELAY_MS,
+    TIMER_DELIVER_MS,
+    UNIQ_KEY,
+    WAIT,
+)
+
+Column: TypeAlias = "pa.Array | None"
+
+EVENT_TIME_PROPERTY: Final = "__event_time_ms"
+"""Where a row's event time travels: a user property, never BORN_TIMESTAMP, for that would change
+how long brokers keep the message (FLINK-31006)."""
+_WAIT: Final = {True: b"WAIT\x01true\x02", False: b"WAIT\x01false\x02"}
+
+_FIELDS: Final = {
+    KEYS: "keys",
+    TAGS: "tags",
+    UNIQ_KEY: "message_ids",
+    WAIT: "wait_store",
+    DELAY: "delay_level",
+    TIMER_DELAY_MS: "delay_ms",
+    TIMER_DELIVER_MS: "delivery_timestamp_ms",
+    SHARDING_KEY: "sharding_key",
+    "": "properties",
+    EVENT_TIME_PROPERTY: "event_time_ms",
+}
+"""{property: column} in the order of `properties_of`; user properties have their own names."""
+
+
+@dataclass(frozen=True, eq=False)
+class PropertyPieces:
+    """The property strings of n rows, not joined yet, and the bytes of each.
+
+    `encode_columns` takes them so, which saves a copy of every string.
+    """
+
+    pieces: tuple[Piece, ...]
+    sizes: Int64s
+
+    def strings(self) -> pa.Array:
+        """The property strings (binary, without nulls)."""
+        return join_pieces(self.pieces, len(self.sizes))
+
+
+def property_pieces(
+    count: int,
+    *,
+    message_ids: Column = None,
+    properties: pa.MapArray | None = None,
+    tags: Column = None,
+    keys: Column = None,
+    sharding_key: Column = None,
+    wait_store: Column = None,
+    delay_level: Column = None,
+    delay_ms: Column = None,
+    delivery_timestamp_ms: Column = None,
+    event_time_ms: Column = None,
+) -> PropertyPieces:
+    """The properties of `count` messages.
+
+    Args:
+        message_ids, tags, sharding_key: string arrays; a null leaves the property out.
+        keys: a string array, or a list of strings per row, joined with one blank.
+        properties: map<string, string> without null maps or values; user properties.
+        wait_store: booleans; null, or no array, is true.
+        delay_level, delay_ms, delivery_timestamp_ms: integers; null (and level 0): none.
+        event_time_ms: integers, written as the user property `__event_time_ms`.
+    """
+    columns = {
+        "message_ids": message_ids, "properties": properties, "tags": tags, "keys": keys,
+        "sharding_key": sharding_key, "wait_store": wait_store, "delay_level": delay_level,
+        "delay_ms": delay_ms, "delivery_timestamp_ms": delivery_timestamp_ms,
+        "event_time_ms": event_time_ms,
+    }  # fmt: skip
+    pieces: list[Piece] = []
+    sizes = np.zeros(count, np.int64)
+    for name, column in _FIELDS.items():
+        if columns[column] is not None or name == WAIT:
+            made, bytes_each = _field(name, columns[column])
+            pieces += made
+            sizes += bytes_each
+    return PropertyPieces(tuple(pieces), sizes)
+
+
+def property_strings(properties: pa.MapArray) -> pa.Array:
+    """The user properties of each row as one binary value, in the map's order.
+
+    The entries' bytes are joined once, for all rows; a row's string is a run of them.
+    """
+    names, values, rows = entries_of(properties)
+    entries = join_pieces([names, b"\x01", values, b"\x02"], len(names))
+    return binary_array(offsets_of(entries)[rows], entries.buffers()[2] or pa.py_buffer(b""))
+
+
+def entries_of(properties: pa.MapArray) -> tuple[pa.Array, pa.Array, Int64s]:
+    """(names, values, offsets): row r has the entries offsets[r] to offsets[r + 1]."""
+    rows = properties.offsets.to_numpy().astype(np.int64)
+    first, count = int(rows[0]), int(rows[-1] - rows[0])
+    return (
+        properties.keys.slice(first, count),
+        properties.items.slice(first, count),
+        rows - first,
+    )
+
+
+def _field(name: str, column: Column) -> tuple[list[Piece], Int64s | int]:
+    """One property's pieces, and its bytes in each row."""
+    if name == WAIT:
+        wait = _wait(column)
+        return [wait], len(wait) if isinstance(wait, bytes) else lengths_of(wait)
+    if not name:
+        strings = property_strings(column)
+        return [strings], lengths_of(strings)
+    before, after = f"{name}\x01".encode(), b"\x02"
+    text = as_binary(_text(name, column))
+    if text.null_count:
+        strings = join_pieces([before, text, after], len(text), "emit_null")
+        return [strings], lengths_of(strings)
+    return [before, uniform(text), after], lengths_of(text) + (len(before) + len(after))
+
+
+def _text(name: str, column: pa.Array) -> pa.Array:
+    if is_text(column.type):
+        return column
+    if name == KEYS:
+        return joined_keys(column)
+    if name == DELAY:
+        column = pc.if_else(pc.equal(column, 0), pa.scalar(None, column.type), column)
+    return column.cast(pa.string())
+
+
+def map_sizes(properties: pa.MapArray) -> Int64s:
+    """Bytes of each string that `property_strings` would make."""
+    names, values, rows = entries_of(properties)
+    ends = np.concatenate(([0], np.cumsum(lengths_of(names) + lengths_of(values) + 2)))
+    sizes: Int64s = np.diff(ends[rows])
+    return sizes
+
+
+def joined_keys(keys: pa.Array) -> pa.Array:
+    """A list of keys per row as one text, separated by blanks; an empty or null list is null."""
+    joined = pc.binary_join(keys, " ")
+    empty = pc.equal(pc.list_value_length(keys), 0)
+    return pc.if_else(empty, pa.scalar(None, joined.type), joined)
+
+
+def _wait(wait_store: Column) -> Piece:
+    if wait_store is None or not pc.any(pc.invert(wait_store)).as_py():
+        return _WAIT[True]
+    return pc.if_else(wait_store.fill_null(True), *(pa.scalar(_WAIT[w]) for w in (True, False)))

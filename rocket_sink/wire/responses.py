@@ -1,0 +1,390 @@
+"""What brokers and name servers answer, as values.
+
+Each decoder takes the answer's frame and raises RemoteProtocolError for fields that are missing or
+no numbers; only `decode_send_answer` raises InvalidAnswerError instead, because the message behind
+it may be stored. Refusals (other codes) are the caller's to tell apart first: `SEND_STATUS` has the
+codes that mean stored.
+
+The answer to a send, read by the shape of the one before it.
+
+A broker writes all these headers alike: same fields, same order, most of their values the same. So
+the first one that is read the general way gives a pattern with places for what changes, and the
+next ones cost one match. What does not match is read the general way; the two agree (a test
+compares them).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, RemoteProtocolError
+from rocket_sink.text import clean
+from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.headers.command import DEFAULT_LIMITS, RESPONSE_FLAG, Frame, Limits
+from rocket_sink.wire.headers.serialize import language_name, load_json, quote_numeric_keys
+from rocket_sink.wire.headers.strict_json import INT32_MAX, INT64_MAX, parse_int32, parse_int64
+from rocket_sink.wire.route import checked_name, checked_text
+from rocket_sink.wire.stored import (
+    Allowance,
+    StoredMessage,
+    Wanted,
+    decode_poll,
+    decode_stored,
+)
+
+SEND_STATUS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        int(ResponseCode.SUCCESS): "SEND_OK",
+        int(ResponseCode.FLUSH_DISK_TIMEOUT): "FLUSH_DISK_TIMEOUT",
+        int(ResponseCode.SLAVE_NOT_AVAILABLE): "SLAVE_NOT_AVAILABLE",
+        int(ResponseCode.FLUSH_SLAVE_TIMEOUT): "FLUSH_SLAVE_TIMEOUT",
+    }
+)
+"""Response codes of a send that was stored -> Java's SendStatus."""
+
+DEFAULT_REGION: Final = "DefaultRegion"
+"""MixAll.DEFAULT_TRACE_REGION_ID, when a broker names no region."""
+
+
+class SendAnswer(NamedTuple):
+    """A broker's answer to a send that it stored."""
+
+    code: int
+    status: str
+    offset_message_id: str
+    """For a batch the ids of its messages, separated by commas."""
+    queue_id: int
+    queue_offset: int
+    """Of the first message of a batch; the others follow it."""
+    transaction_id: str | None
+    batch_unique_id: str | None
+    region_id: str
+    recall_handle: str | None
+    trace_on: bool
+
+
+class SharedHeader(NamedTuple):
+    """What the headers of many answers have in common."""
+
+    ext: Mapping[str, str]
+    version: int
+    language: int
+
+
+class SendAnswerFrame(Frame):
+    """A frame of which is known already what `decode_send_answer` says of it.
+
+    One is made for each message: what all have alike is the class's, and `ext` is put together for
+    who asks for it (hooks).
+    """
+
+    __slots__ = ("_shared", "answer")
+    code = 0
+    flag = RESPONSE_FLAG
+    remark = None
+    serialize = "json"
+
+    def __init__(self, opaque: int, answer: SendAnswer, shared: SharedHeader) -> None:
+        self.opaque, self.answer, self._shared = opaque, answer, shared
+        self.body = None
+
+    @property
+    def ext(self) -> Mapping[str, str]:  # type: ignore[override]
+        """The header fields, in the order of the first such answer."""
+        answer = self.answer
+        ext = {
+            **self._shared.ext,
+            "msgId": answer.offset_message_id,
+            "queueId": str(answer.queue_id),
+            "queueOffset": str(answer.queue_offset),
+        }
+        if answer.transaction_id is not None:
+            ext["transactionId"] = answer.transaction_id
+        return ext
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return self._shared.version
+
+    @property
+    def language(self) -> int:  # type: ignore[override]
+        return self._shared.language
+
+
+def decode_send_answer(frame: Frame) -> SendAnswer:
+    """The answer to SEND_MESSAGE_V2, SEND_BATCH_MESSAGE or their kin.
+
+    Raises:
+        InvalidAnswerError: the answer says stored but lacks the ids and offsets that prove it.
+        LocalProtocolError: the code is not in SEND_STATUS.
+    """
+    if type(frame) is SendAnswerFrame:
+        return frame.answer
+    status = SEND_STATUS.get(frame.code)
+    if status is None:
+        raise LocalProtocolError(f"the answer {frame.code} is no stored send")
+    get = (frame.ext or {}).get
+    message_id = get("msgId")
+    queue_id = _offset(get("queueId"))
+    queue_offset = _offset(get("queueOffset"))
+    if not message_id or not 0 <= queue_id <= INT32_MAX or queue_offset < 0:
+        raise InvalidAnswerError(
+            f"the broker answered {status} without a valid msgId, queueId or queueOffset",
+            response_code=frame.code,
+            remark=frame.remark,
+        )
+    return SendAnswer(
+        frame.code,
+        status,
+        message_id,
+        queue_id,
+        queue_offset,
+        get("transactionId"),
+        get("batchUniqId"),
+        get("MSG_REGION") or DEFAULT_REGION,
+        get("recallHandle"),
+        get("TRACE_ON") != "false",
+    )
+
+
+def _offset(text: str | None) -> int:
+    """A non-negative 64-bit number, or -1."""
+    if text is None or len(text) > 19 or not (text.isascii() and text.isdigit()):
+        return -1
+    value = int(text)
+    return value if value <= INT64_MAX else -1
+
+
+class PullAnswer(NamedTuple):
+    """The answer to a pull; `status` is Java's PullStatus.
+
+    `next_begin_offset` is that of the first message that is not in `messages`.
+    """
+
+    status: str
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    messages: list[StoredMessage]
+
+
+PULL_STATUS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        int(ResponseCode.SUCCESS): "FOUND",
+        int(ResponseCode.PULL_NOT_FOUND): "NO_NEW_MSG",
+        int(ResponseCode.PULL_RETRY_IMMEDIATELY): "NO_MATCHED_MSG",
+        int(ResponseCode.PULL_OFFSET_MOVED): "OFFSET_ILLEGAL",
+    }
+)
+"""Response codes of a pull that has an answer -> Java's PullStatus."""
+
+
+def decode_pull_answer(
+    frame: Frame, *, limits: Limits = DEFAULT_LIMITS, begin: int | None = None
+) -> PullAnswer:
+    """The answer to PULL_MESSAGE: of its messages as many as `limits.poll_bytes` has room for.
+
+    Args:
+        begin: the offset that was asked for; messages before it are left out.
+
+    Raises:
+        LocalProtocolError: the code is not in PULL_STATUS.
+    """
+    status = PULL_STATUS.get(frame.code)
+    if status is None:
+        raise LocalProtocolError(f"the answer {frame.code} has no messages or offsets")
+    following = long_field(frame, "nextBeginOffset")
+    messages: list[StoredMessage] = []
+    if status == "FOUND" and frame.body is not None:
+        messages, left_out = decode_poll(frame.body, limits=limits, begin=begin)
+        following = following if left_out is None else left_out
+    return PullAnswer(
+        status, following, long_field(frame, "minOffset"), long_field(frame, "maxOffset"), messages
+    )
+
+
+def decode_offset_answer(frame: Frame) -> int:
+    """The offset in the answer to a query for a max, min or by-timestamp offset."""
+    return long_field(frame, "offset")
+
+
+def decode_query_answer(
+    frame: Frame,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    allowance: Allowance | None = None,
+    wanted: Wanted | None = None,
+    bodies: bool = True,
+) -> list[StoredMessage]:
+    """The messages in the answer to a query by key or a view; none for QUERY_NOT_FOUND.
+
+    Args, Raises: as `decode_stored`.
+    """
+    if frame.code == ResponseCode.QUERY_NOT_FOUND or frame.body is None:
+        return []
+    return decode_stored(
+        frame.body, limits=limits, allowance=allowance, wanted=wanted, bodies=bodies
+    )
+
+
+def decode_recall_answer(frame: Frame) -> str:
+    """The client message id of a recalled message."""
+    return text_field(frame, "msgId")
+
+
+class ClusterInfo(NamedTuple):
+    """Brokers by name with their addresses by id (0 is the master), and clusters' brokers."""
+
+    brokers: dict[str, dict[int, str]]
+    clusters: dict[str, tuple[str, ...]]
+
+
+def decode_cluster_info(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> ClusterInfo:
+    """The answer to GET_BROKER_CLUSTER_INFO."""
+    fields = _json_body(frame, limits)
+    brokers = {}
+    for name, broker in _object(fields, "brokerAddrTable").items():
+        addresses = _object(broker, "brokerAddrs")
+        brokers[checked_name("brokerName", name)] = {
+            parse_int64(number, "a broker id"): checked_text(
+                "broker address", _text(address, "a broker's address")
+            )
+            for number, address in addresses.items()
+        }
+    clusters = {}
+    for cluster, names in _object(fields, "clusterAddrTable").items():
+        if not isinstance(names, list):
+            raise RemoteProtocolError("a cluster's brokers are no list")
+        clusters[checked_name("cluster", cluster)] = tuple(
+            checked_name("brokerName", _text(name, "a broker's name")) for name in names
+        )
+    return ClusterInfo(brokers, clusters)
+
+
+def decode_runtime_info(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> dict[str, str]:
+    """The answer to GET_BROKER_RUNTIME_INFO, figures as texts (KVTable)."""
+    table = _object(_json_body(frame, limits), "table")
+    return {name: _text(value, f"the broker's {name}") for name, value in table.items()}
+
+
+def decode_topic_attributes(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> dict[str, str]:
+    """The answer to GET_TOPIC_CONFIG (TopicConfig.attributes); empty where the topic has none."""
+    fields = _json_body(frame, limits)
+    if fields.get("attributes") is None:
+        return {}
+    attributes = _object(fields, "attributes")
+    return {name: _text(value, f"the attribute {name!r}") for name, value in attributes.items()}
+
+
+def decode_topics(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> tuple[str, ...]:
+    """The answer to GET_ALL_TOPIC_LIST_FROM_NAMESERVER, sorted."""
+    topics = _json_body(frame, limits).get("topicList")
+    if not isinstance(topics, list):
+        raise RemoteProtocolError("the topic list is no list")
+    return tuple(sorted(_text(topic, "a topic's name") for topic in topics))
+
+
+def text_field(frame: Frame, name: str) -> str:
+    """A header field that must be there."""
+    value = (frame.ext or {}).get(name)
+    if value is None:
+        raise RemoteProtocolError(f"the header field {name} is missing")
+    return value
+
+
+def long_field(frame: Frame, name: str) -> int:
+    """A 64-bit header field that must be there."""
+    return parse_int64(text_field(frame, name), name)
+
+
+def int_field(frame: Frame, name: str) -> int:
+    """A 32-bit header field that must be there."""
+    return parse_int32(text_field(frame, name), name)
+
+
+def _json_body(frame: Frame, limits: Limits) -> dict[str, object]:
+    body = quote_numeric_keys(bytes(frame.body or b""))
+    fields = load_json(body, max_depth=limits.json_depth, what="the answer's body")
+    if not isinstance(fields, dict):
+        raise RemoteProtocolError("the answer's body is no JSON object")
+    return fields
+
+
+def _object(fields: object, name: str) -> dict[str, object]:
+    value = fields.get(name) if isinstance(fields, dict) else None
+    if not isinstance(value, dict):
+        raise RemoteProtocolError(f"{name} is missing in the answer or no object")
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise RemoteProtocolError(f"{what} is no text: {clean(repr(value), 40)}")
+    return value
+
+
+_CHANGING: Final = {
+    "msgId": "([0-9A-Za-z]{1,64})",
+    "queueId": "(0|[1-9][0-9]{0,8})",
+    "queueOffset": "(0|[1-9][0-9]{0,17})",
+    "transactionId": r"([0-9A-Za-z_-]{0,256})",
+}
+"""Fields that differ from answer to answer; all others must be as in the first one."""
+_NEEDED: Final = ("msgId", "queueId", "queueOffset")
+
+
+class AnswerShape:
+    """How one broker answers a send that it stored.
+
+    Args:
+        frame: such an answer, read the general way.
+    """
+
+    __slots__ = ("_answer", "_match", "_order", "_shared")
+
+    def __init__(self, frame: Frame, answer: SendAnswer) -> None:
+        assert frame.ext is not None
+        self._answer = answer
+        self._shared = SharedHeader(dict(frame.ext), frame.version, frame.language)
+        changing = [name for name in frame.ext if name in _CHANGING]
+        order = [changing.index(name) + 1 for name in _CHANGING if name in changing]
+        pairs = ",".join(
+            f'"{re.escape(name)}":"{_CHANGING.get(name, re.escape(value))}"'
+            for name, value in frame.ext.items()
+        )
+        pattern = (
+            f'\\{{"code":0,"extFields":\\{{{pairs}\\}},"flag":{RESPONSE_FLAG},'
+            f'"language":"{language_name(frame.language)}","opaque":(0|[1-9][0-9]{{0,8}}),'
+            f'"serializeTypeCurrentRPC":"JSON","version":{frame.version}\\}}'
+        )
+        compiled = re.compile(pattern.encode())
+        self._match, self._order = compiled.fullmatch, (*order, compiled.groups)
+
+    @classmethod
+    def of(cls, frame: Frame, header: bytes) -> AnswerShape | None:
+        """The shape of this header; None when it is no answer to a send, or not a usual one."""
+        if frame.code or frame.flag != RESPONSE_FLAG or frame.remark is not None:
+            return None
+        if frame.ext is None or not frame.ext.keys() >= set(_NEEDED):
+            return None
+        try:
+            shape = cls(frame, decode_send_answer(frame))
+        except InvalidAnswerError:
+            return None
+        return shape if shape.read(header) is not None else None
+
+    def read(self, header: bytes) -> SendAnswerFrame | None:
+        """The frame without its body; None when the header has another shape."""
+        match = self._match(header)
+        if match is None:
+            return None
+        offset_id, queue_id, queue_offset, *more, opaque = match.group(*self._order)
+        _, status, _, _, _, _, batch_id, region, recall_handle, trace_on = self._answer
+        answer = SendAnswer(
+            0, status, offset_id.decode(), int(queue_id), int(queue_offset),
+            more[0].decode() if more else None, batch_id, region, recall_handle, trace_on,
+        )  # fmt: skip
+        return SendAnswerFrame(int(opaque), answer, self._shared)

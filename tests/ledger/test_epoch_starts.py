@@ -1,0 +1,76 @@
+"""Notes of what was begun: by drivers, and by task attempts of runs that follow each other."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.errors import CheckpointError
+from rocket_sink.ledger.epoch_starts import EpochStarts, begin_epoch, begin_write, end_write
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.records import RunContext
+
+
+def test_an_epoch_that_was_begun_before_is_known(tmp_path: Path) -> None:
+    place = resolve_path(tmp_path)
+    begun = [begin_epoch(place, "q", epoch) for epoch in (0, 1, 1, 0, 2)]
+    assert begun == [False, False, True, True, False]
+    assert not begin_epoch(place, "another", 0)
+
+
+def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path: Path) -> None:
+    place = resolve_path(tmp_path)
+    begin_epoch(place, "q", 5)
+    (tmp_path / "_started" / "q-q.json").write_text("{")
+    assert not begin_epoch(place, "q", 5)
+    (tmp_path / "file").write_text("")
+    assert not begin_epoch(resolve_path(tmp_path / "file"), "q", 0)
+
+
+def test_a_write_that_did_not_end_is_known(tmp_path: Path) -> None:
+    place = resolve_path(tmp_path)
+    assert [begin_write(place, "a"), begin_write(place, "a"), begin_write(place, "b")] == [
+        False, True, False,
+    ]  # fmt: skip
+    end_write(place, "a")
+    assert [begin_write(place, "a"), begin_write(place, "b")] == [False, True]
+
+
+class Run:
+    """Task attempts of one run of the query `q`, each minutes after the one before."""
+
+    def __init__(self, ledger: Path, run: str) -> None:
+        self._place = resolve_path(ledger)
+        self._ctx = RunContext("q", run, 7, 0, stage_attempt=0, worker="w:1")
+
+    def begin(self) -> EpochStarts:
+        starts = EpochStarts(self._place, self._ctx, clock=itertools.count(1.0, 60.0).__next__)
+        starts.begin({"t": frozenset("a")})
+        return starts
+
+
+def test_a_run_that_another_one_followed_goes_no_further(tmp_path: Path) -> None:
+    """Whatever the names are: the run that began last goes on."""
+    for first, second in (("r1", "r2"), ("s2", "s1")):
+        zombie = Run(tmp_path / first, first).begin()
+        zombie.check()
+        follower = Run(tmp_path / first, second).begin()
+        with pytest.raises(CheckpointError, match="taken the query q over"):
+            zombie.check()
+        with pytest.raises(CheckpointError):
+            Run(tmp_path / first, first).begin()
+        follower.check()
+        Run(tmp_path / first, second).begin().check()
+
+
+def test_it_looks_once_a_second(tmp_path: Path) -> None:
+    times = iter([1.0, 1.5, 2.1])
+    ctx = RunContext("q", "r1", 7, 0, stage_attempt=0, worker="w:1")
+    starts = EpochStarts(resolve_path(tmp_path), ctx, clock=times.__next__)
+    starts.begin({"t": frozenset("a")})
+    Run(tmp_path, "r2").begin()
+    starts.check()
+    with pytest.raises(CheckpointError):
+        starts.check()

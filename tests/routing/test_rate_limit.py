@@ -1,0 +1,104 @@
+"""The token bucket and the window of a busy broker, by a clock of the test's own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rocket_sink.routing.rate_limit import BURST_S, AimdWindow, TokenBucket
+
+
+def _spend_all(bucket: TokenBucket, amounts: list[float], now_s: float) -> list[float]:
+    """When each amount goes, for a sender that always waits as long as it is told."""
+    times = []
+    for amount in amounts:
+        while (wait_s := bucket.wait_s(amount, now_s)) > 0:
+            now_s += wait_s
+        bucket.spend(amount, now_s)
+        times.append(now_s)
+    return times
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_rate_is_never_passed_and_always_reached(seed: int) -> None:
+    rng = random.Random(seed)
+    rate = rng.uniform(0.2, 50_000)
+    amounts = [rng.uniform(0.01, 3) * rate * rng.choice((0.001, 0.1, 1)) for _ in range(300)]
+    times = _spend_all(TokenBucket(rate, 5.0), amounts, 5.0)
+    spent = 0.0
+    for amount, at_s in zip(amounts, times, strict=True):
+        # What is larger than a full bucket goes when the bucket is full, and is paid for later.
+        assert spent + min(amount, rate * BURST_S) <= rate * (at_s - 5.0) * 1.000001 + 1e-6
+        spent += amount
+    last = max(amounts)
+    assert times[-1] - 5.0 <= (spent + last) / rate + 1e-6
+
+
+def test_a_new_sender_waits_before_its_first_piece() -> None:
+    """Short-lived workers would pass the limit together otherwise."""
+    bucket = TokenBucket(10, 100.0)
+    assert bucket.wait_s(1, 100.0) == pytest.approx(0.1)
+    assert bucket.wait_s(1, 100.11) == 0.0
+
+
+def test_idle_time_saves_up_one_burst_only() -> None:
+    bucket = TokenBucket(10, 0.0)
+    assert bucket.wait_s(10, 3600.0) == 0.0
+    bucket.spend(10, 3600.0)
+    assert bucket.wait_s(1, 3600.0) == pytest.approx(0.1)
+
+
+def test_a_piece_larger_than_the_bucket_leaves_a_debt() -> None:
+    bucket = TokenBucket(10, 0.0)
+    assert bucket.wait_s(50, 0.0) == pytest.approx(1.0)
+    bucket.spend(50, 1.0)
+    assert bucket.wait_s(1, 1.0) == pytest.approx(4.1)
+
+
+def test_a_clock_that_goes_back_gives_nothing() -> None:
+    bucket = TokenBucket(10, 100.0)
+    bucket.spend(0, 101.0)
+    bucket.spend(0, 50.0)
+    assert bucket.wait_s(10, 101.0) == 0.0
+    bucket.spend(10, 101.0)
+    assert bucket.wait_s(10, 60.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan")])
+def test_a_rate_that_lets_nothing_pass_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="nothing pass"):
+        TokenBucket(rate, 0.0)
+
+
+class TestAimdWindow:
+    def test_the_first_busy_answer_halves_what_is_in_flight(self) -> None:
+        window = AimdWindow(100, 0.0)
+        assert window.has_room(49)
+        assert not window.has_room(50)
+
+    def test_the_answers_to_one_window_cut_once(self) -> None:
+        window = AimdWindow(100, 10.0)
+        for _ in range(60):
+            window.busy(9.5, 60, 10.1)
+        assert window.limit == 50
+        window.busy(10.2, 50, 10.3)
+        assert window.limit == 25
+
+    def test_a_window_that_is_not_used_is_cut_from_what_is(self) -> None:
+        window = AimdWindow(100, 0.0)
+        window.busy(1.0, 8, 2.0)
+        assert window.limit == 4
+
+    def test_it_never_closes(self) -> None:
+        window = AimdWindow(1, 0.0)
+        for second in range(1, 10):
+            window.busy(second, 1, second)
+        assert window.has_room(0)
+        assert not window.has_room(1)
+
+    def test_it_grows_by_about_one_per_window_of_stored_answers(self) -> None:
+        window = AimdWindow(40, 0.0)
+        for _ in range(20):
+            window.stored()
+        assert 20.9 < window.limit <= 21.0

@@ -1,0 +1,297 @@
+"""A row passes the column checks when, and only when, its Message can be made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocket_sink.errors import MessageError
+from rocket_sink.message_rules import (
+    FORBIDDEN_TOPICS,
+    JAVA_BLANKS,
+    check_property,
+    is_carried,
+    is_control_free,
+)
+from rocket_sink.options import SinkOptions
+from rocket_sink.rows import text_checks
+from rocket_sink.rows.checks import Checked, validate
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.rows.normalise import normalise
+from rocket_sink.wire.columns.encode import MessageColumns, encode_columns
+from rocket_sink.wire.columns.properties import property_pieces
+from rocket_sink.wire.properties import properties_of
+from tests.decoding import encode_message
+from tests.rows.row_strategies import EVENT_TIME, MADE_ID, Frame, code_of, frames, message_of
+
+TOPIC = SinkOptions.parse(topic="t")
+THOROUGH = settings(max_examples=200)
+
+
+def check(table: pa.Table | pa.RecordBatch, options: SinkOptions = TOPIC) -> Checked:
+    return validate(normalise(table, resolve_columns(table.schema, options)), options)
+
+
+def one_row(**columns: Any) -> pa.RecordBatch:
+    return pa.record_batch(
+        {n: v if isinstance(v, pa.Array) else pa.array([v]) for n, v in columns.items()}
+    )
+
+
+def code(**columns: Any) -> str | None:
+    refused = check(one_row(**{"body": b"x", **columns})).refused
+    return refused[0].code if refused else None
+
+
+@THOROUGH
+@given(frames(), st.booleans())
+def test_a_row_is_refused_with_the_code_that_its_message_is_refused_with(
+    frame: Frame, strict: bool
+) -> None:
+    names = frame.table.schema.names
+    options = SinkOptions.parse(
+        topic="" if "topic" in names else "t",
+        ordering="strict" if strict and {"sharding_key", "queue_id"} & set(names) else "none",
+        maxMessageSize=30,
+    )
+    checked = check(frame.table, options)
+    expected = {i: c for i, row in enumerate(frame.rows) if (c := code_of(row, options))}
+    assert {item.row: item.code for item in checked.refused} == expected
+    assert checked.accepted.tolist() == [i for i in range(len(frame.rows)) if i not in expected]
+    assert len(checked.rows) == len(checked.accepted)
+
+
+@THOROUGH
+@given(frames())
+def test_accepted_rows_have_the_bytes_of_the_one_message_encoder(frame: Frame) -> None:
+    options = SinkOptions.parse(topic="" if "topic" in frame.table.schema.names else "t")
+    checked = check(frame.table, options)
+    rows = checked.rows
+    ids = pa.array([f"{i:032X}" for i in range(len(rows))], pa.string())
+    pieces = property_pieces(len(rows), **rows.property_columns(ids))
+    encoded = encode_columns(
+        MessageColumns("t", rows.body, pieces, 0 if rows.flag is None else rows.flag)
+    )
+    expected = [
+        encode_message(m, properties_of(m, message_id=f"{i:032X}"))
+        for i, m in enumerate(message_of(frame.rows[r], options) for r in checked.accepted)
+    ]
+    assert [bytes(encoded.body(i, i + 1)) for i in range(len(rows))] == expected
+    assert bytes(encoded.body(0, len(rows))) == b"".join(expected)
+
+
+@THOROUGH
+@given(frames())
+def test_a_row_as_a_message_is_the_message_that_the_row_stands_for(frame: Frame) -> None:
+    options = SinkOptions.parse(topic="" if "topic" in frame.table.schema.names else "t")
+    checked = check(frame.table, options)
+    for place, row in enumerate(checked.accepted.tolist()):
+        assert checked.rows.message(place) == message_of(frame.rows[row], options)
+    timed = [checked.rows.message(i).is_timed for i in range(len(checked.rows))]
+    assert checked.rows.is_timed().tolist() == timed
+
+
+@THOROUGH
+@given(frames())
+def test_dropping_illegal_properties_judges_the_row_without_them(frame: Frame) -> None:
+    names = frame.table.schema.names
+    options = SinkOptions.parse(topic="" if "topic" in names else "t", propertyPolicy="drop")
+    checked = check(frame.table, options)
+    rows = [_without_illegal(row) for row in frame.rows]
+    expected = {i: c for i, row in enumerate(rows) if (c := code_of(row, options))}
+    assert {item.row: item.code for item in checked.refused} == expected
+    for place, row in enumerate(checked.accepted.tolist()):
+        assert checked.rows.message(place) == message_of(rows[row], options)
+
+
+def _without_illegal(row: dict[str, Any]) -> dict[str, Any]:
+    pairs = row.get("properties") or row.get("headers") or []
+    last = {name: value for name, value in pairs if value is not None}
+    legal = [(n, v) for n, v in last.items() if n is not None and _is_legal(row, n, v)]
+    return {**row, "properties": legal, "headers": None}
+
+
+def _is_legal(row: dict[str, Any], name: bytes, value: bytes) -> bool:
+    if name == EVENT_TIME.encode() and row.get("event_time") is not None:
+        return False
+    try:
+        check_property(*(part.decode(errors="surrogateescape") for part in (name, value)))
+    except MessageError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"body": pa.array([None], pa.binary())}, "NULL_BODY"),
+        ({"body": b""}, "EMPTY_BODY"),
+        ({"body": pa.array([b"\xff"]).view(pa.string())}, "INVALID_TEXT"),
+        ({"body": b"\xff"}, None),
+        ({"tags": "a||b"}, "INVALID_TAGS"),
+        ({"tags": " "}, "INVALID_TAGS"),
+        ({"tags": ""}, None),
+        ({"keys": "a b"}, "INVALID_KEYS"),
+        ({"keys": pa.array([["a", "b c"]])}, "INVALID_KEYS"),
+        ({"keys": pa.array([["a", None, "b"]])}, None),
+        ({"sharding_key": "a\x02TAGS\x01x"}, "INVALID_TEXT"),
+        ({"queue_id": 1, "broker_name": pa.array([None], pa.string())}, "INVALID_QUEUE"),
+        ({"queue_id": 1, "broker_name": "b", "sharding_key": "k"}, "INVALID_QUEUE"),
+        ({"queue_id": 1, "broker_name": "b"}, None),
+        ({"delay_level": 19}, "INVALID_DELAY"),
+        ({"delay_level": 1, "delay_ms": 1}, "INVALID_DELAY"),
+        ({"flag": 2**31}, "INVALID_FLAG"),
+        ({"properties": pa.array([[("DELAY", "1")]], pa.map_(pa.string(), pa.string()))},
+         "RESERVED_PROPERTY"),
+        ({"properties": pa.array([[("a", " ")]], pa.map_(pa.string(), pa.string()))},
+         "INVALID_PROPERTY"),
+    ],
+)  # fmt: skip
+def test_each_rule_has_its_code(columns: dict[str, Any], expected: str | None) -> None:
+    assert code(**columns) == expected
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["t", "%RETRY%g", "a|b-c_1", "x" * 127, "x" * 128, "", " ", "a b", "a\n", "a.b", "töpic", None,
+     *sorted(FORBIDDEN_TOPICS), "TBW102"],
+)  # fmt: skip
+def test_a_topic_column_is_judged_as_the_message_judges_it(topic: str | None) -> None:
+    options = SinkOptions.parse()
+    table = pa.table({"body": ["x", "x"], "topic": pa.array(["good", topic])})
+    row = {"body": b"x", "body_is_text": True, "topic": None if topic is None else topic.encode()}
+    expected = code_of(row, options)
+    refused = [(item.row, item.code) for item in check(table, options).refused]
+    assert refused == ([] if expected is None else [(1, expected)])
+
+
+@pytest.mark.parametrize("size", [10, 11])
+def test_the_body_limit_is_exact_and_in_bytes(size: int) -> None:
+    options = SinkOptions.parse(topic="t", maxMessageSize=10)
+    table = one_row(body="é" * (size // 2) + "x" * (size % 2))
+    assert [r.code for r in check(table, options).refused] == ["BODY_TOO_LARGE"] * (size - 10)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+@pytest.mark.parametrize("letter", ["x", "é"])
+@pytest.mark.parametrize("own_id", [True, False])
+def test_the_property_limit_is_the_one_message_encoders(
+    extra: int, letter: str, own_id: bool
+) -> None:
+    row = {"body": b"x", "body_is_text": False, "key": b"k1", "tags": b"t", "event_time": 5}
+    row["message_id"] = b"i" * 7 if own_id else None
+    options = SinkOptions.parse(topic="t")
+    probe = {**row, "properties": [(b"p", b"x")]}
+    room = 32_511 - len(properties_of(message_of(probe, options), message_id=MADE_ID)) + 1 + extra
+    value = letter * (room // len(letter.encode())) + "x" * (room % len(letter.encode()))
+    full = {**row, "properties": [(b"p", value.encode())]}
+    table = one_row(
+        body=b"x",
+        key="k1",
+        tags="t",
+        properties=pa.array([[("p", value)]], pa.map_(pa.string(), pa.string())),
+        event_time=pa.array([5], pa.timestamp("ms", "UTC")),
+        message_id="i" * 7 if own_id else pa.array([None], pa.string()),
+    )
+    expected = ["PROPERTIES_TOO_LARGE"] * extra
+    assert [r.code for r in check(table, options).refused] == expected
+    assert ([code_of(full, options)] if extra else []) == expected
+
+
+@pytest.mark.parametrize(("policy", "codes"), [("error", ["RESERVED_PROPERTY"]), ("drop", [])])
+def test_a_row_with_an_event_time_may_not_bring_its_property_too(
+    policy: str, codes: list[str]
+) -> None:
+    table = pa.table(
+        {
+            "body": ["x", "y"],
+            "properties": pa.array([[(EVENT_TIME, "1")]] * 2, pa.map_(pa.string(), pa.string())),
+            "event_time": pa.array([5, None], pa.timestamp("ms", "UTC")),
+        }
+    )
+    checked = check(table, SinkOptions.parse(topic="t", propertyPolicy=policy))
+    assert [item.code for item in checked.refused] == codes
+    times = [checked.rows.message(i).properties[EVENT_TIME] for i in range(len(checked.rows))]
+    assert times == ["5", "1"][len(codes) :]
+
+
+def test_an_empty_batch_has_no_refusals() -> None:
+    checked = check(pa.table({"body": pa.array([], pa.string()), "tags": pa.array([], pa.null())}))
+    assert (len(checked.rows), list(checked.refused), checked.accepted.tolist()) == (0, [], [])
+
+
+def test_only_refused_rows_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rocket_sink.rows import row_batch
+
+    looked_at: list[int] = []
+    original = row_batch.RowBatch.message
+    monkeypatch.setattr(
+        row_batch.RowBatch,
+        "message",
+        lambda self, row: (looked_at.append(row), original(self, row))[1],
+    )
+    bodies = ["värde", "b", "", "カナ", "x"]
+    words = [" värde", "a b", "ok", "カナ", "日本"]
+    table = pa.table(
+        {
+            "body": bodies,
+            "tags": words,
+            "keys": pa.array([["カナ"], ["é", "k"], [], None, ["日本"]]),
+            "sharding_key": words,
+            "properties": pa.array(
+                [[("ключ", w), ("b", "カ ナ")] for w in words], pa.map_(pa.string(), pa.string())
+            ),
+        }
+    )
+    assert [r.row for r in check(table).refused] == [2]
+    assert looked_at == [2]
+
+
+SHORT = st.text(st.sampled_from("\x00\x01\x02\x03\t a|\x7f\x85\u00a0\u3000\U0001f600"), max_size=4)
+
+
+@given(st.lists(st.none() | SHORT, max_size=40), st.integers(0, 5))
+def test_screens_pass_nothing_that_a_message_refuses(values: list[str | None], first: int) -> None:
+    array = pa.array(values, pa.string())[first:]
+    texts = values[first:]
+    blank = [text is not None and not text.strip(JAVA_BLANKS) for text in texts]
+    assert text_checks.all_blank(array).tolist() == blank
+    for screen, rule in (
+        (text_checks.with_separator, is_carried),
+        (text_checks.with_blank, lambda text: " " not in text),
+        (text_checks.with_control, is_control_free),
+    ):
+        bad = np.array([text is not None and not rule(text) for text in texts], np.bool_)
+        assert not (bad & ~screen(array)).any()
+        printable = [text is not None and text.isprintable() and " " not in text for text in texts]
+        assert not (np.array(printable, np.bool_) & screen(array)).any()
+
+
+@given(st.lists(st.none() | st.binary(max_size=6), max_size=80), st.integers(0, 5))
+def test_invalid_utf8_is_found_wherever_it_is(values: list[bytes | None], first: int) -> None:
+    array = pa.array(values, pa.binary()).view(pa.string())[first:]
+    assert text_checks.invalid_utf8(array).tolist() == [
+        value is not None and not _decodes(value) for value in values[first:]
+    ]
+
+
+def _decodes(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_bytes_under_a_null_accuse_nobody() -> None:
+    buffers = pa.array(["a", "\x01", "c"]).buffers()
+    validity = pa.py_buffer(np.packbits([1, 0, 1], bitorder="little"))
+    tags = pa.Array.from_buffers(pa.string(), 3, [validity, *buffers[1:]])
+    assert not text_checks.with_separator(tags).any()
+    assert not text_checks.all_blank(tags).any()
+    assert check(pa.table({"body": ["x"] * 3, "tags": tags})).refused == ()

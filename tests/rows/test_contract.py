@@ -1,0 +1,316 @@
+"""The row contract: found on the driver, with errors that name the way out; cast in the tasks."""
+
+from __future__ import annotations
+
+import pickle
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as spark
+
+from rocket_sink.errors import ColumnError, OptionError
+from rocket_sink.options import SinkOptions
+from rocket_sink.rows.contract import ColumnPlan, kind_of, resolve_columns
+from rocket_sink.rows.normalise import normalise
+from rocket_sink.spark.frames import pack_json
+
+TEXT, BYTES, LONG = pa.string(), pa.binary(), pa.int64()
+UTC_US = pa.timestamp("us", "UTC")
+MAP = pa.map_(TEXT, TEXT)
+
+
+def headers(value: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.struct([("key", TEXT), ("value", value)]))
+
+
+def plan(
+    columns: dict[str, pa.DataType], /, *, case_sensitive: bool = False, **options: Any
+) -> ColumnPlan:
+    parsed = SinkOptions.parse({"topic": "t", **options})
+    return resolve_columns(pa.schema(columns), parsed, case_sensitive=case_sensitive)
+
+
+def sources(columns: dict[str, pa.DataType], /, **options: Any) -> dict[str, str]:
+    return dict(plan(columns, **options).sources)
+
+
+def error(columns: dict[str, pa.DataType], /, **options: Any) -> ColumnError:
+    with pytest.raises(ColumnError) as caught:
+        plan(columns, **options)
+    return caught.value
+
+
+def rows(columns: dict[str, Any], /, **options: Any) -> Any:
+    table = pa.table({n: v if isinstance(v, pa.Array) else pa.array(v) for n, v in columns.items()})
+    parsed = SinkOptions.parse({"topic": "t", **options})
+    return normalise(table, resolve_columns(table.schema, parsed))
+
+
+ACCEPTED = [
+    *[("body", kind) for kind in (BYTES, TEXT, pa.large_binary(), pa.large_string(),
+                                  pa.binary_view(), pa.string_view(), pa.binary(4),
+                                  pa.dictionary(pa.int32(), TEXT))],
+    ("topic", TEXT), ("tags", TEXT), ("tags", pa.dictionary(pa.int8(), pa.large_string())),
+    ("tags", pa.null()), ("keys", TEXT), ("keys", pa.list_(TEXT)), ("keys", pa.large_list(TEXT)),
+    *[("sharding_key", kind) for kind in (TEXT, LONG, pa.int8(), pa.decimal128(10, 2))],
+    ("properties", MAP), ("properties", headers(TEXT)), ("properties", headers(BYTES)),
+    ("delay_level", pa.int32()), ("delay_ms", LONG), ("delivery_timestamp", LONG),
+    ("delivery_timestamp", UTC_US), ("flag", pa.int32()), ("wait_store", pa.bool_()),
+    ("message_id", TEXT), ("event_time", UTC_US), ("order_by", pa.float64()),
+    ("order_by", pa.timestamp("us")),
+]  # fmt: skip
+REFUSED = [
+    ("body", LONG), ("body", pa.null()), ("body", pa.list_(pa.int8())), ("topic", BYTES),
+    ("tags", LONG), ("tags", pa.list_(TEXT)), ("keys", BYTES), ("keys", pa.list_(LONG)),
+    ("sharding_key", BYTES), ("sharding_key", pa.float64()), ("sharding_key", pa.bool_()),
+    ("properties", pa.map_(TEXT, LONG)), ("properties", pa.map_(TEXT, BYTES)),
+    ("properties", pa.list_(pa.struct([("name", TEXT), ("value", TEXT)]))), ("properties", TEXT),
+    ("delay_level", TEXT), ("delay_level", pa.uint64()), ("delay_ms", pa.float64()),
+    ("delivery_timestamp", pa.timestamp("us")), ("flag", TEXT), ("wait_store", TEXT),
+    ("message_id", LONG), ("event_time", LONG), ("event_time", pa.timestamp("us")),
+    ("order_by", MAP), ("order_by", pa.list_(LONG)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), ACCEPTED, ids=str)
+def test_a_type_of_the_contract_is_taken(name: str, kind: pa.DataType) -> None:
+    options = {"topic": ""} if name == "topic" else {}
+    columns = {"body": TEXT, "topic": TEXT, name: kind}
+    assert sources(columns, **options)[name] == name
+
+
+@pytest.mark.parametrize(("name", "kind"), REFUSED, ids=str)
+def test_another_type_is_an_error_that_names_column_type_and_way_out(
+    name: str, kind: pa.DataType
+) -> None:
+    options = {"topic": ""} if name == "topic" else {}
+    caught = error({"body": TEXT, "topic": TEXT, name: kind}, **options)
+    assert caught.column == name
+    assert f"column {name!r} has the type {kind_of(kind)}" in caught.text
+    assert "cast it" in caught.text
+
+
+@pytest.mark.parametrize(
+    ("spark_type", "arrow_type"),
+    [
+        (spark.StringType(), TEXT), (spark.VarcharType(5), TEXT), (spark.BinaryType(), BYTES),
+        (spark.ByteType(), pa.int8()), (spark.LongType(), LONG),
+        (spark.DecimalType(10, 2), pa.decimal128(10, 2)), (spark.BooleanType(), pa.bool_()),
+        (spark.TimestampType(), UTC_US), (spark.TimestampNTZType(), pa.timestamp("us")),
+        (spark.DoubleType(), pa.float64()), (spark.DateType(), pa.date32()),
+        (spark.NullType(), pa.null()), (spark.ArrayType(spark.StringType()), pa.list_(TEXT)),
+        (spark.MapType(spark.StringType(), spark.StringType()), MAP),
+        (spark.ArrayType(spark.StructType([
+            spark.StructField("key", spark.StringType(), False),
+            spark.StructField("value", spark.BinaryType())])), headers(BYTES)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_spark_and_arrow_types_have_one_vocabulary(
+    spark_type: spark.DataType, arrow_type: pa.DataType
+) -> None:
+    assert kind_of(spark_type) == kind_of(arrow_type)
+
+
+def test_a_struct_type_is_read_like_an_arrow_schema() -> None:
+    schema = spark.StructType().add("value", "binary").add("key", "string").add("n", "integer")
+    found = resolve_columns(schema, SinkOptions.parse(topic="t"))
+    assert dict(found.sources) == {"body": "value", "keys": "key"}
+
+
+def test_a_collated_string_is_a_string() -> None:
+    assert kind_of(spark.StringType("UTF8_LCASE")) == "string"
+
+
+def test_names_aliases_prefixes_and_mappings() -> None:
+    assert sources({"value": TEXT, "key": TEXT, "headers": MAP}) == {
+        "body": "value", "keys": "key", "properties": "headers"
+    }  # fmt: skip
+    assert sources({"body": TEXT, "value": LONG})["body"] == "body"
+    assert sources({"body": TEXT, "tags": LONG, "__rmq_tags": TEXT})["tags"] == "__rmq_tags"
+    columns = {"payload": TEXT, "id": LONG, "body": LONG}
+    mapped = sources(columns, columns="body=payload, sharding_key=id")
+    assert mapped == {"body": "payload", "sharding_key": "id"}
+    assert sources({"body": TEXT, "k": TEXT}, columns="key=k")["keys"] == "k"
+    assert sources({"body": TEXT, "at": UTC_US}, orderBy="at")["order_by"] == "at"
+
+
+def test_case_is_ignored_unless_the_session_minds_it() -> None:
+    assert sources({"Body": TEXT, "TAGS": TEXT}) == {"body": "Body", "tags": "TAGS"}
+    assert sources({"body": TEXT, "TAGS": TEXT}, case_sensitive=True) == {"body": "body"}
+    assert "ambiguous" in error({"body": TEXT, "tags": TEXT, "TAGS": TEXT}).text
+    both = {"body": TEXT, "tags": TEXT, "TAGS": TEXT}
+    assert sources(both, case_sensitive=True)["tags"] == "tags"
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "words"),
+    [
+        ({"a": TEXT}, {}, ["no column 'body'", "columns='body=<column>'", "bodyFormat", "'a'"]),
+        ({"body": TEXT}, {"topic": ""}, ["no column 'topic'", "option topic"]),
+        ({"body": TEXT}, {"columns": "body=nix"}, ["option columns", "'nix'", "'body'"]),
+        ({"body": TEXT}, {"columns": "tag=body"}, ["did you mean 'tags'"]),
+        ({"body": TEXT}, {"columns": "zzz=body"}, ["has no column 'zzz'", "sharding_key"]),
+        ({"body": TEXT}, {"orderBy": "at"}, ["option orderBy", "'at'"]),
+        ({"body": TEXT, "queue_id": LONG}, {}, ["'queue_id' needs", "'broker_name'"]),
+        ({"body": TEXT, "broker_name": TEXT}, {}, ["'broker_name' needs", "'queue_id'"]),
+        ({"body": TEXT}, {"ordering": "strict"}, ["ordering=strict", "columns='sharding_key="]),
+        ({"body": TEXT, "x": TEXT}, {"strictColumns": True}, ["strictColumns", "'x'"]),
+        ({"body": TEXT, "a": TEXT}, {"bodyFormat": "json"}, ["bodyFormat=json", "'body'"]),
+        ({"tags": TEXT}, {"bodyFormat": "json"}, ["nothing to pack"]),
+    ],
+)
+def test_an_error_names_what_mends_it(
+    columns: dict[str, pa.DataType], options: dict[str, Any], words: list[str]
+) -> None:
+    text = error(columns, **options).text
+    assert [word for word in words if word not in text] == []
+
+
+def test_the_topic_option_wins_over_the_column() -> None:
+    assert "topic" not in sources({"body": TEXT, "topic": LONG})
+    assert rows({"body": ["x"], "topic": ["other"]}).topic == "t"
+    assert rows({"body": ["x"], "topic": ["other"]}, topic="").topic.to_pylist() == ["other"]
+
+
+def test_a_topic_that_nobody_may_send_to_is_an_option_error() -> None:
+    with pytest.raises(OptionError, match=r"option topic: .*forbidden"):
+        plan({"body": TEXT}, topic="SCHEDULE_TOPIC_XXXX")
+
+
+def test_strict_columns_know_overridden_and_mapped_columns() -> None:
+    columns = {"body": TEXT, "topic": TEXT, "id": TEXT, "__rmq_flag": LONG}
+    assert plan(columns, strictColumns=True, columns="keys=id").source("keys") == "id"
+
+
+def test_json_packs_all_data_and_leaves_metadata_out() -> None:
+    columns = {"tail": TEXT, "n": LONG, "value": LONG, "tags": TEXT, "topic": TEXT}
+    found = plan(columns, bodyFormat="json", columns="sharding_key=tail", strictColumns=True)
+    assert found.json_columns == ("tail", "n", "value", "topic")
+    assert dict(found.sources) == {"body": "body", "tags": "tags", "sharding_key": "tail"}
+    assert found.needs_to_json
+    batch = pa.record_batch({name: pa.nulls(1, kind) for name, kind in columns.items()})
+    with pytest.raises(ColumnError, match="to_json"):
+        normalise(batch, found)
+
+
+def test_a_plan_pickles() -> None:
+    made = plan({"a": TEXT, "tags": TEXT}, bodyFormat="json")
+    assert pickle.loads(pickle.dumps(made)) == made
+
+
+def test_needed_columns_are_named_once() -> None:
+    made = plan({"body": TEXT, "id": TEXT, "x": TEXT}, columns="keys=id,sharding_key=id")
+    assert made.needed == ("body", "id")
+
+
+def test_numbers_shard_by_their_decimal_text() -> None:
+    whole = rows({"body": ["x"] * 3, "sharding_key": pa.array([12, None, -5], pa.int64())})
+    assert whole.sharding_key.to_pylist() == ["12", None, "-5"]
+    cents = pa.array([Decimal("12.50"), Decimal("-0.05")], pa.decimal128(10, 2))
+    assert rows({"body": ["x"] * 2, "sharding_key": cents}).sharding_key.to_pylist() == [
+        "12.50", "-0.05"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("unit", "ticks", "millis"),
+    [("s", 3, 3000), ("ms", 3, 3), ("us", 3999, 3), ("us", -1, -1), ("ns", 3_999_999, 3)],
+)
+def test_times_are_epoch_milliseconds_rounded_down(unit: str, ticks: int, millis: int) -> None:
+    times = pa.array([ticks, None], pa.int64()).cast(pa.timestamp(unit, "UTC"))
+    made = rows({"body": ["x", "y"], "delivery_timestamp": times, "event_time": times})
+    assert made.delivery_timestamp_ms.to_pylist() == [millis, None]
+    assert made.event_time_ms.to_pylist() == [millis, None]
+
+
+def test_epoch_milliseconds_are_taken_as_they_are() -> None:
+    made = rows({"body": ["x"], "delivery_timestamp": [1_700_000_000_123]})
+    assert made.delivery_timestamp_ms.to_pylist() == [1_700_000_000_123]
+
+
+def test_of_a_repeated_property_the_first_place_and_the_last_value_stay() -> None:
+    entries = [
+        [("a", "1"), ("b", "2"), ("a", "3")],
+        None,
+        [("b", None), ("a", "4")],
+        [("b", "5"), ("a", "6"), ("b", "7")],
+    ]
+    made = rows({"body": ["x"] * 4, "properties": pa.array(entries, MAP)})
+    assert made.properties.to_pylist() == [
+        [("a", "3"), ("b", "2")], [], [("a", "4")], [("b", "7"), ("a", "6")]
+    ]  # fmt: skip
+
+
+def test_a_null_last_value_drops_the_entry_and_not_the_property() -> None:
+    entries = [[{"key": "a", "value": b"1"}, {"key": "a", "value": None}, None]]
+    made = rows({"body": ["x"], "headers": pa.array(entries, headers(BYTES))})
+    assert made.properties.to_pylist() == [[("a", "1")]]
+
+
+def test_tags_are_trimmed_and_empty_ones_are_none() -> None:
+    made = rows({"body": ["x"] * 5, "tags": [" a ", "", None, " ", "\tключ\u2003\n"]})
+    # As String.trim: other blanks are part of a tag that Java's consumers filter by.
+    assert made.tags.to_pylist() == ["a", None, None, " ", "ключ\u2003"]
+
+
+def test_columns_without_values_are_absent() -> None:
+    made = rows(
+        {
+            "body": ["x"],
+            "tags": pa.nulls(1),
+            "keys": pa.array([[None]], pa.list_(TEXT)),
+            "properties": pa.array([[("a", None)]], MAP),
+            "flag": pa.nulls(1, pa.int32()),
+        }
+    )
+    assert set(made.columns()) == {"body"}
+
+
+def test_a_fixed_size_binary_body_and_an_extension_type_are_taken() -> None:
+    body = pa.array([b"1234", None], pa.binary(4))
+    made = rows({"body": body})
+    assert (made.body.to_pylist(), made.body_is_text) == ([b"1234", None], False)
+    uuids = pa.array([b"0123456789abcdef"], pa.uuid())
+    assert rows({"body": uuids}).body.to_pylist() == [b"0123456789abcdef"]
+
+
+def test_order_by_stays_as_it_came() -> None:
+    made = rows({"body": ["x"], "at": pa.array([1.5])}, orderBy="at")
+    assert made.order_by.to_pylist() == [1.5]
+
+
+def test_a_missing_column_is_named() -> None:
+    with pytest.raises(ColumnError, match="no column 'tags'"):
+        normalise(pa.record_batch({"body": ["x"]}), plan({"body": TEXT, "tags": TEXT}))
+
+
+def test_rows_can_be_taken_and_sliced() -> None:
+    made = rows({"body": ["a", "b", "c"], "tags": ["1", "2", "3"], "queue_id": [0, 1, 2],
+                 "broker_name": ["x", "y", "z"]})  # fmt: skip
+    taken = made.take(pa.array([2, 0]).to_numpy())
+    assert (taken.body.to_pylist(), taken.queue_id.to_pylist()) == ([b"c", b"a"], [2, 0])
+    assert made.slice(1, 2).tags.to_pylist() == ["2"]
+    assert taken.topic == "t"
+
+
+def test_rows_with_an_id_of_their_own_keep_it() -> None:
+    made = rows({"body": ["a", "b"], "message_id": ["own", None]})
+    ids = made.property_columns(pa.array(["m1", "m2"]))["message_ids"]
+    assert ids.to_pylist() == ["own", "m2"]
+
+
+@pytest.mark.spark
+def test_spark_packs_the_columns_as_json(spark: Any) -> None:
+    frame = spark.sql("select 'N1' as tail, 5 as `odd.name`, 'UA' as tags, null as nothing")
+    made = resolve_columns(
+        frame.schema, SinkOptions.parse(topic="t", bodyFormat="json", columns="keys=tail")
+    )
+    packed = pack_json(frame, made)
+    assert packed.columns == ["body", "tags", "tail"]
+    batch = packed.toArrow()
+    made_rows = normalise(batch, made)
+    assert made_rows.body.to_pylist() == [b'{"tail":"N1","odd.name":5}']
+    assert made_rows.keys.to_pylist() == ["N1"]

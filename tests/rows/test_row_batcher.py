@@ -1,0 +1,159 @@
+"""Python rows to Arrow: names and types are found, and judged by the row contract."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+
+from rocket_sink.errors import ColumnError
+from rocket_sink.options import SinkOptions
+from rocket_sink.rows import row_batcher as gathering
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.rows.normalise import normalise
+from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
+
+OPTIONS = SinkOptions.parse({"nameServer": "n:1", "topic": "t"})
+
+
+def gather(*rows: Row, **options: Any) -> pa.RecordBatch:
+    return RowBatcher(OPTIONS.with_(**options)).batch(rows)
+
+
+def test_only_needed_columns_are_converted() -> None:
+    batch = gather(Row(body="a", other=object(), tags="x"), Row(body="b", other=1, tags=None))
+    assert batch.to_pydict() == {"body": ["a", "b"], "tags": ["x", None]}
+
+
+def test_the_types_that_spark_hands_out() -> None:
+    at = dt.datetime(2024, 5, 1, 12, 0, 0, 5)
+    batch = gather(
+        Row(
+            value=bytearray(b"x"),
+            key=["a", "b"],
+            sharding_key=decimal.Decimal("12.50"),
+            headers=[Row(key="h", value=bytearray(b"v"))],
+            delay_level=3,
+            wait_store=False,
+            event_time=at,
+        )
+    )
+    rows = normalise(batch, resolve_columns(batch.schema, OPTIONS))
+    assert rows.body.to_pylist() == [b"x"]
+    assert rows.keys is not None and rows.keys.to_pylist() == [["a", "b"]]
+    assert rows.sharding_key is not None and rows.sharding_key.to_pylist() == ["12.50"]
+    assert rows.properties is not None and rows.properties.to_pylist() == [[("h", "v")]]
+    assert rows.event_time_ms is not None
+    assert rows.event_time_ms.to_pylist() == [int(at.timestamp() * 1000)]
+
+
+def test_a_column_without_values_yet_is_no_error() -> None:
+    gatherer = RowBatcher(OPTIONS)
+    first = gatherer.batch([Row(body=None, tags=None, properties=None)])
+    assert first.schema.field("body").type == pa.binary()
+    later = gatherer.batch([Row(body="b", tags="x", properties={"a": "b", "n": None})])
+    assert later["properties"].to_pylist() == [[("a", "b"), ("n", None)]]
+
+
+def test_a_wrong_type_is_found_when_its_first_value_comes() -> None:
+    gatherer = RowBatcher(OPTIONS)
+    gatherer.batch([Row(body="a", tags=None)])
+    with pytest.raises(ColumnError, match="tags"):
+        gatherer.batch([Row(body="a", tags=5)])
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (Row(other=1), "body"),
+        (Row(body=5), "body"),
+        (Row(body="a", properties={"a": 1}), "properties"),
+        (Row(body="a", keys=[1]), "keys"),
+    ],
+)
+def test_rows_that_do_not_fit(row: Row, text: str) -> None:
+    with pytest.raises(ColumnError, match=text):
+        gather(row)
+
+
+def test_text_with_a_lone_surrogate_is_one_rows_trouble() -> None:
+    batch = gather(Row(body="\ud800"), Row(body="fine"))
+    assert batch.num_rows == 2 and batch["body"][1].as_py() == "fine"
+
+
+def test_json_needs_the_driver() -> None:
+    with pytest.raises(ColumnError, match=r"sink\.stream"):
+        gather(Row(a=1), bodyFormat="json")
+
+
+def test_what_is_no_row_is_refused() -> None:
+    with pytest.raises(ColumnError, match="not a Row"):
+        RowBatcher(OPTIONS).batch([(1, 2)])
+
+
+def test_columns_taken_from_others_are_judged_too() -> None:
+    gatherer = RowBatcher(OPTIONS.with_(columns="body=payload, keys=id", orderBy="n"))
+    batch = gatherer.batch([Row(payload="a", id="k", n=3)])
+    assert batch.schema.names == ["payload", "id", "n"]
+    with pytest.raises(ColumnError, match="keys"):
+        gatherer.batch([Row(payload="a", id=5, n=3)])
+
+
+class TestPile:
+    """Batches end by rows, and by bytes where rows are large: the memory of a task is bounded."""
+
+    @pytest.fixture(autouse=True)
+    def few_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gathering, "GATHER_BYTES", 100_000)
+
+    @staticmethod
+    def batches(sizes: list[int], limit: int = 1000, **options: Any) -> list[int]:
+        """Rows of each batch."""
+        pile, counts = RowBuffer(RowBatcher(OPTIONS.with_(**options)), limit), []
+        for size in sizes:
+            pile.rows.append(Row(tags="t", body=b"x" * size))
+            if len(pile.rows) >= pile.look_at and pile.is_full():
+                batch = pile.take()
+                assert batch is not None
+                counts.append(batch.num_rows)
+        rest = pile.take()
+        assert pile.take() is None
+        return [*counts, *([rest.num_rows] if rest is not None else [])]
+
+    def test_small_rows_are_counted(self) -> None:
+        assert self.batches([10] * 2500) == [1000, 1000, 500]
+        assert self.batches([10] * 7, limit=3) == [3, 3, 1]
+        assert self.batches([10] * 2, limit=1) == [1, 1]
+        assert self.batches([]) == []
+
+    def test_large_ones_are_weighed(self) -> None:
+        found = self.batches([5000] * 500)
+        assert sum(found) == 500
+        assert max(found) * 5000 <= 1.1 * 100_000
+        assert set(self.batches([200_000] * 30)[1:]) <= {1}
+
+    def test_one_that_grows_is_noticed(self) -> None:
+        found = self.batches([1] * 1000 + [5000] * 400, limit=8000)
+        assert max(found[1:]) * 5000 <= 1.1 * 100_000
+
+    def test_what_is_no_body_is_the_row_contracts_business(self) -> None:
+        pile = RowBuffer(RowBatcher(OPTIONS), 1000)
+        pile.rows += [Row(body=7)] * 20
+        assert not pile.is_full()
+        with pytest.raises(ColumnError):
+            pile.take()
+        pile = RowBuffer(RowBatcher(OPTIONS), 1000)
+        pile.rows += [Row(body=None, tags="t")] * 20
+        assert not pile.is_full()
+        other = RowBuffer(RowBatcher(OPTIONS), 1000)
+        other.rows += [Row(text="no body")] * 20
+        assert not other.is_full()
+
+    def test_the_body_is_found_under_its_own_name(self) -> None:
+        pile = RowBuffer(RowBatcher(OPTIONS.with_(columns="body=Payload")), 1000)
+        pile.rows += [Row(tags="t", payload=b"x" * 60_000)] * 2
+        assert pile.is_full()

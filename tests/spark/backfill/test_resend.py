@@ -1,0 +1,484 @@
+"""The task side of a backfill, against the scripted cluster: no Spark, no Java."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.schema import BACKFILL, ISOLATION, RESOLUTION, SEND
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin import stored_messages
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.stored_check import look_up
+from rocket_sink.spark.backfill import resend
+from rocket_sink.spark.backfill.backfill import backfill_options
+from rocket_sink.spark.backfill.resend import RESULT_SCHEMA, Resender, Resent
+from rocket_sink.spark.backfill.sources import SENT_COLUMNS
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire.codes import RequestCode
+
+TOPIC = "t"
+CTX = RunContext("q", "r", 0, 0, lane="backfill")
+TYPES = {
+    "body": pa.binary(), "keys": pa.list_(pa.string()),
+    "properties": pa.map_(pa.string(), pa.string()), "delay_level": pa.int32(),
+    "delay_ms": pa.int64(), "delivery_timestamp": pa.int64(), "queue_id": pa.int32(),
+    "flag": pa.int32(), "wait_store": pa.bool_(), "open": pa.bool_(),
+    "event_time": pa.timestamp("us", tz="UTC"),
+}  # fmt: skip
+
+
+class Spool:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.durable: list[dict[str, int]] = []
+        self._fresh: list[dict[str, Any]] = []
+
+    def append(self, *batches: pa.RecordBatch) -> None:
+        for batch in batches:
+            self.rows += batch.to_pylist()
+            self._fresh += batch.to_pylist()
+
+    def sync(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        kinds = Counter(row["kind"] for row in fresh if row["kind"] in (BACKFILL, RESOLUTION))
+        self.durable.append(dict(kinds))
+
+    def marks(self) -> dict[str, list[tuple[str, str | None]]]:
+        found: dict[str, list[tuple[str, str | None]]] = {}
+        for row in self.rows:
+            if row["kind"] == BACKFILL:
+                found.setdefault(row["letter_id"], []).append((row["outcome"], row["error_code"]))
+        return found
+
+    def resolved(self) -> set[str]:
+        return {row["letter_id"] for row in self.rows if row["kind"] == RESOLUTION}
+
+    def kinds(self) -> set[str]:
+        """But isolations, for which a slow answer on a busy machine is enough."""
+        return {row["kind"] for row in self.rows} - {ISOLATION}
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2) as fake:
+        fake.create_topic(TOPIC, 4)
+        yield fake
+
+
+@pytest.fixture
+def options(cluster: FakeCluster, tmp_path: Path) -> SinkOptions:
+    return backfill_options(
+        SinkOptions.parse(
+            nameServer=cluster.name_server, ledger=str(tmp_path), sendMsgTimeout="2s",
+            retryTimesWhenSendFailed=1, orderWaitMs="2s", connectTimeoutMs="20s",
+            storedCheckDelay=20,
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture
+def engine(options: SinkOptions) -> Iterator[SendEngine]:
+    made = SendEngine(options, shared=None)
+    yield made
+    made.close()
+
+
+def letters(keys: list[str | None], **columns: list[Any]) -> pa.RecordBatch:
+    count = len(keys)
+    values: dict[str, Any] = {
+        "letter_id": [f"letter-{n}" for n in range(count)],
+        "topic": [TOPIC] * count,
+        "body": [f"body {n}".encode() for n in range(count)],
+        "sharding_key": keys,
+        "message_id": [f"{n:032X}" for n in range(count)],
+        "open": [False] * count,
+        "query_id": ["q-1"] * count,
+        **columns,
+    }
+    names = ("letter_id", "query_id", "open", *SENT_COLUMNS)
+    arrays = [
+        pa.array(values.get(name, [None] * count), TYPES.get(name, pa.string())) for name in names
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def make(options: SinkOptions, engine: SendEngine, **more: Any) -> tuple[Resender, Spool]:
+    spool: Any = Spool()
+    return Resender(options, engine=engine, spool=spool, ctx=CTX, **more), spool
+
+
+def test_all_are_stored_under_their_ids_and_resolved(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    batch = letters([f"k{n % 5}" for n in range(50)])
+    resender, spool = make(options, engine)
+    resender.send(batch)
+    assert resender.total.resent == 50
+    assert spool.resolved() == set(batch["letter_id"].to_pylist())
+    assert spool.kinds() == {SEND, RESOLUTION, BACKFILL}
+    ids = [message.message_id for message in cluster.messages(TOPIC)]
+    assert sorted(ids) == sorted(batch["message_id"].to_pylist())
+
+
+def test_a_keys_letters_are_stored_in_order(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resend, "CHUNK", 7)
+    resender, _ = make(options, engine)
+    resender.send(letters([f"k{n % 3}" for n in range(60)]))
+    seen: dict[str, list[int]] = {}
+    for message in cluster.messages(TOPIC):
+        number = int(message.body.split()[1])
+        seen.setdefault(message.properties["__SHARDINGKEY"], []).append(number)
+    assert sum(map(len, seen.values())) == 60
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+
+
+def test_letters_without_a_key_are_sent_too(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    resender, spool = make(options, engine)
+    resender.send(letters([None, "k", None]))
+    assert resender.total.resent == 3
+    assert len(spool.resolved()) == len(cluster.messages(TOPIC)) == 3
+
+
+def test_a_refused_letter_stays_pending_and_stops_its_key(
+    options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resend, "CHUNK", 2)
+    keys: list[str | None] = ["bad", "good", "bad", "good", "bad", "good"]
+    bodies = [b"", b"1", b"2", b"3", b"4", b"5"]
+    resender, spool = make(options, engine)
+    resender.send(letters(keys, body=bodies))
+    assert spool.resolved() == {"letter-1", "letter-3", "letter-5"}
+    assert (resender.total.failed, resender.total.held_back) == (1, 2)
+    assert resender.total.codes == {"EMPTY_BODY": 1}
+    assert spool.kinds() == {SEND, RESOLUTION, BACKFILL}, "a failed letter is no second letter"
+
+
+def test_what_a_broker_refuses_stays_pending(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "no"), times=None)
+    resender, spool = make(options, engine)
+    resender.send(letters(["a", "b"]))
+    assert spool.resolved() == set()
+    assert resender.total.failed == 2
+    assert set(resender.total.codes) == {"MESSAGE_ILLEGAL"}
+    assert "no" in resender.total.first_error
+
+
+def test_no_way_to_any_broker_ends_the_trying(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resend, "CHUNK", 2)
+    engine.publish_info(TOPIC)
+    for broker in cluster.brokers:
+        broker.kill()
+    resender, spool = make(options, engine)
+    resender.send(letters(["a", "b", "c", "d", "e", "f"]))
+    assert spool.resolved() == set()
+    assert resender.total.not_tried == 4
+    assert resender.total.failed + resender.total.held_back == 2
+
+
+def test_resolutions_are_durable_chunk_by_chunk(
+    options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resend, "CHUNK", 10)
+    resender, spool = make(options, engine)
+    resender.send(letters(["k"] * 35))
+    chunks = [10, 10, 10, 5]
+    assert spool.durable == [{kind: n} for n in chunks for kind in (BACKFILL, RESOLUTION)]
+
+
+class TestWhatMayBeStored:
+    """`open` letters: of a backfill that was killed, or of a send without an answer."""
+
+    @staticmethod
+    def questions(cluster: FakeCluster) -> set[str]:
+        """The ids that brokers were asked for, the look-up that only wakes them left out."""
+        asked = {
+            (request.ext or {})["key"]
+            for broker in cluster.brokers
+            for request in broker.requests
+            if request.code == RequestCode.QUERY_MESSAGE
+        }
+        return asked - {"-"}
+
+    def test_only_these_are_asked_for_and_what_is_stored_is_not_sent(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        store(options, engine, letters(["k"] * 6), [0, 3, 5])
+        resender, spool = make(options, engine)
+        resender.send(letters(["k"] * 6, open=[True, False, True, True, False, True]))
+        assert self.questions(cluster) == {f"{n:032X}" for n in (0, 2, 3, 5)}
+        assert (resender.total.found, resender.total.resent) == (3, 3)
+        assert resender.total.settled == len(spool.resolved()) == 6
+        sent = Counter(message.body for message in cluster.messages(TOPIC))
+        assert sent == {f"body {n}".encode(): 1 for n in range(6)}
+        notes = {row["letter_id"]: row["note"] for row in spool.rows if row["kind"] == RESOLUTION}
+        assert notes["letter-0"] == resend.FOUND
+        assert notes["letter-1"] is None
+
+    def test_nothing_is_asked_for_the_others(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        make(options, engine)[0].send(letters(["k", None]))
+        assert self.questions(cluster) == set()
+
+    def test_look_ups_are_pipelined(
+        self, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One after the other, a round trip each, 2,000 letters of a chunk would take seconds."""
+        asked, answered, most = [0], [0], [0]
+
+        def counted(pump: Any, address: str, topic: str, one: str, done: Any, **more: Any) -> None:
+            def ended(*result: Any) -> None:
+                answered[0] += 1
+                done(*result)
+
+            asked[0] += 1
+            most[0] = max(most[0], asked[0] - answered[0])
+            look_up(pump, address, topic, one, ended, **more)
+
+        monkeypatch.setattr(stored_messages, "look_up", counted)
+        make(options, engine)[0].send(letters(["k"] * 40, open=[True] * 40))
+        assert most[0] == 2 * 40, "both brokers, all letters"
+
+    def test_a_task_that_runs_again_asks_for_all(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        store(options, engine, letters(["k", None, "k"]), [0, 1, 2])
+        resender, spool = make(options, engine, ask_all=True)
+        resender.send(letters(["k", None, "k"]))
+        assert resender.total.found == 3
+        assert len(cluster.messages(TOPIC)) == len(spool.resolved()) == 3
+
+    def test_the_topic_that_is_sent_to_is_asked(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        cluster.create_topic("elsewhere", 4)
+        store(options, engine, letters(["k"]), [0])
+        resender, _ = make(options.with_(topic="elsewhere"), engine)
+        resender.send(letters(["k"], open=[True]))
+        assert resender.total.resent == len(cluster.messages("elsewhere")) == 1
+
+    def test_a_timed_letter_is_found_where_it_waits(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        make(options, engine)[0].send(letters(["k"], delay_level=[3], open=[True]))
+        make(options, engine)[0].send(letters([None], delay_level=[3], open=[True]))
+        topics = {
+            (request.ext or {})["topic"]
+            for broker in cluster.brokers
+            for request in broker.requests
+            if request.code == RequestCode.QUERY_MESSAGE and (request.ext or {})["key"] != "-"
+        }
+        assert topics == {TOPIC, "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"}
+
+    def test_a_tables_rows_need_not_have_all_columns(
+        self, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        names = ["letter_id", "query_id", "open", "topic", "body", "sharding_key", "message_id"]
+        batch = letters(["k", None], open=[True, False]).select(names)
+        resender, _ = make(options, engine)
+        resender.send(batch)
+        assert resender.total.resent == 2
+
+    def test_a_topic_that_nobody_knows_holds_nothing(self, options: SinkOptions) -> None:
+        with FakeCluster(brokers=1, queues=0) as bare:  # no TBW102, so that no topic is made
+            options = options.with_(nameServer=bare.name_server)
+            engine = SendEngine(options, shared=None)
+            resender, spool = make(options, engine)
+            resender.send(letters(["k"], topic=["nosuch"], open=[True]))
+            engine.close()
+        assert (resender.total.failed, dict(resender.total.codes)) == (1, {"NO_ROUTE": 1})
+        assert spool.marks()["letter-0"][-1] == ("not_sent", "NO_ROUTE")
+
+    def test_nothing_is_sent_while_a_broker_cannot_be_asked(
+        self, cluster: FakeCluster, options: SinkOptions
+    ) -> None:
+        cluster.brokers[1].on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
+        engine = SendEngine(options.with_(storedCheckTimeout=200), shared=None)
+        resender, spool = make(options, engine)
+        resender.send(letters(["k"] * 4, open=[True, True, False, False]))
+        engine.close()
+        assert cluster.messages(TOPIC) == []
+        assert (resender.total.found, resender.total.not_tried) == (0, 4)
+        assert spool.resolved() == set()
+        assert "does not say which messages" in resender.total.first_error
+
+
+class TestTheBrokerThatDidNotAnswer:
+    """A letter of unknown outcome may be on it; a killed one is in no route for a while."""
+
+    def letters(self, **columns: list[Any]) -> pa.RecordBatch:
+        batch = letters([None] * 4, open=[True] * 4, **columns)
+        return batch.append_column("unknown_at", pa.array(["broker-b"] * 4))
+
+    @pytest.fixture
+    def late(self, cluster: FakeCluster, options: SinkOptions) -> Any:
+        """It has the letters, and is missing from the route."""
+        late = cluster.brokers[1]
+        cluster.brokers[0].is_master = False
+        sender = SendEngine(options, shared=None)
+        store(options, sender, letters([None] * 4), [0, 1, 2, 3])
+        sender.close()
+        assert len(late.store.messages(TOPIC)) == 4
+        cluster.brokers[0].is_master, late.is_master = True, False
+        return late
+
+    @pytest.fixture
+    def once(self, options: SinkOptions) -> SinkOptions:
+        return options.with_(delivery="effectively_once", pollNameServerInterval=10)
+
+    def test_is_asked_when_it_is_back(self, late: Any, once: SinkOptions) -> None:
+        engine = SendEngine(once.with_(storedCheckTimeout="20s"), shared=None)
+        back = threading.Timer(0.5, lambda: setattr(late, "is_master", True))
+        back.start()
+        resender, _ = make(once, engine)
+        resender.send(self.letters())
+        back.join()
+        engine.close()
+        assert (resender.total.found, resender.total.resent) == (4, 0)
+
+    def test_holds_its_letters_while_it_is_away(
+        self, cluster: FakeCluster, late: Any, once: SinkOptions
+    ) -> None:
+        engine = SendEngine(once.with_(storedCheckTimeout=200), shared=None)
+        resender, spool = make(once, engine)
+        resender.send(self.letters())
+        engine.close()
+        assert (resender.total.not_tried, spool.resolved()) == (4, set())
+        assert len(cluster.messages(TOPIC)) == 4
+        for word in (late.name, "not in the route", "at_least_once"):
+            assert word in resender.total.first_error
+
+    def test_is_asked_for_no_other_topic_and_not_at_least_once(
+        self, cluster: FakeCluster, late: Any, options: SinkOptions, once: SinkOptions
+    ) -> None:
+        cluster.create_topic("other", 2)
+        for given, topic in ((options, TOPIC), (once.with_(topic="other"), "other")):
+            engine = SendEngine(given, shared=None)
+            resender, _ = make(given, engine)
+            resender.send(self.letters())
+            engine.close()
+            assert resender.total.resent == 4
+            assert len(cluster.brokers[0].store.messages(topic)) == 4
+
+
+def store(
+    options: SinkOptions, engine: SendEngine, batch: pa.RecordBatch, which: list[int]
+) -> None:
+    """What an earlier send of these letters left at the brokers."""
+    make(options, engine)[0].send(batch.take(which))
+
+
+def test_every_letter_of_a_chunk_is_marked_and_its_end_noted(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "no"), times=None)
+    resender, spool = make(options, engine)
+    resender.send(letters(["a", "a", None], body=[b"0", b"1", b""]))
+    assert spool.marks() == {
+        "letter-0": [("in_flight", None), ("rejected", "MESSAGE_ILLEGAL")],
+        "letter-1": [("in_flight", None), ("not_sent", "HELD_BACK")],
+        "letter-2": [("in_flight", None), ("not_sent", "EMPTY_BODY")],
+    }
+    for broker in cluster.brokers:
+        broker.behave()
+    resender, spool = make(options, engine)
+    resender.send(letters(["a"]))
+    assert spool.marks() == {"letter-0": [("in_flight", None)]}
+    assert spool.resolved() == {"letter-0"}
+
+
+def test_a_rate_makes_chunks_of_a_second() -> None:
+    batch = letters(["k"] * 100)
+    assert resend._chunk_rows(batch, SinkOptions()) == resend.CHUNK
+    per_task = SinkOptions.parse(maxMessagesPerSecond=100, rateTasks=4)
+    assert resend._chunk_rows(batch, per_task) == 25
+    mean = batch.nbytes / 100
+    by_bytes = SinkOptions.parse(maxBytesPerSecond=int(mean * 10))
+    assert resend._chunk_rows(batch, by_bytes) in (9, 10)
+    assert resend._chunk_rows(batch, SinkOptions.parse(maxMessagesPerSecond=1, rateTasks=9)) == 1
+
+
+def test_a_result_fits_its_schema() -> None:
+    total = resend.Resent(resent=1, codes=resend.Counter({"A": 2}), first_error="x")
+    batch = total.as_batch()
+    assert batch.schema == RESULT_SCHEMA
+    assert batch.to_pylist()[0]["codes"] == [("A", 2)]
+
+
+class TestBackfillOptions:
+    def test_failures_are_told_and_not_raised(self) -> None:
+        given = SinkOptions.parse(
+            ledger="l", nameServer="a:1", onFailure="fail", onInvalid="fail", maxFailures=3,
+            maxFailureRatio=0.1, columns="body=payload", bodyFormat="json", orderBy="x",
+        )  # fmt: skip
+        made = backfill_options(given)
+        assert (made.on_failure, made.on_invalid) == ("dead_letter", "dead_letter")
+        assert (made.max_failures, made.max_failure_ratio) == (-1, 1.0)
+        assert (made.columns, made.body_format, made.order_by) == ((), "column", "")
+        assert made.name_servers == ("a:1",)
+
+    def test_the_users_wait_is_kept(self) -> None:
+        assert backfill_options(SinkOptions.parse(orderWaitMs="90s")).order_wait_ms == 90_000
+        assert backfill_options(SinkOptions.parse()).order_wait_ms == 10_000
+
+    def test_every_option_survives(self) -> None:
+        given = SinkOptions.parse(
+            accessKey="a", secretKey="s", tlsMode="insecure", sendMsgTimeout="7s", latencyMax="1,2",
+            notAvailableDuration="3,4",
+        )  # fmt: skip
+        made = backfill_options(given)
+        assert made.secret_key == given.secret_key
+        assert made.latency_max_ms == (1, 2)
+
+
+def test_what_was_done_is_plain_json() -> None:
+    done = Resent(failed=2)
+    done.codes.update({"EMPTY_BODY": 2})
+    assert json.loads(json.dumps(done.as_dict()))["codes"] == {"EMPTY_BODY": 2}
+
+
+def test_what_was_settled_since_the_plan_is_left_out(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    resender, spool = make(options, engine, settled={"letter-1", "letter-7"})
+    resender.send(letters(["a", "a", "b"]))
+    assert (resender.total.resent, resender.total.left_out) == (2, 1)
+    assert spool.resolved() == {"letter-0", "letter-2"}
+    assert len(cluster.messages(TOPIC)) == 2
+
+
+def test_a_task_whose_backfill_was_taken_over_sends_nothing_more(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resend, "CHUNK", 2)
+    looks = iter([None, LedgerError("taken over")])
+
+    def check() -> None:
+        if error := next(looks):
+            raise error
+
+    resender, spool = make(options, engine, check=check)
+    with pytest.raises(LedgerError, match="taken over"):
+        resender.send(letters(["a", "b", "c", "d"]))
+    assert len(cluster.messages(TOPIC)) == len(spool.resolved()) == 2
+    assert set(spool.marks()) == {"letter-0", "letter-1"}

@@ -1,0 +1,25 @@
+"""One task attempt over one batch, with a pool of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.task.runner import TaskRunner
+
+
+def run_task(options: SinkOptions, ctx: RunContext, columns: dict[str, Any]) -> Any:
+    """The task's summary; what it raises is raised here."""
+    batch = pa.RecordBatch.from_pydict(columns)
+    pool = ProducerPool()
+    run = TaskRunner(options, ctx, pool=pool)
+    try:
+        run.feed(batch, resolve_columns(batch.schema, options))
+        return run.finish()
+    finally:
+        pool.close()

@@ -1,0 +1,111 @@
+"""A send engine that keeps what it stores in lists and fails as a test tells it to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from rocket_sink.errors import NoRouteError, Outcome, SendError
+from rocket_sink.message import MessageQueue, SendResult
+from rocket_sink.producer.engine.attempt import AttemptRecord, Completion, SendRequest
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+from rocket_sink.task.pending import DecodedMessage, PendingRequest
+
+Judge = Callable[[SendRequest, MessageQueue], "SendError | Outcome | None"]
+
+
+def publish_info(topic: str, spans: list[tuple[str, int]]) -> TopicPublishInfo:
+    masters = {name: f"{name}:10911" for name, _ in spans}
+    return TopicPublishInfo._of_spans(topic, spans, masters)
+
+
+class StubEngine:
+    """Answers each request when it is polled, in turn; `judge` says how.
+
+    `judge` returns None for stored, Outcome.ACKED_DEGRADED, or the error to complete with.
+    """
+
+    def __init__(self, judge: Judge | None = None, spans: Any = (("a", 4), ("b", 4))) -> None:
+        self.judge = judge or (lambda request, queue: None)
+        self.spans = list(spans)
+        self.requests: list[SendRequest] = []
+        self.stored: dict[MessageQueue, list[DecodedMessage]] = {}
+        self.unavailable: set[str] = set()
+        self.unknown_topics: set[str] = set()
+        self.most_in_flight: dict[MessageQueue, int] = {}
+        self.broken = False
+        self._waiting: deque[tuple[SendRequest, MessageQueue]] = deque()
+        self._turn = 0
+
+    def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
+        if topic in self.unknown_topics:
+            raise NoRouteError(f"no route of the topic {topic!r}", topic=topic)
+        return publish_info(topic, self.spans)
+
+    def submit(self, request: SendRequest) -> None:
+        queue = self._queue_of(request)
+        self.requests.append(request)
+        self._waiting.append((request, queue))
+        home = request.token.queue
+        if home is not None:
+            flying = sum(r.token.queue == home for r, _ in self._waiting)
+            self.most_in_flight[home] = max(flying, self.most_in_flight.get(home, 0))
+
+    def poll(self, timeout_s: float = 0.0) -> list[Completion]:
+        """One answer per call without a time-out, all with one: so that requests pile up."""
+        count = len(self._waiting) if timeout_s else min(1, len(self._waiting))
+        return [self._answer(*self._waiting.popleft()) for _ in range(count)]
+
+    def drain(self, deadline_s: float | None = None) -> list[Completion]:
+        return self.poll(1.0)
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def available(self, broker_name: str) -> bool:
+        return broker_name not in self.unavailable
+
+    def isolations(self) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        self.broken = True
+
+    def bodies(self, queue: MessageQueue | None = None) -> list[bytes]:
+        queues = [queue] if queue else list(self.stored)
+        return [message.body for one in queues for message in self.stored.get(one, [])]
+
+    def _queue_of(self, request: SendRequest) -> MessageQueue:
+        info = self.publish_info(request.topic)
+        if request.queue is not None:
+            return request.queue
+        if request.choose is not None:
+            chosen = request.choose(info, self.available)
+            assert chosen is not None
+            return chosen
+        self._turn += 1
+        return info.queues[self._turn % len(info.queues)]
+
+    def _answer(self, request: SendRequest, queue: MessageQueue) -> Completion:
+        verdict = self.judge(request, queue)
+        if isinstance(verdict, SendError):
+            attempt = _attempt(request, queue, verdict.outcome, verdict.code)
+            unknown = verdict.outcome is Outcome.UNKNOWN
+            return Completion(request.token, verdict.outcome, None, verdict, [attempt], unknown)
+        outcome = verdict or Outcome.ACKED
+        pending: PendingRequest = request.token
+        kept = self.stored.setdefault(queue, [])
+        result = SendResult(outcome, "SEND_OK", "", "", queue, len(kept), "a:1")
+        kept.extend(pending.messages())
+        return Completion(request.token, outcome, result, None, [_attempt(request, queue, outcome)])
+
+
+def _attempt(
+    request: SendRequest, queue: MessageQueue, outcome: Outcome, code: str | None = None
+) -> AttemptRecord:
+    return AttemptRecord(
+        1, request.topic, queue.broker_name, "a:1", queue.queue_id, 0, 1_700_000_000_000,
+        0.1, 0.0, 1.5, request.message_count, 10, 20, outcome, error_code=code,
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""The dead-letter topic: what a letter's message says, and that only the ledger may not fail."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import OptionError
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing.script import Behaviour
+from tests.task.one_task import run_task
+from tests.task.test_worker import spooled
+
+CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+
+
+@pytest.fixture
+def cluster() -> Any:
+    with FakeCluster(brokers=2) as fake:
+        yield fake
+
+
+def refuse(cluster: FakeCluster, topic: str, behaviour: Behaviour | None = None) -> None:
+    for broker in cluster.brokers:
+        broker._script.add(
+            behaviour or Answer(13, "the message is illegal"),
+            matches=lambda frame: (frame.ext or {}).get("b") == topic, times=None,
+        )  # fmt: skip
+
+
+def send(cluster: FakeCluster, ledger: Path, columns: dict[str, Any], **options: Any) -> Any:
+    given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
+             "deadLetterTopic": "dead", "sendMsgTimeout": 500, **options}  # fmt: skip
+    return run_task(SinkOptions.parse(given), CTX, columns)
+
+
+def test_a_letter_is_a_message_that_tells_its_story(cluster: FakeCluster, tmp_path: Path) -> None:
+    refuse(cluster, "t")
+    columns = {
+        "body": [b"x"], "tags": ["a"], "keys": ["k1"], "sharding_key": ["s"],
+        "properties": pa.array([[("colour", "red")]], pa.map_(pa.string(), pa.string())),
+        "message_id": ["mine"],
+    }  # fmt: skip
+    summary = send(cluster, tmp_path, columns, ordering="strict")
+    assert (summary.rows_in, summary.dead) == (1, 1)
+    (message,) = cluster.messages("dead")
+    (letter,) = [row for row in spooled(tmp_path) if row["kind"] == "dead_letter"]
+    assert message.body == b"x"
+    said = {
+        "TAGS": "a", "KEYS": "k1", "__SHARDINGKEY": "s", "colour": "red",
+        "UNIQ_KEY": letter["letter_id"], "__dead_letter_id": letter["letter_id"],
+        "DLQ_ORIGIN_TOPIC": "t", "DLQ_ORIGIN_MESSAGE_ID": "mine",
+        "__dead_letter_reason": "data", "__dead_letter_code": "MESSAGE_ILLEGAL",
+        "__dead_letter_error": letter["last_error"], "__dead_letter_query": "q",
+        "__dead_letter_epoch": "3",
+    }  # fmt: skip
+    assert said.items() <= message.properties.items()
+
+
+def test_refused_rows_go_there_as_far_as_they_can(cluster: FakeCluster, tmp_path: Path) -> None:
+    """Row 1 has no body, row 2 a tag that no message may have."""
+    columns = {"body": [None, b"tagged", b"good"], "tags": ["a", "b\x01c", "a"]}
+    summary = send(cluster, tmp_path, columns)
+    assert (summary.acked, summary.invalid) == (1, 2)
+    (message,) = cluster.messages("dead")
+    assert message.body == b"tagged" and "TAGS" not in message.properties
+    assert message.properties["__dead_letter_reason"] == "data"
+
+
+def test_what_the_topic_does_not_take_is_in_the_ledger(
+    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse(cluster, "t")
+    refuse(cluster, "dead")
+    with caplog.at_level(logging.WARNING):
+        summary = send(cluster, tmp_path, {"body": [b"x", b"y"]})
+    assert (summary.dead, cluster.messages("dead")) == (2, [])
+    rows = spooled(tmp_path)
+    assert sum(row["kind"] == "dead_letter" for row in rows) == 2
+    assert "2 of 2 dead letters are not in the topic dead" in caplog.text
+    refused = [row for row in rows if row["kind"] == "send" and row["topic"] == "dead"]
+    assert refused and {row["outcome"] for row in refused} == {"rejected"}
+
+
+def test_a_hopeless_topic_is_left_alone(cluster: FakeCluster, tmp_path: Path) -> None:
+    refuse(cluster, "t")
+    refuse(cluster, "dead")
+    columns = {"body": [str(i).encode() for i in range(600)]}
+    send(cluster, tmp_path, columns, requestMaxMessages=10, backPressureForAsyncSendNum=20)
+    tried = [r for b in cluster.brokers for r in b.requests if (r.ext or {}).get("b") == "dead"]
+    assert 50 <= len(tried) < 300
+
+
+def test_the_topic_cannot_be_its_own() -> None:
+    with pytest.raises(OptionError, match="its own letters"):
+        SinkOptions.parse(topic="t", deadLetterTopic="t")

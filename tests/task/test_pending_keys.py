@@ -1,0 +1,146 @@
+"""onPendingKey: later epochs of a key wait for the backfill of its letters, or overtake them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocket_sink.errors import DeliveryError, OptionError
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.pending_keys import PendingKeys
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.testing import Answer, FakeCluster
+from tests.task.one_task import run_task
+from tests.task.test_worker import spooled
+
+CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+NEXT = dataclasses.replace(CTX, epoch=4, task_attempt_id=8)
+
+
+def send(cluster: FakeCluster, ledger: Path, ctx: RunContext, keys: str, **options: Any) -> Any:
+    given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
+             "ordering": "strict", "onPendingKey": "hold", "requestMaxMessages": 1}  # fmt: skip
+    columns = {"body": [f"{ctx.epoch}{key}".encode() for key in keys], "sharding_key": list(keys)}
+    return run_task(SinkOptions.parse({**given, **options}), ctx, columns)
+
+
+def refuse(cluster: FakeCluster, times: int) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "the message is illegal"), times=times)
+
+
+@pytest.fixture
+def cluster() -> Any:
+    with FakeCluster(brokers=1) as fake:
+        yield fake
+
+
+def stored(cluster: FakeCluster) -> list[bytes]:
+    return sorted(message.body for message in cluster.messages("t"))
+
+
+def test_a_key_with_a_pending_letter_waits(cluster: FakeCluster, tmp_path: Path) -> None:
+    refuse(cluster, 1)
+    assert send(cluster, tmp_path, CTX, "a").given_up == 1
+    summary = send(cluster, tmp_path, NEXT, "aabb")
+    assert (summary.acked, summary.held_back) == (2, 2)
+    assert stored(cluster) == [b"4b", b"4b"]
+    letters = [row for row in spooled(tmp_path) if row["kind"] == "dead_letter"]
+    assert [row["reason"] for row in letters if row["epoch"] == 4] == ["held_back"] * 2
+    assert "onPendingKey" in letters[-1]["last_error"]
+
+
+def test_pass_lets_it_overtake(cluster: FakeCluster, tmp_path: Path) -> None:
+    refuse(cluster, 1)
+    send(cluster, tmp_path, CTX, "a", onPendingKey="pass")
+    assert send(cluster, tmp_path, NEXT, "a", onPendingKey="pass").acked == 1
+
+
+def test_held_rows_hold_their_key_too(cluster: FakeCluster, tmp_path: Path) -> None:
+    """Until all letters of a key are resolved, and not only the first."""
+    refuse(cluster, 1)
+    send(cluster, tmp_path, CTX, "a")
+    (first,) = (tmp_path / "_pending").iterdir()
+    send(cluster, tmp_path, NEXT, "a")
+    first.unlink()
+    later = dataclasses.replace(CTX, epoch=5)
+    assert send(cluster, tmp_path, later, "a").held_back == 1
+
+
+def test_other_queries_wait_and_the_own_epochs_next_attempt_does_not(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """The next attempt sends the epoch again from its start: nothing of it is overtaken."""
+    other = dataclasses.replace(CTX, query_id="q2")
+    refuse(cluster, 1)
+    send(cluster, tmp_path / "1", CTX, "a")
+    assert send(cluster, tmp_path / "1", other, "a").held_back == 1
+    refuse(cluster, 1)
+    send(cluster, tmp_path / "2", CTX, "a")
+    assert send(cluster, tmp_path / "2", dataclasses.replace(CTX, run_id="r2"), "a").acked == 1
+    assert send(cluster, tmp_path / "2", other, "a").acked == 1
+
+
+def test_a_complete_attempt_lets_go_of_what_earlier_ones_noted(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """The first run's driver died before it took anything in; the second delivers all."""
+    refuse(cluster, 2)
+    send(cluster, tmp_path, CTX, "ab")
+    again = dataclasses.replace(CTX, run_id="r2", task_attempt_id=1)
+    assert send(cluster, tmp_path, again, "ab").acked == 2
+    assert send(cluster, tmp_path, dataclasses.replace(NEXT, run_id="r2"), "ab").acked == 2
+    assert list((tmp_path / "_pending").iterdir()) == []
+
+
+def test_an_attempt_that_gives_up_again_holds_its_own_keys_only(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    refuse(cluster, 2)
+    send(cluster, tmp_path, CTX, "ab")
+    refuse(cluster, 1)
+    send(cluster, tmp_path, dataclasses.replace(CTX, run_id="r2"), "ab")
+    assert list(PendingKeys(resolve_path(tmp_path)).held_for(NEXT).values()) == [{"a"}]
+
+
+def test_an_attempt_that_fails_lets_go_of_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+    refuse(cluster, 1)
+    send(cluster, tmp_path, CTX, "a")
+    refuse(cluster, 1)
+    with pytest.raises(DeliveryError):
+        send(cluster, tmp_path, dataclasses.replace(CTX, run_id="r2"), "ba", onFailure="fail")
+    assert PendingKeys(resolve_path(tmp_path)).held_for(NEXT) == {"t": {"a"}}
+
+
+def test_a_worker_that_outlives_its_driver_lets_go_of_nothing_newer(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    old, new = PendingKeys(resolve_path(tmp_path)), PendingKeys(resolve_path(tmp_path))
+    old.held_for(CTX)
+    later = dataclasses.replace(CTX, run_id="r2")
+    new.held_for(later)
+    new.note(later, {"t": {"a"}})
+    old.withdraw_earlier()
+    assert PendingKeys(resolve_path(tmp_path)).held_for(NEXT) == {"t": {"a"}}
+
+
+def test_refused_rows_hold_nobody(cluster: FakeCluster, tmp_path: Path) -> None:
+    assert send(cluster, tmp_path, CTX, "a", maxMessageSize=1).invalid == 1
+    assert send(cluster, tmp_path, NEXT, "a").acked == 1
+
+
+def test_a_task_without_letters_writes_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+    send(cluster, tmp_path, CTX, "abc")
+    assert not (tmp_path / "_pending").exists()
+    assert PendingKeys(resolve_path(tmp_path)).held_for(NEXT) == {}
+
+
+@pytest.mark.parametrize("missing", [{"ordering": "none"}, {"ledger": ""}])
+def test_hold_needs_an_ordering_and_a_ledger(missing: dict[str, str]) -> None:
+    given = {"ordering": "strict", "ledger": "/l", "onPendingKey": "hold", **missing}
+    with pytest.raises(OptionError, match="onPendingKey=hold"):
+        SinkOptions.parse(given)

@@ -1,0 +1,185 @@
+"""Tables without Spark: every row stored or returned, with the options of the Spark lanes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink import TableProducer
+from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError, ProducerClosedError
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.spool import sealed_files
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire.codes import RequestCode, ResponseCode
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2, queues=4) as fake:
+        fake.create_topic("orders", 4)
+        yield fake
+
+
+@pytest.fixture
+def make(cluster: FakeCluster) -> Iterator[Callable[..., TableProducer]]:
+    made: list[TableProducer] = []
+
+    def producer(**options: Any) -> TableProducer:
+        made.append(TableProducer(nameServer=cluster.name_server, topic="orders", **options))
+        return made[-1]
+
+    yield producer
+    for one in made:
+        one.close()
+
+
+def table(rows: int = 3000) -> pa.Table:
+    return pa.table(
+        {
+            "body": [b"%d" % n for n in range(rows)],
+            "keys": [f"k{n}" for n in range(rows)],
+            "sharding_key": [f"s{n % 7}" for n in range(rows)],
+        }
+    )
+
+
+def test_every_row_is_stored_once(cluster: FakeCluster, make: Callable[..., TableProducer]) -> None:
+    result = make().send(table())
+    stored = cluster.messages("orders")
+    assert result.summary.acked == 3000 and result.summary.all_delivered
+    assert {m.body for m in stored} == {b"%d" % n for n in range(3000)} and len(stored) == 3000
+    assert len({m.message_id for m in stored}) == 3000
+    assert "3,000" in str(result) and "<table>" in result._repr_html_()
+    assert result.dead_letters.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda t: t,
+        lambda t: t.to_batches(100),
+        lambda t: t.to_reader(100),
+        lambda t: t.combine_chunks().to_batches()[0],
+        lambda t: Exported(t),
+        lambda t: (batch for batch in t.to_batches(7)),
+    ],
+)
+def test_tables_in_any_form(
+    cluster: FakeCluster, make: Callable[..., TableProducer], form: Any
+) -> None:
+    producer = make()
+    assert producer.send(form(table(500))).summary.acked == 500
+    assert producer.send(form(table(500))).summary.acked == 500
+    assert len({m.message_id for m in cluster.messages("orders")}) == 1000
+
+
+class Exported:
+    """As polars, pandas and DuckDB give their frames."""
+
+    def __init__(self, data: pa.Table) -> None:
+        self._data = data
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._data.__arrow_c_stream__(requested_schema)
+
+
+def test_order_per_key(cluster: FakeCluster, make: Callable[..., TableProducer]) -> None:
+    make(ordering="strict", requestMaxMessages=20).send(table())
+    seen: dict[str, list[tuple[int, int]]] = {}
+    for message in cluster.messages("orders"):
+        key = message.properties["__SHARDINGKEY"]
+        seen.setdefault(key, []).append((message.queue_offset, int(message.body)))
+    assert len(seen) == 7
+    for pairs in seen.values():
+        assert [number for _, number in sorted(pairs)] == sorted(number for _, number in pairs)
+
+
+def test_rows_that_cannot_be_sent_come_back(
+    cluster: FakeCluster, make: Callable[..., TableProducer]
+) -> None:
+    data = pa.table({"body": [b"a", None, b"c", b""], "tags": ["x", "y", "a||b", "z"]})
+    producer = make()
+    result = producer.send(data)
+    assert (result.summary.acked, result.summary.dead, result.summary.adds_up) == (1, 3, True)
+    letters = result.dead_letters
+    assert set(letters["last_error_code"].to_pylist()) == {
+        "NULL_BODY", "INVALID_TAGS", "EMPTY_BODY"
+    }  # fmt: skip
+    assert [m.body for m in cluster.messages("orders")] == [b"a"]
+
+
+def test_what_came_back_can_be_sent_again(
+    cluster: FakeCluster, make: Callable[..., TableProducer]
+) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(ResponseCode.NO_PERMISSION), times=1000)
+    producer = make(deliveryTimeoutMs=500)
+    first = producer.send(table(50))
+    assert first.summary.dead == 50 and not first.summary.all_delivered
+    for broker in cluster.brokers:
+        broker.behave()
+    second = producer.send(first.dead_letters)
+    assert second.summary.acked == 50
+    stored = {m.message_id for m in cluster.messages("orders")}
+    assert stored == set(first.dead_letters["message_id"].to_pylist())
+
+
+def test_the_options_may_want_an_error(make: Callable[..., TableProducer]) -> None:
+    with pytest.raises(DeliveryError, match="null"):
+        make(onInvalid="fail").send(pa.table({"body": pa.array([b"a", None])}))
+
+
+@pytest.mark.parametrize("data", ["text", {"body": [b"x"]}, 7, [1, 2]])
+def test_no_table(make: Callable[..., TableProducer], data: Any) -> None:
+    with pytest.raises(ColumnError, match="give"):
+        make().send(data)
+
+
+def test_wrong_columns(cluster: FakeCluster, make: Callable[..., TableProducer]) -> None:
+    with pytest.raises(ColumnError, match="no column 'body'"):
+        make().send(pa.table({"payload": [b"x"]}))
+    sends = [f for b in cluster.brokers for f in b.requests if f.code != RequestCode.HEART_BEAT]
+    assert not sends
+
+
+def test_refused_options(cluster: FakeCluster) -> None:
+    with pytest.raises(ConfigurationError, match="to_json"):
+        TableProducer(nameServer=cluster.name_server, bodyFormat="json")
+    producer = TableProducer(
+        nameServer=cluster.name_server, topic="orders", delivery="transactional", ledger="/l"
+    )
+    with pytest.raises(ConfigurationError, match="transactional"):
+        producer.send(table(1))
+
+
+def test_after_close(make: Callable[..., TableProducer]) -> None:
+    producer = make()
+    producer.close()
+    producer.close()
+    with pytest.raises(ProducerClosedError):
+        producer.send(table(1))
+
+
+def test_a_ledger_takes_the_rows_in(
+    cluster: FakeCluster, make: Callable[..., TableProducer], tmp_path: Any
+) -> None:
+    ledger = str(tmp_path / "ledger")
+    result = make(ledger=ledger).send(pa.table({"body": pa.array([b"a", None])}))
+    assert result.dead_letters.num_rows == 1
+    place = resolve_path(ledger)
+    assert len(sealed_files(place, place.filesystem())) == 1
+
+
+def test_no_spark_is_needed(cluster: FakeCluster) -> None:
+    code = (
+        "import sys, pyarrow, rocket_sink;"
+        f"p = rocket_sink.TableProducer(nameServer='{cluster.name_server}', topic='orders');"
+        "p.send(pyarrow.table({'body': [b'x']})); p.close();"
+        "sys.exit(any(name.split('.')[0] in ('pyspark', 'py4j', 'delta') for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,575 @@
+"""The task body on a stub engine: what is sent, what becomes a dead letter, and the accounts."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import (
+    AuthenticationError,
+    BrokerBusyError,
+    ConnectError,
+    DeliveryError,
+    MessageIllegalError,
+    NoRouteError,
+    Outcome,
+    RequestTimeoutError,
+)
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.message import MessageQueue
+from rocket_sink.options import SinkOptions
+from rocket_sink.routing import sharding
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.task.recorder import LedgerRecorder
+from rocket_sink.task.request_factory import HomeQueueSelector
+from rocket_sink.task.task import TaskSender
+from rocket_sink.wire.codes import V5_0_0
+from tests.task.stub_engine import StubEngine, publish_info
+
+CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def _ledger() -> str:
+    """A folder for the pinned queues; the ledger's rows stay in the test."""
+    return tempfile.mkdtemp(prefix="rocket-sink-test-")
+
+
+class Run:
+    """A task over some tables; `letters` are the ledger's dead letters as dicts."""
+
+    def __init__(
+        self, engine: StubEngine, clock: Callable[[], float] = time.monotonic, **options: Any
+    ) -> None:
+        self.clock = clock
+        given = {"nameServer": "n:1", "topic": "t", "ledger": _ledger(), **options}
+        if given["topic"] is None:
+            given.pop("topic")
+        self.options = SinkOptions.parse(given)
+        self.engine = engine
+        self.rows: list[pa.RecordBatch] = []
+        self.body: TaskSender | None = None
+
+    def feed(self, **columns: Any) -> Run:
+        batch = pa.RecordBatch.from_pydict(columns)
+        if self.body is None:
+            plan = resolve_columns(batch.schema, self.options)
+            journal = LedgerRecorder(self.options, CTX, self.rows.append)
+            self.body = TaskSender(
+                self.options, plan, engine=self.engine, journal=journal, clock=self.clock,  # type: ignore[arg-type]
+            )  # fmt: skip
+        self.body.feed(batch)
+        return self
+
+    def finish(self) -> Run:
+        assert self.body is not None
+        self.body.finish()
+        return self
+
+    @property
+    def summary(self) -> Any:
+        assert self.body is not None
+        return self.body.summary
+
+    def kind(self, kind: str) -> list[dict[str, Any]]:
+        return [row for batch in self.rows for row in batch.to_pylist() if row["kind"] == kind]
+
+    @property
+    def letters(self) -> list[dict[str, Any]]:
+        return self.kind("dead_letter")
+
+    def codes(self) -> dict[bytes | None, str]:
+        return {row["body"]: row["last_error_code"] for row in self.letters}
+
+
+def home(engine: StubEngine, key: str, topic: str = "t") -> MessageQueue:
+    return sharding.owner(engine.publish_info(topic), key)
+
+
+def key_on(engine: StubEngine, queue: MessageQueue, *, but: str = "") -> str:
+    return next(
+        key for key in (f"k{i}" for i in range(1000)) if key != but and home(engine, key) == queue
+    )
+
+
+def bodies(count: int, first: int = 0) -> list[bytes]:
+    return [f"{i:05d}".encode() for i in range(first, first + count)]
+
+
+class TestSends:
+    def test_every_row_is_stored_once_and_the_accounts_add_up(self) -> None:
+        run = Run(StubEngine()).feed(body=bodies(100), tags=["a"] * 100).finish()
+        assert sorted(run.engine.bodies()) == bodies(100)
+        assert (run.summary.rows_in, run.summary.acked, run.summary.given_up) == (100, 100, 0)
+        (epoch,) = run.kind("epoch")
+        assert epoch["complete"] and epoch["rows_in"] == 100 and epoch["acked"] == 100
+        assert sum(row["message_count"] for row in run.kind("send")) == 100
+
+    def test_unsharded_rows_go_in_one_request_that_the_engine_places(self) -> None:
+        run = Run(StubEngine()).feed(body=bodies(100)).finish()
+        (request,) = run.engine.requests
+        assert request.batch and request.queue is None and request.choose is None
+
+    def test_requests_keep_both_limits(self) -> None:
+        run = Run(StubEngine(), requestMaxMessages=30, requestMaxBytes=2000)
+        run.feed(body=[b"x" * 100] * 100).finish()
+        assert all(r.message_count <= 30 for r in run.engine.requests)
+        assert all(memoryview(r.body).nbytes <= 2000 for r in run.engine.requests)
+        assert run.summary.acked == 100
+
+    def test_a_key_goes_to_the_queue_of_javas_hash(self) -> None:
+        keys = [f"k{i % 13}" for i in range(100)]
+        run = Run(StubEngine()).feed(body=bodies(100), sharding_key=keys).finish()
+        for queue, messages in run.engine.stored.items():
+            assert {home(run.engine, m.property("__SHARDINGKEY") or "") for m in messages} == {
+                queue
+            }
+
+    def test_a_row_with_its_own_queue_goes_there_whatever_the_brokers_health(self) -> None:
+        engine = StubEngine()
+        engine.unavailable = {"b"}
+        Run(engine).feed(
+            body=bodies(3), queue_id=[2, None, 3], broker_name=["b", None, "a"]
+        ).finish()
+        assert engine.bodies(MessageQueue("t", "b", 2)) == [b"00000"]
+        assert b"00002" in engine.bodies(MessageQueue("t", "a", 3))
+
+    def test_topics_come_from_the_column_and_are_never_mixed(self) -> None:
+        run = Run(StubEngine(), topic=None)
+        run.feed(body=bodies(6), topic=["x", "y", "x", "z", "y", "x"]).finish()
+        assert {r.topic for r in run.engine.requests} == {"x", "y", "z"}
+        stored = {q.topic: m for q, ms in run.engine.stored.items() for m in [len(ms)]}
+        assert stored == {"x": 3, "y": 2, "z": 1}
+
+    def test_a_namespace_is_put_before_topics_once(self) -> None:
+        run = Run(StubEngine(), topic=None, namespace="ns")
+        run.engine.unknown_topics.add("ns%z")
+        run.feed(body=bodies(4), topic=["x", "ns%x", "rmq_sys_y", "z"]).finish()
+        assert {q.topic for q in run.engine.stored} == {"ns%x", "rmq_sys_y"}
+        assert len(run.engine.bodies()) == 3
+        assert [letter["topic"] for letter in run.letters] == ["ns%z"]
+
+    def test_timed_rows_ask_for_a_broker_that_honours_them(self) -> None:
+        run = Run(StubEngine()).feed(body=bodies(3), delay_level=[3, None, 0]).finish()
+        assert {r.least_version for r in run.engine.requests} == {0}
+        for column, value in (("delay_ms", 60_000), ("delivery_timestamp", 4_000_000_000_000)):
+            run = Run(StubEngine()).feed(body=bodies(2), **{column: [value, None]}).finish()
+            asked = {bytes(r.body): r.least_version for r in run.engine.requests if not r.batch}
+            assert asked == {b"00000": V5_0_0}
+
+    def test_timed_rows_go_one_by_one(self) -> None:
+        run = Run(StubEngine()).feed(body=bodies(4), delay_level=[0, 3, None, 4]).finish()
+        timed = [r for r in run.engine.requests if r.timed]
+        assert len(timed) == 2 and not any(r.batch for r in timed)
+        assert {bytes(r.body) for r in timed} == {b"00001", b"00003"}
+        assert "DELAY\x013\x02" in timed[0].properties
+
+    def test_rows_that_do_not_wait_for_the_store_have_their_own_batch(self) -> None:
+        run = Run(StubEngine()).feed(body=bodies(4), wait_store=[True, False, None, False]).finish()
+        assert sorted((r.message_count, r.properties) for r in run.engine.requests) == [
+            (2, ""), (2, "WAIT\x01false\x02"),
+        ]  # fmt: skip
+
+    def test_ids_differ_and_own_ids_are_kept(self) -> None:
+        run = Run(StubEngine()).feed(body=bodies(300), message_id=["mine"] + [None] * 299).finish()
+        ids = [m.property("UNIQ_KEY") for ms in run.engine.stored.values() for m in ms]
+        assert len(set(ids)) == 300 and "mine" in ids
+        assert all(i and len(i) == 32 for i in ids if i != "mine")
+
+    def test_a_large_single_message_is_compressed(self) -> None:
+        run = Run(StubEngine(), requestMaxBytes=4096).feed(body=[b"a" * 9000]).finish()
+        (request,) = run.engine.requests
+        assert not request.batch and request.sys_flag & 1 and len(bytes(request.body)) < 100
+
+    def test_a_single_message_that_does_not_shrink_is_sent_as_it_is(self) -> None:
+        noise = random.Random(1).randbytes(9000)
+        run = Run(StubEngine(), requestMaxBytes=4096).feed(body=[noise]).finish()
+        (request,) = run.engine.requests
+        assert (request.sys_flag, bytes(request.body)) == (0, noise)
+
+
+class TestRefusedRows:
+    def test_bad_rows_become_dead_letters_and_the_rest_goes_on(self) -> None:
+        run = Run(StubEngine(), maxMessageSize=1024)
+        run.feed(
+            body=[b"ok", None, b"", b"x" * 1025, b"reserved", b"control", b"big", b"ok2"],
+            keys=[f"k{i}" for i in range(8)],
+            properties=pa.array(
+                [None, None, None, None, {"KEYS": "x"}, {"a": "x\x02TAGS\x01y"},
+                 {"a": "y" * 33_000}, {"fine": "yes"}],
+                pa.map_(pa.string(), pa.string()),
+            ),
+        ).finish()  # fmt: skip
+        assert sorted(run.engine.bodies()) == [b"ok", b"ok2"]
+        found = {row["keys"][0]: row["last_error_code"] for row in run.letters}
+        assert found == {
+            "k1": "NULL_BODY", "k2": "EMPTY_BODY", "k3": "BODY_TOO_LARGE",
+            "k4": "RESERVED_PROPERTY", "k5": "INVALID_PROPERTY", "k6": "PROPERTIES_TOO_LARGE",
+        }  # fmt: skip
+        assert all(row["reason"] == "data" and row["attempts"] == 0 for row in run.letters)
+        assert (run.summary.dead, run.summary.invalid, run.summary.acked) == (6, 6, 2)
+
+    def test_illegal_topics_of_rows(self) -> None:
+        run = Run(StubEngine(), topic=None)
+        run.feed(body=bodies(4), topic=["ok", None, "no good", "x" * 128]).finish()
+        assert [row["last_error_code"] for row in run.letters] == ["INVALID_TOPIC"] * 3
+        assert run.summary.acked == 1
+
+    def test_a_queue_that_is_not_there(self) -> None:
+        run = Run(StubEngine()).feed(
+            body=bodies(3), queue_id=[9, 0, 1], broker_name=["a", "a", "z"]
+        )
+        run.finish()
+        assert run.codes() == {b"00000": "INVALID_QUEUE", b"00002": "INVALID_QUEUE"}
+        assert run.summary.acked == 1
+
+    def test_on_invalid_fail(self) -> None:
+        with pytest.raises(DeliveryError, match="onInvalid=fail"):
+            Run(StubEngine(), onInvalid="fail").feed(body=[b"a", None])
+
+    def test_without_a_ledger_a_refused_row_fails_the_task(self) -> None:
+        with pytest.raises(DeliveryError, match="no ledger"):
+            Run(StubEngine(), ledger="").feed(body=[b"a", None])
+
+    def test_an_unknown_topic_of_a_row_is_that_rows_trouble(self) -> None:
+        engine = StubEngine()
+        engine.unknown_topics = {"gone"}
+        run = Run(engine, topic=None).feed(body=bodies(3), topic=["t", "gone", "t"]).finish()
+        assert run.codes() == {b"00001": "NO_ROUTE"} and run.summary.acked == 2
+
+    def test_an_unknown_topic_of_the_option_is_everybodys(self) -> None:
+        engine = StubEngine()
+        engine.unknown_topics = {"t"}
+        with pytest.raises(NoRouteError):
+            Run(engine).feed(body=bodies(3))
+
+
+class TestFailures:
+    def test_a_request_given_up_becomes_dead_letters_of_exactly_its_rows(self) -> None:
+        engine = StubEngine()
+        bad = home(engine, "k1")
+        engine.judge = lambda request, queue: (
+            ConnectError("refused", broker_name="x") if request.token.queue == bad else None
+        )
+        keys = [f"k{i % 40}" for i in range(200)]
+        run = Run(engine).feed(body=bodies(200), sharding_key=keys, tags=["T"] * 200).finish()
+        lost = [b for b, k in zip(bodies(200), keys, strict=True) if home(engine, k) == bad]
+        assert [row["body"] for row in run.letters] == lost
+        assert sorted(engine.bodies() + lost) == bodies(200)
+        letter = run.letters[0]
+        assert (letter["tags"], letter["sharding_key"]) == ("T", keys[bodies(200).index(lost[0])])
+        assert letter["reason"] == "transport" and letter["last_error_code"] == "CONNECT"
+        assert (letter["attempts"], letter["last_broker_name"]) == (1, "x")
+        assert run.summary.dead == len(lost) and run.summary.acked == 200 - len(lost)
+
+    def test_unknown_is_its_own_account(self) -> None:
+        run = (
+            Run(StubEngine(lambda r, q: RequestTimeoutError("late"))).feed(body=bodies(5)).finish()
+        )
+        assert (run.summary.unknown, run.summary.dead, run.summary.acked) == (5, 0, 0)
+        assert {row["reason"] for row in run.letters} == {"unknown"}
+        assert all(row["maybe_duplicate"] for row in run.letters)
+
+    def test_a_poison_row_does_not_take_its_batch_along(self) -> None:
+        def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
+            found = any(m.body == b"00007" for m in request.token.messages())
+            return MessageIllegalError("too big for this broker") if found else None
+
+        run = Run(StubEngine(judge)).feed(body=bodies(20)).finish()
+        assert run.codes() == {b"00007": "MESSAGE_ILLEGAL"}
+        assert run.letters[0]["reason"] == "data" and run.letters[0]["attempts"] == 2
+        assert len(run.engine.bodies()) == 19 and run.summary.acked == 19
+        assert len(run.engine.requests) == 21
+
+    def test_wrong_credentials_end_the_task_at_once(self) -> None:
+        run = Run(StubEngine(lambda r, q: AuthenticationError("no such user")))
+        with pytest.raises(AuthenticationError):
+            run.feed(body=bodies(5)).finish()
+        assert not run.letters
+
+    def test_a_secret_is_masked_wherever_it_came_from(
+        self, tmp_path: Any, monkeypatch: Any
+    ) -> None:
+        monkeypatch.setenv("THE_KEY", "canary-access")
+        (tmp_path / "secret").write_text("canary-secret\n")
+        (tmp_path / "password").write_text("canary-password\n")
+        echo = "refused canary-access with canary-secret and canary-password"
+        run = Run(
+            StubEngine(lambda r, q: MessageIllegalError(echo)),
+            accessKey="env:THE_KEY",
+            secretKey=f"file:{tmp_path / 'secret'}",
+            tlsKeyPassword=f"file:{tmp_path / 'password'}",
+        )
+        run.feed(body=bodies(1)).finish()
+        assert run.letters[0]["last_error"] == "refused *** with *** and ***"
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"onFailure": "fail"}, "onFailure=fail"),
+            ({"ledger": ""}, "no ledger"),
+            ({"maxFailures": 4}, "maxFailures=4"),
+            ({"maxFailureRatio": 0.2}, "maxFailureRatio=0.2"),
+        ],
+    )
+    def test_error_budgets(self, options: dict[str, Any], text: str) -> None:
+        run = Run(StubEngine(lambda r, q: BrokerBusyError("busy")), **options)
+        with pytest.raises(DeliveryError, match=text):
+            run.feed(body=bodies(5)).finish()
+
+    def test_a_budget_that_is_kept(self) -> None:
+        run = Run(StubEngine(), maxFailures=2, maxFailureRatio=0.5)
+        run.feed(body=[b"a", None, b"c", None]).finish()
+        assert run.summary.dead == 2
+
+    def test_degraded_is_counted_and_can_fail(self) -> None:
+        engine = StubEngine(lambda r, q: Outcome.ACKED_DEGRADED)
+        run = Run(engine).feed(body=bodies(5)).finish()
+        assert (run.summary.degraded, run.summary.acked) == (5, 0)
+        with pytest.raises(DeliveryError, match="onDegraded"):
+            Run(engine, onDegraded="fail").feed(body=bodies(5)).finish()
+
+    def test_a_row_that_is_lost_on_the_way_fails_the_task(self) -> None:
+        """The planted defect: an engine that completes nothing for a request it took."""
+        engine = StubEngine()
+        run = Run(engine).feed(body=bodies(5))
+        run.summary.acked -= 1
+        with pytest.raises(DeliveryError, match="accounted for"):
+            run.finish()
+
+    def test_abort_records_what_was_sent_and_judges_nothing(self) -> None:
+        engine = StubEngine()
+        run = Run(engine, ordering="strict").feed(body=bodies(50), sharding_key=["k"] * 50)
+        assert run.body is not None
+        run.feed(body=bodies(50, 50), sharding_key=["k"] * 50)
+        run.body.abort()
+        (epoch,) = run.kind("epoch")
+        assert epoch["complete"] is False and engine.pending == 0
+        assert sum(row["message_count"] for row in run.kind("send")) == len(engine.bodies())
+
+
+@pytest.mark.parametrize("ordering", ["strict", "best_effort"])
+class TestOrder:
+    def test_one_request_in_flight_per_queue_and_order_per_key(self, ordering: str) -> None:
+        engine = StubEngine()
+        run = Run(engine, ordering=ordering, requestMaxMessages=7)
+        rng = np.random.default_rng(5)
+        sent: dict[str, list[bytes]] = {}
+        for batch in range(20):
+            keys = [f"k{i}" for i in rng.integers(0, 30, 50)]
+            for key, body in zip(keys, bodies(50, batch * 50), strict=True):
+                sent.setdefault(key, []).append(body)
+            run.feed(body=bodies(50, batch * 50), sharding_key=keys)
+        run.finish()
+        assert set(engine.most_in_flight.values()) == {1}
+        stored: dict[str, list[bytes]] = {}
+        for messages in engine.stored.values():
+            for message in messages:
+                stored.setdefault(message.property("__SHARDINGKEY") or "", []).append(message.body)
+        assert stored == sent
+
+    def test_waiting_requests_grow_together(self, ordering: str) -> None:
+        engine = StubEngine()
+        run = Run(engine, ordering=ordering)
+        for batch in range(30):
+            keys = [f"k{i}" for i in range(10)]
+            run.feed(body=bodies(10, batch * 10), sharding_key=keys)
+        run.finish()
+        assert run.summary.acked == 300 and len(engine.requests) < 150
+
+    def test_later_rows_of_a_key_given_up_are_held_back_in_order(self, ordering: str) -> None:
+        engine = StubEngine()
+        queue = home(engine, "k1")
+        other = key_on(engine, queue, but="k1")
+
+        def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
+            found = any(m.body == b"00002" for m in request.token.messages())
+            return MessageIllegalError("poison") if found else None
+
+        engine.judge = judge
+        run = Run(engine, ordering=ordering)
+        keys = ["k1", other, "k1", other, "k1", other]
+        run.feed(body=bodies(6), sharding_key=keys)
+        run.feed(body=bodies(6, 6), sharding_key=keys).finish()
+        mine = [b for b, k in zip(bodies(12), keys * 2, strict=True) if k == "k1"]
+        assert [row["body"] for row in run.letters] == mine[1:]
+        assert [row["last_error_code"] for row in run.letters] == [
+            "MESSAGE_ILLEGAL", *["HELD_BACK"] * 4
+        ]  # fmt: skip
+        assert [row["ordinal"] for row in run.letters] == list(range(5))
+        assert {row["reason"] for row in run.letters[1:]} == {"held_back"}
+        assert engine.bodies(queue) == [b for b in bodies(12) if b not in mine[1:]]
+        assert run.summary.held_back == 4
+
+
+@pytest.mark.parametrize("ordering", ["none", "best_effort"])
+def test_rows_wait_longer_than_a_producers_message(ordering: str) -> None:
+    engine = StubEngine()
+    run = Run(engine, ordering=ordering, sendMsgTimeout=1000, deliveryTimeoutMs=7000)
+    run.feed(body=bodies(2), sharding_key=["k1", None]).finish()
+    waits = {request.ordered: request.timeout_s for request in engine.requests}
+    assert waits == ({False: 7.0} if ordering == "none" else {True: None, False: 7.0})
+    assert all(request.retry_while_busy for request in engine.requests)
+
+
+class Stuck(StubEngine):
+    """Answers nothing while it is stuck; whoever waits for it sees time pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stuck = True
+        self.now_s = 0.0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def poll(self, timeout_s: float = 0.0) -> list[Any]:
+        self.now_s += timeout_s
+        return [] if self.stuck else super().poll(timeout_s)
+
+
+class TestStrict:
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Any) -> None:
+        self.folder = tmp_path
+
+    def test_a_key_never_moves_and_its_queue_is_closed_after_one_wait(self) -> None:
+        engine = StubEngine()
+        queue = home(engine, "k1")
+        engine.judge = lambda r, q: ConnectError("down") if q == queue else None
+        run = Run(engine, ordering="strict", requestMaxMessages=2)
+        other = key_on(engine, queue, but="k1")
+        for batch in range(3):
+            run.feed(body=bodies(4, 4 * batch), sharding_key=["k1", other, "k1", "zz"])
+        run.finish()
+        assert home(engine, "zz") != queue
+        tries = [r for r in engine.requests if r.token.queue == queue]
+        assert len(tries) == 1 and tries[0].queue == queue
+        assert run.summary.acked == 3 and run.summary.dead == 9 and run.summary.held_back == 7
+
+    def test_what_waits_for_a_stuck_queue_stays_within_memory(self) -> None:
+        engine = Stuck()
+        run = Run(engine, engine.clock, ordering="strict", maxInFlightBytes=200_000)
+        for batch in range(40):
+            run.feed(body=[b + b"x" * 1000 for b in bodies(100, batch * 100)],
+                     sharding_key=["k1"] * 100)  # fmt: skip
+        assert run.body is not None
+        overflow = run.body._ordered._overflow
+        assert overflow._in_memory <= 200_000 and overflow._file is not None
+        engine.stuck = False
+        run.finish()
+        assert [b[:5] for b in engine.bodies(home(engine, "k1"))] == bodies(4000)
+
+    def test_input_waits_for_queues_that_answer(self) -> None:
+        engine = StubEngine()
+        run = Run(engine, ordering="strict", maxInFlightBytes=200_000)
+        for batch in range(40):
+            run.feed(body=[b + b"x" * 1000 for b in bodies(100, batch * 100)],
+                     sharding_key=[f"k{row}" for row in range(100)])  # fmt: skip
+            assert run.body is not None
+            assert engine.pending and run.body._ordered._overflow._file is None
+        run.finish()
+        assert sorted(b[:5] for b in engine.bodies()) == bodies(4000)
+
+    def test_a_dead_brokers_keys_do_not_move_when_the_route_forgets_it(self) -> None:
+        engine = StubEngine()
+        keys = [f"k{i}" for i in range(40)]
+        homes = {key: home(engine, key) for key in keys}
+        run = Run(engine, ordering="strict", ledger=str(self.folder))
+        run.feed(body=bodies(40), sharding_key=keys)
+        engine.spans = [("a", 4)]
+        engine.judge = lambda r, q: ConnectError("gone") if q.broker_name == "b" else None
+        run.feed(body=bodies(40, 40), sharding_key=keys).finish()
+        later = Run(engine, ordering="strict", ledger=str(self.folder))
+        later.feed(body=bodies(40, 80), sharding_key=keys).finish()
+        for queue, messages in engine.stored.items():
+            assert {homes[m.property("__SHARDINGKEY") or ""] for m in messages} == {queue}
+        dead = sum(queue.broker_name == "b" for queue in homes.values())
+        assert later.summary.dead == dead and later.summary.acked == 40 - dead
+
+    @pytest.mark.parametrize("spans", [[("a", 4), ("b", 5)], [("a", 4), ("b", 4), ("c", 4)]])
+    def test_a_changed_route_is_refused(self, spans: Any) -> None:
+        engine = StubEngine()
+        run = Run(engine, ordering="strict", ledger=str(self.folder))
+        run.feed(body=bodies(5), sharding_key=["k"] * 5)
+        engine.spans = spans
+        with pytest.raises(DeliveryError, match="onRouteChange"):
+            run.feed(body=bodies(5), sharding_key=["k"] * 5)
+        with pytest.raises(DeliveryError, match="onRouteChange"):
+            Run(engine, ordering="strict", ledger=str(self.folder)).feed(
+                body=bodies(5), sharding_key=["k"] * 5
+            )
+
+    def test_or_allowed(self) -> None:
+        engine = StubEngine()
+        run = Run(engine, ordering="strict", onRouteChange="allow", ledger=str(self.folder))
+        run.feed(body=bodies(5), sharding_key=["k"] * 5)
+        engine.spans = [("a", 4), ("b", 6)]
+        run.feed(body=bodies(5, 5), sharding_key=["k"] * 5).finish()
+        assert run.summary.acked == 10
+
+    def test_rows_without_a_key_are_refused(self) -> None:
+        run = Run(StubEngine(), ordering="strict")
+        run.feed(body=bodies(2), sharding_key=["k", None]).finish()
+        assert run.codes() == {b"00001": "MISSING_SHARDING_KEY"}
+
+
+class TestMoves:
+    @pytest.mark.parametrize("ordering", ["none", "best_effort"])
+    def test_keys_of_an_isolated_broker_move_together_and_are_counted(self, ordering: str) -> None:
+        engine = StubEngine()
+        engine.unavailable = {"a"}
+        keys = [f"k{i}" for i in range(40)]
+        run = Run(engine, ordering=ordering).feed(body=bodies(40), sharding_key=keys).finish()
+        assert {q.broker_name for q in engine.stored} == {"b"}
+        assert run.summary.moved_keys == sum(home(engine, k).broker_name == "a" for k in keys)
+
+    def test_attempts_alternate_while_no_broker_is_available(self) -> None:
+        info = publish_info("t", [("a", 4), ("b", 4)])
+        choose = HomeQueueSelector(MessageQueue("t", "a", 1))
+        tried = [choose(info, lambda name: False) for _ in range(4)]
+        assert [queue and queue.broker_name for queue in tried] == ["a", "b", "a", "b"]
+        assert choose(info, lambda name: True) == MessageQueue("t", "a", 1)
+
+    def test_strict_keys_stay(self) -> None:
+        engine = StubEngine()
+        engine.unavailable = {"a"}
+        keys = [f"k{i}" for i in range(40)]
+        Run(engine, ordering="strict").feed(body=bodies(40), sharding_key=keys).finish()
+        assert {q.broker_name for q in engine.stored} == {"a", "b"}
+
+
+class TestOrderBy:
+    @pytest.mark.parametrize("memory_bytes", [1 << 25, 1000])
+    def test_rows_of_a_key_are_sorted_over_the_whole_task(self, memory_bytes: int) -> None:
+        from rocket_sink.rows.sort import RowSorter
+
+        engine = StubEngine()
+        run = Run(engine, ordering="strict", orderBy="n")
+        numbers = np.random.default_rng(1).permutation(300)
+        for part in np.array_split(numbers, 6):
+            if run.body is not None:
+                run.body._sorter._limit = memory_bytes
+            run.feed(
+                body=[f"{n:05d}".encode() for n in part],
+                sharding_key=[f"k{n % 7}" for n in part],
+                n=part,
+            )
+        assert isinstance(run.body._sorter, RowSorter)  # type: ignore[union-attr]
+        run.finish()
+        for messages in engine.stored.values():
+            for key in {m.property("__SHARDINGKEY") for m in messages}:
+                found = [m.body for m in messages if m.property("__SHARDINGKEY") == key]
+                assert found == sorted(found)
+        assert run.summary.acked == 300

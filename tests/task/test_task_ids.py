@@ -1,0 +1,113 @@
+"""Ids that another attempt of a task gives again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.rows.normalise import normalise
+from rocket_sink.rows.row_batch import RowBatch
+from rocket_sink.task.message_ids import fingerprint, task_ids
+
+CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+MAP = pa.map_(pa.string(), pa.string())
+OPTIONS = SinkOptions.parse(nameServer="n:1", topic="t")
+
+
+def rows_of(**columns: Any) -> RowBatch:
+    batch = pa.RecordBatch.from_pydict(columns)
+    return normalise(batch, resolve_columns(batch.schema, OPTIONS))
+
+
+def ids(*batches: RowBatch, ctx: RunContext = CTX) -> list[str]:
+    maker = task_ids(ctx)
+    assert maker is not None
+    return [one for batch in batches for one in maker.ids(batch).to_pylist()]
+
+
+texts = st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=12)
+
+
+@given(texts, texts)
+def test_the_same_rows_get_the_same_ids_and_no_two_share_one(first, second):
+    made = ids(rows_of(body=first), rows_of(body=second))
+    assert made == ids(rows_of(body=first), rows_of(body=second))
+    assert len(set(made)) == len(made)
+    assert {len(one) for one in made} == {32}
+
+
+@given(texts, texts)
+def test_other_rows_get_other_ids_from_their_batch_on(first, second):
+    if first != second:
+        same = rows_of(body=[b"same"])
+        mine, others = (ids(same, rows_of(body=one), same) for one in (first, second))
+        assert mine[0] == others[0]
+        assert not set(mine[1:]) & set(others[1:])
+
+
+def test_every_column_is_in_the_id():
+    base: dict[str, Any] = {"body": [b"x", b"y"]}
+    variants = [
+        rows_of(**base), rows_of(body=[b"xy", b""]), rows_of(body=[None, b"xy"]),
+        rows_of(tags=["a", None], **base), rows_of(tags=[None, "a"], **base),
+        rows_of(tags=["a", ""], **base), rows_of(sharding_key=["a", None], **base),
+        rows_of(keys=[["a"], ["b"]], **base), rows_of(keys=[["a", "b"], []], **base),
+        rows_of(flag=[1, 2], **base), rows_of(flag=[2, 1], **base),
+        rows_of(properties=pa.array([[("a", "b")], []], MAP), **base),
+        rows_of(**base).with_(topic="u"),
+    ]  # fmt: skip
+    first = {ids(rows)[0] for rows in variants}
+    # A tag of no length is null by the row contract.
+    assert len(first) == len(variants) - 1
+
+
+@pytest.mark.parametrize("change", [{"query_id": "q2"}, {"epoch": 4}, {"partition": 1}])
+def test_a_task_is_known_by_query_epoch_and_partition(change):
+    rows = rows_of(body=[b"x"])
+    assert ids(rows) != ids(rows, ctx=dataclasses.replace(CTX, **change))
+    again = dataclasses.replace(CTX, run_id="r2", task_attempt_id=9, attempt_number=1, worker="v")
+    assert ids(rows) == ids(rows, ctx=again)
+
+
+def test_two_batch_writes_of_one_app_are_no_replays():
+    rows = rows_of(body=[b"x"])
+    write = dataclasses.replace(CTX, lane="batch")
+    assert ids(rows, ctx=write) == ids(rows, ctx=dataclasses.replace(write, attempt_number=1))
+    assert ids(rows, ctx=write) != ids(rows, ctx=dataclasses.replace(write, run_id="r2"))
+    assert task_ids(dataclasses.replace(CTX, query_id="unknown")) is None
+
+
+def test_ids_of_a_large_batch_differ():
+    assert len(set(ids(rows_of(body=[b"x"] * 70_000)))) == 70_000
+
+
+def test_slices_and_their_copies_are_the_same_rows():
+    table = pa.RecordBatch.from_pydict({"body": [f"row {n}" for n in range(50)]})
+    part = table.slice(3, 20)
+    copy = pa.RecordBatch.from_pydict({"body": part.column(0).to_pylist()})
+    plan = resolve_columns(table.schema, OPTIONS)
+    assert ids(normalise(part, plan)) == ids(normalise(copy, plan))
+
+
+@given(st.integers(0, 3_000_000), st.integers(0, 7), st.integers(1, 255))
+def test_one_changed_byte_is_seen(at, _, flip):
+    data = np.zeros(3_000_001, np.uint8)
+    before = fingerprint(data)
+    data[at] ^= flip
+    assert fingerprint(data) != before
+
+
+def test_what_differs_in_the_uppermost_bits_of_two_words_is_seen():
+    data = np.zeros(64, np.uint8)
+    before = fingerprint(data)
+    data[[7, 15]] ^= 0x80
+    assert fingerprint(data) != before

@@ -1,0 +1,172 @@
+"""The task run with the real engine over real sockets, and the real spool; no Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import CheckpointError, DeliveryError, NameServerUnavailableError
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.task.runner import TaskRunner
+from rocket_sink.testing import Answer, FakeCluster
+
+CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+
+
+def spooled(ledger: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for path in sorted((ledger / "_spool").rglob("*.arrow")):
+        with pa.OSFile(str(path), "rb") as file:
+            rows += pa.ipc.open_stream(file).read_all().to_pylist()
+    return rows
+
+
+def send(
+    cluster: FakeCluster,
+    path: Path,
+    pool: ProducerPool,
+    *,
+    again: bool = False,
+    query: str = "",
+    **options: Any,
+) -> Any:
+    count = options.pop("count", 2000)
+    given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(path), **options}
+    parsed = SinkOptions.parse(given)
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "body": [f"{i:06d}".encode() for i in range(count)],
+            "sharding_key": [f"k{i % 50}" for i in range(count)],
+            "tags": ["a"] * count,
+        }
+    )
+    plan = resolve_columns(batch.schema, parsed)
+    run = TaskRunner(parsed, CTX, pool=pool, again=again, streaming_query=query)
+    try:
+        for start in range(0, count, 500):
+            run.feed(batch.slice(start, 500), plan)
+        return run.finish()
+    except BaseException:
+        run.abort()
+        raise
+
+
+@pytest.fixture
+def cluster() -> Any:
+    with FakeCluster(brokers=2) as fake:
+        yield fake
+
+
+@pytest.fixture
+def pool() -> Any:
+    pool = ProducerPool()
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("ordering", ["none", "best_effort", "strict"])
+def test_every_row_is_stored_in_order_and_the_spool_says_so(
+    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path, ordering: str
+) -> None:
+    summary = send(cluster, tmp_path, pool, ordering=ordering)
+    stored = cluster.messages("t")
+    assert sorted({m.body for m in stored}) == [f"{i:06d}".encode() for i in range(2000)]
+    # A busy machine may make an answer late, and then a request is sent twice: but it is counted.
+    assert len(stored) - 2000 <= summary.duplicates_possible
+    assert summary.acked == 2000
+    per_key: dict[str, dict[bytes, None]] = {}
+    for message in stored:
+        per_key.setdefault(message.properties["__SHARDINGKEY"], {})[message.body] = None
+    assert ordering == "none" or all(list(f) == sorted(f) for f in per_key.values())
+    rows = spooled(tmp_path)
+    answered = [r for r in rows if r["kind"] == "send" and r["outcome"] != "in_flight"]
+    intents = {r["request"] for r in rows if r["outcome"] == "in_flight"}
+    assert sum(r["message_count"] for r in answered) == 2000
+    assert intents == {r["request"] for r in answered}
+    assert [r["acked"] for r in rows if r["kind"] == "epoch"] == [2000]
+
+
+def test_an_engine_is_used_again(cluster: FakeCluster, pool: ProducerPool, tmp_path: Path) -> None:
+    send(cluster, tmp_path, pool)
+    options = SinkOptions.parse({"nameServer": cluster.name_server, "topic": "t",
+                                 "ledger": str(tmp_path)})  # fmt: skip
+    engine = pool.acquire(options)
+    pool.release(engine)
+    send(cluster, tmp_path, pool)
+    assert pool.acquire(options) is engine
+
+
+def test_a_refused_batch_is_parted_and_only_the_poison_row_is_lost(
+    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path
+) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "message size exceeded"), times=1)
+    summary = send(cluster, tmp_path, pool, count=20, requestMaxMessages=5)
+    assert summary.acked == 20 and summary.given_up == 0
+    assert len({m.body for m in cluster.messages("t")}) == 20
+
+
+def test_no_name_server_fails_the_task_and_names_each(pool: ProducerPool, tmp_path: Path) -> None:
+    with FakeCluster(brokers=1) as gone:
+        address = gone.name_server
+    with pytest.raises(NameServerUnavailableError, match=address):
+        send_to(address, tmp_path, pool)
+
+
+def test_dead_brokers_make_dead_letters(
+    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path
+) -> None:
+    send(cluster, tmp_path / "warm", pool, count=10)
+    for broker in cluster.brokers:
+        broker.kill()
+    summary = send(cluster, tmp_path, pool, count=100, deliveryTimeoutMs=300)
+    assert summary.dead == 100 and summary.acked == 0
+    letters = [r for r in spooled(tmp_path) if r["kind"] == "dead_letter"]
+    assert sorted(r["body"] for r in letters) == [f"{i:06d}".encode() for i in range(100)]
+    assert {r["reason"] for r in letters} == {"transport"}
+
+
+def test_without_a_ledger_they_fail_the_task(cluster: FakeCluster, pool: ProducerPool) -> None:
+    for broker in cluster.brokers:
+        broker.kill()
+    with pytest.raises(DeliveryError, match="no ledger"):
+        send(cluster, Path("unused"), pool, count=10, deliveryTimeoutMs=300, ledger="")
+
+
+def send_to(address: str, ledger: Path, pool: ProducerPool) -> Any:
+    class Gone:
+        name_server = address
+
+    return send(Gone(), ledger, pool, count=10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("again", "delivery", "possible"),
+    [(False, "at_least_once", 0), (True, "at_least_once", 20), (True, "effectively_once", 0)],
+)
+def test_rows_that_may_be_stored_already_are_counted(
+    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path,
+    again: bool, delivery: str, possible: int,
+) -> None:  # fmt: skip
+    cluster.create_topic("t")
+    send(cluster, tmp_path, pool, again=again, delivery=delivery, count=20)
+    (account,) = [row for row in spooled(tmp_path) if row["kind"] == "epoch"]
+    assert (account["acked"], account["duplicates_possible"]) == (20, possible)
+
+
+def test_an_app_id_of_another_query_sends_nothing(
+    cluster: FakeCluster, pool: ProducerPool, tmp_path: Path
+) -> None:
+    for query in ("q1", "q1", "q2"):
+        if query == "q2":
+            with pytest.raises(CheckpointError, match="'app' names the streaming query q1"):
+                send(cluster, tmp_path, pool, count=10, appId="app", query=query)
+        else:
+            send(cluster, tmp_path, pool, count=10, appId="app", query=query)
+    assert len(cluster.messages("t")) == 20

@@ -1,0 +1,75 @@
+"""What the data source and its tasks leave in PySpark's worker processes."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.task import worker_heap
+
+
+@pytest.fixture
+def in_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(worker_heap, "_is_worker", lambda: True)
+    monkeypatch.setattr(worker_heap, "_frozen_pid", 0)
+    yield
+    gc.unfreeze()
+
+
+def test_a_workers_heap_is_frozen_once(in_worker: None) -> None:
+    before = gc.get_freeze_count()
+    worker_heap.freeze_once()
+    frozen = gc.get_freeze_count()
+    assert frozen > before
+    later = [[number] for number in range(1000)]
+    worker_heap.freeze_once()
+    assert gc.get_freeze_count() <= frozen, len(later)
+
+
+def test_nobody_elses_heap_is_frozen() -> None:
+    before = gc.get_freeze_count()
+    worker_heap.freeze_once()
+    assert gc.get_freeze_count() == before
+
+
+@pytest.mark.spark
+def test_workers_are_known_by_their_main_module(spark: Any) -> None:
+    """And a task that has sent has frozen what it found."""
+
+    def main_module(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from rocket_sink.task.worker_heap import freeze_once
+
+        list(batches)
+        freeze_once()
+        name = sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]
+        yield pa.RecordBatch.from_pydict({"name": [name], "frozen": [gc.get_freeze_count()]})
+
+    frame = spark.range(1).coalesce(1).mapInArrow(main_module, "name string, frozen long")
+    (row,) = frame.collect()
+    assert row.name == "pyspark.daemon" and row.frozen > 10_000
+
+
+def test_planning_and_committing_import_little() -> None:
+    """A stream's data source is planned and committed in processes without any other use."""
+    heavy = [
+        "numpy",
+        "pyarrow.compute",
+        "pyarrow.fs",
+        "rocket_sink.producer.engine.engine",
+        "tenacity",
+    ]
+    code = f"""
+import sys
+import pyarrow
+before = set(sys.modules)
+import rocket_sink.spark.datasource
+print([name for name in {heavy} if name in set(sys.modules) - before])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

@@ -1,0 +1,117 @@
+"""Answers: stored or not, and what proves it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, Outcome, RemoteProtocolError
+from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.responses import (
+    SEND_STATUS,
+    decode_cluster_info,
+    decode_offset_answer,
+    decode_pull_answer,
+    decode_query_answer,
+    decode_recall_answer,
+    decode_send_answer,
+    decode_topics,
+)
+from rocket_sink.wire.stored import StoredMessage, encode_stored
+
+FIELDS = {"msgId": "7F00000100002A9F0000000000001234", "queueId": "3", "queueOffset": "456"}
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(0, "SEND_OK"), (10, "FLUSH_DISK_TIMEOUT"), (11, "SLAVE_NOT_AVAILABLE"),
+     (12, "FLUSH_SLAVE_TIMEOUT")],
+)  # fmt: skip
+def test_c67_codes_that_mean_stored(code: int, status: str):
+    answer = decode_send_answer(Frame(code, FIELDS, flag=1))
+    assert (answer.code, answer.status) == (code, status)
+    assert (answer.offset_message_id, answer.queue_id, answer.queue_offset) == (
+        FIELDS["msgId"], 3, 456,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("code", [1, 2, 13, 14, 215, 16, 17, 29, 1500, 99_999])
+def test_c67_all_other_codes_are_not_stored(code: int):
+    assert code not in SEND_STATUS
+    with pytest.raises(LocalProtocolError):
+        decode_send_answer(Frame(code, FIELDS, flag=1))
+
+
+def test_optional_fields_have_javas_defaults():
+    answer = decode_send_answer(Frame(0, FIELDS))
+    assert (answer.region_id, answer.trace_on) == ("DefaultRegion", True)
+    assert (answer.transaction_id, answer.recall_handle, answer.batch_unique_id) == (None,) * 3
+    more = {
+        "MSG_REGION": "eu", "TRACE_ON": "false", "transactionId": "T", "recallHandle": "H",
+        "batchUniqId": "B",
+    }  # fmt: skip
+    answer = decode_send_answer(Frame(0, FIELDS | more))
+    assert answer[5:] == ("T", "B", "eu", "H", False)
+
+
+@pytest.mark.parametrize("missing", FIELDS)
+@pytest.mark.parametrize("value", [None, "", "-1", "x", "1_0", " 1", "٣", "9" * 19, "1" * 5000])
+def test_a_stored_answer_without_its_proof_is_unknown(missing: str, value: str | None):
+    if missing == "msgId" and value:
+        return
+    ext = {name: text for name, text in FIELDS.items() if name != missing}
+    if value is not None:
+        ext[missing] = value
+    with pytest.raises(InvalidAnswerError) as caught:
+        decode_send_answer(Frame(0, ext))
+    assert caught.value.outcome is Outcome.UNKNOWN
+    with pytest.raises(InvalidAnswerError):
+        decode_send_answer(Frame(0, None))
+
+
+OFFSETS = {"nextBeginOffset": "5", "minOffset": "1", "maxOffset": "9"}
+
+
+def test_a_pull_answer_holds_messages():
+    message = StoredMessage("t", b"body", queue_offset=4, body_crc=0)
+    answer = decode_pull_answer(Frame(0, OFFSETS, encode_stored(message)))
+    assert (answer.status, answer.next_begin_offset, answer.min_offset, answer.max_offset) == (
+        "FOUND", 5, 1, 9,
+    )  # fmt: skip
+    assert [one.body for one in answer.messages] == [b"body"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(19, "NO_NEW_MSG"), (20, "NO_MATCHED_MSG"), (21, "OFFSET_ILLEGAL")]
+)
+def test_a_pull_may_find_nothing(code: int, status: str):
+    answer = decode_pull_answer(Frame(code, OFFSETS))
+    assert (answer.status, answer.messages) == (status, [])
+
+
+def test_other_pull_answers_are_refusals():
+    with pytest.raises(LocalProtocolError):
+        decode_pull_answer(Frame(1, OFFSETS))
+    with pytest.raises(RemoteProtocolError, match="maxOffset is missing"):
+        decode_pull_answer(Frame(19, {"nextBeginOffset": "5", "minOffset": "1"}))
+
+
+def test_small_answers():
+    assert decode_offset_answer(Frame(0, {"offset": "-1"})) == -1
+    assert decode_recall_answer(Frame(0, {"msgId": "M"})) == "M"
+    assert decode_query_answer(Frame(22)) == []
+    assert decode_query_answer(Frame(0, None, encode_stored(StoredMessage("t", b"b"))))[0].topic
+    assert decode_topics(Frame(0, None, b'{"topicList":["b","a"]}')) == ("a", "b")
+    with pytest.raises(RemoteProtocolError):
+        decode_offset_answer(Frame(0, {"offset": "9223372036854775808"}))
+
+
+def test_cluster_info_with_bare_keys():
+    body = (
+        b'{"brokerAddrTable":{"broker-a":{"brokerAddrs":{0:"h:1",1:"h:2"},"brokerName":"broker-a"'
+        b',"cluster":"c"}},"clusterAddrTable":{"c":["broker-a"]}}'
+    )
+    info = decode_cluster_info(Frame(0, None, body))
+    assert info.brokers == {"broker-a": {0: "h:1", 1: "h:2"}}
+    assert info.clusters == {"c": ("broker-a",)}
+    with pytest.raises(RemoteProtocolError, match="clusterAddrTable"):
+        decode_cluster_info(Frame(0, None, b'{"brokerAddrTable":{}}'))

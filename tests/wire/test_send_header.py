@@ -1,0 +1,90 @@
+"""Heads from a template say what the general encoder says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.errors import LocalProtocolError
+from rocket_sink.wire.acl import Credentials, canonical_fields
+from rocket_sink.wire.frame import encode_head
+from rocket_sink.wire.requests import send_message_v2
+from rocket_sink.wire.send_header import SendTemplate
+
+from .feeding import whole
+
+text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+numbers = st.integers(0, 2**31 - 1)
+
+
+@pytest.mark.parametrize("serialize", ["json", "rocketmq"])
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
+@given(
+    names=st.tuples(text, text, text),
+    opaque=numbers,
+    queue_id=numbers,
+    born_ms=st.integers(0, 2**63 - 1),
+    flag=st.integers(-(2**31), 2**31 - 1),
+    properties=st.text(st.characters(exclude_categories=["Cs"]), max_size=60),
+    body=st.binary(max_size=20),
+    unit_mode=st.booleans(),
+)
+def test_a_template_equals_the_general_way(
+    serialize, batch, names, opaque, queue_id, born_ms, flag, properties, body, unit_mode
+):
+    group, topic, broker = names
+    template = SendTemplate(
+        producer_group=group, topic=topic, batch=batch, serialize=serialize, unit_mode=unit_mode
+    )
+    fields = {
+        "producer_group": group, "topic": topic, "queue_id": queue_id, "born_ms": born_ms,
+        "properties": properties, "broker_name": broker, "unit_mode": unit_mode,
+    }  # fmt: skip
+    if batch:
+        head = template.head(opaque, queue_id, born_ms, properties, len(body), broker)
+        frame = send_message_v2(**fields, batch=True)
+    else:
+        head = template.head(
+            opaque, queue_id, born_ms, properties, len(body), broker, sys_flag=9, flag=flag
+        )
+        frame = send_message_v2(**fields, sys_flag=9, flag=flag)
+    frame.opaque = opaque
+    expected = encode_head(frame, len(body), serialize=serialize)
+    assert whole(head + body) == whole(expected + body)
+    assert whole(head + body), "the lengths are those of the frame"
+
+
+@pytest.mark.parametrize("serialize", ["json", "rocketmq"])
+@pytest.mark.parametrize("token", [None, "tok"])
+@given(properties=st.text(st.characters(exclude_categories=["Cs"]), max_size=30), body=st.binary())
+def test_template_heads_are_signed_as_any_request(serialize, token, properties, body):
+    signer = Credentials("RocketMQ", "12345678", token).signer()
+    template = SendTemplate(
+        producer_group="PG", topic="TopicTest", signer=signer, serialize=serialize
+    )
+    parts = [memoryview(body)[: len(body) // 2], memoryview(body)[len(body) // 2 :]]
+    head = template.head(5, 3, 1_700_000_000_000, properties, len(body), "broker-a", body=parts)
+    (frame,) = whole(head + body)
+    assert frame.ext is not None
+    assert frame.ext["Signature"] == signer.signature(canonical_fields(frame.ext), body)
+    assert ("SecurityToken" in frame.ext) == (token is not None)
+
+
+def test_c62_the_golden_signature_through_a_template():
+    signer = Credentials("RocketMQ", "12345678").signer()
+    template = SendTemplate(producer_group="PG", topic="TopicTest", signer=signer)
+    properties = "KEYS\x01k1\x02UNIQ_KEY\x010A0B\x02"
+    head = template.head(0, 1, 1_700_000_000_000, properties, 5, "broker-a", body=b"hello")
+    (frame,) = whole(head + b"hello")
+    assert (frame.ext or {})["Signature"] == "waDBgLkrHPbOLujF1/lT1i+JDjY="
+
+
+def test_lone_surrogates_and_long_frames_are_refused():
+    template = SendTemplate(producer_group="g", topic="t")
+    with pytest.raises(LocalProtocolError, match="Unicode"):
+        template.head(1, 1, 1, "k\x01\ud800\x02", 1, "b")
+    with pytest.raises(LocalProtocolError, match="limits"):
+        template.head(1, 1, 1, "", 16 * 1024 * 1024, "b")
+    with pytest.raises(LocalProtocolError, match="limits"):
+        template.head(1, 1, 1, "x" * 1024 * 1024, 1, "b")
