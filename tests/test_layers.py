@@ -1,4 +1,5 @@
-"""The shape of the package: imports point downwards, the core is pure, importing starts nothing.
+"""The shape of the package: imports point downwards and in no circle, the core is pure, tasks know
+no Spark, private names stay private, a folder can be taken in, importing starts nothing.
 
 Every import counts, wherever it stands: inside functions and under TYPE_CHECKING too.
 """
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rocket_sink"
 
 # A module may import its own layer and those below it.
-LAYERS = ["values", "wire", "routing", "net", "producer", "ledger", "spark", "top"]
+LAYERS = ["values", "wire", "routing", "net", "producer", "ledger", "rows", "task", "spark", "top"]
 VALUES = {
     "message",
     "message_rules",
@@ -139,6 +140,113 @@ def impurities(source: str, module: str, *, is_package: bool = False) -> list[st
     return wrong
 
 
+WITHOUT_SPARK = {"rows", "task"}
+MODULES_PER_FOLDER = 16
+"""`__init__.py` does not count."""
+
+
+def spark_imports(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """Imports of pyspark, py4j or delta."""
+    return [
+        f"{module}:{line} imports {name}"
+        for line, name in imports_of(source, module, is_package=is_package)
+        if name.split(".")[0] in ("pyspark", "py4j", "delta")
+    ]
+
+
+def private_names(source: str) -> set[str]:
+    """Private names that a module defines: functions, classes, attributes, slots, constants."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                found.add(node.attr)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            found |= set(ast.literal_eval(node.value))
+    return {name for name in found if is_private(name)}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__") and name != "_" and name.isidentifier()
+
+
+FOREIGN = {"_jvm", "_jsc", "_jsparkSession", "_asdict", "_replace", "_fields"}
+"""Of py4j, pyspark and named tuples."""
+
+
+def private_uses(source: str, module: str, elsewhere: set[str]) -> list[str]:
+    """Uses of private names that other modules define; those of other packages are not ours."""
+    own, wrong = private_names(source), []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rocket_sink"):
+            wrong += [
+                f"{module}:{node.lineno} imports {alias.name}"
+                for alias in node.names
+                if is_private(alias.name)
+            ]
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not of_self and node.attr in elsewhere - own - FOREIGN:
+                wrong.append(f"{module}:{node.lineno} uses {node.attr} of another module's object")
+    return wrong
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or not (Tarjan 1972)."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(module: str) -> None:
+        number[module] = low[module] = len(number)
+        stack.append(module)
+        for other in graph[module]:
+            if other not in number:
+                visit(other)
+            if other in stack:
+                low[module] = min(low[module], low[other])
+        if low[module] == number[module]:
+            group = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for module in graph:
+        if module not in number:
+            visit(module)
+    return found
+
+
+def import_graph(
+    sources: dict[str, str], packages: frozenset[str] = frozenset()
+) -> dict[str, set[str]]:
+    """{module: modules of ours that it imports}, under TYPE_CHECKING and in functions too."""
+    graph = {}
+    for module, source in sources.items():
+        used = set()
+        for _, name in imports_of(source, module, is_package=module in packages):
+            for known in (name, name.rpartition(".")[0]):
+                if known in sources:
+                    used.add(known)
+                    break
+        graph[module] = used - {module}
+    return graph
+
+
+def crowded(paths: list[Path]) -> list[str]:
+    """Folders with more modules than MODULES_PER_FOLDER."""
+    count: dict[Path, int] = {}
+    for path in paths:
+        if path.name != "__init__.py":
+            count[path.parent] = count.get(path.parent, 0) + 1
+    return [f"{folder}: {n} modules" for folder, n in count.items() if n > MODULES_PER_FOLDER]
+
+
 def check_all(rule, modules) -> list[str]:
     wrong = []
     for module in modules:
@@ -167,6 +275,27 @@ def test_the_package_imports_nothing_that_is_not_in_it():
 
 def test_the_core_is_pure():
     assert check_all(impurities, [m for m in MODULES if layer_of(m) in PURE]) == []
+
+
+def test_rows_and_tasks_know_no_spark():
+    assert check_all(spark_imports, [m for m in MODULES if layer_of(m) in WITHOUT_SPARK]) == []
+
+
+def test_no_import_circles():
+    """The facade aside, which names everything for type checkers."""
+    sources = {m: path.read_text() for m, path in MODULES.items() if m != FACADE}
+    packages = frozenset(m for m, path in MODULES.items() if path.name == "__init__.py")
+    assert circles(import_graph(sources, packages)) == []
+
+
+def test_private_names_stay_in_their_module():
+    sources = {module: path.read_text() for module, path in MODULES.items()}
+    ours = set().union(*map(private_names, sources.values()))
+    assert [w for m, source in sources.items() for w in private_uses(source, m, ours)] == []
+
+
+def test_a_folder_can_be_taken_in():
+    assert crowded(list(MODULES.values())) == []
 
 
 IDLE_IMPORT = """
@@ -245,6 +374,43 @@ def test_planted_imports_from_beside_the_package_are_found(source):
 )  # fmt: skip
 def test_planted_impurities_are_found(source):
     assert impurities(source, "rocket_sink.wire.x")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pyspark", "def f():\n    from pyspark.sql import Row", "from delta import tables",
+        "if TYPE_CHECKING:\n    from pyspark.sql import DataFrame",
+    ],
+)  # fmt: skip
+def test_planted_spark_in_a_task_is_found(source):
+    assert spark_imports(source, "rocket_sink.task.x")
+
+
+def test_planted_circles_are_found():
+    sources = {
+        "rocket_sink.wire.a": "from rocket_sink.wire import b",
+        "rocket_sink.wire.b": "def f():\n    from rocket_sink.wire.c import x",
+        "rocket_sink.wire.c": "if TYPE_CHECKING:\n    from .a import y",
+        "rocket_sink.wire.d": "import rocket_sink.wire.a",
+    }
+    abc = ["rocket_sink.wire.a", "rocket_sink.wire.b", "rocket_sink.wire.c"]
+    assert circles(import_graph(sources)) == [abc]
+
+
+def test_planted_uses_of_private_names_are_found():
+    assert private_names("class A:\n    __slots__ = ('_x',)\n    def _f(self): ...") == {"_x", "_f"}
+    assert private_uses("other._f()", "m", {"_f"})
+    assert private_uses("from rocket_sink.wire.a import _f", "m", set())
+    assert not private_uses("self._f()", "m", {"_f"})
+    assert not private_uses("session._jvm", "m", {"_f"})
+    assert not private_uses("class A:\n    def _f(self): ...\nother._f()", "m", {"_f"})
+
+
+def test_planted_crowds_are_found():
+    paths = [Path("room", f"m{number}.py") for number in range(MODULES_PER_FOLDER)]
+    assert not crowded([*paths, Path("room/__init__.py")])
+    assert crowded([*paths, Path("room/one_more.py")])
 
 
 def test_downward_imports_are_not():
