@@ -1,0 +1,40 @@
+"""docs/architecture.md shows the rooms that the code has."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "docs" / "rooms.py"
+
+
+@pytest.fixture
+def rooms() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("rooms", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_is_what_the_code_says(rooms: ModuleType) -> None:
+    assert rooms.main(["--check"]) == 0, "run: python docs/rooms.py"
+
+
+def test_a_picture_without_a_module_is_an_old_one(
+    rooms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(rooms.PAGE.read_text().replace("selectors", ""))
+    monkeypatch.setattr(rooms, "PAGE", page)
+    assert rooms.main(["--check"]) == 1
+    assert rooms.main([]) == 0
+    assert page.read_text() == (SCRIPT.parent / "architecture.md").read_text()
+
+
+def test_arrows_that_a_longer_way_stands_for_are_left_out(rooms: ModuleType) -> None:
+    uses = {"a": {"b", "c"}, "b": {"c"}, "c": set(), "d": {"e"}, "e": {"d"}}
+    assert rooms.reduced(uses) == {"a": {"b"}, "b": {"c"}, "c": set(), "d": {"e"}, "e": {"d"}}
