@@ -112,7 +112,9 @@ def test_given_secrets_are_masked_wherever_they_stand():
     assert storable("xxCANARYyy at CANARY", secrets=["CANARY"]) == "xx***yy at ***"
 
 
-@given(st.integers(0, 3 * TEXT_MAX_BYTES))
+@pytest.mark.parametrize(
+    "distance", [0, *range(TEXT_MAX_BYTES - 40, TEXT_MAX_BYTES + 1), 3 * TEXT_MAX_BYTES]
+)
 def test_a_secret_at_the_cut_leaves_no_half(distance):
     text = "x" * distance + " accessKey=CANARYCANARYCANARY"
     assert "CANARY" not in storable(text)

@@ -1,0 +1,145 @@
+"""Plants defects in a copy of the tree, one at a time, and shows that the suite catches each.
+
+    python -m tests.mutation                    all of them (some start Spark)
+    python -m tests.mutation --only NAME...     these
+    python -m tests.mutation --list             their names, and what a user would lose
+
+A defect is caught when a test fails: tests that cannot be collected, or that do not end, catch
+nothing. Exit code 1: a defect survived, or the tests fail without any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rocket_sink.commands.common.output import Bar, line, note_lines, show, table
+from tests.mutation.defects import DEFECTS, Defect
+
+ROOT: Final = Path(__file__).parents[2]
+LONGEST_S: Final = 600.0
+"""For the tests of one defect; those of all without any defect get so much more as they are."""
+_FAILED: Final = re.compile(r"^FAILED (\S+)", re.MULTILINE)
+
+
+class Verdict(NamedTuple):
+    """What the tests said: the test that failed, or why none did."""
+
+    caught: bool
+    text: str
+    duration_s: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="plant these only")
+    parser.add_argument("--list", action="store_true", help="say what there is, and end")
+    given = parser.parse_args(arguments)
+    known = {defect.name: defect for defect in DEFECTS}
+    if unknown := sorted(set(given.only or ()) - known.keys()):
+        parser.error(f"unknown defects: {', '.join(unknown)} (--list shows them)")
+    chosen = [known[name] for name in dict.fromkeys(given.only or known)]
+    if given.list:
+        for defect in chosen:
+            line(f"{defect.name}  {defect.path}: {defect.why}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="rocket-sink-mutation-") as folder:
+        return _run(chosen, Path(folder))
+
+
+def _run(chosen: Sequence[Defect], tree: Path) -> int:
+    _copy_tree(tree)
+    tests = dict.fromkeys(test for defect in chosen for test in defect.tests)
+    with Bar("tests without a defect", len(tests)) as bar:
+        code, output = _run_tests(tree, list(tests), LONGEST_S + 20 * len(tests))
+        bar.advance_to(len(tests))
+    if code != 0:
+        note_lines(output[-4000:])
+        note_lines(f"the tests do not pass without a defect (exit code {code})")
+        return 1
+    verdicts: list[Verdict] = []
+    with Bar("defects", len(chosen)) as bar:
+        for number, defect in enumerate(chosen):
+            bar.advance_to(number, defect.name)
+            verdicts.append(_verdict(defect, tree))
+            if not verdicts[-1].caught:
+                bar.say(f"{defect.name}: {verdicts[-1].text}")
+        bar.advance_to(len(chosen))
+    rows = [(d.name, v.text, v.duration_s) for d, v in zip(chosen, verdicts, strict=True)]
+    survived = sum(not verdict.caught for verdict in verdicts)
+    title = f"{len(chosen) - survived} of {len(chosen)} defects caught"
+    show(table(title, ("defect", "caught by", "seconds"), rows, numbers="seconds"))
+    return 1 if survived else 0
+
+
+def _copy_tree(tree: Path) -> None:
+    """What git knows, or would take in, as it is now."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in dict.fromkeys(names.split("\0")):
+        if name and (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+
+
+def _verdict(defect: Defect, tree: Path) -> Verdict:
+    path, started_s = tree / defect.path, time.monotonic()
+    text = path.read_text()
+    if text.count(defect.before) != 1:
+        return Verdict(False, f"survived: its text is {text.count(defect.before)} times there", 0.0)
+    path.write_text(text.replace(defect.before, defect.after))
+    try:
+        code, output = _run_tests(tree, defect.tests, LONGEST_S)
+    finally:
+        path.write_text(text)
+    duration_s = time.monotonic() - started_s
+    failed = _FAILED.search(output)
+    if code == 1 and failed:
+        return Verdict(True, failed[1].removeprefix("tests/"), duration_s)
+    why = {None: "its tests did not end", 0: "its tests passed"}.get(code, "no test failed")
+    return Verdict(False, f"survived: {why}" + (f" (exit code {code})" if code else ""), duration_s)
+
+
+def _run_tests(tree: Path, tests: Sequence[str], longest_s: float) -> tuple[int | None, str]:
+    """pytest's exit code, None when it did not end, and what it printed."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        # A stored module counts as fresh by the second and size of its source.
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--tb=short", "--hypothesis-seed=0",
+        "-p", "no:cacheprovider", "-o", "timeout=0", *tests,
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, cwd=tree, env=environment, text=True, errors="replace", start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as running:  # fmt: skip
+        try:
+            output, _ = running.communicate(timeout=longest_s)
+        except BaseException as error:
+            # What the tests have started goes with them: a JVM would keep the pipe open.
+            os.killpg(running.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return None, running.communicate()[0]
+    return running.returncode, output
+
+
+if __name__ == "__main__":
+    sys.exit(main())

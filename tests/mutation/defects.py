@@ -1,0 +1,655 @@
+"""Defects that the suite must catch: realistic mistakes, each with the narrowest tests that see it.
+
+`python -m tests.mutation` plants them one at a time. `test_defects.py` keeps this table true to the
+code: `before` is in its file exactly once, the planted file parses, the named tests exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One mistake.
+
+    Attributes:
+        path: the file, from the root of the tree.
+        before, after: the text that is there, and the mistake in its place.
+        tests: files or ids for pytest, of which at least one must fail.
+        why: what a user would lose.
+    """
+
+    name: str
+    path: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+    why: str
+
+
+WIRE: tuple[Defect, ...] = (
+    Defect(
+        "answers-before-garbage",
+        "rocket_sink/wire/connection.py",
+        "            events.append(Violation(error))\n",
+        "            events = [Violation(error)]\n",
+        ("tests/wire/test_connection.py::test_answers_before_garbage_count",),
+        "answers in front of broken bytes are forgotten, and stored messages are sent again",
+    ),
+    Defect(
+        "opaque-id-in-flight",
+        "rocket_sink/wire/connection.py",
+        "        if opaque < OPAQUES - 1 and self._issued < OPAQUES and opaque not in in_flight:\n",
+        "        if opaque < OPAQUES - 1 and self._issued < OPAQUES:\n",
+        ("tests/wire/test_connection.py::test_an_id_in_flight_is_not_given_twice",),
+        "the answer to one request settles another one",
+    ),
+    Defect(
+        "earlier-requests-unwritten",
+        "rocket_sink/wire/connection.py",
+        "            pending.written = True\n"
+        "            pending.sent_s = now_s\n"
+        "            if pending.token is token:\n"
+        "                return\n",
+        "            if pending.token is token:\n"
+        "                pending.written = True\n"
+        "                pending.sent_s = now_s\n"
+        "                return\n",
+        (
+            "tests/wire/test_connection.py::test_writing_a_request_means_that_all_before_it_are_written",
+        ),
+        "a request that left is taken for NOT_SENT, and its message is doubled without a count",
+    ),
+    Defect(
+        "secret-in-repr",
+        "rocket_sink/wire/acl.py",
+        "access_key={self.access_key!r}, secret_key=***)",
+        "access_key={self.access_key!r}, secret_key={self._secret.reveal()})",
+        ("tests/wire/test_acl.py::test_c65_secrets_do_not_print",),
+        "the secret key is in every log line that shows the credentials",
+    ),
+    Defect(
+        "linked-lz4-blocks",
+        "rocket_sink/wire/compress.py",
+        "block_linked=False",
+        "block_linked=True",
+        ("tests/wire/test_compress.py::test_lz4_blocks_do_not_depend_on_each_other",),
+        "Java's consumers cannot inflate the body and skip the message",
+    ),
+    Defect(
+        "timed-message-in-a-batch",
+        "rocket_sink/wire/batch.py",
+        "        if message.is_timed:\n",
+        "        if message.delay_level:\n",
+        ("tests/wire/test_batch.py::test_messages_that_cannot_travel_together",),
+        "a message with delay_ms goes in a batch, and the broker delivers it at once",
+    ),
+    Defect(
+        "message-ids-repeat",
+        "rocket_sink/wire/ids.py",
+        "        self._now_ms = max(now_ms, self._now_ms + 1)\n",
+        "        self._now_ms = now_ms\n",
+        (
+            "tests/wire/test_ids.py::test_ids_never_repeat_even_when_the_clock_stands_still_or_goes_back",
+        ),
+        "two messages share one id after the clock went back, and one is taken for a duplicate",
+    ),
+)
+
+WIRE_COLUMNS: tuple[Defect, ...] = (
+    Defect(
+        "unstable-grouping",
+        "rocket_sink/wire/columns/encode.py",
+        'np.argsort(small, kind="stable")',
+        "np.argsort(small)",
+        ("tests/wire/test_columns.py::test_grouping_is_a_stable_sort_by_queue",),
+        "rows of one queue change their order",
+    ),
+    Defect(
+        "null-wait-store",
+        "rocket_sink/wire/columns/properties.py",
+        "wait_store.fill_null(True)",
+        "wait_store.fill_null(False)",
+        (
+            "tests/wire/test_columns_properties.py::test_a_null_beside_a_row_that_does_not_wait_still_waits",
+        ),
+        "a row that says nothing is acknowledged before it is on disk",
+    ),
+    Defect(
+        "sliced-map-offsets",
+        "rocket_sink/wire/columns/properties.py",
+        "        rows - first,\n",
+        "        rows,\n",
+        (
+            "tests/wire/test_columns_properties.py::test_strings_are_those_of_the_one_message_encoder",
+        ),
+        "rows of a sliced batch carry the user properties of others",
+    ),
+)
+
+ROUTING: tuple[Defect, ...] = (
+    Defect(
+        "isolation-cut-short",
+        "rocket_sink/routing/fault.py",
+        "                start_s = max(start_s, old.start_s)\n",
+        "                start_s = max(start_s, now_s)\n",
+        ("tests/routing/test_fault.py::test_a_shorter_isolation_does_not_cut_a_longer_one",),
+        "one slow answer puts a broken broker back into use",
+    ),
+    Defect(
+        "strict-order-sends-again",
+        "rocket_sink/routing/retry.py",
+        "    if strict and isinstance(error, RequestTimeoutError):\n        return False\n",
+        "    if strict and isinstance(error, RequestTimeoutError):\n"
+        "        return attempts_left > 0\n",
+        ("tests/routing/test_retry.py::test_strict_order_never_sends_again_what_may_still_arrive",),
+        "a request that is still on its way is stored behind its own repetition",
+    ),
+    Defect(
+        "unknown-is-no-duplicate",
+        "rocket_sink/routing/retry.py",
+        "        maybe_duplicate=error.outcome is Outcome.UNKNOWN,\n",
+        "        maybe_duplicate=isinstance(error, RequestTimeoutError),\n",
+        ("tests/routing/test_retry.py::test_the_table",),
+        "a message sent again after a lost connection is not counted as possibly stored twice",
+    ),
+    Defect(
+        "surrogate-pairs",
+        "rocket_sink/routing/hashing.py",
+        " + (data >= 0xF0)\n",
+        "\n",
+        ("tests/routing/test_hashing.py::test_all_lengths_of_utf8_and_surrogates",),
+        "keys with characters beyond U+FFFF go to another queue than those of Java's clients",
+    ),
+    Defect(
+        "lost-turns",
+        "rocket_sink/routing/selectors.py",
+        "        if not accept(self.broker_at(self._cursor.next)):\n"
+        "            return None\n"
+        "        return self._cursor.take()\n",
+        "        position = self._cursor.take()\n"
+        "        return position if accept(self.broker_at(position)) else None\n",
+        ("tests/routing/test_choice.py::test_fair_shares_while_brokers_come_and_go",),
+        "the queues of a broker under suspicion lose their turns and starve",
+    ),
+    Defect(
+        "cut-per-busy-answer",
+        "rocket_sink/routing/rate_limit.py",
+        "        if sent_s >= self._cut_s:\n",
+        "        if now_s >= self._cut_s:\n",
+        (
+            "tests/routing/test_rate_limit.py::TestAimdWindow::test_the_answers_to_one_window_cut_once",
+        ),
+        "the busy answers to one window close the window to one request",
+    ),
+)
+
+NET: tuple[Defect, ...] = (
+    Defect(
+        "partly-written-frame-withdrawn",
+        "rocket_sink/net/channel.py",
+        "            touched = position == 0 and self._first_done > 0\n",
+        "            touched = position == 0 and self._first_done >= entry[2]\n",
+        ("tests/net/test_write_queue.py::test_withdraw_leaves_what_is_partly_written",),
+        "half a frame is left on the connection and its request is called NOT_SENT",
+    ),
+    Defect(
+        "forged-log-lines",
+        "rocket_sink/net/log.py",
+        "        text = clean(record.getMessage(), _RECORD_CHARS)\n",
+        "        text = record.getMessage()[:_RECORD_CHARS]\n",
+        ("tests/net/test_log.py::test_each_logger_writes_one_printable_line",),
+        "a broker's remark writes lines of its own into the log",
+    ),
+    Defect(
+        "server-name-unchecked",
+        "rocket_sink/net/tls.py",
+        '        if self.mode != "verify-full":\n',
+        '        if self.mode != "verify-full" or not self.server_name:\n',
+        (
+            "tests/net/test_transport.py::test_tls_with_another_name_is_refused_and_the_option_is_named",
+        ),
+        "tlsMode=verify-full talks to any server with a certificate of the same authority",
+    ),
+)
+
+PRODUCER = (
+    Defect(
+        "unknown-outcome-forgotten",
+        "rocket_sink/producer/engine/response_handler.py",
+        "            history.unknown = error\n        if decision.refresh_route",
+        "            history.unknown = None\n        if decision.refresh_route",
+        ("tests/producer/test_engine_outcomes.py::test_unknown_wins_over_what_follows",),
+        "a message that may be stored is reported as not sent",
+    ),
+    Defect(
+        "order-of-a-queue-not-kept",
+        "rocket_sink/producer/engine/waiting.py",
+        "        return len(line) == 1\n",
+        "        return True\n",
+        (
+            "tests/producer/test_engine_faults.py"
+            "::test_strict_order_has_one_request_in_flight_per_queue",
+        ),
+        "a retried message is overtaken by the one behind it",
+    ),
+    Defect(
+        "place-in-the-window-kept",
+        "rocket_sink/producer/engine/response_handler.py",
+        "        attempt.broker = None\n        self._brokers.release(broker)\n",
+        "        attempt.broker = None\n",
+        (
+            "tests/producer/test_engine_faults.py::test_a_short_pause_doubles_nothing",
+            "tests/producer/test_engine_faults.py::test_every_place_in_the_window_is_given_back",
+        ),
+        "brokers seem to be full, and sends stop",
+    ),
+    Defect(
+        "session-of-the-parent",
+        "rocket_sink/producer/producer.py",
+        "        if self._session.of_pid != os.getpid():\n",
+        "        if not self._session.of_pid:\n",
+        ("tests/producer/test_producer.py::test_a_forked_child_has_its_own_connections_and_ids",),
+        "a forked child writes into its parent's connections",
+    ),
+    Defect(
+        "found-stored-not-told",
+        "rocket_sink/producer/engine/response_handler.py",
+        "            completion.found_stored = True\n",
+        "",
+        ("tests/producer/test_stored_checks.py",),
+        "the ledger does not tell that a message was found stored",
+    ),
+)
+
+LEDGER: tuple[Defect, ...] = (
+    Defect(
+        "seal-before-the-disk",
+        "rocket_sink/ledger/spool.py",
+        "        os.fsync(file.fileno())\n        sealed = ",
+        "        sealed = ",
+        ("tests/ledger/test_spool.py::test_a_seal_is_durable_before_it_is_seen",),
+        "a power cut takes the dead letters of a task that has succeeded",
+    ),
+    Defect(
+        "rows-behind-an-end-mark",
+        "rocket_sink/ledger/spool.py",
+        "    if stream.read(1):\n"
+        '        raise pa.ArrowInvalid("bytes follow the end of the stream")\n',
+        "",
+        ("tests/ledger/test_spool_damage.py::test_rows_behind_an_end_mark_are_not_forgotten",),
+        "a fold deletes a spool file of which it has read the first part only",
+    ),
+    Defect(
+        "killed-workers-file-waits",
+        "rocket_sink/ledger/spool.py",
+        "    if alive is not None:\n        return not alive\n",
+        "    if alive:\n        return False\n",
+        ("tests/ledger/test_spool.py::test_a_killed_workers_rows_are_taken",),
+        "the sends of a killed worker are missing from the ledger for an hour",
+    ),
+    Defect(
+        "manifest-unchecked",
+        "rocket_sink/ledger/fold.py",
+        "            if _SPOOL_FILE.fullmatch(name) is None:\n",
+        "            if not name:\n",
+        ("tests/ledger/test_spool.py::test_a_manifest_that_lists_other_files_is_refused",),
+        "a fold deletes whatever files a manifest names",
+    ),
+    Defect(
+        "recovered-files-taken-twice",
+        "rocket_sink/ledger/fold.py",
+        "        files = [info for info in files if info.path not in taken]\n",
+        "",
+        (
+            "tests/ledger/test_fold.py::test_killed_at_each_step_and_repeated_each_row_is_there_once",
+        ),
+        "a fold that was killed blocks the ledger: the next one looks for files that are in",
+    ),
+    Defect(
+        "live-lease-taken-over",
+        "rocket_sink/ledger/lock.py",
+        "            if before is None or before[0] != text:\n",
+        "            if before is None:\n",
+        (
+            "tests/ledger/test_lease.py::test_a_holder_of_another_host_keeps_it_while_it_lives_and_no_longer",
+        ),
+        "two folds or two backfills work on a ledger at once, and letters are sent twice",
+    ),
+    Defect(
+        "note-before-the-disk",
+        "rocket_sink/ledger/notes.py",
+        "        file.flush()\n        os.fsync(file.fileno())\n",
+        "        file.flush()\n",
+        ("tests/ledger/test_spool.py::test_a_small_file_is_durable_before_it_is_seen",),
+        "after a power cut the note of a query's queues or held keys is an empty file",
+    ),
+    Defect(
+        "letters-of-superseded-attempts",
+        "rocket_sink/ledger/views.py",
+        "        SEMI JOIN (SELECT * FROM accounts WHERE counts) a ON",
+        "        SEMI JOIN accounts a ON",
+        (
+            "tests/ledger/test_ledger.py::test_of_a_retried_partition_the_last_complete_attempt_counts",
+        ),
+        "a backfill sends rows that the retried task has sent already",
+    ),
+    Defect(
+        "other-queries-overtake",
+        "rocket_sink/ledger/pending_keys.py",
+        "                if note.query == query and note.epoch >= ctx.epoch:\n",
+        "                if note.epoch >= ctx.epoch:\n",
+        (
+            "tests/task/test_pending_keys.py::test_other_queries_wait_and_the_own_epochs_next_attempt_does_not",
+        ),
+        "rows of another query overtake the pending letters of their key",
+    ),
+    Defect(
+        "remark-unmasked",
+        "rocket_sink/ledger/records.py",
+        '    values["remark"] = [storable(a.remark, secrets=secrets) for a in attempts]\n',
+        '    values["remark"] = [storable(a.remark) for a in attempts]\n',
+        ("tests/ledger/test_records.py::test_remarks_are_cleaned_and_secrets_masked",),
+        "a secret that a broker repeats in its remark is in the ledger's table",
+    ),
+)
+
+ROWS: tuple[Defect, ...] = (
+    Defect(
+        "blank-tags-pass",
+        "rocket_sink/rows/checks.py",
+        "        yield _suspect_texts(batch.tags) | all_blank(batch.tags)\n",
+        "        yield _suspect_texts(batch.tags)\n",
+        ("tests/rows/test_checks.py::test_each_rule_has_its_code",),
+        "a row that Message refuses is sent, and its tag is lost on the way",
+    ),
+    Defect(
+        "sliced-text-accuses-others",
+        "rocket_sink/rows/text_checks.py",
+        "np.searchsorted(offsets - offsets[0], places",
+        "np.searchsorted(offsets, places",
+        ("tests/rows/test_checks.py::test_screens_pass_nothing_that_a_message_refuses",),
+        "in a sliced batch a bad row passes and a good one is looked at in its place",
+    ),
+    Defect(
+        "sorter-forgets-the-rest",
+        "rocket_sink/rows/sort.py",
+        "        like = self._batches[0] if self._batches else self._like\n        self._spill()\n",
+        "        like = self._batches[0] if self._batches else self._like\n",
+        ("tests/task/test_task.py::TestOrderBy",),
+        "rows that came after the last spill of a sorted task are never sent",
+    ),
+    Defect(
+        "large-bodies-unweighed",
+        "rocket_sink/rows/row_batcher.py",
+        "        return self._seen >= self._limit or self._size >= GATHER_BYTES\n",
+        "        return self._seen >= self._limit\n",
+        ("tests/rows/test_row_batcher.py::TestPile::test_large_ones_are_weighed",),
+        "a foreach task with large bodies takes all of its worker's memory",
+    ),
+    Defect(
+        "first-property-wins",
+        "rocket_sink/rows/normalise.py",
+        "        values.take(pa.array(last[order])),\n",
+        "        values.take(pa.array(first[order])),\n",
+        (
+            "tests/rows/test_contract.py::test_of_a_repeated_property_the_first_place_and_the_last_value_stay",
+        ),
+        "a repeated header carries another value than in the row's Message",
+    ),
+)
+
+TASK: tuple[Defect, ...] = (
+    Defect(
+        "lost-rows-balance",
+        "rocket_sink/task/totals.py",
+        "        if summary.rows_in != summary.accounted:\n",
+        "        if summary.rows_in < summary.accounted:\n",
+        (
+            "tests/task/test_task.py::TestFailures::test_a_row_that_is_lost_on_the_way_fails_the_task",
+        ),
+        "a task that lost rows succeeds",
+    ),
+    Defect(
+        "parts-in-reverse",
+        "rocket_sink/task/ordering.py",
+        "        lane.waiting.extendleft(reversed(list(again)))\n",
+        "        lane.waiting.extendleft(again)\n",
+        (
+            "tests/task/test_task.py::TestOrder::test_later_rows_of_a_key_given_up_are_held_back_in_order",
+        ),
+        "the messages of a batch that was parted are stored in reverse",
+    ),
+    Defect(
+        "unknown-counted-as-dead",
+        "rocket_sink/task/dead_letters.py",
+        "        outcome = Outcome.UNKNOWN if request.maybe_duplicate else completion.outcome\n",
+        "        outcome = completion.outcome\n",
+        (
+            "tests/task/test_task.py::TestFailures::test_what_may_be_stored_stays_unknown_when_it_is_refused_later",
+        ),
+        "rows that may be stored are counted as not sent, and a backfill does not ask for them",
+    ),
+    Defect(
+        "equal-batches-share-ids",
+        "rocket_sink/task/message_ids.py",
+        "        self._state = made = state.digest()\n",
+        "        made = state.digest()\n",
+        ("tests/task/test_task_ids.py::test_the_same_rows_get_the_same_ids_and_no_two_share_one",),
+        "equal rows of two batches share one id, and readers drop one as a duplicate",
+    ),
+    Defect(
+        "equal-rows-share-ids",
+        "rocket_sink/task/message_ids.py",
+        "        self._keep(ranked)\n",
+        "",
+        ("tests/task/test_content_ids.py::test_ids_depend_neither_on_order_nor_on_batches",),
+        "of two equal rows in two batches a replay takes the second for stored: it is lost",
+    ),
+    Defect(
+        "keys-go-on-after-a-loss",
+        "rocket_sink/task/dead_letters.py",
+        "        self._held.setdefault(request.topic, set()).update(keys)\n",
+        "",
+        (
+            "tests/task/test_task.py::TestOrder::test_later_rows_of_a_key_given_up_are_held_back_in_order",
+        ),
+        "later rows of a key overtake the one that was given up",
+    ),
+    Defect(
+        "changed-queues-pass",
+        "rocket_sink/task/queue_snapshot.py",
+        "        if name in found and found[name] != count\n",
+        "        if name in found and found[name] < count\n",
+        ("tests/task/test_task.py::TestStrict::test_a_changed_route_is_refused",),
+        "keys of a strict query move when their topic gets more queues",
+    ),
+)
+
+SPARK: tuple[Defect, ...] = (
+    Defect(
+        "close-does-not-wait",
+        "rocket_sink/spark/sink.py",
+        "            self._flush()\n            self._run.finish()\n",
+        "            self._flush()\n            self._run.drive()\n",
+        ("tests/spark/test_sink.py::TestForeach::test_all_rows_are_stored_when_close_returns",),
+        "a foreach task succeeds before its rows are answered for",
+    ),
+    Defect(
+        "end-time-inclusive",
+        "rocket_sink/spark/reader.py",
+        "message.store_ms < self.to_ms",
+        "message.store_ms <= self.to_ms",
+        ("tests/spark/test_reader.py::test_offsets_and_times",),
+        "two reads of adjoining times both give the message between them",
+    ),
+    Defect(
+        "failed-letter-is-overtaken",
+        "rocket_sink/spark/backfill/resend.py",
+        '        failures = [failed[number] for number in chunk["message_id"].to_pylist()]\n'
+        "        self._stop_keys(chunk)\n",
+        '        failures = [failed[number] for number in chunk["message_id"].to_pylist()]\n',
+        (
+            "tests/spark/backfill/test_resend.py::test_a_refused_letter_stays_pending_and_stops_its_key",
+        ),
+        "a backfill stores later letters of a key before the one that failed",
+    ),
+    Defect(
+        "retried-task-asks-nobody",
+        "rocket_sink/spark/backfill/resend.py",
+        '        doubtful = chunk if self._ask_all else chunk.filter(chunk["open"])\n',
+        '        doubtful = chunk.filter(chunk["open"])\n',
+        (
+            "tests/spark/backfill/test_resend.py::TestWhatMayBeStored::test_a_task_that_runs_again_asks_for_all",
+        ),
+        "a backfill's task that Spark runs again sends its letters twice",
+    ),
+    Defect(
+        "marks-left-to-the-kernel",
+        "rocket_sink/spark/backfill/resend.py",
+        "        self._spool.append(about_to_send(_names(chunk), self._ctx))\n"
+        "        self._spool.sync()\n",
+        "        self._spool.append(about_to_send(_names(chunk), self._ctx))\n",
+        ("tests/spark/backfill/test_resend.py::test_resolutions_are_durable_chunk_by_chunk",),
+        "after a crash of the machine no mark says which letters were sent: they go twice",
+    ),
+    Defect(
+        "tired-letter-is-overtaken",
+        "rocket_sink/spark/backfill/selection.py",
+        '    return found.withColumn("_chosen", going & ~F.col("_behind")).drop("_wanted")\n',
+        '    return found.withColumn("_chosen", going).drop("_wanted")\n',
+        (
+            "tests/spark/backfill/test_backfill.py::TestDeadLetters::test_tries_killed_backfills_and_parked_letters",
+        ),
+        "letters of a key are sent while an earlier one that failed three times is left alone",
+    ),
+)
+
+COMMANDS: tuple[Defect, ...] = (
+    Defect(
+        "some-failed-is-success",
+        "rocket_sink/commands/send.py",
+        "    return 1 if failed else 0\n",
+        "    return 1 if failed and not sent else 0\n",
+        ("tests/commands/test_send.py",),
+        "a script goes on although some of its messages were refused",
+    ),
+    Defect(
+        "file-wins-over-option",
+        "rocket_sink/commands/common/sink_input.py",
+        '    for source in ("file", "many", "flags"):\n',
+        '    for source in ("many", "file", "flags"):\n',
+        (
+            "tests/commands/test_sink_input.py::test_a_flag_wins_over_a_pair_and_a_pair_over_the_file",
+        ),
+        "-O nameServer=... sends to the cluster of the configuration file",
+    ),
+    Defect(
+        "failed-step-says-done",
+        "rocket_sink/commands/common/output.py",
+        "        elif failure[0] is None:\n",
+        "        else:\n",
+        ("tests/commands/test_output.py::test_a_bar_that_fails_does_not_say_done",),
+        "a backfill that failed reports how many letters it sent in how many seconds, as if done",
+    ),
+    Defect(
+        "bodies-reach-the-terminal",
+        "rocket_sink/commands/common/output.py",
+        '    """A line on standard output."""\n    click.echo(clean(text))\n',
+        '    """A line on standard output."""\n    click.echo(text)\n',
+        ("tests/commands/test_hostile_text.py::test_tail",),
+        "`tail` shows a message whose body rewrites the user's screen",
+    ),
+)
+
+VALUES: tuple[Defect, ...] = (
+    Defect(
+        "two-delays",
+        "rocket_sink/message.py",
+        '                ("delay_s", self.delay_s is not None),\n',
+        "",
+        ("tests/test_message.py::test_an_illegal_message_cannot_be_made",),
+        "a message with two delays is sent, and the broker drops one of them silently",
+    ),
+    Defect(
+        "secret-behind-a-cut",
+        "rocket_sink/text.py",
+        "    for secret in secrets:\n",
+        "    text = text[:max_bytes]\n    for secret in secrets:\n",
+        ("tests/test_text.py::test_a_secret_at_the_cut_leaves_no_half",),
+        "the first half of a secret key is in the ledger",
+    ),
+    Defect(
+        "bidirectional-text",
+        "rocket_sink/text.py",
+        "    if not whole.isprintable():\n",
+        '    if any(c < " " or c == "\\x7f" for c in whole):\n',
+        ("tests/test_text.py::test_any_text_becomes_one_printable_line",),
+        "a topic's name reorders what a terminal shows",
+    ),
+    Defect(
+        "lock-behind-a-link",
+        "rocket_sink/private_file.py",
+        "os.O_NOFOLLOW | ",
+        "",
+        (
+            "tests/test_private_file.py::test_a_lock_that_is_no_file_of_ours_is_refused_and_not_touched",
+        ),
+        "another user's link in a shared folder makes us write into our own files",
+    ),
+    Defect(
+        "lock-held-in-a-child",
+        "rocket_sink/forks.py",
+        "        _locks.add(self)\n",
+        "        _locks.discard(self)\n",
+        ("tests/test_forks.py::test_a_lock_is_free_in_the_child_and_stays_held_in_the_parent",),
+        "a child that is forked while another thread has a lock waits for ever",
+    ),
+    Defect(
+        "secret-prints",
+        "rocket_sink/option_spec.py",
+        """        return "***" if self._text else "''"\n""",
+        "        return repr(self._text)\n",
+        ("tests/test_options.py::test_a_secret_never_prints_and_tells_digests_apart",),
+        "the secret key is in the repr of the options, and so in notebooks and logs",
+    ),
+)
+
+TESTING: tuple[Defect, ...] = (
+    Defect(
+        "thaw-forgets",
+        "rocket_sink/testing/server.py",
+        "        for peer in list(port.peers):\n"
+        "            self._frames(peer)\n"
+        "            self._flush(peer)\n",
+        "        for peer in list(port.peers):\n            self._flush(peer)\n",
+        ("tests/testing/test_fake_cluster.py::test_freeze_takes_bytes_and_thaw_handles_them",),
+        "a scripted broker that froze loses requests which a real one would store",
+    ),
+    Defect(
+        "degraded-and-not-stored",
+        "rocket_sink/testing/broker.py",
+        "        if request.code in _WRITES and behaviour is not None and not stores(behaviour):\n",
+        "        if request.code in _WRITES and behaviour is not None and not behaviour.stores:\n",
+        (
+            "tests/testing/test_fake_cluster.py::test_refusals_store_nothing_and_degraded_answers_do",
+        ),
+        "a user's test looks in vain for a message that a real broker would have stored",
+    ),
+)
+
+DEFECTS: tuple[Defect, ...] = (
+    *WIRE,
+    *WIRE_COLUMNS,
+    *ROUTING,
+    *NET,
+    *PRODUCER,
+    *LEDGER,
+    *ROWS,
+    *TASK,
+    *SPARK,
+    *COMMANDS,
+    *VALUES,
+    *TESTING,
+)

@@ -1,0 +1,39 @@
+"""The table of defects is true to the code: what it plants is there, and so is what must see it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.mutation import defects
+from tests.mutation.defects import DEFECTS, Defect
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_what_is_planted_is_there_once_and_is_python(defect: Defect) -> None:
+    text = (ROOT / defect.path).read_text()
+    assert text.count(defect.before) == 1
+    planted = text.replace(defect.before, defect.after)
+    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(text))
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_the_tests_that_must_see_it_exist(defect: Defect) -> None:
+    assert defect.tests
+    for test in defect.tests:
+        path, *names = test.partition("[")[0].split("::")
+        found: ast.Module | ast.stmt = ast.parse((ROOT / path).read_text())
+        for name in names:
+            inside = {getattr(node, "name", ""): node for node in getattr(found, "body", ())}
+            assert name in inside, test
+            found = inside[name]
+
+
+def test_each_defect_of_each_section_is_planted_under_its_own_name() -> None:
+    sections = [value for name, value in vars(defects).items() if name.isupper()]
+    assert {one for section in sections for one in section} == set(DEFECTS)
+    assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)
