@@ -229,8 +229,10 @@ PRODUCER = (
         "        return len(line) == 1\n",
         "        return True\n",
         (
-            "tests/producer/test_engine_faults.py"
-            "::test_strict_order_has_one_request_in_flight_per_queue",
+            (
+                "tests/producer/test_engine_faults.py"
+                "::test_strict_order_has_one_request_in_flight_per_queue"
+            ),
         ),
         "a retried message is overtaken by the one behind it",
     ),

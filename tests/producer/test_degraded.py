@@ -92,21 +92,21 @@ def test_a_frozen_broker_gets_no_more_than_its_share(cluster, make_engine):
 
 
 def test_a_broker_that_freezes_while_it_holds_a_request_is_given_up(cluster, make_engine):
-    engine = make_engine(sendMsgTimeout="60s", retryTimesWhenSendFailed=59)
+    engine = make_engine(sendMsgTimeout="60s", retryTimesWhenSendFailed=14)
     frozen = cluster.brokers[0]
     send(engine, "warm", queue=MessageQueue("orders", frozen.name, 0))
     frozen.on_send(Delay(600_000))
     queues = iter([MessageQueue("orders", broker.name, 0) for broker in cluster.brokers])
     engine.submit(request(1, choose=lambda info, available: next(queues)))
-    until_s = engine.clock() + 2.5
+    until_s = engine.clock() + 5.5
     while engine.clock() < until_s:
         engine.drive()
-    assert engine.pending and not engine.has_completions, "an attempt's share of 1 s was all it got"
+    assert engine.pending and not engine.has_completions, "an attempt's share of 4 s was all it got"
     frozen.freeze()
     (completion,) = engine.drain()
     frozen.thaw()
     assert completion.outcome is Outcome.ACKED
-    assert 2000 < completion.attempts[0].rtt_ms < 30_000
+    assert 5000 < completion.attempts[0].rtt_ms < 50_000
 
 
 def test_the_time_of_an_attempt_that_the_user_set_is_kept(cluster, make_engine):
