@@ -289,6 +289,22 @@ class SendEngine:
             self.drive()
         return info
 
+    def fresh_route(self, topic: str) -> TopicPublishInfo:
+        """As `publish_info`, of name servers that are asked now: the route that an engine keeps is
+        as old as its last send. When none answers, the route as it was.
+
+        Raises:
+            NoRouteError, NameServerUnavailableError
+        """
+        until_s = self.clock() + self._limits.timeout_s
+        # First the answer that an earlier look-up left unread: it may be as old as the route.
+        for ask in (self.routes.get, self.routes.refresh):
+            ask(topic, self.clock())
+            while self.routes.fetching(topic) and self.clock() < until_s:
+                self.drive()
+                self.routes.get(topic, self.clock())
+        return self.publish_info(topic)
+
     def known_route(self, topic: str, until_s: float) -> TopicPublishInfo | None:
         """One step of `publish_info`: the route, or None while it is being asked for."""
         now_s = self.clock()

@@ -55,6 +55,7 @@ class HomeQueues:
         self._pin_new = pin_new
         self._pinned: dict[tuple[str | None, str], Pinned | None] = {}
         self._first: dict[str, Pinned] = {}
+        self._asked: frozenset[str] = frozenset()
 
     def runs(self, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Lists]]:
         """The letters cut where a topic's list changes, each part with its lists."""
@@ -124,8 +125,9 @@ class HomeQueues:
         return self._first.get(topic)
 
     def _route(self, topic: str) -> TopicPublishInfo | None:
+        known, self._asked = topic in self._asked, self._asked | {topic}
         try:
-            info = self._engine.publish_info(topic)
+            info = (self._engine.publish_info if known else self._engine.fresh_route)(topic)
         except NoRouteError:
             return None
         if info.ok and topic not in self._first:

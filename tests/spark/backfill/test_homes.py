@@ -116,6 +116,21 @@ def test_the_plan_names_the_broker(cluster: FakeCluster, given: SinkOptions) -> 
     assert found.to_pylist() == [{"broker": "", "letters": 1}]
 
 
+def test_a_broker_that_is_back_is_seen_by_an_engine_that_sent_nothing(
+    cluster: FakeCluster, given: SinkOptions
+) -> None:
+    """Workers keep their engines, and one that sends nothing reads no answers."""
+    query(given)
+    options = backfill_options(
+        given.with_(topic="", ordering="none", pollNameServerInterval=600_000)
+    )
+    columns = ["query_id", "topic", "sharding_key", "queue_id", "broker_name"]
+    for is_master in (True, False, True, False):
+        cluster.broker("broker-b").is_master = is_master
+        [found] = waiting_of(options, [letters(KEYS).select(columns)])
+        assert found["broker"].to_pylist() == ([] if is_master else ["broker-b"])
+
+
 def test_only_a_flag_moves_keys_and_only_those_that_must(
     cluster: FakeCluster, given: SinkOptions
 ) -> None:
