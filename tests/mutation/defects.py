@@ -248,14 +248,6 @@ PRODUCER = (
         "brokers seem to be full, and sends stop",
     ),
     Defect(
-        "session-of-the-parent",
-        "rocket_sink/producer/producer.py",
-        "        if self._session.of_pid != os.getpid():\n",
-        "        if not self._session.of_pid:\n",
-        ("tests/producer/test_producer.py::test_a_forked_child_has_its_own_connections_and_ids",),
-        "a forked child writes into its parent's connections",
-    ),
-    Defect(
         "found-stored-not-told",
         "rocket_sink/producer/engine/response_handler.py",
         "            completion.found_stored = True\n",
