@@ -1,4 +1,4 @@
-"""Which proof of a shared ledger (`ledger.shared`) the lanes take along, made on the driver."""
+"""Which proof of a shared ledger (`ledger.table`) the lanes take along, made on the driver."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ ledger each task goes by what it finds.
 
 A pinned broker that is missing is an outage: its keys wait (`orderWaitMs`). New queues, another
 number of them on a broker that is there, or another `shardingHash` are a change: `onRouteChange`
-decides. A backfill goes by the list of the query whose dead letters it sends (`spark.homes`).
+decides. A backfill goes by the list of the query whose dead letters it sends
+(`spark.backfill.home_queues`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rows of an epoch that may have been sent before: those that are stored are not sent again.
 
 Rows are looked up one by one, at every broker of their topic, in epochs that were begun before
-(`ledger.starts`): after a restart the first one, or after a failure the task's further attempts.
-Two look-ups per request, of its first and its last message, would not do:
+(`ledger.epoch_starts`): after a restart the first one, or after a failure the task's further
+attempts. Two look-ups per request, of its first and its last message, would not do:
 
 - A broker that is killed in the middle of a batch keeps the head of it (seen), so that the first
   message says nothing of the last. The last one found would prove the rows before it, but only

@@ -297,13 +297,18 @@ class SendEngine:
             NoRouteError, NameServerUnavailableError
         """
         until_s = self.clock() + self._limits.timeout_s
-        # First the answer that an earlier look-up left unread: it may be as old as the route.
-        for ask in (self.routes.get, self.routes.refresh):
-            ask(topic, self.clock())
-            while self.routes.fetching(topic) and self.clock() < until_s:
-                self.drive()
-                self.routes.get(topic, self.clock())
+        # What is kept may be old, and so may an answer that an earlier look-up left unread.
+        is_old = self.routes.fetching(topic) or self.routes.get(topic, self.clock()) is not None
+        self._await_look_up(topic, until_s)
+        if is_old:
+            self.routes.refresh(topic, self.clock())
+            self._await_look_up(topic, until_s)
         return self.publish_info(topic)
+
+    def _await_look_up(self, topic: str, until_s: float) -> None:
+        while self.routes.fetching(topic) and self.clock() < until_s:
+            self.drive()
+            self.routes.get(topic, self.clock())
 
     def known_route(self, topic: str, until_s: float) -> TopicPublishInfo | None:
         """One step of `publish_info`: the route, or None while it is being asked for."""

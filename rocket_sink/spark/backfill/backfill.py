@@ -6,7 +6,7 @@
 
 In order per key and under the same message ids. Safe to run twice, or again after it was killed: a
 letter with a resolution is not pending any more, resolutions are written as it goes, and of what
-was on its way when it was killed the brokers are asked (`spark.resend`). The state of a table's
+was on its way when it was killed the brokers are asked (`.resend`). The state of a table's
 backfill is in the ledger, too, which is made when it is not there. History is never edited: a
 resolution is a new row. One backfill of a ledger is at work at a time: `with` claims the ledger
 from before the plan to the end; the next one waits, or is refused.

@@ -1,6 +1,7 @@
 """The queues that letters sent again must go to, so that a key's order holds on its queue.
 
-A sharding key's queue is an index into the list of queues that its query goes by (`spark.pins`).
+A sharding key's queue is an index into the list of queues that its query goes by
+(`task.queue_snapshot`).
 The route of today is another list while a broker is away, and would move keys without a word. So a
 letter goes by the list, and the hash, of the query that gave it up; while the broker of its queue
 is in no route it waits. Letters of a query without strict order have no such list: they go by the

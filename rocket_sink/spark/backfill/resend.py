@@ -13,9 +13,9 @@ is not stored stays pending as it is: it gets no second letter. Later letters of
 back, so that the key's order holds.
 
 A letter that was settled since the plan, as parked by hand, is left out. Before each chunk the task
-makes sure that no other backfill has taken over (`ledger.marks`).
+makes sure that no other backfill has taken over (`ledger.backfill_marks`).
 
-A letter whose queue's broker is in no route waits for it (`spark.homes`): it is left pending, and
+A letter whose queue's broker is in no route waits for it (`.home_queues`): it is left pending, and
 the broker is named. Only `move_keys` sends it to another queue.
 """
 

@@ -1,10 +1,11 @@
 """Where a backfill takes its letters from: the dead letters of a ledger, or any table.
 
 Both give one frame of what is pending: the row contract's columns (`SENT_COLUMNS`), `letter_id`,
-`tries` and `open` (what earlier backfills did, see `ledger.marks`; `open` also where the letter's
+`tries` and `open` (what earlier backfills did, see `ledger.backfill_marks`; `open` also where the
+letter's
 own outcome is unknown; `unknown_at` is the broker that did not answer), `reason`, `at`, and
 `_place`, which sorts a key's letters. `query_id` names the query whose queues they go by
-(`spark.homes`); of a table it is a digest of its name.
+(`.home_queues`); of a table it is a digest of its name.
 
 A row of a table has no letter, so it gets an id that is the same each time: a digest of the table's
 name, the topic option and all its columns, numbered where rows are equal. That names its
