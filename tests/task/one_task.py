@@ -1,4 +1,8 @@
-"""One task attempt over one batch, with a pool of its own."""
+"""One task attempt over one batch, with a pool and routes of its own.
+
+Routes that workers share may be a few milliseconds old: a task would not see what a test changed
+just before.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import pyarrow as pa
 
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
@@ -16,7 +21,7 @@ from rocket_sink.task.runner import TaskRunner
 def run_task(options: SinkOptions, ctx: RunContext, columns: dict[str, Any]) -> Any:
     """The task's summary; what it raises is raised here."""
     batch = pa.RecordBatch.from_pydict(columns)
-    pool = ProducerPool()
+    pool = ProducerPool(make=lambda given: SendEngine(given, shared=None))
     run = TaskRunner(options, ctx, pool=pool)
     try:
         run.feed(batch, resolve_columns(batch.schema, options))
