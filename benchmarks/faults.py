@@ -23,7 +23,7 @@ from rocket_sink.cluster.local import LocalCluster
 from rocket_sink.cluster.node import Broker
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.topic_reader import await_dispatched
+from rocket_sink.producer.admin.stored_messages import await_dispatched
 
 FREEZE: Final = "frozen"
 KILL: Final = "killed"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from rocket_sink.errors import OptionError
-from rocket_sink.lazy import lazy
+from rocket_sink.forks import lazy
 from rocket_sink.option_spec import Kind, Option, Secret, option, option_of
 
 _C, _M, _S, _R, _D, _L, _K = (

@@ -59,7 +59,7 @@ def tail(
     Ctrl-C ends it. No consumer group is used and no offset is stored: consumers do not notice.
     """
     from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.producer.admin.topic_reader import await_dispatched
+    from rocket_sink.producer.admin.stored_messages import await_dispatched
 
     options = resolved_options()
     if not options.topic:

@@ -25,7 +25,7 @@ from rocket_sink.errors import (
 )
 from rocket_sink.net import tls
 from rocket_sink.net.resolve import Resolver
-from rocket_sink.net.tls_stream import TlsStream
+from rocket_sink.net.tls import TlsStream
 
 READ_BYTES: Final = 65_536
 GATHER_BUFFERS: Final = 1000

@@ -35,7 +35,7 @@ from rocket_sink.producer.engine.attempt import Completion, SendRequest, buffers
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.future import SendFuture
 from rocket_sink.producer.hooks import Hooks
-from rocket_sink.routing.response_errors import error_for_answer
+from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.properties import keys_of

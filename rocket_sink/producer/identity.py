@@ -11,9 +11,9 @@ from weakref import WeakValueDictionary
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.forks import ForkLock
+from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.ids import MessageIds, month_start_ms
-from rocket_sink.wire.namespace import with_namespace
 
 _claimed: Final[WeakValueDictionary[tuple[int, str, str], Identity]] = WeakValueDictionary()
 _claiming: Final = ForkLock()

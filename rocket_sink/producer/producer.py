@@ -16,6 +16,7 @@ from rocket_sink.errors import (
 )
 from rocket_sink.forks import ForkLock
 from rocket_sink.message import Message, MessageQueue, SendResult
+from rocket_sink.message_rules import with_namespace
 from rocket_sink.net import log
 from rocket_sink.net.hooks import RpcHook, RpcHooks
 from rocket_sink.options import SinkOptions
@@ -32,9 +33,8 @@ from rocket_sink.producer.tracing import Tracer
 from rocket_sink.producer.transactions import Execute, TransactionListener, TransactionResult
 from rocket_sink.routing.fault import Isolation
 from rocket_sink.routing.selectors import select_by
-from rocket_sink.routing.sharding import owner, place
+from rocket_sink.routing.sharding import fallback_queue, queue_for_key
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.namespace import with_namespace
 from rocket_sink.wire.server_requests import PushedReply
 from rocket_sink.wire.stored import StoredMessage
 
@@ -383,12 +383,12 @@ class Producer:
         sharding_hash, ordering = self.options.sharding_hash, self.options.ordering
         if ordering == "strict":
             info = session.driver.publish_info(request.topic)
-            request.queue = owner(info, key, sharding_hash)
+            request.queue = queue_for_key(info, key, sharding_hash)
             request.ordered = True
             return
 
         def choose(info: TopicPublishInfo, available: Callable[[str], bool]) -> MessageQueue | None:
-            return place(info, owner(info, key, sharding_hash), available)
+            return fallback_queue(info, queue_for_key(info, key, sharding_hash), available)
 
         request.choose = choose
         request.ordered = ordering == "best_effort"

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message, MessageQueue
+from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.wire.batch import check_batch, encode_inner
 from rocket_sink.wire.codes import V5_0_0
 from rocket_sink.wire.compress import CompressionType, compress_body
 from rocket_sink.wire.ids import MessageIds
-from rocket_sink.wire.namespace import with_namespace
 from rocket_sink.wire.properties import properties_of
 
 

@@ -33,7 +33,7 @@ from rocket_sink.net.channel import Channel
 from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.hooks import Hooks
 from rocket_sink.producer.request_builder import RequestBuilder, named
-from rocket_sink.routing.response_errors import error_for_answer
+from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode, SysFlag
 from rocket_sink.wire.frame import Frame

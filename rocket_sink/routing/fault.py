@@ -1,14 +1,10 @@
-"""Latency fault tolerance: which brokers are avoided, and until when.
+"""Latency fault tolerance: which brokers are isolated, and until when.
 
-Sources: MQFaultStrategy and LatencyFaultToleranceImpl of RocketMQ 5.3 and 4.9. A broker that is
-not in the table is available and reachable. Isolation ends by the clock alone, so no broker is
-avoided for ever (apache/rocketmq#7812); a failed probe extends it. The table may be shared by the
-workers of an executor: it lives behind `FaultStore`, and all times are monotonic seconds. Two
-writers of one broker at the same moment may lose one update; each write is right by itself.
-
-The latency tables of both generations of MQFaultStrategy.
-
-`latencyMax` and `notAvailableDuration` of RocketMQ 5.1.4 and later, and of 4.x (and 5.0).
+Sources: MQFaultStrategy and LatencyFaultToleranceImpl of RocketMQ 5.3 and 4.9, with their tables of
+`latencyMax` and `notAvailableDuration`. A broker that is not in the table is available and
+reachable. Isolation always ends by time (apache/rocketmq#7812); a failed probe extends it. The
+table may be shared by the workers of an executor (`FaultStore`). Of two simultaneous updates of one
+broker one may be lost. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -20,20 +16,20 @@ from typing import Final, Protocol
 
 @dataclass(frozen=True)
 class FaultProfile:
-    """Latency classes (ms, ascending) and how long each makes a broker unavailable (ms)."""
+    """Latency classes (ms, ascending) and the isolation of each (ms)."""
 
     name: str
     latency_max_ms: tuple[int, ...]
     not_available_ms: tuple[int, ...]
     isolation_latency_ms: int
-    """The latency that stands for a failure."""
+    """The latency that a failure counts as."""
     success_resets: bool
     """4.x: any update replaces the isolation; 5.x: it can only grow."""
     better_half: bool
-    """4.x: with no broker available, one of the better half; 5.x: one that is reachable."""
+    """With no broker available: 4.x takes one of the better half, 5.x a reachable one."""
 
     def duration_ms(self, latency_ms: float, *, isolation: bool) -> int:
-        """How long a request of that latency, or a failure, makes its broker unavailable."""
+        """The isolation after a request of that latency, or after a failure."""
         latency_ms = self.isolation_latency_ms if isolation else latency_ms
         for limit, duration in zip(
             reversed(self.latency_max_ms), reversed(self.not_available_ms), strict=True
@@ -83,17 +79,17 @@ PROFILES: Final = {
 
 
 TOPIC_ISOLATION_MS: Final = 30_000
-"""A topic closed on one broker: one poll of the route, which should then say so itself."""
+"""Isolation of one topic on one broker: until the route is polled, which should then omit it."""
 EXTENSION_S: Final = 1.0
-"""An isolation that grows is reported again only by so much: a thousand requests that fail
-together are one event."""
+"""Shortest extension of an isolation that is reported again: a thousand requests that fail together
+are one event."""
 _PAIR: Final = "\x00"
-"""Joins topic and broker in the store; neither may hold it."""
+"""Joins topic and broker in the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultItem:
-    """What is known of a broker. Times are monotonic seconds."""
+    """The table's entry of a broker. Times are monotonic seconds."""
 
     broker_name: str
     latency_ms: float = 0.0
@@ -107,7 +103,7 @@ class FaultItem:
 
 
 class FaultStore(Protocol):
-    """Where the table lives; values are replaced whole."""
+    """Storage of the table; values are replaced whole."""
 
     def get(self, name: str) -> FaultItem | None:
         """The item, or None."""
@@ -116,14 +112,14 @@ class FaultStore(Protocol):
         """Store or replace it. `name` is the broker's, or topic + NUL + broker."""
 
     def remove(self, name: str) -> None:
-        """Forget it; unknown names are no error."""
+        """Remove it; unknown names are no error."""
 
     def names(self) -> Iterable[str]:
         """All names, in any order; a snapshot."""
 
 
 class MemoryFaultStore:
-    """A table of this process."""
+    """A table in this process."""
 
     def __init__(self) -> None:
         self._items: dict[str, FaultItem] = {}
@@ -143,7 +139,7 @@ class MemoryFaultStore:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """A broker (or one topic on it) is avoided: an event for the ledger. Monotonic seconds."""
+    """A broker, or one topic on it, was isolated: an event for the ledger. Monotonic seconds."""
 
     broker_name: str
     cause: str
@@ -156,14 +152,14 @@ class Isolation:
 
 
 class LatencyFaultTolerance:
-    """The decisions over a store.
+    """The fault table and its rules.
 
     Args:
         profile: the tables of a generation.
-        store: where the items live; its own dictionary when None.
-        detector: unreachable brokers are probed. Without it nothing is marked unreachable, as
-            nobody would ever take the mark away.
-        detect_interval_ms: between two probes of a broker, over all that share the store.
+        store: storage of the items; a new dictionary when None.
+        detector: unreachable brokers are probed. Without it no broker is marked unreachable, as
+            nothing would remove the mark.
+        detect_interval_ms: time between probes of a broker, by all that share the store.
     """
 
     def __init__(
@@ -189,10 +185,9 @@ class LatencyFaultTolerance:
         reachable: bool,
         cause: str = "",
     ) -> Isolation | None:
-        """Note the end of a request to a broker; returns an event when it is now avoided.
+        """Note the end of a request to a broker; returns an event when it is now isolated.
 
-        Java: MQFaultStrategy.updateFaultItem. A quick success of a broker that never had trouble
-        leaves no trace.
+        Java: MQFaultStrategy.updateFaultItem. Quick successes add no entry to the table.
         """
         reachable = reachable or not self.detector
         duration_ms = self.profile.duration_ms(latency_ms, isolation=isolation)
@@ -213,14 +208,14 @@ class LatencyFaultTolerance:
         return self._isolate(old, item, now_s, cause or "LATENCY")
 
     def isolate_topic(self, topic: str, broker_name: str, now_s: float, cause: str) -> Isolation:
-        """Avoid one topic on one broker (no permission); the broker stays good for others."""
+        """Isolate one topic on one broker (no permission)."""
         name = topic + _PAIR + broker_name
         until_s = now_s + TOPIC_ISOLATION_MS / 1000
         self.store.put(name, FaultItem(name, 0.0, until_s, announced_s=until_s))
         return Isolation(broker_name, cause, 0.0, now_s, until_s, topic=topic)
 
     def is_available(self, name: str, now_s: float, topic: str | None = None) -> bool:
-        """The broker is not isolated now, neither whole nor for the topic."""
+        """Neither the broker nor the topic on it is isolated now."""
         item = self.store.get(name)
         if item is not None and now_s < item.start_s:
             return False
@@ -230,36 +225,36 @@ class LatencyFaultTolerance:
         return pair is None or now_s >= pair.start_s
 
     def is_reachable(self, name: str) -> bool:
-        """The broker's last request was answered, or a probe since then."""
+        """The broker answered its last request, or a later probe."""
         item = self.store.get(name)
         return item is None or item.reachable
 
     def better_half(self, names: Iterable[str], now_s: float) -> set[str]:
-        """The better half of these brokers, at least one: where 4.x sends while none is available.
+        """The better half of these brokers, at least one: the choice of 4.x when none is available.
 
-        Java: LatencyFaultToleranceImpl.pickOneAtLeast of 4.9, over all brokers that it knows. There
-        the latency is that of the last request, and a connection that is refused at once makes a
-        dead broker the quickest; here the unreachable ones come last.
+        Java: LatencyFaultToleranceImpl.pickOneAtLeast of 4.9. There a refused connection makes a
+        dead broker the fastest one; here unreachable brokers come last.
         """
         items = [self.store.get(name) or FaultItem(name) for name in names]
         items.sort(key=lambda i: (now_s < i.start_s, not i.reachable, i.latency_ms, i.start_s))
         return {item.broker_name for item in items[: max(len(items) // 2, 1)]}
 
     def remove(self, name: str) -> None:
-        """Forget a broker, for one that has no address any more."""
+        """Remove a broker that has no address any more."""
         self.store.remove(name)
 
     def due_for_probe(self, now_s: float) -> list[str]:
-        """Unreachable brokers to probe now; each is claimed for one interval by being named."""
+        """Unreachable brokers to probe now; returning one reserves it for one interval."""
         due = [item for item in self._items() if not item.reachable and now_s >= item.check_s]
         for item in due:
             self.store.put(item.broker_name, replace(item, check_s=now_s + self._interval_s))
         return [item.broker_name for item in due]
 
     def probed(self, name: str, now_s: float, *, alive: bool) -> Isolation | None:
-        """Note a probe's end. Alive: reachable again, isolation runs out as it stands (as in 5.x).
+        """Note the result of a probe.
 
-        Dead: isolated until after the next probe, so that no traffic is spent on finding out.
+        Alive: reachable again; the isolation ends as planned (as in 5.x). Otherwise it is extended
+        beyond the next probe.
         """
         old = self.store.get(name)
         if old is None:
@@ -272,7 +267,7 @@ class LatencyFaultTolerance:
         return self._isolate(old, item, now_s, "PROBE_FAILED")
 
     def items(self) -> list[FaultItem]:
-        """The table as values, by name; without the pairs of topic and broker."""
+        """The entries of brokers, by name."""
         return sorted(self._items(), key=lambda item: item.broker_name)
 
     def _isolate(

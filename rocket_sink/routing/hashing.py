@@ -1,30 +1,19 @@
-"""Key hashes, for one key and for a whole Arrow column, that give the same numbers.
+"""Key hashes, for one key and for an Arrow column, with equal results.
 
-Sources: `java.lang.String.hashCode` and `java.lang.Long.hashCode` with `SelectMessageQueueByHash`
-(the Java remoting client, which hashes the object that the application gives it);
-SipHash-2-4 of the 5.x gRPC clients; rendezvous hashing. Python's own
-`hash()` is never used: it differs between processes.
+- `java.lang.String.hashCode` and `java.lang.Long.hashCode`, as SelectMessageQueueByHash of the Java
+  remoting client uses them.
+- SipHash-2-4 with Guava's default key (Aumasson and Bernstein, 2012). The 5.x gRPC clients choose a
+  FIFO message's queue by `Hashing.sipHash24().hashBytes(utf8).asLong()` and `LongMath.mod`
+  (PublishingLoadBalancer.takeMessageQueueByMessageGroup).
+- Rendezvous hashing (Thaler and Ravishankar, 1998) with logarithmic weights (Schindelhauer and
+  Schomaker, 2005), and jump hashing (Lamping and Veach, 2014), over SipHash values. A broker that
+  leaves moves only its own keys; when it comes back exactly those return. Scores depend on the
+  candidates' names, not on their order.
 
 The column forms take string, binary, their large forms, views and dictionaries (hashed once per
-dictionary value). They work on the array's buffers with numpy; there is no loop over rows. A null
-hashes like the empty key: callers keep the validity bitmap. Bytes that are not UTF-8 hash as if
-read with U+FFFD for what cannot be read; only a column that has such bytes is slow.
-
-SipHash-2-4, for one key and for a block of keys, with Guava's default key.
-
-Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF" (2012). The 5.x gRPC clients of
-RocketMQ choose a FIFO message's queue by `Hashing.sipHash24().hashBytes(utf8).asLong()` and
-`LongMath.mod` (PublishingLoadBalancer.takeMessageQueueByMessageGroup).
-
-Rendezvous (highest random weight) and jump hashing over key hashes.
-
-Sources: Thaler and Ravishankar (1998), with the logarithmic weights of Schindelhauer and
-Schomaker (2005); Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm" (2014).
-
-A broker that leaves moves only its own keys, each to the broker that scored second for it; one
-that comes back takes exactly those keys back. Scores depend on the candidates' names, never on
-their order. Keys come as SipHash values; the same functions serve one key (an array of one) and a
-column, so the two can't differ.
+dictionary value), and work on the buffers with numpy, without a loop over rows. A null hashes like
+the empty key. Bytes that are not UTF-8 are read as U+FFFD, slowly. Python's `hash()` is not used:
+it differs between processes.
 """
 
 from __future__ import annotations
@@ -46,7 +35,7 @@ _MASK: Final = (1 << 64) - 1
 def rendezvous(
     key: str | bytes, candidates: Sequence[str], weights: Sequence[int] | None = None
 ) -> int:
-    """Index of the candidate that owns `key`; a candidate's share is its weight.
+    """Index of the candidate for `key`; a candidate's share is its weight.
 
     Raises:
         ValueError: there are no candidates.
@@ -90,7 +79,7 @@ def _mix(value: IntArray) -> IntArray:
 
 
 def _weighted(score: IntArray, weight: int) -> IntArray:
-    # The half keeps the logarithm's argument inside (0, 1).
+    # The 0.5 keeps the logarithm's argument inside (0, 1).
     uniform = ((score >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     weighted: IntArray = weight / -np.log(uniform)
     return weighted
@@ -164,7 +153,7 @@ def sip_hash24_block(data: IntArray, offsets: IntArray) -> IntArray:
     One pass of numpy per eight bytes of the longest row.
     """
     lengths = np.diff(offsets)
-    # Longest first: the rows that still have a word to take are a prefix in every pass.
+    # Longest first: in each pass the rows with words left are a prefix.
     order = np.argsort(-lengths, kind="stable")
     sizes, starts = lengths[order], offsets[:-1][order]
     padded = np.concatenate((data, np.zeros(8, np.uint8)))
@@ -224,7 +213,7 @@ _LONG_DIGITS: Final = len(str(_LONG_MAX))
 
 @functools.lru_cache(maxsize=1 << 16)
 def java_hash(text: str) -> int:
-    """`String.hashCode()`: a signed 32-bit integer over UTF-16 code units. Keys come again."""
+    """`String.hashCode()`: a signed 32-bit integer over UTF-16 code units."""
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), dtype="<u2")
     value = 0
     for unit in units.tolist():
@@ -233,9 +222,9 @@ def java_hash(text: str) -> int:
 
 
 def java_long_hash(text: str) -> int:
-    """`Long.hashCode()` of the number whose text it is (Long.toString); `java_hash` of other texts.
+    """`Long.hashCode()` of a whole number's text (Long.toString); `java_hash` of other texts.
 
-    Of numbers from 0 to 2^31 - 1 it is also Integer's.
+    From 0 to 2^31 - 1 equal to `Integer.hashCode()`.
     """
     if _LONG.fullmatch(text) is None or not -_LONG_MAX - 1 <= (number := int(text)) <= _LONG_MAX:
         return java_hash(text)
@@ -245,10 +234,7 @@ def java_long_hash(text: str) -> int:
 
 
 def java_index(hash_value: int, count: int) -> int:
-    """Queue index of SelectMessageQueueByHash: truncated remainder, then its absolute value.
-
-    So MIN_VALUE, whose absolute value Java cannot represent, is no special case.
-    """
+    """Queue index of SelectMessageQueueByHash: the absolute value of the truncated remainder."""
     return abs(hash_value) % count
 
 
@@ -299,7 +285,7 @@ def _hash_column(keys: Any, block: Block, dtype: Any) -> IntArray:
         parts = [_hash_column(chunk, block, dtype) for chunk in keys.chunks]
         return np.concatenate(parts) if parts else np.empty(0, dtype)
     if pa.types.is_dictionary(keys.type):
-        # The null's hash stands last, so that index -1 finds it.
+        # The null's hash is last, at index -1.
         known = _hash_column(keys.dictionary, block, dtype)
         table = np.append(known, _empty_hash(block).astype(dtype))
         indices = keys.indices.fill_null(-1) if keys.null_count else keys.indices
@@ -385,7 +371,7 @@ def _java_hash_block(data: IntArray, offsets: IntArray) -> IntArray:
     sums = np.zeros(count + 1, np.uint32)
     np.cumsum(data * inverses[:count], dtype=np.uint32, out=sums[1:])
     ends = offsets[1:]
-    # An empty key at the very front asks for 31^-1; its sum is 0, so any power will do.
+    # An empty first key would need 31^-1; its sum is 0, so any power gives 0.
     hashes: IntArray = (sums[ends] - sums[offsets[:-1]]) * powers[np.maximum(ends - 1, 0)]
     return hashes.view(np.int32)
 
@@ -400,7 +386,7 @@ def _java_long_hash_block(data: IntArray, offsets: IntArray) -> IntArray:
     if not len(rows):
         return hashes
     starts = offsets[rows] + negative
-    # No number's text begins with a zero but that of 0 itself.
+    # Only the text of 0 itself begins with a zero.
     good = (data[starts] != ord("0")) | ((digits == 1) & ~negative)
     magnitude = np.zeros(len(rows), np.uint64)
     for position in range(int(digits.max())):
@@ -421,7 +407,7 @@ def _unit_offsets(data: IntArray) -> IntArray:
 
 
 def _java_hash_malformed(raw: bytes, offsets: IntArray) -> IntArray:
-    """Per row, for the block that no encoder wrote: a substring may even cut a character."""
+    """Per row, for bytes that are not UTF-8."""
     ends = offsets.tolist()
     rows = itertools.pairwise(ends)
     return np.fromiter(

@@ -1,8 +1,7 @@
-"""How fast: a rate that is never passed, and a window that fits what a broker takes.
+"""Rate limits: `TokenBucket` for the options, `AimdWindow` for busy brokers.
 
-Pure: the caller brings the time. `TokenBucket` is the options' limit; `AimdWindow` is the answer to
-busy brokers (SYSTEM_BUSY, FLOW_CONTROL), as TCP's to a full network (RFC 5681): cut by half, grow
-by one per window of stored answers.
+After SYSTEM_BUSY or FLOW_CONTROL the in-flight window of a broker is cut by half and grows by one
+per window of stored answers, as in TCP's congestion control (RFC 5681).
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ from __future__ import annotations
 from typing import Final
 
 BURST_S: Final = 1.0
-"""Allowance that an idle sender may save up, in seconds of its rate."""
+"""Burst allowed after idle time, in seconds of the rate."""
 CUT: Final = 0.5
 
 
 class TokenBucket:
-    """An allowance that grows with time and is paid before something is sent.
+    """A token bucket that starts empty, so that many short-lived senders keep a common limit.
 
-    It starts empty, so that many short-lived senders together keep their limit too: in any time
-    from the start on no more than `per_second` times that time is spent, after idle time at most
-    `BURST_S` more. A piece larger than the bucket goes when the bucket is full and leaves a debt.
+    In any time from the start no more than `per_second` times that time is spent, after idle time
+    at most `BURST_S` more. An amount above the capacity passes when the bucket is full and leaves
+    it negative.
     """
 
     __slots__ = ("_at_s", "_capacity", "_saved", "per_second")
@@ -35,11 +34,11 @@ class TokenBucket:
     def wait_s(self, amount: float, now_s: float) -> float:
         """Seconds until `amount` may be spent; 0.0: now."""
         missing = min(amount, self._capacity) - self._grown(now_s)
-        # What rounding leaves open must not make a caller wait for nothing.
+        # A rounding error is no reason to wait.
         return missing / self.per_second if missing > 1e-9 * self._capacity else 0.0
 
     def spend(self, amount: float, now_s: float) -> None:
-        """Pay; the caller has asked `wait_s`."""
+        """Take tokens, after `wait_s` has returned 0."""
         self._saved = self._grown(now_s) - amount
         self._at_s = max(now_s, self._at_s)
 
@@ -49,11 +48,11 @@ class TokenBucket:
 
 
 class AimdWindow:
-    """Most requests in flight to one broker that has said it is busy.
+    """The limit on requests in flight to a broker that has answered busy.
 
     Args:
-        in_flight: requests in flight there when it said so, that one included.
-        now_s: when it said so.
+        in_flight: requests in flight at that answer, that one included.
+        now_s: the time of that answer.
     """
 
     __slots__ = ("_cut_s", "limit")
@@ -63,15 +62,15 @@ class AimdWindow:
         self._cut_s = now_s
 
     def busy(self, sent_s: float, in_flight: int, now_s: float) -> None:
-        """Another busy answer; those to requests sent before the last cut tell nothing new."""
+        """Another busy answer; ignored if the request was sent before the last cut."""
         if sent_s >= self._cut_s:
             self.limit = max(1.0, min(self.limit, in_flight) * CUT)
             self._cut_s = now_s
 
     def stored(self) -> None:
-        """An answer that says stored."""
+        """An answer to a stored message."""
         self.limit += 1.0 / self.limit
 
     def has_room(self, in_flight: int) -> bool:
-        """One more request may go; with nothing in flight always."""
+        """One more request may be sent; always true with none in flight."""
         return in_flight < int(self.limit)

@@ -1,23 +1,25 @@
-"""What to do after a failed attempt: one pure table for sync and async, ordered and not.
+"""The error of a response, and the decision after a failed attempt; the same for all send modes.
 
-The table is the error classes' retry facts; what is here is how they combine with the deadline,
-the number of attempts and the ordering. tenacity's wait classes say how long the busy are left
-alone. Its own jittered waits draw from the process-wide generator, which a pure function cannot
-do and a test cannot fix; so a tenacity wait gives the window and `rng` the place in it.
+Response codes map to error classes, whose attributes are the retry facts. `decide` combines these
+with the deadline, the number of attempts and the ordering. The backoff window is a tenacity wait
+class; `rng` chooses a time in it, because tenacity's own jitter uses the global random generator.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from tenacity import RetryCallState
 from tenacity.wait import wait_base, wait_exponential
 
 from rocket_sink.errors import (
+    AuthenticationError,
+    BrokerError,
     BrokerTooOldError,
     ConnectError,
     ConnectionLostError,
@@ -26,36 +28,39 @@ from rocket_sink.errors import (
     Isolate,
     LocalResourcesError,
     MessageError,
+    MessageIllegalError,
     NameServerUnavailableError,
     NoRouteError,
+    NotStoredError,
     Outcome,
+    PermissionDeniedError,
     RequestTimeoutError,
     SendError,
+    ServiceNotAvailableError,
     TopicNotFoundError,
     UnwrittenError,
 )
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.selectors import Rng
+from rocket_sink.text import clean
+from rocket_sink.wire.responses import SEND_STATUS
 
 ATTEMPT_FLOOR_S: Final = 0.5
-"""An attempt's least share of the deadline: below it a pause of the broker's collector would
-look like a failure, and each such attempt may double the message."""
+"""Shortest attempt. A shorter one would take a garbage collection of the broker for a failure, and
+each such attempt may store the message twice."""
 
 
 _SLAVE_NOT_AVAILABLE: Final = 11
 _SILENT: Final = (ConnectError, UnwrittenError, RequestTimeoutError, ConnectionLostError)
-"""Nothing at the address answered: for the detector to find out."""
+"""No answer from the address: the detector probes it."""
 _ONCE: Final = (TopicNotFoundError, InvalidQueueError)
-"""Tried again after one look at the route; the second time the answer is final."""
-_NO_CHOICE: Final = (
-    NameServerUnavailableError,
-    NoRouteError,
-    LocalResourcesError,
-)  # time is what helps
+"""Retried once, with a fresh route."""
+_NO_CHOICE: Final = (NameServerUnavailableError, NoRouteError, LocalResourcesError)
+"""No broker to choose: only time helps."""
 
 
 class Ordering(enum.Enum):
-    """What a sharding key may count on (option `ordering`)."""
+    """The order of a sharding key's messages (option `ordering`)."""
 
     NONE = "none"
     BEST_EFFORT = "best_effort"
@@ -63,33 +68,32 @@ class Ordering(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What happens to the request."""
+    """The next step of a request."""
 
     RETRY_NOW = "retry_now"
-    """Choose a queue anew and send."""
+    """Choose a queue again and send."""
     RETRY_AFTER = "retry_after"
-    """Wait `delay_s`, then choose a queue anew and send."""
+    """Wait `delay_s`, then choose a queue again and send."""
     RETRY_SAME_QUEUE = "retry_same_queue"
     """Wait `delay_s` (may be 0), then send to the same queue of the same broker."""
     GIVE_UP = "give_up"
-    """No further attempt: the request's last error stands (a degraded result: take it)."""
+    """No further attempt: the request fails with its last error (or takes the degraded result)."""
     FATAL = "fatal"
-    """Stop everything: no other message will fare better."""
+    """Stop: every other message would fail too."""
 
 
 @dataclass(frozen=True)
 class RetryPolicies:
-    """The options that the decisions depend on."""
+    """The options of the decisions."""
 
     retry_response_codes: frozenset[int] = frozenset((17, 14, 1, 2, 16, 204, 205, 215, 29, 1500))
     window: wait_base = field(default_factory=lambda: wait_exponential(multiplier=0.05, max=1.0))
-    """Longest wait before attempt n + 1, seconds; the wait is drawn from its upper half."""
+    """Longest wait before attempt n + 1, in seconds; the wait is at least half of it."""
     on_degraded: str = "accept"
     retry_not_store_ok: bool = False
 
     @classmethod
     def of(cls, options: SinkOptions) -> RetryPolicies:
-        """From the options."""
         return cls(
             frozenset(options.retry_response_codes),
             wait_exponential(
@@ -102,21 +106,21 @@ class RetryPolicies:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do; the fields beside `action` hold whatever the action is."""
+    """The next step, and what to note about the broker and the request."""
 
     action: Action
     delay_s: float = 0.0
     avoid_broker: bool = False
-    """Not this broker while another will do."""
+    """Choose this broker only if there is no other."""
     refresh_route: bool = False
     isolate: Isolate = Isolate.NOTHING
     """BROKER: LatencyFaultTolerance.update(isolation=True); TOPIC: isolate_topic."""
     reachable: bool = True
-    """For the fault table: False when nothing at that address answered."""
+    """For the fault table: False when the address did not answer."""
     reconnect: bool = False
-    """On a new connection."""
+    """Use a new connection."""
     counts: bool = True
-    """False: the attempt does not use up one of the request's."""
+    """False: the attempt does not count for `retryTimesWhenSendFailed`."""
     maybe_duplicate: bool = False
     """This attempt may have stored the message."""
 
@@ -135,14 +139,14 @@ def attempt_deadline(
     ordering: Ordering = Ordering.NONE,
     floor_s: float = ATTEMPT_FLOOR_S,
 ) -> float:
-    """When the attempt that starts now ends at the latest.
+    """The deadline of the attempt that starts now.
 
-    An equal share of what is left (at least `floor_s`), or `cap_s` where it is given (Java:
-    sendMsgMaxTimeoutPerRequest); the last attempt has all that is left. Strict order has but one
-    share: while a written request is unanswered nothing may overtake it.
+    An equal share of the remaining time (at least `floor_s`), or `cap_s` (Java:
+    sendMsgMaxTimeoutPerRequest); the last attempt has all of it. With strict order every attempt
+    has all of it: while a written request is unanswered nothing may overtake it.
 
     Args:
-        attempts_left: this attempt and those that may follow; 1 or more.
+        attempts_left: this attempt and the possible later ones; 1 or more.
     """
     if attempts_left <= 1 or ordering is Ordering.STRICT:
         return deadline_s
@@ -151,10 +155,7 @@ def attempt_deadline(
 
 
 def backoff_s(policies: RetryPolicies, attempt: int, rng: Rng) -> float:
-    """The wait after busy attempt `attempt` (1 is the first): jitter over the window's upper half.
-
-    Half is kept for certain, as a wait of nearly nothing is no help to a busy broker.
-    """
+    """The wait in seconds after attempt `attempt` (from 1): in the upper half of the window."""
     state = cast(RetryCallState, SimpleNamespace(attempt_number=attempt))
     return policies.window(state) * (0.5 + 0.5 * rng.random())
 
@@ -168,32 +169,31 @@ def decide(
     deadline_s: float,
     ordering: Ordering = Ordering.NONE,
     fixed_queue: bool = False,
-    patient: bool = False,
+    retry_while_busy: bool = False,
     alternatives: bool = True,
     earlier: Collection[type[Exception]] = (),
     policies: RetryPolicies,
     rng: Rng,
 ) -> Decision:
-    """The table.
+    """The decision after a failed attempt.
 
-    Strict order never sends again what may still be on its way to the store (an unanswered
-    request on a connection that lives): what is sent after it could overtake it. A request that
-    the broker has answered, or whose connection is gone, is sent to the same queue again.
+    With strict order an unanswered request on a live connection is never sent again: the broker may
+    still store it, after later messages. A request that was answered, or whose connection is
+    closed, is sent to the same queue again.
 
     Args:
-        attempt: the number of the attempt that failed, from 1; those that did not count left out.
-        max_attempts: 1 + retryTimesWhenSendFailed. Strict order waits for its queue as long as
-            the deadline allows when the message is certainly not stored.
+        attempt: the number of the failed attempt, from 1, without those that do not count.
+        max_attempts: 1 + retryTimesWhenSendFailed. With strict order, messages that are certainly
+            not stored are retried until the deadline.
         ordering, fixed_queue: whether the request may go to another queue.
-        patient: a busy answer, or no broker to ask, does not count as an attempt while there is
-            time.
-        alternatives: another broker will do now; without one the wait is jittered, as the same
-            broker would be asked again within a millisecond.
-        earlier: the classes of this request's earlier errors (GO_AWAY is answered once by a new
-            connection; a missing topic or queue by one look at the route).
+        retry_while_busy: until the deadline, busy answers and missing brokers do not count as
+            attempts.
+        alternatives: another broker is available; without one the retry waits.
+        earlier: the classes of the request's earlier errors (GO_AWAY leads once to a new
+            connection; a missing topic or queue once to a fresh route).
     """
     facts, left, waits = _facts(error), max_attempts - attempt, attempt
-    if patient and max_attempts > 1 and _costs_only_time(error):
+    if retry_while_busy and max_attempts > 1 and _costs_only_time(error):
         facts, left = replace(facts, counts=False), max(left, 1)
         waits += sum(one is type(error) for one in earlier)
     again = _may_retry(error, earlier, ordering, fixed_queue, policies, attempts_left=left)
@@ -211,7 +211,7 @@ def decide(
     stays = fixed_queue or ordering is Ordering.STRICT
     delay_s = 0.0
     if stays or not alternatives or error_is(error, "backs_off") or isinstance(error, _NO_CHOICE):
-        # Half of what is left is kept for the attempt itself.
+        # Half of the remaining time is left for the attempt itself.
         delay_s = min(backoff_s(policies, waits, rng), remaining_s / 2)
     if stays:
         return replace(facts, action=Action.RETRY_SAME_QUEUE, delay_s=delay_s, avoid_broker=False)
@@ -232,12 +232,12 @@ def decide_degraded(
 ) -> Decision:
     """After FLUSH_DISK_TIMEOUT (10), SLAVE_NOT_AVAILABLE (11), FLUSH_SLAVE_TIMEOUT (12).
 
-    GIVE_UP means: take the result as it is. A re-send doubles the message, so it needs
-    `onDegraded=retry` or `retryAnotherBrokerWhenNotStoreOK`.
+    GIVE_UP: take the result. A retry stores the message twice, so it needs `onDegraded=retry` or
+    `retryAnotherBrokerWhenNotStoreOK`.
     """
     facts = Decision(Action.GIVE_UP)
     wanted = policies.retry_not_store_ok or (
-        # Another attempt finds the same missing replica; the documentation advises against it.
+        # A retry would find the same missing replica; RocketMQ's documentation advises against it.
         policies.on_degraded == "retry" and response_code != _SLAVE_NOT_AVAILABLE
     )
     if not wanted or attempt >= max_attempts or now_s >= deadline_s:
@@ -252,16 +252,15 @@ def _costs_only_time(error: SendError | MessageError) -> bool:
 
 
 def error_is(error: SendError | MessageError, fact: str) -> bool:
-    """A retry fact of the error's class; a MessageError has not all of them."""
+    """A retry fact of the error's class; False where a MessageError lacks it."""
     return bool(getattr(error, fact, False))
 
 
 def _facts(error: SendError | MessageError) -> Decision:
-    """What holds whether or not another attempt follows."""
+    """The decision without a retry."""
     isolate = error.isolates
     return Decision(
         Action.GIVE_UP,
-        # A queue that is gone says nothing against its broker.
         avoid_broker=isolate is not Isolate.NOTHING or error_is(error, "avoids_broker"),
         refresh_route=error_is(error, "refreshes_route"),
         isolate=isolate,
@@ -288,7 +287,7 @@ def _may_retry(
     strict = ordering is Ordering.STRICT
     if isinstance(error, BrokerTooOldError) and (strict or fixed_queue):
         return False
-    # Without a code it is our route that lacks the queue, perhaps as its master is down just now.
+    # Without a code the queue is missing in our route, perhaps because its master is down.
     if isinstance(error, _ONCE) and code and type(error) in earlier:
         return False
     if isinstance(error, InvalidQueueError) and code and (strict or fixed_queue):
@@ -298,3 +297,84 @@ def _may_retry(
     if strict and isinstance(error, RequestTimeoutError):
         return False
     return attempts_left > 0
+
+
+REMARK_MAX_CHARACTERS: Final = 1024
+
+
+def _leaves(root: type[SendError]) -> Iterator[type[SendError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _leaves(child)
+
+
+ERROR_OF_CODE: Final[dict[int, type[SendError]]] = {
+    code: error for error in _leaves(SendError) for code in error.response_codes
+}
+"""{response code: error class}, for codes that do not depend on the remark."""
+
+_AUTHENTICATION_16: Final = (
+    r"authenticat|authoriz|signature|credential|\buser(name)?\b|has no permission to access"
+    r"|datetime is null|is not support\b|\bacl\b"
+)
+_TOPIC_TEXT: Final = r"the specified topic (is blank|contains illegal|is longer)"
+
+REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple(
+    (code, re.compile(pattern, re.IGNORECASE), error)
+    for code, pattern, error in (
+        # ACL 1.0: the exception's text; ACL 2.0: NO_PERMISSION with the reason.
+        (1, r"AclException|check signature failed|no acl config|no accessKey", AuthenticationError),
+        # Before the authentication texts: a forbidden topic may be named "user" or "acl".
+        (16, r"\bis forbidden", PermissionDeniedError),
+        (16, _AUTHENTICATION_16, AuthenticationError),
+        (1, r"create mapped file failed", NotStoredError),
+        (1, r"timer message is under flow control", NotStoredError),
+        (1, r"accurate timer message is not enabled", NotStoredError),
+        (1, r"LMQ_CONSUME_QUEUE_NUM_EXCEEDED", NotStoredError),
+        # Before startAcceptSendRequestTimeStamp, or a slave without a master.
+        (1, r"broker unable to service, until|no master available along with",
+         ServiceNotAvailableError),
+        # Thrown by the encoder, before the append.
+        (1, r"message body size exceeded|size of messageExtBatch exceeded", MessageIllegalError),
+        # 4.x answers with SYSTEM_ERROR where 5.x has INVALID_PARAMETER.
+        (1, r"request queueId\[-?\d+\] is illegal", InvalidQueueError),
+        (1, _TOPIC_TEXT, MessageIllegalError),
+        (29, _TOPIC_TEXT, MessageIllegalError),
+        (1, r"^topic\[[^\]]*\] not exist", TopicNotFoundError),
+    )
+)  # fmt: skip
+"""(response code, pattern of the remark, error class); the first match counts."""
+
+
+def outcome_of_code(response_code: int, remark: str | None = None) -> Outcome:
+    """The outcome of a send with this answer."""
+    if response_code in SEND_STATUS:
+        return Outcome.ACKED if response_code == 0 else Outcome.ACKED_DEGRADED
+    return error_class(response_code, remark).outcome
+
+
+def error_class(response_code: int, remark: str | None = None) -> type[SendError]:
+    """The error class of a code outside SEND_STATUS; unknown codes: BrokerError."""
+    text = remark or ""
+    for code, pattern, error in REMARKS:
+        if code == response_code and pattern.search(text):
+            return error
+    return ERROR_OF_CODE.get(response_code, BrokerError)
+
+
+def error_for_answer(
+    response_code: int, remark: str | None = None, **facts: Any
+) -> SendError | None:
+    """The error of an answer, or None when the message is stored (codes 0, 10, 11, 12).
+
+    `facts` (topic, broker_name, broker_address, ...) become attributes of the error.
+    """
+    if response_code in SEND_STATUS:
+        return None
+    cleaned = clean(remark or "", REMARK_MAX_CHARACTERS).strip()
+    where = facts.get("broker_name") or facts.get("broker_address") or "the broker"
+    error = error_class(response_code, remark)
+    text = f"{where} answered {response_code}"
+    if cleaned:
+        text += f": {cleaned}"
+    return error(text, response_code=response_code, remark=cleaned, **facts)

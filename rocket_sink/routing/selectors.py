@@ -1,25 +1,16 @@
-"""How messages are spread over the queues of the brokers that will do.
+"""Choosing a queue for a message without a sharding key.
 
-A selector sees only such queues (a View) and picks a position among them; which brokers those
-are is choice.py's business. All state is in the views' cursors.
+`QueueChooser` tries brokers in tiers: available, then reachable, then any; the one that just failed
+only if there is no other; never one without a master. A suspected broker (with an old unanswered
+request) counts as unavailable; when all are suspected, the least suspected ones are taken, else
+requests would pile up at a frozen broker whenever another one is slow.
 
-Where chance comes from: an argument, so that a test can fix it (random.Random fits).
-
-Choosing a queue for a message without a sharding key.
-
-Brokers are tried in tiers: available, then reachable, then any; never the one that just failed
-while another will do; and none without a master. A broker under suspicion (an old unanswered
-request, which nothing has failed on yet) is skipped like an unavailable one; when all are under
-suspicion, the least suspected ones are taken: half of the requests to a frozen broker, each time
-that a slow one is late, would put them all there in the end.
-
-Within a tier every selector gives each queue its share: while the turn is at a broker that will
-not do, messages are dealt out over the remaining queues by a cursor of their own, and the turn is
-kept. Walking on along the list, as Java does, gives the first queue after a bad broker all of
-that broker's messages, and the first queue of a broker that recovers one message each time
+Within a tier a `Selector` picks a queue. While the next queue's broker is excluded, messages go to
+the other queues by a cursor of their own, and the queue keeps its turn. Java takes the next queue
+in the list, which gives the first queue after an excluded broker all of that broker's messages
 (apache/rocketmq#5672).
 
-Cost: constant when the brokers are well, whatever their number; else one pass over the brokers.
+Cost: constant while no broker is excluded, else one pass over the brokers.
 """
 
 from __future__ import annotations
@@ -35,7 +26,7 @@ from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 
 
 class Rng(Protocol):
-    """The part of random.Random that the routing layer uses."""
+    """The used part of random.Random."""
 
     def random(self) -> float:
         """In [0, 1)."""
@@ -45,12 +36,12 @@ class Rng(Protocol):
 
 
 EXPLORE: Final = 1 / 32
-"""Share of LeastLatency's choices made blindly: latency is known only of brokers in use."""
+"""Share of LeastLatency's choices made round robin: latency is known only of brokers in use."""
 LATENCY_FLOOR_MS: Final = 0.1
 
 
 Accept = Callable[[str], bool]
-"""Whether a broker, by name, will do."""
+"""Whether a broker, by name, is acceptable."""
 
 
 def _always(broker_name: str) -> bool:
@@ -58,13 +49,13 @@ def _always(broker_name: str) -> bool:
 
 
 class Load(Protocol):
-    """What the weighing selectors ask about brokers."""
+    """Load of brokers, for Weighted and LeastLatency."""
 
     def latency_ms(self, broker_name: str) -> float:
-        """Recent latency; 0 when not known."""
+        """Recent latency; 0 when unknown."""
 
     def in_flight(self, broker_name: str) -> int:
-        """Requests sent and not answered."""
+        """Unanswered requests."""
 
 
 class Cursor:
@@ -75,10 +66,10 @@ class Cursor:
     def __init__(self, count: int, start: int) -> None:
         self._count = count
         self.next = start % count if count else 0
-        """The position that `take` will give; each of the `count` comes up once per round."""
+        """The position that `take` will return."""
 
     def take(self) -> int:
-        """The next position."""
+        """Return the next position and move on."""
         taken = self.next
         self.next = taken + 1 if taken + 1 < self._count else 0
         return taken
@@ -90,51 +81,52 @@ class View:
     def __init__(self, info: TopicPublishInfo, brokers: tuple[str, ...], rng: Rng) -> None:
         self.brokers = brokers
         self._queues = info.queues
-        self._homes = tuple(info.queues_by_broker[name] for name in brokers)
-        self._ends = tuple(itertools.accumulate(len(home) for home in self._homes))
+        self._indices = tuple(info.queues_by_broker[name] for name in brokers)
+        self._ends = tuple(itertools.accumulate(len(indices) for indices in self._indices))
         self._cursor = Cursor(len(self), rng.randrange(len(self)) if len(self) else 0)
-        self._own = tuple(Cursor(len(home), rng.randrange(len(home))) for home in self._homes)
+        counts = [len(indices) for indices in self._indices]
+        self._cursors = tuple(Cursor(count, rng.randrange(count)) for count in counts)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def broker_at(self, position: int) -> str:
-        """The broker on which the queue lives."""
+        """The queue's broker."""
         return self.brokers[bisect.bisect_right(self._ends, position)]
 
     def queue_at(self, position: int) -> MessageQueue:
         """The queue."""
         broker = bisect.bisect_right(self._ends, position)
-        home = self._homes[broker]
-        return self._queues[home[position - self._ends[broker] + len(home)]]
+        indices = self._indices[broker]
+        return self._queues[indices[position - self._ends[broker] + len(indices)]]
 
     def count_of(self, broker: int) -> int:
-        """Queues of the broker of that number."""
-        return len(self._homes[broker])
+        """Number of queues of `brokers[broker]`."""
+        return len(self._indices[broker])
 
-    def deal(self, accept: Accept = _always) -> int | None:
-        """Positions in turn, over all queues; None, and no turn lost, when it is not accepted."""
+    def take(self, accept: Accept = _always) -> int | None:
+        """The next position over all queues; None, and no turn lost, if it is not accepted."""
         if not accept(self.broker_at(self._cursor.next)):
             return None
         return self._cursor.take()
 
-    def deal_on(self, broker: int, accept: Accept = _always) -> int | None:
-        """As `deal`, over the queues of the broker of that number."""
+    def take_on(self, broker: int, accept: Accept = _always) -> int | None:
+        """As `take`, over the queues of `brokers[broker]`."""
         if not accept(self.brokers[broker]):
             return None
-        return self._ends[broker] - len(self._homes[broker]) + self._own[broker].take()
+        return self._ends[broker] - len(self._indices[broker]) + self._cursors[broker].take()
 
 
 class Selector(Protocol):
-    """A way to spread messages."""
+    """A strategy of option `queueSelector`."""
 
     def select(
         self, view: View, load: Load | None, rng: Rng, accept: Accept = _always
     ) -> int | None:
         """A position of a view that is not empty; None when its broker is not accepted.
 
-        What is not accepted must not use up a queue's turn: whether a broker is well depends on
-        what was sent to it, so that the same queue would lose its turn each time.
+        A queue that is not accepted must keep its turn: acceptance depends on earlier sends, so
+        the same queue would lose its turn each time.
         """
 
 
@@ -144,7 +136,7 @@ class RoundRobin:
     def select(
         self, view: View, load: Load | None, rng: Rng, accept: Accept = _always
     ) -> int | None:
-        return view.deal(accept)
+        return view.take(accept)
 
 
 class RandomQueue:
@@ -175,10 +167,10 @@ class Weighted:
     ) -> int | None:
         weights = [self._weight(view, number, load) for number in range(len(view.brokers))]
         ends = list(itertools.accumulate(weights))
-        if not ends[-1]:  # the brokers that are left all weigh nothing
-            return view.deal(accept)
+        if not ends[-1]:  # all remaining brokers weigh 0
+            return view.take(accept)
         chosen = bisect.bisect_right(ends, rng.random() * ends[-1])
-        return view.deal_on(min(chosen, len(ends) - 1), accept)
+        return view.take_on(min(chosen, len(ends) - 1), accept)
 
     def _weight(self, view: View, broker: int, load: Load | None) -> float:
         name = view.brokers[broker]
@@ -191,20 +183,20 @@ class Weighted:
 class LeastLatency:
     """The better of two random brokers, by latency times requests in flight; its queues in turn.
 
-    Two choices and not the minimum of all: many producers that all see one broker as the fastest
-    would make it the slowest (Mitzenmacher, "The Power of Two Choices", 2001).
+    Not the best of all: many producers would overload the same broker (Mitzenmacher, "The Power of
+    Two Choices in Randomized Load Balancing", 2001).
     """
 
     def select(
         self, view: View, load: Load | None, rng: Rng, accept: Accept = _always
     ) -> int | None:
         if load is None or rng.random() < EXPLORE:
-            return view.deal(accept)
+            return view.take(accept)
         count = len(view.brokers)
         one = rng.randrange(count)
         other = (one + 1 + rng.randrange(count - 1)) % count if count > 1 else one
         best = min((one, other), key=lambda broker: _cost(view.brokers[broker], load))
-        return view.deal_on(best, accept)
+        return view.take_on(best, accept)
 
 
 def _cost(name: str, load: Load) -> float:
@@ -232,7 +224,7 @@ Degree = Callable[[str], int]
 
 TOPICS_MAX: Final = 1024
 VIEWS_MAX: Final = 64
-"""Sets of brokers with cursors of their own, per topic. Few occur: brokers fail now and then."""
+"""Most sets of brokers with own cursors, per topic."""
 
 
 def _none(broker_name: str) -> int:
@@ -240,12 +232,12 @@ def _none(broker_name: str) -> int:
 
 
 class QueueChooser:
-    """Chooses queues; holds one set of cursors per topic. For one thread.
+    """Chooses queues; keeps cursors per topic. For one thread.
 
     Args:
-        selector: how to spread messages (`selectors.selector_named`).
-        rng: random starts (so that many producers do not begin on one queue) and choices.
-        near: these brokers first inside each tier (`MachineRoom`).
+        selector: the strategy (`selector_named`).
+        rng: for random starts, so that many producers do not begin on one queue, and choices.
+        near: brokers that come first inside each tier (`MachineRoom`).
     """
 
     def __init__(self, selector: Selector, rng: Rng, *, near: Predicate | None = None) -> None:
@@ -266,8 +258,8 @@ class QueueChooser:
     ) -> MessageQueue | None:
         """The next queue; None when no broker of the route has a queue and a master.
 
-        Predicates take broker names, and so does `suspicion`: 0 is none, more is worse.
-        `last_broker` is the one whose attempt just failed.
+        Predicates and `suspicion` (0: none; more is worse) take broker names. `last_broker` is the
+        broker of the failed attempt.
         """
         views = self._views(info)
         whole = views.whole
@@ -276,16 +268,16 @@ class QueueChooser:
 
         near = self._near
 
-        def well(name: str) -> bool:
+        def healthy(name: str) -> bool:
             return name != last_broker and available(name) and not suspicion(name)
 
         def best(name: str) -> bool:
-            return well(name) and (near is None or near(name))
+            return healthy(name) and (near is None or near(name))
 
         position = self._selector.select(whole, load, self._rng, best)
         if position is not None:
             return whole.queue_at(position)
-        for tier in _tiers(whole.brokers, well, reachable, suspicion, last_broker):
+        for tier in _tiers(whole.brokers, healthy, reachable, suspicion, last_broker):
             brokers = [name for name in whole.brokers if tier(name)]
             if near is not None:
                 brokers = [name for name in brokers if near(name)] or brokers
@@ -307,17 +299,17 @@ class QueueChooser:
 
 def _tiers(
     names: Iterable[str],
-    well: Predicate,
+    healthy: Predicate,
     reachable: Predicate,
     suspicion: Degree,
     last_broker: str | None,
 ) -> Iterator[Predicate]:
-    """From the best to the last resort.
+    """From the best brokers to all.
 
-    A reachable broker that just failed comes before others that are not: those cost a connect
-    time-out, and a failure may have been one busy answer.
+    A reachable broker that just failed comes before unreachable ones: those cost a connect
+    time-out, and the failure may have been one busy answer.
     """
-    yield well
+    yield healthy
     degrees = {name: suspicion(name) for name in names if name != last_broker and reachable(name)}
     least = min(degrees.values(), default=0)
     yield lambda name: degrees.get(name) == least
@@ -327,7 +319,7 @@ def _tiers(
 
 
 class _TopicViews:
-    """The views of one topic; they outlive a refresh of the route that changes no queue."""
+    """The views of one topic; kept while refreshed routes have the same queues."""
 
     def __init__(self, info: TopicPublishInfo, rng: Rng) -> None:
         self._info = info
@@ -336,7 +328,7 @@ class _TopicViews:
         self.whole = self.of(_sendable(info))
 
     def renew(self, info: TopicPublishInfo) -> bool:
-        """Take the route's newer form; False when these cursors do not fit it."""
+        """Take a refreshed route; False when its queues differ."""
         if info is self._info:
             return True
         same = (
@@ -362,23 +354,17 @@ def _sendable(info: TopicPublishInfo) -> tuple[str, ...]:
 
 
 class MachineRoom:
-    """`near` of a QueueChooser: brokers in our machine room first, the others when none will do.
+    """`near` of a QueueChooser: prefers brokers of a machine room.
 
-    Java's SelectMessageQueueByMachineRoom is a stub that returns null; the naming `room@broker`
-    is that of its consumers (AllocateMessageQueueByMachineRoom).
+    Java's SelectMessageQueueByMachineRoom is a stub that returns null; broker names `room@broker`
+    are those of AllocateMessageQueueByMachineRoom.
     """
 
-    def __init__(self, room: str, room_of: Callable[[str], str | None] | None = None) -> None:
-        self.room = room
-        self._room_of = room_of or _room_in_name
+    def __init__(self, room: str) -> None:
+        self._prefix = f"{room}@"
 
     def __call__(self, broker_name: str) -> bool:
-        return self._room_of(broker_name) == self.room
-
-
-def _room_in_name(broker_name: str) -> str | None:
-    room, at, _ = broker_name.partition("@")
-    return room if at else None
+        return broker_name.startswith(self._prefix)
 
 
 def select_by(
@@ -387,10 +373,10 @@ def select_by(
     message: Any,
     arg: Any,
 ) -> MessageQueue:
-    """A user's selector (Java: MessageQueueSelector): called with all queues of the route.
+    """The choice of a user's selector (Java: MessageQueueSelector) among all queues of the route.
 
     Raises:
-        ConfigurationError: it returned None, or a queue that the route does not have.
+        ConfigurationError: it returned no queue of the route.
     """
     queue = function(info.queues, message, arg)
     if not isinstance(queue, MessageQueue) or info.index_of(queue) is None:

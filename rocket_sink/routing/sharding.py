@@ -1,10 +1,9 @@
-"""The queue that owns a sharding key, for one key and for a column of keys.
+"""The queue of a sharding key, for one key and for a column of keys (option `shardingHash`).
 
-`java` and `java_long` are what the Java remoting clients compute when their selector is given a
-String or a Long, `siphash24` what the gRPC clients do, so that producers of all kinds agree. A key
-is a text here: `java_long` alone takes that of a whole number for a number. A changed number of
-queues moves most keys. `rendezvous` first chooses the broker, by weight of its queues, then the
-queue on it by jump hashing, and moves only the keys that it must.
+`java` and `java_long` agree with Java's SelectMessageQueueByHash given a String or a Long,
+`siphash24` with the gRPC clients. Keys are texts: `java_long` hashes those of whole numbers as
+numbers. With these a changed number of queues moves most keys. `rendezvous` chooses a broker,
+weighted by its queues, and a queue on it by jump hashing, and moves only the keys that it must.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def owner(info: TopicPublishInfo, key: str, sharding_hash: str = "java") -> MessageQueue:
-    """The queue that owns the key. Strict order never sends it anywhere else.
+def queue_for_key(info: TopicPublishInfo, key: str, sharding_hash: str = "java") -> MessageQueue:
+    """The queue of the key. With strict order its messages are never sent to another one.
 
     Raises:
         KeyError: no such hash.
@@ -38,19 +37,18 @@ def owner(info: TopicPublishInfo, key: str, sharding_hash: str = "java") -> Mess
     value = hashing.sip_hash24(key.encode("utf-8", "surrogatepass"))
     if sharding_hash == "siphash24":
         return info.queues[hashing.sip_index(value, count)]
-    return info.queues[int(_OWNERS[sharding_hash](np.array([value], np.int64), info)[0])]
+    return info.queues[int(_BY_HASH[sharding_hash](np.array([value], np.int64), info)[0])]
 
 
-def owners(info: TopicPublishInfo, keys: pa.Array, sharding_hash: str = "java") -> IntArray:
-    """`owner` for a column: int64 indices into `info.queues`. A null counts as the empty key.
-
-    Raises: as `owner`.
-    """
+def queues_for_keys(
+    info: TopicPublishInfo, keys: pa.Array, sharding_hash: str = "java"
+) -> IntArray:
+    """`queue_for_key` for a column: int64 indices into `info.queues`. A null is the empty key."""
     if not info.ok:
         raise ValueError(f"topic {info.topic!r} has no writable queue that could own a key")
     if sharding_hash in _JAVA:
         return hashing.java_index_array(_JAVA[sharding_hash][1](keys), len(info.queues))
-    return _OWNERS[sharding_hash](hashing.siphash_array(keys), info)
+    return _BY_HASH[sharding_hash](hashing.siphash_array(keys), info)
 
 
 def _by_remainder(hashes: IntArray, info: TopicPublishInfo) -> IntArray:
@@ -58,11 +56,11 @@ def _by_remainder(hashes: IntArray, info: TopicPublishInfo) -> IntArray:
 
 
 def _by_rendezvous(hashes: IntArray, info: TopicPublishInfo) -> IntArray:
-    weights = [len(home) for home in info.queues_by_broker.values()]
+    weights = [len(queues) for queues in info.queues_by_broker.values()]
     brokers = hashing.rendezvous_of_hashes(hashes, list(info.queues_by_broker), weights)
     inside = hashing.jump_index_array(hashes, np.array(weights, np.int64)[brokers])
     indices = np.concatenate(
-        [np.asarray(home, np.int64) for home in info.queues_by_broker.values()]
+        [np.asarray(queues, np.int64) for queues in info.queues_by_broker.values()]
     )
     starts = np.concatenate(([0], np.cumsum(weights)[:-1])).astype(np.int64)
     found: IntArray = indices[starts[brokers] + inside]
@@ -73,21 +71,20 @@ _JAVA: Final[dict[str, tuple[Callable[[str], int], Callable[[Any], IntArray]]]] 
     "java": (hashing.java_hash, hashing.java_hash_array),
     "java_long": (hashing.java_long_hash, hashing.java_long_hash_array),
 }
-"""Of a key and of a column of keys."""
-_OWNERS: Final[dict[str, Callable[[IntArray, TopicPublishInfo], IntArray]]] = {
+"""(hash of one key, hash of a column of keys)."""
+_BY_HASH: Final[dict[str, Callable[[IntArray, TopicPublishInfo], IntArray]]] = {
     "siphash24": _by_remainder,
     "rendezvous": _by_rendezvous,
 }
 
 
-def place(
+def fallback_queue(
     info: TopicPublishInfo, home: MessageQueue, available: Callable[[str], bool]
 ) -> MessageQueue | None:
-    """Best effort: where the keys of `home` go now; None when the route has no queue.
+    """With ordering=best_effort: the queue for the keys of `home` now; None without any queue.
 
-    Home while its broker is available; else a queue of an available broker by rendezvous over the
-    home queue's name, so that every worker moves its keys to the same place, and back. Home too
-    when no broker is available.
+    `home` while its broker is available, or when no broker is. Else a queue of an available broker,
+    by rendezvous hashing of the home queue's name, so that all workers choose the same one.
     """
     known = info.index_of(home) is not None
     if known and available(info.broker_of(home)):

@@ -1,9 +1,8 @@
-"""A topic's route as a producer sees it: its writable queues, in the order every client uses.
+"""The writable queues of a topic's route, in the order of all clients.
 
-Source: MQClientInstance.topicRouteData2TopicPublishInfo, and ClientMetadata for static topics.
-The order is part of the contract with other clients: a sharding key's queue is an index into it.
-Values only; a refresh makes a new one, and `fingerprint` tells whether keys would move. Queues are
-computed when asked for, so that a route that claims 2^31 queues costs nothing; it is refused.
+Source: MQClientInstance.topicRouteData2TopicPublishInfo, and ClientMetadata for static topics. The
+queue of a sharding key is an index into this order. Values are immutable; a changed `fingerprint`
+means that keys move. Queues are made on access, so that a route with a false count costs nothing.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
     from rocket_sink.wire.route import QueueData, QueueMapping, TopicRoute
 
 QUEUES_MAX: Final = 65_536
-"""Queues of a topic. Java has no limit and builds the list."""
+"""Queues of a topic; Java has no limit."""
 BROKERS_MAX: Final = 4096
 LOGICAL_PREFIX: Final = "__syslo__"
 NO_BROKER: Final = "__syslo__none__"
-"""Hosts of a static topic's queues that nobody hosts (MixAll)."""
+"""The broker name of a static topic's queues without a broker (MixAll)."""
 
 
 class QueueList(Sequence[MessageQueue]):
-    """The queues of some brokers, made when asked for; equal by content; hashable.
+    """The queues of some brokers, made on access; equal by content; hashable.
 
     `spans` are (broker name, number of queues) in order; a broker's queue ids are 0 and up.
     """
@@ -90,14 +89,14 @@ class QueueList(Sequence[MessageQueue]):
 
 @dataclass(frozen=True)
 class TopicPublishInfo:
-    """Where a topic's messages can go. Not to be changed; equal when nothing changed at all.
+    """The writable queues of a topic; immutable, compared by content.
 
     Attributes:
         queues: all writable queues, in the order of the Java client.
         masters: address of each broker's master; brokers without one are absent.
         order: the route came from `orderTopicConf`.
-        queues_by_broker: {broker name: the indices in `queues` of the queues that live there}. In a
-            static topic the queues' own broker name is logical, and these are the real ones.
+        queues_by_broker: {broker name: indices in `queues`}. The queues of a static topic have a
+            logical broker name; here are the real ones.
     """
 
     topic: str
@@ -106,15 +105,15 @@ class TopicPublishInfo:
     order: bool
     queues_by_broker: Mapping[str, Sequence[int]] = field(hash=False)
     fingerprint: str = field(default="", compare=False)
-    """Same text: same queues in the same order, in whatever process; no key moves."""
+    """Equal in all processes for the same queues in the same order."""
 
     @classmethod
     def of(cls, topic: str, route: TopicRoute) -> TopicPublishInfo:
-        """The publish info of a topic's route; no queues when nothing can be written to.
+        """The publish info of a route.
 
         Raises:
-            RemoteProtocolError: more queues or brokers than any cluster has, or an
-                `orderTopicConf` that is not `name:count;...`.
+            RemoteProtocolError: too many queues or brokers, or an `orderTopicConf` that is not
+                `name:count;...`.
         """
         masters = _masters(route)
         if route.order_topic_conf:
@@ -128,11 +127,11 @@ class TopicPublishInfo:
     def default(
         cls, topic: str, template: TopicRoute, default_topic_queue_nums: int
     ) -> TopicPublishInfo:
-        """For a topic that does not exist yet, from the template topic's (TBW102) route.
+        """For a topic that does not exist yet, from the route of the template topic (TBW102).
 
-        The broker makes the topic when the first message arrives; it is given no more than
-        `min(default_topic_queue_nums, readQueueNums)` queues per broker, as in
-        MQClientInstance.updateTopicRouteInfoFromNameServer.
+        Brokers create the topic at its first message, with at most
+        `min(default_topic_queue_nums, readQueueNums)` queues each
+        (MQClientInstance.updateTopicRouteInfoFromNameServer).
         """
         masters = _masters(template)
         spans = _data_spans(template.queues, masters, default_topic_queue_nums)
@@ -167,10 +166,9 @@ class TopicPublishInfo:
     def _of_static(
         cls, topic: str, mappings: Iterable[QueueMapping], masters: Mapping[str, str]
     ) -> TopicPublishInfo:
-        """Logical queues by id, and the brokers that host them now.
+        """Logical queues by id, each on the broker of its newest epoch.
 
-        The newest epoch's broker hosts a queue; one that none hosts stays in the list, on a
-        broker that does not exist, so that no key moves.
+        A queue without a broker stays in the list, on NO_BROKER, so that no key moves.
         """
         totals: dict[str, int] = {}
         hosts: dict[tuple[int, str], str] = {}
@@ -190,28 +188,22 @@ class TopicPublishInfo:
 
     @property
     def ok(self) -> bool:
-        """There is a queue to send to."""
+        """The topic has a writable queue."""
         return len(self.queues) > 0
 
     def index_of(self, queue: MessageQueue) -> int | None:
-        """The queue's index in `queues`; None when the route does not have it."""
+        """The queue's index in `queues`; None if it is not in the route."""
         if isinstance(self.queues, QueueList):
             return self.queues.position(queue)
         return self.queues.index(queue) if queue in self.queues else None
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """The broker that the queue lives on now (its own name, but for static topics)."""
+        """The broker that hosts the queue: its own broker name, except for static topics."""
         if isinstance(self.queues, QueueList):
             return queue.broker_name
         index = self.index_of(queue)
-        queues_by_broker = (
-            name for name, indices in self.queues_by_broker.items() if index in indices
-        )
-        return next(queues_by_broker, queue.broker_name)
-
-    def address_of(self, queue: MessageQueue) -> str | None:
-        """The master to send to; None: there is none at present."""
-        return self.masters.get(self.broker_of(queue))
+        hosts = (name for name, indices in self.queues_by_broker.items() if index in indices)
+        return next(hosts, queue.broker_name)
 
 
 def _masters(route: TopicRoute) -> Mapping[str, str]:
@@ -221,14 +213,14 @@ def _masters(route: TopicRoute) -> Mapping[str, str]:
         )
     masters: dict[str, str] = {}
     for broker in route.brokers:
-        # The first of two entries of one name counts, as in Java's loop.
+        # The first of two entries with one name counts, as in Java.
         if broker.master is not None:
             masters.setdefault(broker.name, broker.master)
     return masters
 
 
 def _order_spans(topic: str, conf: str) -> list[tuple[str, int]]:
-    """In the order of the text, as Java has it; brokers without a master keep their queues."""
+    """In the order of the text, as in Java; brokers without a master keep their queues."""
     spans: dict[str, int] = {}
     for part in filter(None, conf.split(";")):
         name, _, count = part.partition(":")

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from rocket_sink.errors import ColumnError
 from rocket_sink.message_rules import TAG_BLANKS
+from rocket_sink.rows.checks import empty, only_printable_ascii
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.rows.row_batch import RowBatch
-from rocket_sink.rows.text_checks import empty, only_printable_ascii
 from rocket_sink.wire.columns.buffers import INT32_MAX, Int64s, as_binary, nulls_of
 
 _PER_MS: Final = {"us": 1_000, "ns": 1_000_000}

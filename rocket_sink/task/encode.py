@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
-from rocket_sink.routing.sharding import owners
+from rocket_sink.routing.sharding import queues_for_keys
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.rows.checks import Refused
 from rocket_sink.rows.row_batch import RowBatch
@@ -160,7 +160,9 @@ def assign(rows: RowBatch, info: TopicPublishInfo, sharding_hash: str) -> Assign
     groups = np.full(len(rows), len(queues), np.int64)
     refused = np.empty(0, np.int64)
     if rows.sharding_key is not None:
-        _place_sharded(groups, rows.sharding_key, owners(info, rows.sharding_key, sharding_hash))
+        _place_sharded(
+            groups, rows.sharding_key, queues_for_keys(info, rows.sharding_key, sharding_hash)
+        )
     if rows.queue_id is not None:
         refused = _place_fixed(groups, rows, queues)
     return Assignment(groups, queues, refused)

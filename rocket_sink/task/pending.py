@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from rocket_sink.errors import SendError
-from rocket_sink.lazy import lazy
+from rocket_sink.forks import lazy
 from rocket_sink.message import MessageQueue
 from rocket_sink.wire.columns.buffers import Int64s
 

@@ -9,7 +9,7 @@ from rocket_sink.errors import DeliveryError, Outcome, ProtocolError
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
-from rocket_sink.routing.sharding import place
+from rocket_sink.routing.sharding import fallback_queue
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.task.pending import DecodedMessage, PendingRequest, decode_message
 from rocket_sink.task.totals import TaskSummary
@@ -130,9 +130,9 @@ class RequestFactory:
 class HomeQueueSelector:
     """Where a request of a home queue may go now; it moves whole, so order stays with it.
 
-    `routing.keyed.place`, and one thing more: while no broker is available, an attempt does not
-    go to the broker that the attempt before it went to. A machine that is slow as a whole makes
-    all brokers look ill, and a dead one among them would use up all attempts.
+    `routing.sharding.fallback_queue`, and one thing more: while no broker is available, an attempt
+    does not go to the broker that the attempt before it went to. A machine that is slow as a whole
+    makes all brokers look ill, and a dead one among them would use up all attempts.
     """
 
     __slots__ = ("_home", "_last")
@@ -144,12 +144,12 @@ class HomeQueueSelector:
     def __call__(
         self, info: TopicPublishInfo, available: Callable[[str], bool]
     ) -> MessageQueue | None:
-        chosen = place(info, self._home, available)
+        chosen = fallback_queue(info, self._home, available)
         if chosen is None:
             return None
         broker = info.broker_of(chosen)
         if broker == self._last and not available(broker):
-            chosen = place(info, self._home, lambda name: name != broker) or chosen
+            chosen = fallback_queue(info, self._home, lambda name: name != broker) or chosen
         self._last = info.broker_of(chosen)
         return chosen
 

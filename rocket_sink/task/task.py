@@ -23,6 +23,7 @@ from typing import Final
 import pyarrow as pa
 
 from rocket_sink.errors import DeliveryError, NoRouteError, Outcome
+from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.engine.engine import SendEngine
@@ -43,7 +44,6 @@ from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.replay import ReplayCheck
 from rocket_sink.task.request_factory import RequestFactory
 from rocket_sink.task.totals import RowTotals, TaskSummary
-from rocket_sink.wire.namespace import with_namespace
 
 _POLL_S: Final = 0.1
 

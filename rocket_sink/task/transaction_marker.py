@@ -13,9 +13,9 @@ from typing import Final
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.records import RunContext
+from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import HALF_BYTES
-from rocket_sink.wire.namespace import with_namespace
 from rocket_sink.wire.properties import PGROUP, TRAN_MSG, encode_properties
 
 TRANSACTION_PROPERTY: Final = "ROCKET_SINK_TRANSACTION"

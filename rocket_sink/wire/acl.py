@@ -1,8 +1,8 @@
 """Request signatures of ACL 1.0 and 2.0; remoting clients sign alike for both (AclClientRPCHook).
 
-Signed are the values of all header fields in the order of their names, without separators, and the
-body; HMAC-SHA1, Base64. Neither time nor nonce is in it, so that a signed request can be replayed,
-and `a="1", b="23"` signs as `a="12", b="3"`: use TLS.
+The signature covers the values of all header fields in the order of their names, without
+separators, and the body: HMAC-SHA1, Base64. It has neither time nor nonce, so that a signed request
+can be replayed, and `a="1", b="23"` signs as `a="12", b="3"`: use TLS.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Credentials:
         return fields
 
     def signer(self) -> Signer:
-        """What signs; kept apart because a keyed HMAC does not pickle."""
+        """A signer for these credentials. A keyed HMAC does not pickle, so it is not kept here."""
         return Signer(self.fields(), self._secret)
 
 
@@ -93,7 +93,7 @@ class Signer:
 
 
 def canonical_fields(ext: Mapping[str, str]) -> str:
-    """The signed text of header fields: their values in the order of their names.
+    """The values of the header fields, in the order of their names.
 
     Java orders text by UTF-16 code units, Python by code points; they differ beyond U+FFFF.
     """

@@ -17,12 +17,11 @@ from typing import Final
 
 from rocket_sink.errors import MessageError, RemoteProtocolError
 from rocket_sink.message import Message
-from rocket_sink.message_rules import PROPERTIES_MAX_BYTES
+from rocket_sink.message_rules import PROPERTIES_MAX_BYTES, RETRY_PREFIX
 from rocket_sink.wire.properties import decode_properties
 
 INNER_OVERHEAD_BYTES: Final = 22
-"""What a message takes in a batch besides its body and properties."""
-RETRY_TOPIC_PREFIX: Final = "%RETRY%"
+"""Bytes of a message in a batch besides its body and properties."""
 
 _HEAD: Final = struct.Struct(">iiiii")
 _SHORT: Final = struct.Struct(">h")
@@ -38,7 +37,11 @@ class InnerMessage:
 
 
 def encode_inner(body: bytes, properties: str, flag: int = 0) -> bytes:
-    """As `encode_message`, from parts."""
+    """One message of a batch body.
+
+    Raises:
+        MessageError: PROPERTIES_TOO_LARGE.
+    """
     encoded = properties.encode()
     if len(encoded) > PROPERTIES_MAX_BYTES:
         raise MessageError(
@@ -69,7 +72,7 @@ def check_batch(messages: Sequence[Message]) -> None:
             reason = f"has the topic {message.topic!r}, the first one {topic!r}"
         elif message.wait_store != wait_store:
             reason = "has another wait_store than the first one"
-        elif position == 0 and topic.startswith(RETRY_TOPIC_PREFIX):
+        elif position == 0 and topic.startswith(RETRY_PREFIX):
             reason = "is for a retry topic, which takes no batches"
         else:
             continue
@@ -91,7 +94,7 @@ def decode_batch(data: bytes | memoryview) -> list[InnerMessage]:
 
 
 def iter_batch(data: bytes | memoryview) -> Iterator[InnerMessage]:
-    """As `decode_batch`, one at a time: 8 MiB of inner messages become 380,000 objects."""
+    """As `decode_batch`, lazily: 8 MiB can hold 380,000 messages."""
     view = memoryview(data)
     at = 0
     while at < len(view):

@@ -12,9 +12,9 @@ from typing import Final
 
 
 class RequestCode(enum.IntEnum):
-    """Requests that this package makes, answers, or plays in its fake cluster.
+    """Requests that this package sends, answers, or serves in its fake cluster.
 
-    Commands that change a server's configuration are left out on purpose: they were remote code
+    Commands that change a server's configuration are left out on purpose: they allow remote code
     execution on unpatched servers (CVE-2023-33246, CVE-2023-37582).
     """
 
@@ -62,7 +62,7 @@ class RequestCode(enum.IntEnum):
 
 
 class ResponseCode(enum.IntEnum):
-    """Answers that brokers and name servers give."""
+    """Response codes of brokers and name servers."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -110,7 +110,7 @@ class ResponseCode(enum.IntEnum):
 
 
 class LanguageCode(enum.IntEnum):
-    """The language a peer says it is written in."""
+    """The implementation language of a peer, as its headers name it."""
 
     JAVA = 0
     CPP = 1
@@ -190,10 +190,10 @@ def version_name(ordinal: int) -> str:
 
 V4_9_3: Final = mq_version(4, 9, 3)
 V4_9_4: Final = mq_version(4, 9, 4)
-"""From here on a name server answers strict JSON unasked."""
+"""From here on a name server answers in strict JSON without being asked to."""
 V5_0_0: Final = mq_version(5, 0, 0)
 V5_3_1: Final = mq_version(5, 3, 1)
-"""A broker sends GO_AWAY only to clients that are newer."""
+"""Brokers send GO_AWAY only to clients newer than this."""
 V5_3_3: Final = mq_version(5, 3, 3)
 CURRENT_VERSION: Final = V5_3_3
-"""What our requests say that they speak."""
+"""The version in the headers of our requests."""

@@ -1,9 +1,9 @@
 """Body compression as the Java client does it for single messages (CompressionType, Compressor).
 
-zlib streams, LZ4 frames, Zstandard frames. A body that Java cannot inflate is lost to its consumers
-with all that follows it in the same answer, so nothing is written that its decompressors refuse,
-and what they refuse is refused here. Inflation stops at a cap: a stored body comes from any sender,
-and 16 KiB of zlib can hold 16 MiB. lz4 and zstandard are the extra `compression`.
+zlib streams, LZ4 frames, Zstandard frames. A Java consumer that cannot inflate a body loses that
+message and all that follow it in the same pull. So nothing is written that Java's decompressors
+refuse, and what they refuse is refused here. Inflation stops at a cap: 16 KiB of zlib can hold
+16 MiB. lz4 and zstandard are the extra `compression`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CompressionType(enum.Enum):
 
     @classmethod
     def of(cls, name: str) -> CompressionType:
-        """By name, whatever case and blanks around it.
+        """By name, ignoring case and surrounding blanks.
 
         Raises:
             ConfigurationError: no such type.
@@ -54,7 +54,7 @@ class CompressionType(enum.Enum):
 
     @classmethod
     def of_sys_flag(cls, sys_flag: int) -> CompressionType:
-        """By a message's system flag; 0 means zlib, from the time before there were types.
+        """By a message's system flag; 0 means zlib, as clients before 4.9.4 write it.
 
         Raises:
             RemoteProtocolError: a number without a type.
@@ -67,7 +67,7 @@ class CompressionType(enum.Enum):
 
     @property
     def sys_flag(self) -> int:
-        """The bits that a message with such a body has, COMPRESSED included."""
+        """The MessageSysFlag bits of such a body, COMPRESSED included."""
         return self.value << 8 | SysFlag.COMPRESSED
 
 
@@ -91,13 +91,13 @@ def compress(body: bytes, kind: CompressionType, level: int = DEFAULT_LEVEL) -> 
 def compress_body(
     body: bytes, kind: CompressionType | None, level: int, over_bytes: int
 ) -> tuple[bytes, int]:
-    """The body as a single message carries it, and its MessageSysFlag bits.
+    """The body to send for a single message, and its MessageSysFlag bits.
 
-    A body is left as it is that is shorter than `over_bytes`, or that compression does not shrink:
-    one of the greatest size would pass the broker's limit (Java sends it, and is refused).
+    A body stays uncompressed if it is shorter than `over_bytes`, or if compression does not shrink
+    it: a body of the maximum size would then exceed the broker's limit, as it does with Java.
 
     Args:
-        kind: None: nothing is compressed.
+        kind: None: no compression.
 
     Raises:
         ConfigurationError: the library for `kind` is not installed.
@@ -128,7 +128,7 @@ def inflate(body: bytes, kind: CompressionType, *, cap: int = INFLATE_CAP) -> by
     return data
 
 
-# One byte more than the cap is asked for, so that a body of exactly the cap is told from a longer.
+# The decompressors are asked for one byte more than the cap, to detect bodies that are longer.
 
 
 def _inflate_zlib(body: bytes, cap: int) -> tuple[bytes, bool]:
@@ -165,7 +165,7 @@ def _inflate_zstd(body: bytes, cap: int) -> tuple[bytes, bool]:
         data = reader.read(cap + 1)
         inflater = zstandard.ZstdDecompressor().decompressobj()
         if len(data) <= cap:
-            # The reader does not tell a cut stream from a whole one; it is known to be small now.
+            # The reader does not report a truncated stream; this pass does, on a bounded size.
             inflater.decompress(body)
     except (zstandard.ZstdError, MemoryError) as error:
         raise RemoteProtocolError(f"a ZSTD body cannot be inflated: {error}") from None
@@ -175,7 +175,7 @@ def _inflate_zstd(body: bytes, cap: int) -> tuple[bytes, bool]:
 
 
 def _trailing(name: str, count: int) -> RemoteProtocolError:
-    """Java reads on behind a frame, into an error or another frame; clients write one frame."""
+    """Clients write one frame; Java continues after it, with an error or another frame."""
     return RemoteProtocolError(f"{count} bytes follow the frame of a {name} body")
 
 

@@ -1,12 +1,12 @@
 """One client connection as a state machine: opaque ids, the request table, deadlines.
 
-The caller owns the socket and the clock. He writes what the `send_*` methods return (heads; bodies
-follow them uncopied), says when a request's last byte went to the kernel, passes in what arrives,
-and asks for what has expired. Whatever happens, each request leaves the table exactly once: as
-`Answered`, `Expired`, `Lost` or withdrawn.
+The caller owns the socket and the clock. It writes the heads that the `send_*` methods return (the
+bodies follow, uncopied), reports when the last byte of a request is written (`mark_written`),
+passes in received bytes (`receive_data`) and polls for expired requests (`expire`). Each request
+leaves the table exactly once: as `Answered`, `Expired`, `Lost` or withdrawn.
 
-The table belongs to the connection: Java's is global, so that an answer on one connection can
-settle another's request.
+The request table is per connection. Java's is global: there an answer on one connection can
+complete a request of another.
 
     OPEN --violation by the peer--> BROKEN --close--> CLOSED
     OPEN --close--> CLOSED
@@ -49,13 +49,13 @@ class PeerRequest(NamedTuple):
 
 
 class LateAnswer(NamedTuple):
-    """A response to a request of ours that has left the table already: ignore it."""
+    """A response to a request that has already left the table: ignore it."""
 
     frame: Frame
 
 
 class ForeignAnswer(NamedTuple):
-    """A response to a request that we never made: ignore it."""
+    """A response with an opaque id that was never used here: ignore it."""
 
     frame: Frame
 
@@ -70,7 +70,7 @@ Event = Answered | PeerRequest | LateAnswer | ForeignAnswer | Violation
 
 
 class Expired(NamedTuple):
-    """A request whose deadline has passed; `written` tells whether its last byte had left."""
+    """A request whose deadline has passed; `written`: its last byte was written before."""
 
     token: object
     written: bool
@@ -84,7 +84,7 @@ class Lost(NamedTuple):
 
 
 class Pending:
-    """One request in flight, as the request table keeps it; `settled` once it has left."""
+    """An entry of the request table; `settled` once it has left the table."""
 
     __slots__ = ("deadline_s", "latest_s", "opaque", "sent_s", "settled", "token", "written")
 
@@ -99,11 +99,11 @@ class Pending:
 
 
 OPAQUES: Final = 2**31
-"""They are Java ints on the wire; ours stay non-negative."""
+"""Java ints on the wire; ours are non-negative."""
 
 
 class OpaqueIds:
-    """Gives ids out, and knows which it has given."""
+    """Allocates opaque ids and remembers the range that was used."""
 
     __slots__ = ("_first", "_issued", "_next")
 
@@ -112,14 +112,14 @@ class OpaqueIds:
         self._issued = 0
 
     def peek(self, in_flight: Container[int]) -> int:
-        """The id that `take` would give."""
+        """The next id that is not in flight, without taking it."""
         opaque = self._next
         while opaque in in_flight:
             opaque = (opaque + 1) % OPAQUES
         return opaque
 
     def take(self, in_flight: Container[int]) -> int:
-        """The next id that is not in flight."""
+        """Take the next id that is not in flight."""
         opaque = self._next
         if opaque < OPAQUES - 1 and self._issued < OPAQUES and opaque not in in_flight:
             self._next = opaque + 1
@@ -132,24 +132,24 @@ class OpaqueIds:
         return opaque
 
     def was_given(self, opaque: int) -> bool:
-        """True when an answer with this id answers some request of ours, late perhaps."""
+        """True when a request of this connection has had this id."""
         return 0 <= opaque < OPAQUES and (opaque - self._first) % OPAQUES < self._issued
 
 
-LIVES_S: Final = 0.5
-"""A peer that was heard so recently is alive: what it has not answered yet, it holds."""
+HEARD_RECENTLY_S: Final = 0.5
+"""A peer that sent bytes within this time is alive and still processes unanswered requests."""
 _RENEWAL_S: Final = 0.1
 
 
 class ConnectionState(enum.Enum):
     OPEN = "open"
     BROKEN = "broken"
-    """The peer sent what is no frame: nothing may be sent or received any more."""
+    """The peer violated the protocol: nothing can be sent or received any more."""
     CLOSED = "closed"
 
 
 class Connection:
-    """See the module. Not thread-safe: one owner drives it. Tokens are told apart by identity.
+    """See the module. Not thread-safe. Tokens are compared by identity.
 
     Attributes:
         late_answers, foreign_answers: responses that were ignored, counted.
@@ -187,14 +187,14 @@ class Connection:
     def open_request(
         self, *, deadline_s: float, token: object, latest_s: float = float("-inf")
     ) -> int:
-        """Enter a request into the table and return its opaque id.
+        """Add a request to the table and return its opaque id.
 
-        For callers that make the head themselves (SendTemplate); they must hand the heads to the
-        kernel in the order of these calls.
+        For callers that make the head themselves (SendTemplate). They must write the heads in the
+        order of these calls.
 
         Args:
-            latest_s: until then the request does not expire while the peer holds it: it was
-                written, and the peer has been heard since and within the last `LIVES_S`.
+            latest_s: until then the deadline is extended while the peer is alive: the request was
+                written, and bytes were received after that and in the last `HEARD_RECENTLY_S`.
 
         Raises:
             LocalProtocolError: the connection is not open.
@@ -210,11 +210,11 @@ class Connection:
         return opaque
 
     def send_request(self, frame: Frame, *, deadline_s: float, token: object) -> bytes:
-        """Enter a request and return its head; the caller writes the head and `frame.body`.
+        """Add a request to the table and return its head; the caller writes it and `frame.body`.
 
         Raises:
             LocalProtocolError: the connection is not open, or the frame cannot be encoded; the
-                table is then as before.
+                table is then unchanged.
         """
         self._check_open()
         head = self._head(dataclasses.replace(frame, opaque=self._opaques.peek(self._pending)))
@@ -240,7 +240,7 @@ class Connection:
         ext: Mapping[str, str] | None = None,
         body: Body | None = None,
     ) -> bytes:
-        """The whole response frame to a peer's request; nothing when it was oneway."""
+        """The response frame to a peer's request; empty when that was oneway."""
         self._check_open()
         if request.is_oneway:
             return b""
@@ -248,11 +248,11 @@ class Connection:
         return encode_frame(response, serialize=request.serialize)
 
     def mark_written(self, token: object, now_s: float) -> None:
-        """The last byte of this request, hence of all before it, has gone to the kernel.
+        """Mark this request, and all before it, as handed to the kernel in full.
 
         Raises:
-            LocalProtocolError: no unwritten request has this token; all are marked then, since
-                taking a written one for unwritten would double a message silently.
+            LocalProtocolError: no unwritten request has this token. All are marked then: a written
+                request taken for unwritten would be sent twice without being counted.
         """
         unwritten = self._unwritten
         while unwritten:
@@ -264,10 +264,10 @@ class Connection:
         raise LocalProtocolError(f"mark_written of a request that is not waiting: {token!r}")
 
     def withdraw_unwritten(self, *, keep: object = None) -> list[object]:
-        """Take all unwritten requests out of the table, except `keep`; returns their tokens.
+        """Remove all unwritten requests except `keep` from the table; returns their tokens.
 
-        For moving requests off a suspect connection. `keep` is the request of which some bytes
-        are out already: the rest of it must follow, or the connection be closed.
+        For moving requests to another connection. `keep` is the partly written request: its rest
+        must follow, or the connection be closed.
         """
         tokens: list[object] = []
         kept: deque[Pending] = deque()
@@ -282,9 +282,9 @@ class Connection:
     # --- receiving ---------------------------------------------------------------------------
 
     def receive_data(self, data: bytes | bytearray | memoryview, now_s: float) -> list[Event]:
-        """What the bytes that arrived mean, in order.
+        """Parse received bytes into events, in order.
 
-        A protocol error is the last event (`Violation`), so that the answers before it count.
+        A protocol error is the last event (`Violation`); the answers before it are valid.
 
         Raises:
             RemoteProtocolError: the peer broke the protocol in an earlier call.
@@ -322,10 +322,9 @@ class Connection:
     # --- time and end ------------------------------------------------------------------------
 
     def expire(self, now_s: float) -> list[Expired]:
-        """Take the requests out whose deadline is at or before `now_s`, but for those that the peer
-        holds (`open_request`).
+        """Remove requests whose deadline has passed and is not extended (`open_request`).
 
-        Costs nothing before the earliest deadline, one scan of the table after it.
+        One scan of the table, and only once the earliest deadline has passed.
         """
         if self._earliest_s is None or now_s < self._earliest_s:
             return []
@@ -334,24 +333,24 @@ class Connection:
         for pending in due:
             self._settle(pending)
         if not all(pending.written for pending in due):
-            # Its token may come again: mark_written must then find the later request.
+            # A later request may reuse the token: mark_written must find that one.
             self._unwritten = deque(pending for pending in self._unwritten if pending not in due)
         deadlines = [pending.deadline_s for pending in self._pending.values()]
         self._earliest_s = min(deadlines, default=None)
         return [Expired(pending.token, pending.written) for pending in due]
 
     def _renew(self, pending: Pending, now_s: float) -> bool:
-        """Give a request that the peer holds more time; False: its time is over."""
+        """Extend the deadline while the peer is alive; False: the request has expired."""
         heard_s = self.last_heard_s
         if pending.sent_s is None or heard_s is None or now_s >= pending.latest_s:
             return False
-        if heard_s <= pending.sent_s or now_s - heard_s > LIVES_S:
+        if heard_s <= pending.sent_s or now_s - heard_s > HEARD_RECENTLY_S:
             return False
         pending.deadline_s = min(now_s + _RENEWAL_S, pending.latest_s)
         return True
 
     def close(self) -> list[Lost]:
-        """End the connection; everything in flight comes back once. Closing twice is nothing."""
+        """Close the connection and return all requests in flight. Idempotent."""
         lost = [Lost(pending.token, pending.written) for pending in self._pending.values()]
         self._pending.clear()
         self._unwritten.clear()
@@ -365,12 +364,12 @@ class Connection:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When to call `expire` next: never after the earliest deadline, maybe before it."""
+        """When to call `expire` next; at or before the earliest deadline."""
         return self._earliest_s if self._pending else None
 
     @property
     def oldest_sent_s(self) -> float | None:
-        """When the oldest unanswered request was written; None when none is out."""
+        """When the oldest unanswered request was written; None without one."""
         # Requests are written in the order of the table, so its first entry is the oldest.
         for pending in self._pending.values():
             return pending.sent_s
@@ -378,12 +377,10 @@ class Connection:
 
     @property
     def oldest_deadline_s(self) -> float | None:
-        """The deadline of the request that `oldest_sent_s` is about."""
+        """The deadline of the oldest unanswered request."""
         for pending in self._pending.values():
             return pending.deadline_s
         return None
-
-    # --- inside ------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self.state is ConnectionState.OPEN:

@@ -50,11 +50,11 @@ _HEADER_LENGTH_MASK: Final = 0xFFFFFF
 _SHAPED_BYTES: Final = 1024
 """Longer headers are mostly the ids of a batch's messages."""
 _SHAPES: Final = 8
-"""A stream that changes its ways more often than this is not worth another pattern."""
+"""Most patterns learned per stream; headers that change more often are parsed in full."""
 
 
 class NeedData(enum.Enum):
-    """The type of NEED_DATA: no whole frame is there yet."""
+    """The type of NEED_DATA: the buffer holds no complete frame."""
 
     NEED_DATA = "NEED_DATA"
 
@@ -63,10 +63,10 @@ NEED_DATA: Final = NeedData.NEED_DATA
 
 
 def frame_head(header: bytes, body_length: int, *, serialize: Serialize = "json") -> bytes:
-    """Lengths and header, ready for the body.
+    """The bytes of a frame before its body.
 
     Raises:
-        LocalProtocolError: the frame would pass the limit at which servers drop the connection.
+        LocalProtocolError: the frame exceeds the limit at which servers close the connection.
     """
     header_length = len(header)
     length = 4 + header_length + body_length
@@ -83,10 +83,10 @@ def frame_head(header: bytes, body_length: int, *, serialize: Serialize = "json"
 
 
 def encode_head(frame: Frame, body_length: int, *, serialize: Serialize = "json") -> bytes:
-    """All of `frame` before its body; the body's buffers follow it on the wire, uncopied.
+    """The bytes of `frame` before its body.
 
     Raises:
-        LocalProtocolError: the frame is too long or holds what the header cannot say.
+        LocalProtocolError: the frame is too long, or a field cannot be encoded.
     """
     if serialize == "rocketmq":
         header = encode_binary_header(frame)
@@ -96,7 +96,7 @@ def encode_head(frame: Frame, body_length: int, *, serialize: Serialize = "json"
 
 
 def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:
-    """The whole frame, for what is small or rare."""
+    """The whole frame, with a copy of its body."""
     body = frame.body if frame.body is not None else b""
     return encode_head(frame, len(memoryview(body)), serialize=serialize) + body
 
@@ -104,9 +104,9 @@ def encode_frame(frame: Frame, *, serialize: Serialize = "json") -> bytes:
 class FrameReader:
     """Cuts received bytes into frames.
 
-    `receive_data` keeps bytes, `next_frame` gives one frame or NEED_DATA. After an error the
-    reader is dead: every later call raises the same error. At most one incomplete frame
-    (`limits.frame_bytes`) and what the last `receive_data` brought is kept.
+    `receive_data` appends to the buffer, `next_frame` returns one frame or NEED_DATA. After an
+    error every later call raises the same error. The buffer holds at most one incomplete frame
+    (`limits.frame_bytes`) and the bytes of the last `receive_data`.
     """
 
     __slots__ = ("_at", "_data", "_error", "_limits", "_shape", "_shapes_left", "_small")
@@ -119,22 +119,16 @@ class FrameReader:
         self._shape: AnswerShape | None = None
         self._shapes_left = _SHAPES
         self._small = min(limits.frame_bytes, limits.header_bytes) - 8
-        """The length of a frame that is within both limits whatever is in it."""
-
-    @property
-    def buffered(self) -> int:
-        """Bytes that are kept and not yet given out in frames."""
-        return len(self._data) - self._at
+        """A frame up to this length is within both limits."""
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what the peer sent next; `data` may be reused after the call."""
+        """Append received bytes; `data` may be reused after the call."""
         if self._error is not None:
             raise self._error
         if self._at == len(self._data):
             self._data = bytes(data)  # no copy when it is bytes
         elif type(self._data) is bytearray:
-            # Deleting at the front only moves the start: a long frame that comes in many
-            # pieces costs one copy in all.
+            # Deleting at the front only moves the start: a long frame costs one copy in all.
             del self._data[: self._at]
             self._data += data
         else:

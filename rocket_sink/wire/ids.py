@@ -1,15 +1,13 @@
-"""Message ids: the client's (UNIQ_KEY) and the broker's (offset message id).
+"""Message ids: the client's (UNIQ_KEY) and the broker's (offset message id); recall handles.
 
 Client id, 16 bytes as upper-case hex (MessageClientIDSetter): address 4 (or 16), process id 2, a
 32-bit number 4 (Java: a class loader's hash), milliseconds since the start of the month 4, counter
 2. With an IPv6 address 28 bytes. Broker id (MessageDecoder.createMessageId): address 4 or 16, port
 4, commit-log offset 8.
 
-The caller brings address, process id, clock and the random 32 bits. Those bits, not the process id,
-keep ids apart between containers, which share small process ids, and after a fork: make a new
-`MessageIds` in the child.
-
-The handle by which a timed message can be taken back (RecallMessageHandle, version 1).
+The caller passes address, process id, clock and the random 32 bits. Those bits keep ids unique
+between containers, whose process ids are often equal, and after a fork: make a new `MessageIds` in
+the child. A recall handle (RecallMessageHandle, version 1) names a timed message to recall.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _HEX: Final = frozenset("0123456789abcdefABCDEF")
 class MessageIds:
     """Client message ids of one process; not thread-safe.
 
-    An id repeats after 65,536 ids within one millisecond: `next` moves its own clock on instead.
+    After 65,536 ids within one millisecond the time part moves on by 1 ms: Java's ids repeat there.
     """
 
     def __init__(self, *, ip: bytes, pid: int, class_hash: int, start_ms: int) -> None:
@@ -38,7 +36,7 @@ class MessageIds:
         self._start_ms = start_ms
         self._now_ms = 0
         self._of_now = ""
-        """The digits that the ids of this millisecond share."""
+        """The common prefix of this millisecond's ids."""
         self._counter = 0
         self._left = 0
 
@@ -52,7 +50,7 @@ class MessageIds:
         return f"{self._of_now}{counter:04X}"
 
     def several(self, count: int, now_ms: int) -> list[str]:
-        """The ids that so many calls of `next` would give, at a third of their cost."""
+        """`count` calls of `next`, at a third of their cost."""
         ids: list[str] = []
         while len(ids) < count:
             if now_ms > self._now_ms or self._left == 0:
@@ -136,7 +134,7 @@ class RecallHandle(NamedTuple):
 
 
 def decode_recall_handle(text: str) -> RecallHandle:
-    """As `SendResult.recall_handle` has it.
+    """The parts of a `SendResult.recall_handle`.
 
     Raises:
         MessageError: INVALID_RECALL_HANDLE.

@@ -1,7 +1,7 @@
 """Message properties as text: name 0x01 value 0x02, without any escape (MessageDecoder).
 
-A separator inside a name or value would inject other properties, so `Message` and the column checks
-refuse the two before anything comes here; the encoder refuses them once more.
+A separator inside a name or value would inject other properties. `Message` and the column checks
+refuse it first, the encoder again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 TTL: Final = "TTL"
 MSG_TYPE: Final = "MSG_TYPE"
 CLUSTER: Final = "CLUSTER"
-"""Put into every stored message by its broker."""
+"""Set by brokers in every stored message."""
 
 ENCODED_LIMIT: Final = PROPERTIES_MAX_BYTES - PROPERTIES_HEADROOM_BYTES
-"""UTF-8 bytes of one message's properties that leave room for what a broker adds."""
+"""Most UTF-8 bytes of one message's properties; the rest is for those that brokers add."""
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> str:
@@ -49,7 +49,7 @@ def encode_properties(properties: Mapping[str, str | None]) -> str:
     """
     pairs = [f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None]
     text = "".join(pairs)
-    # Each pair has one of each, so that one more anywhere shows in the sums.
+    # Each pair has one of each: a higher sum means a separator inside a name or value.
     if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs) or "" in properties:
         raise _unencodable(properties)
     return text
@@ -57,9 +57,9 @@ def encode_properties(properties: Mapping[str, str | None]) -> str:
 
 def _unencodable(properties: Mapping[str, str | None]) -> LocalProtocolError:
     separators = {NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR}
-    guilty = next(n for n, v in properties.items() if not n or separators & set(f"{n}{v}"))
+    refused = next(n for n, v in properties.items() if not n or separators & set(f"{n}{v}"))
     return LocalProtocolError(
-        f"the property {guilty[:40]!r} is nameless or holds 0x01 or 0x02, which separate "
+        f"the property {refused[:40]!r} is nameless or holds 0x01 or 0x02, which separate "
         "properties and cannot be escaped"
     )
 
@@ -67,7 +67,7 @@ def _unencodable(properties: Mapping[str, str | None]) -> LocalProtocolError:
 def decode_properties(text: str) -> dict[str, str]:
     """The properties in a wire text, read as `MessageDecoder.string2messageProperties` does.
 
-    What has no name, no value or no separator is dropped; a later name wins.
+    Pairs without name, value or separator are dropped; of equal names the last wins.
     """
     properties = {}
     for pair in text.split(PROPERTY_SEPARATOR):
@@ -82,15 +82,15 @@ def properties_of(
 ) -> str:
     """The wire text of a message's fields and user properties.
 
-    `message_id` becomes UNIQ_KEY unless the message brings its own. `extra` holds what the producer
-    adds (TRAN_MSG, PGROUP, INSTANCE_ID, CORRELATION_ID, ...); it goes last and so wins.
+    `message_id` becomes UNIQ_KEY unless the message has one. `extra` holds the producer's own
+    properties (TRAN_MSG, PGROUP, INSTANCE_ID, CORRELATION_ID, ...), which win.
 
     Raises:
         MessageError: PROPERTIES_TOO_LARGE.
     """
     if message.properties or extra or message.is_timed:
         return _all_properties(message, message_id, extra)
-    # What most messages have, without a mapping between; `Message` has checked these texts.
+    # The common case, without a mapping; `Message` has checked these texts.
     keys, tags, sharding_key = message.keys, message.tags, message.sharding_key
     text = (
         f"UNIQ_KEY\x01{message.message_id or message_id}\x02"
@@ -102,7 +102,7 @@ def properties_of(
         text = f"KEYS\x01{keys[0] if len(keys) == 1 else KEY_SEPARATOR.join(keys)}\x02{text}"
     if sharding_key is not None:
         text = f"{text}__SHARDINGKEY\x01{sharding_key}\x02"
-    # A character takes at most 4 bytes, so most texts need no encoding to be known short.
+    # A character takes at most 4 bytes: most texts need no encoding to be known as short.
     return text if len(text) * 4 <= ENCODED_LIMIT else _within_limit(text, message)
 
 
@@ -127,13 +127,13 @@ def _all_properties(message: Message, message_id: str, extra: Mapping[str, str] 
 
 
 def keys_of(text: str) -> tuple[str, ...]:
-    """The index keys in a wire text; none in a batch's."""
+    """The index keys in a wire text; none in that of a batch."""
     return split_keys(decode_properties(text))
 
 
 def split_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """The index keys among a message's properties, parted where brokers part them: at blanks only
-    (IndexService.buildIndex), not at tabs or no-break spaces."""
+    """The index keys among a message's properties: split at blanks only, not at tabs or no-break
+    spaces (IndexService.buildIndex)."""
     return tuple(key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key)
 
 

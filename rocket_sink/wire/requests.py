@@ -1,7 +1,7 @@
 """Requests to brokers and name servers, one builder for each (MQClientAPIImpl).
 
-All arguments are keywords; numbers become decimal text, booleans `true` or `false`, None is left
-out. What a text may hold is checked where it enters the package (`Message`, options).
+Numbers become decimal text, booleans `true` or `false`; None is left out. Texts are checked before,
+by `Message` and the options.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from rocket_sink.wire.codes import PermName, PullSysFlag, RequestCode
 from rocket_sink.wire.headers.command import Body, Frame
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC: its settings are inherited by topics made on
-demand."""
+"""TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC: the template of topics that brokers create."""
 
 Value = str | int | bool | None
 
 
 def fields(values: Mapping[str, Value]) -> dict[str, str]:
-    """Header fields as text; None and empty text are left out (see header_binary)."""
+    """Header fields as text; None and empty text are left out (see `wire.headers.serialize`)."""
     ext = {}
     for name, value in values.items():
         if value is None or value == "":
@@ -57,9 +56,9 @@ def send_message_v2(
     default_topic_queue_nums: int = 4,
     unit_mode: bool = False,
 ) -> Frame:
-    """One message, or a batch (batch.py); with SendMessageRequestHeaderV2's one-letter names.
+    """One message, or a batch (batch.py), in the one-letter fields of SendMessageRequestHeaderV2.
 
-    `properties` is wire text; a batch's own are WAIT, and no UNIQ_KEY. `body` may follow apart.
+    `properties` is wire text; those of a batch are WAIT alone. Without `body` the caller writes it.
     """
     return request(
         RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2,
@@ -85,7 +84,7 @@ def send_message_v2(
 def recall_message(
     *, producer_group: str, topic: str, recall_handle: str, broker_name: str | None = None
 ) -> Frame:
-    """Take a timed message back before its time (5.3.3 brokers)."""
+    """Recall a timed message before its delivery (5.3.3 brokers)."""
     return request(
         RequestCode.RECALL_MESSAGE,
         {
@@ -116,8 +115,8 @@ def end_transaction(
     """Commit or roll back a half message.
 
     `commit_or_rollback` is SysFlag.TRANSACTION_COMMIT, _ROLLBACK or _NOT (unknown, only in the
-    answer to a check). The offsets are the queue offset and the commit-log offset of the send
-    answer. Java sends it oneway and never learns of a failure; the broker answers when asked.
+    answer to a check). The offsets are those of the send answer: queue offset and commit-log
+    offset. Java sends it oneway and ignores failures; brokers answer a two-way request.
     """
     frame = request(
         RequestCode.END_TRANSACTION,
@@ -141,7 +140,7 @@ def end_transaction(
 
 
 def heartbeat(*, client_id: str, producer_groups: Iterable[str]) -> Frame:
-    """Make the broker know a client's producer groups; needed for transaction checks."""
+    """Register a client's producer groups at a broker; needed for transaction checks."""
     body = {
         "clientID": client_id,
         "consumerDataSet": [],
@@ -155,7 +154,7 @@ def heartbeat(*, client_id: str, producer_groups: Iterable[str]) -> Frame:
 def unregister_client(
     *, client_id: str, producer_group: str | None = None, consumer_group: str | None = None
 ) -> Frame:
-    """Take a client's group out of a broker's tables."""
+    """Unregister a client's group at a broker."""
     return request(
         RequestCode.UNREGISTER_CLIENT,
         {"clientID": client_id, "producerGroup": producer_group, "consumerGroup": consumer_group},
@@ -166,7 +165,7 @@ def unregister_client(
 
 
 def get_route(topic: str) -> Frame:
-    """A topic's route, in strict JSON from the servers that can."""
+    """A topic's route; in strict JSON from servers since 4.9.4."""
     return request(
         RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": True}
     )
@@ -178,7 +177,7 @@ def get_broker_cluster_info() -> Frame:
 
 
 def get_all_topics() -> Frame:
-    """The names of all topics that the name server knows."""
+    """The names of all topics."""
     return Frame(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
 
 
@@ -199,9 +198,9 @@ def pull_message(
     sub_version: int = 0,
     broker_name: str | None = None,
 ) -> Frame:
-    """Messages of one queue from an offset on; with `suspend_timeout_ms` the broker waits for one.
+    """Messages of one queue from an offset on. No offset is committed.
 
-    Nothing is committed: the reader keeps its own offsets.
+    `suspend_timeout_ms`: how long the broker waits for a message (long polling).
     """
     sys_flag = PullSysFlag.SUBSCRIPTION | (PullSysFlag.SUSPEND if suspend_timeout_ms else 0)
     return request(
@@ -225,7 +224,7 @@ def pull_message(
 
 
 def get_topic_config(topic: str) -> Frame:
-    """How a topic is configured on the broker that is asked (from 5.0 on)."""
+    """A topic's configuration on one broker (5.0 and later)."""
     return request(RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
 
 
@@ -276,7 +275,7 @@ def query_message(
 ) -> Frame:
     """Messages by an index key, or by client message id (UNIQ_KEY) when `unique_key`.
 
-    An index entry may belong to another key with the same hash: compare what comes back.
+    The index holds hashes: the answer may contain messages of other keys.
     """
     return request(
         RequestCode.QUERY_MESSAGE,

@@ -1,16 +1,12 @@
-"""What brokers and name servers answer, as values.
+"""Answers of brokers and name servers, decoded to values.
 
-Each decoder takes the answer's frame and raises RemoteProtocolError for fields that are missing or
-no numbers; only `decode_send_answer` raises InvalidAnswerError instead, because the message behind
-it may be stored. Refusals (other codes) are the caller's to tell apart first: `SEND_STATUS` has the
-codes that mean stored.
+Each decoder takes the answer's frame and raises RemoteProtocolError for missing or malformed
+fields; only `decode_send_answer` raises InvalidAnswerError, because the message may be stored.
+Callers check the response code first: `SEND_STATUS` has the codes that mean stored.
 
-The answer to a send, read by the shape of the one before it.
-
-A broker writes all these headers alike: same fields, same order, most of their values the same. So
-the first one that is read the general way gives a pattern with places for what changes, and the
-next ones cost one match. What does not match is read the general way; the two agree (a test
-compares them).
+Send answers of one broker differ in few values: same fields, same order. So the first one gives a
+regular expression (`AnswerShape`), and the next ones cost one match. Headers that do not match are
+parsed in full; both ways give the same result (tested).
 """
 
 from __future__ import annotations
@@ -24,8 +20,15 @@ from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, RemotePro
 from rocket_sink.text import clean
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.headers.command import DEFAULT_LIMITS, RESPONSE_FLAG, Frame, Limits
-from rocket_sink.wire.headers.serialize import language_name, load_json, quote_numeric_keys
-from rocket_sink.wire.headers.strict_json import INT32_MAX, INT64_MAX, parse_int32, parse_int64
+from rocket_sink.wire.headers.serialize import (
+    INT32_MAX,
+    INT64_MAX,
+    language_name,
+    load_json,
+    parse_int32,
+    parse_int64,
+    quote_numeric_keys,
+)
 from rocket_sink.wire.route import checked_name, checked_text
 from rocket_sink.wire.stored import (
     Allowance,
@@ -43,10 +46,10 @@ SEND_STATUS: Final[Mapping[int, str]] = MappingProxyType(
         int(ResponseCode.FLUSH_SLAVE_TIMEOUT): "FLUSH_SLAVE_TIMEOUT",
     }
 )
-"""Response codes of a send that was stored -> Java's SendStatus."""
+"""Response code of a stored message -> SendStatus (MQClientAPIImpl.processSendResponse)."""
 
 DEFAULT_REGION: Final = "DefaultRegion"
-"""MixAll.DEFAULT_TRACE_REGION_ID, when a broker names no region."""
+"""MixAll.DEFAULT_TRACE_REGION_ID, for brokers without a region."""
 
 
 class SendAnswer(NamedTuple):
@@ -67,7 +70,7 @@ class SendAnswer(NamedTuple):
 
 
 class SharedHeader(NamedTuple):
-    """What the headers of many answers have in common."""
+    """The parts of a header that are equal in many answers."""
 
     ext: Mapping[str, str]
     version: int
@@ -75,10 +78,10 @@ class SharedHeader(NamedTuple):
 
 
 class SendAnswerFrame(Frame):
-    """A frame of which is known already what `decode_send_answer` says of it.
+    """A send answer that `AnswerShape` has decoded.
 
-    One is made for each message: what all have alike is the class's, and `ext` is put together for
-    who asks for it (hooks).
+    One is made per message, so constant fields are class attributes, and `ext` is made on access
+    (hooks).
     """
 
     __slots__ = ("_shared", "answer")
@@ -115,10 +118,10 @@ class SendAnswerFrame(Frame):
 
 
 def decode_send_answer(frame: Frame) -> SendAnswer:
-    """The answer to SEND_MESSAGE_V2, SEND_BATCH_MESSAGE or their kin.
+    """The answer to SEND_MESSAGE_V2, SEND_BATCH_MESSAGE and similar requests.
 
     Raises:
-        InvalidAnswerError: the answer says stored but lacks the ids and offsets that prove it.
+        InvalidAnswerError: the code means stored, but ids or offsets are missing.
         LocalProtocolError: the code is not in SEND_STATUS.
     """
     if type(frame) is SendAnswerFrame:
@@ -159,10 +162,7 @@ def _offset(text: str | None) -> int:
 
 
 class PullAnswer(NamedTuple):
-    """The answer to a pull; `status` is Java's PullStatus.
-
-    `next_begin_offset` is that of the first message that is not in `messages`.
-    """
+    """The answer to a pull; `status` is Java's PullStatus, `next_begin_offset` where to go on."""
 
     status: str
     next_begin_offset: int
@@ -185,10 +185,10 @@ PULL_STATUS: Final[Mapping[int, str]] = MappingProxyType(
 def decode_pull_answer(
     frame: Frame, *, limits: Limits = DEFAULT_LIMITS, begin: int | None = None
 ) -> PullAnswer:
-    """The answer to PULL_MESSAGE: of its messages as many as `limits.poll_bytes` has room for.
+    """The answer to PULL_MESSAGE, with at most `limits.poll_bytes` of messages.
 
     Args:
-        begin: the offset that was asked for; messages before it are left out.
+        begin: the requested offset; messages before it are left out.
 
     Raises:
         LocalProtocolError: the code is not in PULL_STATUS.
@@ -236,7 +236,7 @@ def decode_recall_answer(frame: Frame) -> str:
 
 
 class ClusterInfo(NamedTuple):
-    """Brokers by name with their addresses by id (0 is the master), and clusters' brokers."""
+    """{broker name: {broker id: address}}, id 0 is the master; {cluster: broker names}."""
 
     brokers: dict[str, dict[int, str]]
     clusters: dict[str, tuple[str, ...]]
@@ -265,7 +265,7 @@ def decode_cluster_info(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> Clu
 
 
 def decode_runtime_info(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> dict[str, str]:
-    """The answer to GET_BROKER_RUNTIME_INFO, figures as texts (KVTable)."""
+    """The answer to GET_BROKER_RUNTIME_INFO, numbers as text (KVTable)."""
     table = _object(_json_body(frame, limits), "table")
     return {name: _text(value, f"the broker's {name}") for name, value in table.items()}
 
@@ -332,16 +332,12 @@ _CHANGING: Final = {
     "queueOffset": "(0|[1-9][0-9]{0,17})",
     "transactionId": r"([0-9A-Za-z_-]{0,256})",
 }
-"""Fields that differ from answer to answer; all others must be as in the first one."""
+"""Fields that differ between answers; all others must equal those of the first one."""
 _NEEDED: Final = ("msgId", "queueId", "queueOffset")
 
 
 class AnswerShape:
-    """How one broker answers a send that it stored.
-
-    Args:
-        frame: such an answer, read the general way.
-    """
+    """The pattern of one broker's send answers, made from the first one."""
 
     __slots__ = ("_answer", "_match", "_order", "_shared")
 
@@ -365,7 +361,7 @@ class AnswerShape:
 
     @classmethod
     def of(cls, frame: Frame, header: bytes) -> AnswerShape | None:
-        """The shape of this header; None when it is no answer to a send, or not a usual one."""
+        """The shape of this header; None when it is no usual answer to a send."""
         if frame.code or frame.flag != RESPONSE_FLAG or frame.remark is not None:
             return None
         if frame.ext is None or not frame.ext.keys() >= set(_NEEDED):

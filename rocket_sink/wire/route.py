@@ -1,13 +1,8 @@
-"""A topic's route as name servers answer it (TopicRouteData), decoded strictly and within limits.
+"""A topic's route in name server answers (TopicRouteData), decoded strictly and within limits.
 
-Two forms arrive: strict JSON, and fastjson's own with bare integer keys from servers before 4.9.4.
-Everything is checked here, so that no later code meets a negative queue count or two billion of
-them (a hostile or broken name server makes the Java client run out of memory).
-
-Names of brokers, clusters and their like, as name servers tell them.
-
-They end in logs, ledgers, terminals and error texts, so those that cannot be shown are refused
-where they are decoded.
+Two forms arrive: strict JSON, and fastjson's with bare integer keys from servers before 4.9.4.
+Counts are checked here: a broken name server that claims two billion queues makes the Java client
+run out of memory. Names end up in logs, ledgers and terminals, so unprintable ones are refused.
 """
 
 from __future__ import annotations
@@ -22,13 +17,18 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.text import clean
 from rocket_sink.wire.codes import PermName
 from rocket_sink.wire.headers.command import DEFAULT_LIMITS, Limits
-from rocket_sink.wire.headers.serialize import load_json, quote_numeric_keys
-from rocket_sink.wire.headers.strict_json import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
+from rocket_sink.wire.headers.serialize import (
+    INT32_MAX,
+    INT32_MIN,
+    INT64_MAX,
+    INT64_MIN,
+    load_json,
+    quote_numeric_keys,
+)
 
 NAME_MAX_CHARACTERS: Final = 255
-"""Of a broker, cluster, zone or scope. Java has no rule for these names: brokers take any text from
-their configuration, the host's name by default (BrokerIdentity), name servers store what registers
-(RouteInfoManager.registerBroker). Host names have 255 characters at most."""
+"""Of a broker, cluster, zone or scope. Java has no limit for these names. The default is the host's
+name (BrokerIdentity), which has 255 characters at most."""
 
 
 def checked_name(what: str, name: str) -> str:
@@ -57,7 +57,7 @@ MASTER_ID: Final = 0
 
 @dataclass(frozen=True)
 class QueueData:
-    """The queues of a topic on one broker: how many to read, how many to write."""
+    """The numbers of read and write queues of a topic on one broker."""
 
     broker_name: str
     read: int
@@ -76,7 +76,7 @@ class QueueData:
 
 @dataclass(frozen=True)
 class BrokerData:
-    """A broker's name and its members' addresses by broker id; 0 is the master."""
+    """A broker's name, and the addresses of master (id 0) and slaves by broker id."""
 
     cluster: str
     name: str
@@ -91,7 +91,7 @@ class BrokerData:
 
 @dataclass(frozen=True)
 class QueueMapping:
-    """The queues of a static topic that one broker hosts now (TopicQueueMappingInfo).
+    """The queues of a static topic on one broker (TopicQueueMappingInfo).
 
     `queue_ids` maps the topic's own queue number to the broker's.
     """
@@ -105,7 +105,7 @@ class QueueMapping:
 
 @dataclass(frozen=True)
 class TopicRoute:
-    """Where a topic's queues are. `mappings`, by broker name, is there for static topics only."""
+    """A topic's queues and brokers. `mappings`, by broker name, is set for static topics only."""
 
     queues: tuple[QueueData, ...] = ()
     brokers: tuple[BrokerData, ...] = ()
@@ -117,7 +117,7 @@ def decode_route(body: bytes | memoryview | None, *, limits: Limits = DEFAULT_LI
     """The route in the body of a GET_ROUTEINFO_BY_TOPIC answer.
 
     Raises:
-        RemoteProtocolError: no route, or beyond a limit.
+        RemoteProtocolError: not a route, or over a limit.
     """
     data = bytes(body or b"")
     if not data:
@@ -158,7 +158,7 @@ def _queue_data(item: Any, limits: Limits) -> QueueData:
         _count(item, "readQueueNums", limits),
         _count(item, "writeQueueNums", limits),
         _int32(item, "perm", 0),
-        # Written under this name from 4.x to 5.3; earlier servers misspell it.
+        # Earlier servers misspell it.
         _int32(item, "topicSysFlag", _int32(item, "topicSynFlag", 0)),
     )
 
@@ -247,7 +247,7 @@ def _address(address: Any) -> str:
 
 
 def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
-    """The body of a name server's answer, for fakes and tests; `legacy_keys` as before 4.9.4."""
+    """The body of a name server's answer, for fake servers; `legacy_keys` as before 4.9.4."""
     value: dict[str, Any] = {
         "brokerDatas": [_encode_broker(broker) for broker in route.brokers],
         "filterServerTable": {},
@@ -292,5 +292,5 @@ def _encode_broker(broker: BrokerData) -> dict[str, Any]:
 
 
 def _bare_keys(text: str) -> str:
-    # Only addresses and queue maps have integer keys, and no text of ours looks like one.
+    # Only addresses and queue maps have integer keys; no other text matches.
     return re.sub(r'"(\d+)":', r"\1:", text)

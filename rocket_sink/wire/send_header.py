@@ -1,7 +1,7 @@
-"""The heads of many similar sends, made from prepared pieces: the hot path of single messages.
+"""Frame heads of similar sends, made from precomputed parts: the hot path of single messages.
 
-One template serves one producer group and topic; its heads say what
-`encode_head(send_message_v2(...))` says, in another order of fields.
+There is one template per producer group and topic. Its heads are those of
+`encode_head(send_message_v2(...))` with another order of fields.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, fields, send_message_v2
 
 _PREFIX: Final = struct.Struct(">II")
 _SMALL: Final = 8 * 1024 * 1024
-"""Far below the frame limit: sums below it need no closer look."""
+"""Far below the frame limit: up to this size no check is needed."""
 
 
 class SendTemplate:
-    """Heads of SEND_MESSAGE_V2 (or its batch or reply kin) for one group and topic."""
+    """Heads of SEND_MESSAGE_V2, SEND_BATCH_MESSAGE or SEND_REPLY_MESSAGE_V2."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SendTemplate:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Make the pieces that all heads share."""
+        """Make the parts that all heads share."""
         fixed, added = self._fixed, self._signer.fields if self._signer is not None else {}
         # Under the names of SendMessageRequestHeaderV2.
         shared = fields(
@@ -120,7 +120,7 @@ class SendTemplate:
         return _PREFIX.pack(4 + length + body_length, length) + header
 
     def _broker(self, broker_name: str) -> str:
-        # Brokers of one topic are few: the route's limit bounds this cache.
+        # The route's limit on brokers bounds this cache.
         self._brokers[broker_name] = text = f',"n":{encode_basestring(broker_name)}'
         return text
 
@@ -133,7 +133,7 @@ class SendTemplate:
         sys_flag: int = 0,
         flag: int = 0,
     ) -> Frame:
-        """What `head` says, as a frame that may be changed: unsigned, without opaque and body."""
+        """The same request as a frame that may be changed: unsigned, without opaque and body."""
         frame = send_message_v2(
             queue_id=queue_id,
             born_ms=born_ms,
@@ -147,7 +147,7 @@ class SendTemplate:
         return frame
 
     def head_of(self, frame: Frame, opaque: int, body_length: int, body: SignedBody) -> bytes:
-        """The bytes before the body, of a changed `frame`."""
+        """The head of a changed `frame`."""
         ext = dict(frame.ext or {})
         if self._signer is not None:
             ext.update(self._signer(ext, body))

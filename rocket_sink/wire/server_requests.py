@@ -1,6 +1,6 @@
-"""Requests that a broker makes of a client: transaction checks and pushed replies.
+"""Requests from brokers: transaction checks and pushed replies.
 
-What else brokers ask (consumers' matters) is answered with REQUEST_CODE_NOT_SUPPORTED.
+Others, which concern consumers, are answered with REQUEST_CODE_NOT_SUPPORTED.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ REPLY_TOPIC_SUFFIX: Final = "_REPLY_TOPIC"
 
 
 class TransactionCheck(NamedTuple):
-    """The broker asks what became of a half message; it wants no response but END_TRANSACTION."""
+    """The broker asks for a half message's state; the answer is an END_TRANSACTION request."""
 
     message: StoredMessage
     producer_group: str
     transaction_id: str
-    """The half message's client id, else what the header says."""
+    """The half message's client id, else the header's transaction id."""
     message_id: str | None
-    """The broker's id in the header (`msgId`), to be sent back."""
+    """The header's `msgId`, to be returned in END_TRANSACTION."""
     tran_state_table_offset: int
     commit_log_offset: int
     topic: str
@@ -47,7 +47,7 @@ def decode_transaction_check(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -
     """A CHECK_TRANSACTION_STATE request (CheckTransactionStateRequestHeader).
 
     Raises:
-        RemoteProtocolError: no message in it, or the message names no producer group.
+        RemoteProtocolError: no message, or a message without a producer group.
     """
     messages = decode_stored(frame.body or b"", limits=limits)
     if len(messages) != 1:
@@ -71,7 +71,7 @@ def decode_transaction_check(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -
 
 
 class PushedReply(NamedTuple):
-    """The reply to one of our requests (request-reply), found by its correlation id."""
+    """The reply to a request (request-reply), matched by its correlation id."""
 
     topic: str
     body: bytes
@@ -108,12 +108,12 @@ def decode_pushed_reply(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> Pus
 
 
 def reply_address(request: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Topic and own properties of the reply to a message with these properties.
+    """Topic and properties of the reply to a request message with these properties.
 
-    By them the broker finds the asking client (MessageUtil.createReplyMessage).
+    The broker routes the reply by them (MessageUtil.createReplyMessage).
 
     Raises:
-        MessageError: NOT_A_REQUEST, a property is missing that every received request has.
+        MessageError: NOT_A_REQUEST, a property of requests is missing.
     """
     for name in (CLUSTER, CORRELATION_ID, REPLY_TO_CLIENT):
         if not request.get(name):

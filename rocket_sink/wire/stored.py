@@ -8,9 +8,9 @@
 
 Java's decoder stops silently at the first bad message; here that is RemoteProtocolError.
 
-A broker that is killed while it writes a message leaves zeros behind what it has written. When it
-starts again it proves bodies only (CommitLog.checkMessageAndReturnSize), so a message that is
-complete up to its properties stays, and readers see it: such a message is `torn`.
+A broker that is killed during a write leaves zeros after the written bytes. At restart it checks
+the body's CRC only (CommitLog.checkMessageAndReturnSize), so a message that is complete except for
+its properties stays readable: such a message is `torn`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rocket_sink.wire.properties import (
 
 MAGIC_V1: Final = -626_843_481
 MAGIC_V2: Final = -626_843_477
-"""Topics longer than 127 bytes."""
+"""For topics longer than 127 bytes."""
 
 _HEAD: Final = struct.Struct(">iiiiiqqiq")
 _INT: Final = struct.Struct(">i")
@@ -48,11 +48,10 @@ _TAIL: Final = struct.Struct(">iqi")
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """One message as a broker has it; `body` is inflated, `properties` are decoded.
+    """One stored message; `body` is inflated, `properties` are decoded.
 
-    Hosts are `(numeric address, port)`. `sys_flag` is as stored, the compression bits included.
-    `torn`: its broker was killed while it wrote the properties; those not written in full are
-    missing.
+    Hosts are `(numeric address, port)`. `sys_flag` is as stored, with the compression bits.
+    `torn`: the broker was killed while it wrote the properties; some are missing.
     """
 
     topic: str
@@ -84,8 +83,10 @@ class StoredMessage:
 
 
 class Allowance:
-    """Memory, in bytes, that decoded messages may take together; shared by answers that are kept
-    together. An answer of 500 kB can hold gigabytes of compressed bodies."""
+    """A limit in bytes on the memory of decoded messages; answers that are kept together share one.
+
+    An answer of 500 kB can hold gigabytes of compressed bodies.
+    """
 
     __slots__ = ("left",)
 
@@ -93,7 +94,7 @@ class Allowance:
         self.left = left
 
     def take(self, size: int) -> None:
-        """Raise RemoteProtocolError when no such room is left."""
+        """Raise RemoteProtocolError when the limit is exceeded."""
         self.left -= size
         if self.left < 0:
             raise RemoteProtocolError(
@@ -103,7 +104,7 @@ class Allowance:
 
 
 Wanted: TypeAlias = Callable[[Mapping[str, str]], bool]
-"""Whether a message is asked for, by its properties."""
+"""Selects messages by their properties."""
 
 
 def decode_stored(
@@ -117,13 +118,13 @@ def decode_stored(
     """The messages in the body of a query or view answer; inner batches are unwrapped.
 
     Args:
-        allowance: for this and other answers; by default `limits.answer_bytes` for this one.
-        wanted: others are left out, and their bodies are not inflated.
-        bodies: False: bodies are left out (empty), and are not inflated.
+        allowance: shared with other answers; by default `limits.answer_bytes` for this one.
+        wanted: other messages are left out, and their bodies are not inflated.
+        bodies: False: bodies are empty, and are not inflated.
 
     Raises:
-        RemoteProtocolError: lengths, text or a compressed body that do not fit, or messages that
-            take more memory than is allowed.
+        RemoteProtocolError: malformed lengths, text or compressed bodies, or more memory than
+            allowed.
         ConfigurationError: the library of a body's compression is not installed.
     """
     allowance = Allowance(limits.answer_bytes) if allowance is None else allowance
@@ -137,12 +138,12 @@ def decode_stored(
 def decode_poll(
     buffer: Body, *, limits: Limits = DEFAULT_LIMITS, begin: int | None = None
 ) -> tuple[list[StoredMessage], int | None]:
-    """The first messages in the body of a pull's answer, one at least and then as many as
-    `limits.poll_bytes` has room for; and the queue offset of the first one that is left out.
+    """The first messages in the body of a pull's answer: at least one, at most `limits.poll_bytes`.
+    And the queue offset of the first one that is left out.
 
     Args:
         begin: messages of smaller offsets are left out: a pull from the middle of an inner batch
-            is answered with the whole of it.
+            returns the whole batch.
 
     Raises: as `decode_stored`.
     """
@@ -159,7 +160,7 @@ def decode_poll(
 
 
 def memory_bytes(message: StoredMessage) -> int:
-    """About what the value takes in memory; rather too much than too little."""
+    """The value's memory, rounded up."""
     properties = message.properties
     texts = sum(map(len, properties)) + sum(map(len, properties.values()))
     return _VALUE_BYTES + len(message.body) + _PROPERTY_BYTES * len(properties) + 4 * texts
@@ -167,7 +168,7 @@ def memory_bytes(message: StoredMessage) -> int:
 
 _VALUE_BYTES: Final = 1024
 _PROPERTY_BYTES: Final = 200
-"""Two texts and their place in a mapping; a character takes 4 bytes beside a rare one."""
+"""Two texts and a mapping entry, without their characters, which take up to 4 bytes each."""
 
 
 def _iter_stored(
@@ -177,7 +178,7 @@ def _iter_stored(
     bodies: bool = True,
     allowance: Allowance | None = None,
 ) -> Iterator[StoredMessage]:
-    """One at a time; inner batches, which are inflated whole, count while they are unwrapped."""
+    """Lazily; an inner batch is inflated whole, so its messages count while it is unwrapped."""
     view = memoryview(buffer)
     while len(view):
         if len(view) < _HEAD.size:
@@ -197,7 +198,7 @@ def _iter_stored(
 
 
 class _Cursor:
-    """Reads through one message and never past its end."""
+    """Reads the fields of one message, never past its end."""
 
     __slots__ = ("at", "view")
 
@@ -239,7 +240,7 @@ def _decode_one(cursor: _Cursor) -> tuple[StoredMessage, bytes]:
     properties = cursor.take(int.from_bytes(cursor.take(2), "big"))
     torn = properties.endswith(b"\0")
     if torn:
-        # Before it is read as text: the zeros may begin in the middle of a character.
+        # Before decoding: the zeros may begin inside a character.
         properties = properties[: properties.rfind(PROPERTY_SEPARATOR.encode()) + 1]
     message = StoredMessage(
         topic=_text(topic),
@@ -285,7 +286,7 @@ def _text(data: bytes) -> str:
 def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[StoredMessage]:
     """The messages inside an inner batch (MessageDecoder.decodeMessage).
 
-    Each counts, wanted or not: an answer of a few hundred bytes can hold millions.
+    Unwanted ones count too: an answer of a few hundred bytes can hold millions.
     """
     for position, inner in enumerate(iter_batch(message.body)):
         if allowance is not None:
@@ -300,10 +301,10 @@ def _unwrap(message: StoredMessage, allowance: Allowance | None) -> Iterator[Sto
 
 
 def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -> bytes:
-    """The bytes of a message in a broker's answer, for fake brokers and tests.
+    """The bytes of a message in a broker's answer, for fake brokers.
 
-    `stored_body` is the compressed body when `sys_flag` says compressed; the CRC is that of the
-    bytes stored, and the IPv6 bits are set as the hosts need.
+    `stored_body` is the compressed body when `sys_flag` has COMPRESSED; the CRC is that of the
+    stored bytes.
     """
     body = message.body if stored_body is None else stored_body
     born = ip_address(message.born_host[0]).packed

@@ -1,8 +1,7 @@
-"""Message trace as the dashboards read it (TraceDataEncoder): one line of fields for each event.
+"""Message traces in the format of RocketMQ's dashboard (TraceDataEncoder): one line per event.
 
-Fields are separated by 0x01, lines by 0x02. A trace message's body holds many lines; its keys are
-all message ids and keys in them, which is how a trace is found. It goes to RMQ_SYS_TRACE_TOPIC or
-the topic the user chose.
+Fields are separated by 0x01, lines by 0x02. A trace message holds many lines; its index keys are
+all message ids and keys in them. It is sent to RMQ_SYS_TRACE_TOPIC or the option `traceTopic`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ FIELD_SEPARATOR: Final = "\x02"
 
 
 class MessageType(enum.IntEnum):
-    """What was sent; the ordinals of MessageType.java."""
+    """The ordinals of MessageType.java."""
 
     NORMAL = 0
     TRANSACTION_HALF = 1
@@ -30,7 +29,7 @@ class MessageType(enum.IntEnum):
 
 @dataclass(frozen=True)
 class PubTrace:
-    """One message was sent. `keys` are joined by blanks; `cost_ms` is the whole send's."""
+    """A send. `keys` are joined by blanks; `cost_ms` is the duration with all attempts."""
 
     time_ms: int
     region_id: str
@@ -50,7 +49,7 @@ class PubTrace:
 
 @dataclass(frozen=True)
 class EndTransactionTrace:
-    """A half message was ended. `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
+    """A transaction's end. `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
 
     time_ms: int
     region_id: str
@@ -68,7 +67,7 @@ class EndTransactionTrace:
 
 @dataclass(frozen=True)
 class RecallTrace:
-    """A timed message was taken back."""
+    """A recall of a timed message."""
 
     time_ms: int
     region_id: str
@@ -80,7 +79,6 @@ class RecallTrace:
 
 Trace = PubTrace | EndTransactionTrace | RecallTrace
 
-# The fields of a line are those of the class, in order.
 _NAMES: Final[dict[type[Trace], str]] = {
     PubTrace: "Pub",
     EndTransactionTrace: "EndTransaction",

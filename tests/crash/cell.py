@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.topic_reader import read_topic
+from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.wire.ids import offset_message_id
 from tests.damaged import damaged
 

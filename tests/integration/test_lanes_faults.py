@@ -17,7 +17,7 @@ import pytest
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin.topic_reader import read_topic
+from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner

@@ -13,7 +13,7 @@ import pytest
 
 from rocket_sink import Ledger
 from rocket_sink.cluster import LocalCluster
-from rocket_sink.producer.admin.topic_reader import read_topic
+from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.spark import foreach_batch
 from tests.clusters import make_topic
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rocket_sink.cluster import LocalCluster, find_java, resolve_jars
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.topic_reader import await_dispatched
+from rocket_sink.producer.admin.stored_messages import await_dispatched
 
 FOLDER = Path(__file__).parent
 GENERATIONS = ("5.3.3", "4.9.7", "5.5.0")

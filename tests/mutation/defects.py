@@ -360,7 +360,7 @@ ROWS: tuple[Defect, ...] = (
     ),
     Defect(
         "sliced-text-accuses-others",
-        "rocket_sink/rows/text_checks.py",
+        "rocket_sink/rows/checks.py",
         "np.searchsorted(offsets - offsets[0], places",
         "np.searchsorted(offsets, places",
         ("tests/rows/test_checks.py::test_screens_pass_nothing_that_a_message_refuses",),

@@ -10,7 +10,7 @@ import pytest
 
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin.topic_reader import read_topic
+from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer

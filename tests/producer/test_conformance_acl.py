@@ -14,7 +14,7 @@ import pytest
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.errors import AuthenticationError, BrokerTooOldError
 from rocket_sink.message import Message
-from rocket_sink.producer.admin.topic_reader import read_topic
+from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
 from rocket_sink.wire.acl import Credentials

@@ -11,7 +11,7 @@ from rocket_sink.errors import BrokerBusyError, RequestTimeoutError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
-from rocket_sink.routing.sharding import owner
+from rocket_sink.routing.sharding import queue_for_key
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.codes import RequestCode
@@ -31,7 +31,7 @@ def test_sharding_hash(cluster, make_producer, sharding_hash):
     info = TopicPublishInfo.of("orders", cluster.route("orders"))
     keys = [*(f"key-{number}" for number in range(6)), *map(str, range(1 << 40, (1 << 40) + 6))]
     found = [producer.send(Message("orders", b"x", sharding_key=key)).queue for key in keys]
-    assert found == [owner(info, key, sharding_hash) for key in keys]
+    assert found == [queue_for_key(info, key, sharding_hash) for key in keys]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rocket_sink.errors import Outcome
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.topic_reader import await_dispatched, read_topic
+from rocket_sink.producer.admin.stored_messages import await_dispatched, read_topic
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer

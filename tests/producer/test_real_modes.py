@@ -12,7 +12,7 @@ from rocket_sink.errors import BrokerBusyError, ClusterError, SendError, Unknown
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.hooks import RpcHook
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.topic_reader import read_topic
+from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
 from rocket_sink.testing import Answer, CutAnswer, FaultProxies

@@ -6,7 +6,7 @@ import pytest
 
 from rocket_sink.errors import BrokerError, RemoteProtocolError
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.topic_reader import await_dispatched, read_topic
+from rocket_sink.producer.admin.stored_messages import await_dispatched, read_topic
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.responses import decode_runtime_info

@@ -231,7 +231,6 @@ def test_machine_room_first_then_the_others():
         choose.select(info, available=lambda name: "r1" not in name).broker_name for _ in range(9)
     }
     assert far == {"r2@c", "d"}
-    assert MachineRoom("x", {"a": "x"}.get)("a")
 
 
 def test_brokers_without_a_master_are_never_chosen():

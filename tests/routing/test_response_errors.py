@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from rocket_sink import errors
 from rocket_sink.errors import Isolate, Outcome, SendError
-from rocket_sink.routing.response_errors import (
+from rocket_sink.routing.retry import (
     ERROR_OF_CODE,
     REMARK_MAX_CHARACTERS,
-    SEND_STATUS,
     error_for_answer,
     outcome_of_code,
 )
+from rocket_sink.wire.responses import SEND_STATUS
 
 # PutMessageStatus of the store -> (response code, remark) as SendMessageProcessor answers it,
 # and what became of the message.

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from rocket_sink import errors
 from rocket_sink.errors import Isolate, MessageError, Outcome, SendError
 from rocket_sink.options import SinkOptions
-from rocket_sink.routing.response_errors import error_for_answer
 from rocket_sink.routing.retry import (
     ATTEMPT_FLOOR_S,
     Action,
@@ -21,6 +20,7 @@ from rocket_sink.routing.retry import (
     backoff_s,
     decide,
     decide_degraded,
+    error_for_answer,
 )
 
 POLICIES = RetryPolicies()
@@ -153,13 +153,13 @@ def test_f22_f23_busy_brokers_get_a_jittered_wait(code):
 def test_busy_answers_cost_the_patient_only_time():
     busy = errors.BrokerBusyError
     earlier = [busy] * 6
-    decision = call(busy, 3, patient=True, earlier=earlier)
+    decision = call(busy, 3, retry_while_busy=True, earlier=earlier)
     assert decision.retries and not decision.counts
-    assert decision.delay_s > call(busy, 1, patient=True).delay_s, "waits grow"
+    assert decision.delay_s > call(busy, 1, retry_while_busy=True).delay_s, "waits grow"
     assert not call(busy, 3, earlier=earlier).retries
-    assert not call(busy, 3, patient=True, now_s=13.0).retries, "time is over"
-    assert not call(busy, 1, patient=True, max_attempts=1).retries, "retries are off"
-    assert not call(errors.UnwrittenError, 3, patient=True).retries
+    assert not call(busy, 3, retry_while_busy=True, now_s=13.0).retries, "time is over"
+    assert not call(busy, 1, retry_while_busy=True, max_attempts=1).retries, "retries are off"
+    assert not call(errors.UnwrittenError, 3, retry_while_busy=True).retries
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_busy_answers_cost_the_patient_only_time():
     ],
 )  # fmt: skip
 def test_nobody_to_ask_costs_the_patient_only_time(error):
-    assert call(error, 3, patient=True).retries and not call(error, 3).retries
-    refused = call(errors.TlsRefusedError, 1, patient=True)
+    assert call(error, 3, retry_while_busy=True).retries and not call(error, 3).retries
+    refused = call(errors.TlsRefusedError, 1, retry_while_busy=True)
     assert not refused.retries, "a refused certificate stays refused"
 
 

@@ -29,10 +29,10 @@ def info_of(queues):
 
 def test_c39_by_hash_over_the_sorted_queues():
     info = info_of({"b": 5, "a": 5})
-    assert sharding.owner(info, "123") == MessageQueue("t", "a", 0)
-    assert sharding.owner(info, "234") == MessageQueue("t", "a", 3)
-    assert sharding.owner(info, "GydZG_") == MessageQueue("t", "b", 3)
-    assert sharding.owner(info, "user-1", "siphash24") == MessageQueue("t", "b", 4)
+    assert sharding.queue_for_key(info, "123") == MessageQueue("t", "a", 0)
+    assert sharding.queue_for_key(info, "234") == MessageQueue("t", "a", 3)
+    assert sharding.queue_for_key(info, "GydZG_") == MessageQueue("t", "b", 3)
+    assert sharding.queue_for_key(info, "user-1", "siphash24") == MessageQueue("t", "b", 4)
 
 
 @pytest.mark.parametrize("sharding_hash", HASHES)
@@ -42,9 +42,9 @@ def test_c39_by_hash_over_the_sorted_queues():
 )
 def test_a_column_and_a_key_have_one_owner(sharding_hash, queues, keys):
     info = info_of(queues)
-    column = sharding.owners(info, pa.array(keys, pa.string()), sharding_hash).tolist()
+    column = sharding.queues_for_keys(info, pa.array(keys, pa.string()), sharding_hash).tolist()
     assert [info.queues[index] for index in column] == [
-        sharding.owner(info, key or "", sharding_hash) for key in keys
+        sharding.queue_for_key(info, key or "", sharding_hash) for key in keys
     ]
 
 
@@ -52,8 +52,8 @@ def test_rendezvous_moves_only_the_keys_of_the_broker_that_left():
     before, after = info_of({"a": 4, "b": 8, "c": 4}), info_of({"a": 4, "c": 4})
     moved = 0
     for key in KEYS:
-        old = sharding.owner(before, key, "rendezvous")
-        new = sharding.owner(after, key, "rendezvous")
+        old = sharding.queue_for_key(before, key, "rendezvous")
+        new = sharding.queue_for_key(after, key, "rendezvous")
         assert old == new or old.broker_name == "b"
         moved += old != new
     assert 0.4 * len(KEYS) < moved < 0.6 * len(KEYS)
@@ -66,38 +66,44 @@ def test_rendezvous_of_a_static_topic_names_the_hosts():
     }
     hosts = tuple(BrokerData("c", name, {0: name}) for name in mapping)
     info = TopicPublishInfo.of("t", TopicRoute((), hosts, mappings=mapping))
-    chosen = {sharding.owner(info, key, "rendezvous").queue_id for key in KEYS}
+    chosen = {sharding.queue_for_key(info, key, "rendezvous").queue_id for key in KEYS}
     assert chosen == {0, 1, 2, 3}
     for key in KEYS:
         host = ["b1", "b2"][rendezvous(key, ["b1", "b2"])]
-        assert info.broker_of(sharding.owner(info, key, "rendezvous")) == host
+        assert info.broker_of(sharding.queue_for_key(info, key, "rendezvous")) == host
 
 
 def test_best_effort_moves_home_queues_of_an_unavailable_broker_and_back():
     info = info_of({"a": 4, "b": 4, "c": 4})
     for home in info.queues:
-        assert sharding.place(info, home, lambda name: True) == home
-        moved = sharding.place(info, home, lambda name: name != "a")
+        assert sharding.fallback_queue(info, home, lambda name: True) == home
+        moved = sharding.fallback_queue(info, home, lambda name: name != "a")
         assert (moved == home) == (home.broker_name != "a")
         assert moved.broker_name != "a"
         # Another broker that fails moves only what went there.
-        again = sharding.place(info, home, lambda name: name not in ("a", "b"))
+        again = sharding.fallback_queue(info, home, lambda name: name not in ("a", "b"))
         assert again == moved or moved.broker_name == "b"
-        assert sharding.place(info, home, lambda name: False) == home
+        assert sharding.fallback_queue(info, home, lambda name: False) == home
     assert (
-        len({sharding.place(info, home, lambda name: name != "a") for home in info.queues[:4]}) > 1
+        len(
+            {
+                sharding.fallback_queue(info, home, lambda name: name != "a")
+                for home in info.queues[:4]
+            }
+        )
+        > 1
     )
 
 
 def test_a_home_that_is_gone_and_a_route_that_is_empty():
     info, gone = info_of({"a": 2}), MessageQueue("t", "z", 0)
-    assert sharding.place(info, gone, lambda name: True).broker_name == "a"
-    assert sharding.place(info, gone, lambda name: False).broker_name == "a"
+    assert sharding.fallback_queue(info, gone, lambda name: True).broker_name == "a"
+    assert sharding.fallback_queue(info, gone, lambda name: False).broker_name == "a"
     empty = TopicPublishInfo.of("t", TopicRoute())
-    assert sharding.place(empty, gone, lambda name: True) is None
+    assert sharding.fallback_queue(empty, gone, lambda name: True) is None
     with pytest.raises(ValueError, match="'t'"):
-        sharding.owner(empty, "k")
+        sharding.queue_for_key(empty, "k")
     with pytest.raises(ValueError, match="'t'"):
-        sharding.owners(empty, pa.array(["k"]))
+        sharding.queues_for_keys(empty, pa.array(["k"]))
     with pytest.raises(KeyError):
-        sharding.owner(info, "k", "md5")
+        sharding.queue_for_key(info, "k", "md5")

@@ -19,7 +19,7 @@ from rocket_sink.message_rules import (
     is_control_free,
 )
 from rocket_sink.options import SinkOptions
-from rocket_sink.rows import text_checks
+from rocket_sink.rows import checks
 from rocket_sink.rows.checks import Checked, validate
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.rows.normalise import normalise
@@ -260,11 +260,11 @@ def test_screens_pass_nothing_that_a_message_refuses(values: list[str | None], f
     array = pa.array(values, pa.string())[first:]
     texts = values[first:]
     blank = [text is not None and not text.strip(JAVA_BLANKS) for text in texts]
-    assert text_checks.all_blank(array).tolist() == blank
+    assert checks.all_blank(array).tolist() == blank
     for screen, rule in (
-        (text_checks.with_separator, is_carried),
-        (text_checks.with_blank, lambda text: " " not in text),
-        (text_checks.with_control, is_control_free),
+        (checks.with_separator, is_carried),
+        (checks.with_blank, lambda text: " " not in text),
+        (checks.with_control, is_control_free),
     ):
         bad = np.array([text is not None and not rule(text) for text in texts], np.bool_)
         assert not (bad & ~screen(array)).any()
@@ -275,7 +275,7 @@ def test_screens_pass_nothing_that_a_message_refuses(values: list[str | None], f
 @given(st.lists(st.none() | st.binary(max_size=6), max_size=80), st.integers(0, 5))
 def test_invalid_utf8_is_found_wherever_it_is(values: list[bytes | None], first: int) -> None:
     array = pa.array(values, pa.binary()).view(pa.string())[first:]
-    assert text_checks.invalid_utf8(array).tolist() == [
+    assert checks.invalid_utf8(array).tolist() == [
         value is not None and not _decodes(value) for value in values[first:]
     ]
 
@@ -292,6 +292,6 @@ def test_bytes_under_a_null_accuse_nobody() -> None:
     buffers = pa.array(["a", "\x01", "c"]).buffers()
     validity = pa.py_buffer(np.packbits([1, 0, 1], bitorder="little"))
     tags = pa.Array.from_buffers(pa.string(), 3, [validity, *buffers[1:]])
-    assert not text_checks.with_separator(tags).any()
-    assert not text_checks.all_blank(tags).any()
+    assert not checks.with_separator(tags).any()
+    assert not checks.all_blank(tags).any()
     assert check(pa.table({"body": ["x"] * 3, "tags": tags})).refused == ()

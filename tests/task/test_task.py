@@ -95,7 +95,7 @@ class Run:
 
 
 def home(engine: StubEngine, key: str, topic: str = "t") -> MessageQueue:
-    return sharding.owner(engine.publish_info(topic), key)
+    return sharding.queue_for_key(engine.publish_info(topic), key)
 
 
 def key_on(engine: StubEngine, queue: MessageQueue, *, but: str = "") -> str:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rocket_sink.wire.frame import DEFAULT_LIMITS, NEED_DATA, Frame, FrameReader, Limits
+from rocket_sink.wire.frame import (
+    DEFAULT_LIMITS,
+    NEED_DATA,
+    Frame,
+    FrameReader,
+    Limits,
+    encode_frame,
+)
 
 Feed = Callable[[bytes, Limits], list[Frame]]
 
@@ -32,12 +39,13 @@ def byte_by_byte(data: bytes, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
 
 
 def with_trailing_bytes(data: bytes, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
-    """The start of a next frame follows, which must neither be lost nor read into this one."""
-    start = b"\x00\x00\x01\x00\x00\x00"
+    """The start of the next frame follows, which must neither be lost nor read into this one."""
+    following = encode_frame(Frame(310, opaque=7))
     reader = FrameReader(limits)
-    reader.receive_data(memoryview(data + start))
+    reader.receive_data(memoryview(data + following[:6]))
     frames = drain(reader)
-    assert reader.buffered == len(start)
+    reader.receive_data(following[6:])
+    assert [frame.opaque for frame in drain(reader)] == [7]
     return frames
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message
-from rocket_sink.message_rules import FORBIDDEN_TOPICS, check_topic
-from rocket_sink.wire.namespace import is_system_resource
+from rocket_sink.message_rules import FORBIDDEN_TOPICS, check_topic, is_system_resource
 
 
 @pytest.mark.parametrize(

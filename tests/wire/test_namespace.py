@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocket_sink.wire.namespace import with_namespace
+from rocket_sink.message_rules import with_namespace
 
 INSTANCE = "MQ_INST_XXX"
 PAIRS = [

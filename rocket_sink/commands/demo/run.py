@@ -165,7 +165,7 @@ def _rows_done(query: StreamingQuery) -> int:
 def _read_back(cluster: LocalCluster, flights: Flights, saboteur: FaultInjector) -> Verdict:
     """Read all queues; one whose broker dies meanwhile is read again from its beginning."""
     from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.producer.admin.topic_reader import await_dispatched
+    from rocket_sink.producer.admin.stored_messages import await_dispatched
 
     with Admin(nameServer=cluster.name_server) as admin:
         await_dispatched(admin, TOPIC)

@@ -13,15 +13,15 @@ from typing import Any, Final
 
 from rocket_sink.errors import NoRouteError, SendError
 from rocket_sink.message import MessageQueue
+from rocket_sink.message_rules import with_namespace
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.name_servers import NameServers
-from rocket_sink.routing.response_errors import error_for_answer
+from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, ResponseCode
 from rocket_sink.wire.frame import Frame
-from rocket_sink.wire.namespace import with_namespace
 from rocket_sink.wire.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
 from rocket_sink.wire.route import TopicRoute, decode_route
 from rocket_sink.wire.stored import Allowance, StoredMessage

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from rocket_sink.errors import DeliveryError, NotSentError, SendError
 from rocket_sink.net.client import Call
 from rocket_sink.producer.admin.stored_messages import StoredMessages
-from rocket_sink.routing.response_errors import error_for_answer
+from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode, SysFlag
 

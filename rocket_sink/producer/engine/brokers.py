@@ -21,7 +21,7 @@ from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.fault import FaultProfile, Isolation, LatencyFaultTolerance
 from rocket_sink.routing.rate_limit import AimdWindow
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.connection import LIVES_S
+from rocket_sink.wire.connection import HEARD_RECENTLY_S
 
 VIEW_S: Final = 0.02
 """Age at which the isolated brokers are read again from the (shared) table."""
@@ -316,7 +316,7 @@ class Brokers:
             age_s = ages.get(broker.name, 0.0)
             quiet_s = min(age_s, now_s - heard.get(broker.name, now_s))
             # A sign of life was asked for (`Heartbeats`), which no usual latency of sends delays.
-            broker.silent = age_s > self._floor_s and quiet_s > LIVES_S
+            broker.silent = age_s > self._floor_s and quiet_s > HEARD_RECENTLY_S
             suspect = broker.silent or age_s > broker.suspect_after_s(self._floor_s)
             if suspect and not broker.suspect:
                 fresh.append(broker.name)

@@ -15,14 +15,14 @@ from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.producer.identity import Identity
 from rocket_sink.wire import requests
-from rocket_sink.wire.connection import LIVES_S
+from rocket_sink.wire.connection import HEARD_RECENTLY_S
 from rocket_sink.wire.frame import Frame
 
 _LOOK_S: Final = 0.5
 _DRIVEN_MAX_S: Final = 0.05
 """Between two ticks of an engine that is driven; a longer gap counts as so much."""
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
-_ASK_S: Final = LIVES_S / 2
+_ASK_S: Final = HEARD_RECENTLY_S / 2
 """A connection with a request older than this, on which nothing was heard for so long, is asked for
 a sign of life: half of the time for which one counts."""
 VersionKnown = Callable[[SendError | None, float], None]

@@ -31,11 +31,18 @@ from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.limits import RequestLimits
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.producer.engine.stored_check import CheckResult
-from rocket_sink.routing.response_errors import SEND_STATUS, error_for_answer, outcome_of_code
-from rocket_sink.routing.retry import Action, Decision, RetryPolicies, decide, decide_degraded
+from rocket_sink.routing.retry import (
+    Action,
+    Decision,
+    RetryPolicies,
+    decide,
+    decide_degraded,
+    error_for_answer,
+    outcome_of_code,
+)
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
-from rocket_sink.wire.responses import DEFAULT_REGION, SendAnswer, decode_send_answer
+from rocket_sink.wire.responses import DEFAULT_REGION, SEND_STATUS, SendAnswer, decode_send_answer
 
 _STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, TopicNotFoundError)
 """The route lacks the queue or its broker's master, or the broker says that it is wrong: without a
@@ -270,7 +277,7 @@ class ResponseHandler:
             deadline_s=attempt.deadline_s,
             ordering=attempt.ordering,
             fixed_queue=request.queue is not None,
-            patient=request.retry_while_busy,
+            retry_while_busy=request.retry_while_busy,
             # Refusals cost no time: all attempts would be over before a new route can help.
             alternatives=len(self._routes.addresses()) > max(1, refused),
             earlier=history.earlier,

@@ -37,7 +37,7 @@ from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendAttempt
 from rocket_sink.producer.engine.routes import Routes
-from rocket_sink.routing.response_errors import error_for_answer
+from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.properties import UNIQ_KEY

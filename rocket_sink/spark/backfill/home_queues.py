@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink.errors import NoRouteError
+from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
-from rocket_sink.routing.sharding import owners
+from rocket_sink.routing.sharding import queues_for_keys
 from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
 from rocket_sink.task.queue_snapshot import (
     GivenQueues,
@@ -28,7 +29,6 @@ from rocket_sink.task.queue_snapshot import (
     queues_of,
     with_queues,
 )
-from rocket_sink.wire.namespace import with_namespace
 
 if TYPE_CHECKING:
     from rocket_sink.producer.engine.engine import SendEngine
@@ -148,7 +148,7 @@ def _absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None)
     queues: QueueList = pinned.queues
     names = np.array([_absence(queue, info) for queue in queues], object)
     by_list = with_queues(TopicPublishInfo(queues.topic, queues, {}, False, {}), queues)
-    homes = owners(by_list, keys, pinned.sharding_hash)
+    homes = queues_for_keys(by_list, keys, pinned.sharding_hash)
     found = names[homes]
     found[keys.is_null().to_numpy(zero_copy_only=False)] = None
     return found

@@ -48,6 +48,7 @@ from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.table import LedgerToken
+from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.producer.engine.engine import SendEngine
@@ -57,7 +58,6 @@ from rocket_sink.spark.backfill.home_queues import HomeQueues, Lists, has_own_qu
 from rocket_sink.task.queue_snapshot import Queues
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.task import TaskSender
-from rocket_sink.wire.namespace import with_namespace
 
 if TYPE_CHECKING:
     from rocket_sink.producer.engine.engine import SendEngine

@@ -12,15 +12,11 @@ Each message is encoded in the inner form of a batch (MessageDecoder.encodeMessa
     properties
 
 so that any run of rows of an `EncodedBatch` is the body of one SEND_BATCH_MESSAGE request: a slice
-of one buffer, written without a copy. Values are checked before (`rocket_sink.rows.checks`); the
-only limit looked at here is the one that would corrupt the frame, the properties' int16.
+of one buffer, written without a copy. `rocket_sink.rows.checks` has checked the values; only the
+limit of the properties' int16 is checked again.
 
-Client message ids (`UNIQ_KEY`) for a whole column, as Java makes them one by one.
-
-Source: MessageClientIDSetter.createUniqID. 4 bytes of address (16 for IPv6), 2 of process id, 4 of
-class loader hash, 4 of milliseconds since the month began, 2 of a counter, as upper-case hex.
-
-Grouping rows by queue and cutting each group into requests; numpy only, no work per row.
+Also here: client message ids (MessageClientIDSetter.createUniqID, see `wire.ids`) for a column, and
+grouping rows by queue and cutting the groups into requests.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rocket_sink.errors import LocalProtocolError
-from rocket_sink.lazy import lazy
+from rocket_sink.forks import lazy
 from rocket_sink.message_rules import PROPERTIES_MAX_BYTES
 from rocket_sink.wire.columns.buffers import INT32_MAX, Int64s, ints_of, lengths_of, offsets_of
 from rocket_sink.wire.columns.join import join_pieces
@@ -44,7 +40,7 @@ from rocket_sink.wire.columns.properties import (
 
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _NTP_STEP_MS: Final = 1_000_000
-"""A clock set back by less than this counts as 0 (MessageClientIDSetter)."""
+"""A time span that is negative by less than this counts as 0 (MessageClientIDSetter)."""
 
 
 def _hex_of_16_bits() -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
@@ -59,11 +55,10 @@ _HEX_16: Final = _hex_of_16_bits()
 def message_id_column(
     *, ip: bytes, pid: int, class_hash: int, start_ms: int, now_ms: int, counter: int, count: int
 ) -> pa.StringArray:
-    """`count` ids that follow each other, the first with `counter`.
+    """`count` consecutive ids, the first with `counter`.
 
-    The counter wraps at 65,536 as Java's short does; where it wraps inside the column the time part
-    moves on by 1 ms, so that the ids of one column differ (Java's would repeat within the
-    millisecond). The caller adds `count` to its counter.
+    The counter wraps at 65,536 as Java's short does. Where it wraps inside the column the time part
+    grows by 1 ms, so that the ids of one column differ. The caller adds `count` to its counter.
     """
     fixed = (
         ip
@@ -92,7 +87,7 @@ def _span_ms(start_ms: int, now_ms: int) -> int:
 
 
 def hex_column(digests: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.StringArray:
-    """Rows of bytes (an even number of them) as upper-case hex, as message ids are written."""
+    """Rows of an even number of bytes as upper-case hex."""
     words = np.ascontiguousarray(digests).view(">u2")
     text = _HEX_16[words]
     width = text.shape[1] * 4
@@ -106,7 +101,7 @@ def hex_column(digests: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.S
 class QueueGroups:
     """Rows ordered by queue: `order[bounds[q]:bounds[q + 1]]` are queue q's rows, in row order.
 
-    `sorted_already` says that `order` is 0, 1, 2, ... and nothing needs to move.
+    `sorted_already`: `order` is 0, 1, 2, ...
     """
 
     order: Int64s
@@ -123,7 +118,7 @@ class RequestSlice(NamedTuple):
 
 
 def group_by_queue(queue_index: npt.NDArray[np.integer], queues: int) -> QueueGroups:
-    """Bring the rows of each queue together, keeping their order (a stable counting sort).
+    """Group the rows by queue, keeping their order (a stable counting sort).
 
     `queue_index` holds 0 to `queues` - 1 for each row. numpy sorts 16-bit integers by radix, so
     the cost per row is flat up to 65,536 queues and n log n above.
@@ -143,8 +138,8 @@ def cut_requests(
 ) -> list[RequestSlice]:
     """Cut each group into as few slices as the two limits allow, in order.
 
-    `offsets` are the encoded messages' (n + 1), `bounds` a `QueueGroups`' (queues + 1). A message
-    that is larger than `max_bytes` is a slice of its own. The work is per slice, not per row.
+    `offsets` are those of the encoded messages (n + 1), `bounds` those of `QueueGroups`
+    (queues + 1). A message larger than `max_bytes` is a slice of its own. The work is per slice.
     """
     sizes = offsets[bounds[1:]] - offsets[bounds[:-1]]
     counts = np.diff(bounds)
@@ -171,13 +166,13 @@ def _cut_one(
 
 
 _FRAME_BYTES: Final = 22
-"""What an encoded message has beside its body and properties."""
+"""Bytes of an encoded message beside its body and properties."""
 Flags: TypeAlias = "int | pa.Array"
 
 
 @dataclass(frozen=True)
 class MessageColumns:
-    """What the encoder needs of n messages of one topic; no nulls but in `flags` (0).
+    """n messages of one topic; nulls only in `flags` (0).
 
     `body` is binary or large binary (string types count as their UTF-8 bytes), `properties` the
     wire property strings of `property_column`, or faster the pieces of `property_pieces`.
@@ -191,7 +186,7 @@ class MessageColumns:
 
 @dataclass(frozen=True, eq=False)
 class EncodedBatch:
-    """n encoded messages one after the other in one buffer."""
+    """n encoded messages in one buffer."""
 
     messages: pa.Array
     """Binary or large binary, without nulls."""
@@ -210,7 +205,7 @@ class EncodedBatch:
         return self.messages.buffers()[2] or pa.py_buffer(b"")
 
     def body(self, first: int, last: int) -> memoryview:
-        """The request body that holds the messages `first` to `last` (exclusive); no copy."""
+        """The request body of the messages `first` to `last` (exclusive); no copy."""
         return memoryview(self.data)[int(self.offsets[first]) : int(self.offsets[last])]
 
     def take(self, groups: QueueGroups) -> EncodedBatch:
@@ -224,7 +219,7 @@ def encode_columns(columns: MessageColumns) -> EncodedBatch:
     """Encode all messages, in their order.
 
     Raises:
-        LocalProtocolError: a property string is longer than its int16 length can say.
+        LocalProtocolError: a property string exceeds its int16 length.
     """
     properties = columns.properties
     if isinstance(properties, pa.Array):

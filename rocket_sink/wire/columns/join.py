@@ -1,8 +1,8 @@
-"""Joining the pieces of each row into one value per row: the inner loop of the column encoder.
+"""Joining pieces to one binary value per row: the inner loop of the column encoder.
 
 A piece is bytes that all rows share, a numpy array of fixed-width items (one per row), or a binary
-array. Arrow's kernel takes about 15 ns per row for each piece (measured), so neighbouring shared
-and fixed-width pieces are packed by numpy into one before it sees them.
+array. Arrow's kernel takes about 15 ns per row and piece (measured), so numpy first packs
+neighbouring shared and fixed-width pieces into one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Piece: TypeAlias = "bytes | Fixed | pa.Array"
 
 
 def join_pieces(pieces: Sequence[Piece], count: int, nulls: str = "replace") -> pa.Array:
-    """One binary value per row: its pieces, one after the other.
+    """One binary value per row: the row's pieces in order.
 
-    `nulls` is what a null in a column does: "replace" it by nothing, or "emit_null". The result is
-    large binary when 32-bit offsets cannot reach its end.
+    `nulls`: "replace" a null in a column by nothing, or "emit_null". The result is large binary
+    when it exceeds 32-bit offsets.
     """
     if count == 0:
         return pa.array([], pa.binary())
@@ -47,7 +47,7 @@ def join_pieces(pieces: Sequence[Piece], count: int, nulls: str = "replace") -> 
 
 
 def uniform(array: pa.Array) -> Piece:
-    """The values as fixed-width items if all have one length and none is null, else the array."""
+    """Fixed-width items if all values have one length and none is null, else the array."""
     lengths = lengths_of(array)
     if not len(lengths) or array.null_count or not lengths[0] or (lengths != lengths[0]).any():
         return array
@@ -71,7 +71,7 @@ def _packed(pieces: Sequence[Piece], count: int) -> list[Piece]:
 
 
 def _block(run: Sequence[bytes | Fixed], count: int) -> list[bytes | Fixed]:
-    """The neighbours as at most one piece."""
+    """Neighbouring pieces packed into at most one."""
     fields: list[bytes | Fixed] = []
     for piece in run:
         if fields and isinstance(piece, bytes) and isinstance(fields[-1], bytes):
@@ -88,7 +88,7 @@ def _block(run: Sequence[bytes | Fixed], count: int) -> list[bytes | Fixed]:
 
 
 def _shared_by_all(text: bytes, count: int) -> Piece:
-    """The kernel needs one column to know the number of rows."""
+    """As a column: the kernel needs one for the number of rows."""
     return np.full(count, np.void(text)) if text else pa.nulls(count, pa.binary())
 
 

@@ -1,8 +1,7 @@
 """The wire property strings of a column of messages: name 0x01 value 0x02, one after the other.
 
-Source: MessageDecoder.messageProperties2String. The order of the properties is the one of
-`rocket_sink.wire.properties`, so that both make the same bytes. Nothing is escaped on the wire:
-separators are refused before (`rocket_sink.rows.checks`).
+Source: MessageDecoder.messageProperties2String. The order of the properties and so the bytes are
+those of `rocket_sink.wire.properties`. `rocket_sink.rows.checks` has refused separators.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from rocket_sink.wire.properties import (
 Column: TypeAlias = "pa.Array | None"
 
 EVENT_TIME_PROPERTY: Final = "__event_time_ms"
-"""Where a row's event time travels: a user property, never BORN_TIMESTAMP, for that would change
-how long brokers keep the message (FLINK-31006)."""
+"""The user property of a row's event time. BORN_TIMESTAMP would change the retention of the message
+(FLINK-31006)."""
 _WAIT: Final = {True: b"WAIT\x01true\x02", False: b"WAIT\x01false\x02"}
 
 _FIELDS: Final = {
@@ -58,9 +57,9 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, eq=False)
 class PropertyPieces:
-    """The property strings of n rows, not joined yet, and the bytes of each.
+    """The property strings of n rows in pieces, and the bytes of each string.
 
-    `encode_columns` takes them so, which saves a copy of every string.
+    `encode_columns` takes them in pieces, which saves a copy of every string.
     """
 
     pieces: tuple[Piece, ...]
@@ -114,7 +113,7 @@ def property_pieces(
 def property_strings(properties: pa.MapArray) -> pa.Array:
     """The user properties of each row as one binary value, in the map's order.
 
-    The entries' bytes are joined once, for all rows; a row's string is a run of them.
+    The entries are joined once, for all rows; a row's string is a range of them.
     """
     names, values, rows = entries_of(properties)
     entries = join_pieces([names, b"\x01", values, b"\x02"], len(names))
@@ -159,7 +158,7 @@ def _text(name: str, column: pa.Array) -> pa.Array:
 
 
 def map_sizes(properties: pa.MapArray) -> Int64s:
-    """Bytes of each string that `property_strings` would make."""
+    """The length in bytes of each string of `property_strings`."""
     names, values, rows = entries_of(properties)
     ends = np.concatenate(([0], np.cumsum(lengths_of(names) + lengths_of(values) + 2)))
     sizes: Int64s = np.diff(ends[rows])
@@ -167,7 +166,7 @@ def map_sizes(properties: pa.MapArray) -> Int64s:
 
 
 def joined_keys(keys: pa.Array) -> pa.Array:
-    """A list of keys per row as one text, separated by blanks; an empty or null list is null."""
+    """Each row's list of keys joined by blanks; null for an empty or null list."""
     joined = pc.binary_join(keys, " ")
     empty = pc.equal(pc.list_value_length(keys), 0)
     return pc.if_else(empty, pa.scalar(None, joined.type), joined)

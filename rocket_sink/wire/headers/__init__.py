@@ -1,1 +1,1 @@
-"""Headers of commands: the value, both ways to write it, and JSON from a peer."""
+"""Headers of commands: values and both serialisations."""

@@ -1,7 +1,6 @@
-"""One command of the remoting protocol as a value, and the limits on what a peer may send.
+"""Commands of the remoting protocol (RemotingCommand.java), and the limits on received ones.
 
-A command is a request (flag bit 0 clear) or its response (bit 0 set); bit 1 marks a request that
-wants no response (RemotingCommand.java).
+A command is a request (flag bit 0 clear) or a response (bit 0 set); bit 1 marks a oneway request.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ Body = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Limits:
-    """What is accepted from a peer; more is a RemoteProtocolError.
+    """Limits on received data, which bound the memory and time that one frame can cost.
 
-    A peer is not trusted: each figure bounds memory or time that one frame can cost.
+    Exceeding one is a RemoteProtocolError.
     """
 
     frame_bytes: int = 16 * 1024 * 1024
@@ -34,13 +33,13 @@ class Limits:
     ext_entries: int = 4096
     json_depth: int = 64
     remark_chars: int = 2048
-    """A longer remark is cut, not refused: it is text for people."""
+    """A longer remark is cut, not refused."""
     body_bytes: int = 8 * 1024 * 1024
     """One stored message's body after inflation."""
     answer_bytes: int = 64 * 1024 * 1024
     """Memory for the decoded messages of one answer that is read whole (a look-up)."""
     poll_bytes: int = 16 * 1024 * 1024
-    """Memory for the decoded messages of one pull; a pull's other messages are pulled again."""
+    """Memory for the decoded messages of one pull; the others are pulled again."""
     route_bytes: int = 1024 * 1024
     route_queues: int = 65_536
     route_brokers: int = 4096
@@ -51,12 +50,11 @@ DEFAULT_LIMITS: Final = Limits()
 
 @dataclass(slots=True)
 class Frame:
-    """One command; `ext` holds its header fields as text, as they travel.
+    """One command; `ext` holds its header fields as text.
 
-    Not frozen: one is made for each answer of a send, and freezing would triple that cost. Nobody
-    changes one that he did not make. `body` is None when there is none, never empty.
-    `language` and `code` may be numbers that this package has no name for.
-    `serialize` is how the header came, so that a response can go the same way.
+    Not frozen, which would triple the cost of making one; still, only its creator changes it.
+    `body` is None when there is none, never empty. `language` and `code` may be unknown numbers.
+    `serialize` is the form of a received header, to be used for the response.
     """
 
     code: int
@@ -86,7 +84,7 @@ def response_to(
     ext: Mapping[str, str] | None = None,
     body: Body | None = None,
 ) -> Frame:
-    """The response to a peer's request: same opaque, same serialisation."""
+    """The response to a peer's request, with its opaque and serialisation."""
     return Frame(
         code, ext, body, request.opaque, RESPONSE_FLAG, remark, serialize=request.serialize
     )
