@@ -1,4 +1,4 @@
-"""How one option is described, parsed and printed. The options themselves are in `options`."""
+"""How an option is described, parsed and printed, and secret values. The table is in `options`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import enum
 import hashlib
 import hmac
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from rocket_sink.errors import OptionError
@@ -271,3 +273,24 @@ def option_of(item: Field[Any]) -> Option:
     """The `Option` that a field was declared with."""
     default = None if item.default is MISSING else item.default
     return Option(attribute=item.name, default=default, **item.metadata[_KEY])
+
+
+def resolve_secret(name: str, value: Secret) -> Secret:
+    """The secret that `value` is or refers to.
+
+    Raises:
+        OptionError: what it refers to is missing or empty.
+    """
+    kind, colon, where = value.reveal().partition(":")
+    if not colon or kind not in ("env", "file"):
+        return value
+    if kind == "env":
+        text = os.environ.get(where, "")
+    else:
+        try:
+            text = Path(where).read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"option {name}: cannot read {where}: {error}", option=name) from None
+    if not text:
+        raise OptionError(f"option {name}: {kind}:{where} is missing or empty", option=name)
+    return Secret(text)

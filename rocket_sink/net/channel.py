@@ -1,7 +1,8 @@
-"""One connection to one address: transport, protocol state and the frames still to be written.
+"""One connection to one address: transport, protocol state and the frames to be written.
 
-Owners are told exactly once how their request ended: `on_answer`, or `on_failed` with an error
-whose class says whether a complete frame left (UnknownOutcomeError) or not (NotSentError).
+Each request ends with exactly one call of its owner: `on_answer`, or `on_failed` with an error
+whose class tells whether the complete frame was written (UnknownOutcomeError) or not
+(NotSentError).
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from rocket_sink.wire.connection import Answered, Connection, Event, PeerRequest
 from rocket_sink.wire.frame import Frame
 
 Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
-"""One queued frame: its owner, its buffers (head first), its size in bytes."""
+"""A queued frame: owner, buffers (head first), size in bytes."""
 
 
 class WriteQueue:
-    """Frames on their way to the kernel, first in, first out, and exactly how far each one got.
+    """A FIFO of frames to be written, with an exact count of the bytes that the kernel took.
 
-    The account decides between NOT_SENT and UNKNOWN, so it is exact: a frame is written when the
-    kernel took its last byte, untouched when it took none.
+    The count decides between NOT_SENT and UNKNOWN: a frame is written when the kernel took its last
+    byte, untouched when it took none.
     """
 
     __slots__ = ("_entries", "_first_done", "size")
@@ -55,13 +56,13 @@ class WriteQueue:
 
     @property
     def first_owner(self) -> Any:
-        """Whose frame comes next; None when there is none (or nothing waits for it)."""
+        """The owner of the first frame; None without one."""
         return self._entries[0][0] if self._entries else None
 
     def disown(self, owner: Any) -> None:
-        """The frame goes on to the kernel, but nothing waits for its end any more."""
-        for position, (whose, buffers, size) in enumerate(self._entries):
-            if whose is owner:
+        """Keep the frame in the queue without its owner."""
+        for position, (entry_owner, buffers, size) in enumerate(self._entries):
+            if entry_owner is owner:
                 self._entries[position] = (None, buffers, size)
 
     def put(self, owner: Any, buffers: Sequence[Any], size: int) -> None:
@@ -83,7 +84,7 @@ class WriteQueue:
         return buffers
 
     def wrote(self, count: int) -> list[Any]:
-        """Account for `count` bytes; the owners of the frames that are complete now."""
+        """Count `count` written bytes; returns the owners of the frames that are complete now."""
         self.size -= count
         entries, complete = self._entries, []
         done = self._first_done + count
@@ -96,7 +97,7 @@ class WriteQueue:
         return complete
 
     def withdraw(self, owner: Any = None) -> list[Any]:
-        """Take untouched frames back (all, or only `owner`'s); their owners, in order."""
+        """Remove untouched frames (all, or those of `owner`); returns their owners in order."""
         kept: deque[Entry] = deque()
         taken = []
         for position, entry in enumerate(self._entries):
@@ -112,7 +113,7 @@ class WriteQueue:
 
 
 class Owner(Protocol):
-    """Whose request it is. The clock is monotonic seconds."""
+    """Gets the end of a request. Times are monotonic seconds."""
 
     def on_answer(self, frame: Frame, sent_s: float | None, now_s: float) -> None: ...
 
@@ -120,7 +121,7 @@ class Owner(Protocol):
 
 
 class Channel:
-    """Made connecting; requests may be sent at once and wait for the connection."""
+    """Begins to connect when made; requests may be sent at once and wait in the queue."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class Channel:
         connect_deadline_s: float,
         resolver: Resolver,
     ) -> None:
-        """Raises ConnectError when the address is refused at once."""
+        """Raises ConnectError when connecting fails at once."""
         self.address = address
         self.transport = Transport(address, security, resolver)
         self.connection = connection
@@ -145,7 +146,7 @@ class Channel:
         self.connect_deadline_s = connect_deadline_s
         self.draining = False
         self.ended: Exception | None = None
-        """Why it was closed."""
+        """The reason it was closed."""
         self.interest = 0
         self._on_request = on_request
         self._first_bytes = b""
@@ -168,11 +169,11 @@ class Channel:
 
     @property
     def unwritten(self) -> bool:
-        """Frames, or parts of them, wait for the kernel."""
+        """Frames, or parts of them, are not written yet."""
         return bool(self.write_queue) or self.transport.unsent
 
     def flush(self, now_s: float) -> None:
-        """Write what the kernel takes.
+        """Write as much as the kernel takes.
 
         Raises:
             StreamEnded, TlsError
@@ -188,11 +189,11 @@ class Channel:
                 self.connection.mark_written(complete[-1], now_s)
 
     def receive(self, now_s: float, rounds: int = 16, *, to_the_end: bool = False) -> bool:
-        """Read and dispatch what has arrived; True when there may be more.
+        """Read and dispatch received bytes; True when there may be more.
 
         Args:
-            to_the_end: see whether the stream has ended, too. Else what comes after a short read
-                is left to the selector, as it costs a system call to hear that there is nothing.
+            to_the_end: read on after a short read, to detect the end of the stream. It costs a
+                system call.
 
         Raises:
             StreamEnded: the stream ended or is no RocketMQ stream.
@@ -227,8 +228,8 @@ class Channel:
     def expire(self, now_s: float) -> None:
         """Fail the requests whose deadline has passed.
 
-        An unwritten one tells that nothing gets through: the caller drains the channel
-        before, so that what follows does not wait behind it.
+        The caller drains the channel first when an unwritten request has expired, so that new
+        requests do not wait behind it.
         """
         connecting = not self.is_open
         for expired in self.connection.expire(now_s):
@@ -243,8 +244,7 @@ class Channel:
                     UnwrittenError(f"{self.address} took no more bytes before the deadline"), now_s
                 )
             else:
-                # Partly written: the rest must go out or the stream is useless, so the broker may
-                # yet store it.
+                # Partly written: the rest must follow, so the broker may still store it.
                 self.write_queue.disown(owner)
                 owner.on_failed(self._timed_out(), now_s)
 
@@ -252,15 +252,15 @@ class Channel:
         return RequestTimeoutError(f"no answer from {self.address} before the attempt's deadline")
 
     def withdraw(self) -> list[Any]:
-        """Take the untouched frames back; their owners, still unanswered, in order."""
+        """Remove untouched frames; returns their owners in order, without calling them."""
         owners = self.write_queue.withdraw()
         self.connection.withdraw_unwritten(keep=self.write_queue.first_owner)
         return owners
 
     def fail(self, cause: Exception, now_s: float) -> None:
-        """Close, and tell every owner: NOT_SENT before its last byte went, UNKNOWN after.
+        """Close, and fail all requests: UNKNOWN if the last byte was written, else NOT_SENT.
 
-        With TlsError as the cause all are NOT_SENT: the peer never read what was written.
+        After a TlsError all are NOT_SENT: the peer has read no request.
         """
         self.ended, reason = cause, str(cause)
         self.transport.close()

@@ -1,8 +1,8 @@
-"""A selector loop over many channels. One thread drives it at a time; it starts none but for names.
+"""A selector loop over the channels of a client. It starts no threads except for name look-ups.
 
-`poll` is `prepare`, `wait`, `process`; a driver that shares the client between threads holds its
-lock around the first and the last and lets it go while it waits. Channels may be used (under
-that lock) while another thread waits: a new wish to write wakes the waiting one.
+`poll` is `prepare`, `wait`, `process`. A driver that shares the client between threads holds its
+lock during `prepare` and `process` and releases it during `wait`. Channels may be used (under that
+lock) while another thread waits: new data to write ends the wait.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from rocket_sink.wire.connection import Connection
 from rocket_sink.wire.frame import Frame, Serialize
 
 TICK_S: Final = 0.02
-"""Longest wait while requests are in flight: deadlines and suspicion are looked at this often."""
+"""Longest wait while requests are in flight: deadlines and suspicion are checked this often."""
 FLUSH_BYTES: Final = 131_072
-"""Queued bytes at which a sender writes at once instead of leaving it to the next poll."""
-_LOOK_FIRST_S: Final = 0.05
+"""Queued bytes from which `send` writes at once instead of the next poll."""
+_CHECK_IDLE_S: Final = 0.05
+"""Idle time after which a channel is read before it is used, to detect a close by the peer."""
 READ: Final = selectors.EVENT_READ
 WRITE: Final = selectors.EVENT_WRITE
 Signer = Callable[[Mapping[str, str], Any], Mapping[str, str]]
@@ -39,10 +40,10 @@ class Readiness:
     """A selector over the channels' sockets; `wake` may be called from any thread."""
 
     def __init__(self) -> None:
-        """Raises OSError when there are no descriptors left."""
+        """Raises OSError without free descriptors."""
         self._selector = selectors.DefaultSelector()
         self._unresolved: dict[Channel, None] = {}
-        """Without a socket yet; the look-up of their names wakes the wait."""
+        """Channels without a socket yet; the end of their look-up ends the wait."""
         try:
             self._wake_read, self._wake_write = socket.socketpair()
         except OSError:
@@ -53,7 +54,7 @@ class Readiness:
         self._selector.register(self._wake_read, READ, None)
 
     def watch(self, channel: Channel, interest: int) -> None:
-        """Begin with a channel, or change what is waited for."""
+        """Register a channel, or change its interest."""
         channel.interest = interest
         number = channel.transport.fileno()
         if number < 0:
@@ -93,7 +94,7 @@ class Readiness:
 
 
 class Call:
-    """One request's end, told to a function: the answer (of any code), or the error."""
+    """An owner that calls a function with the answer (of any code) or the error."""
 
     __slots__ = ("_done",)
 
@@ -108,20 +109,19 @@ class Call:
 
 
 class WakeupState:
-    """Whether a thread waits for the peers now, and what has to end its wait."""
+    """Whether a thread is in `wait`, and what has to end its wait."""
 
     __slots__ = ("asleep", "flush_immediately", "long", "waiting")
 
     def __init__(self) -> None:
         self.waiting = False
-        """A thread is in `wait`: a new wish to write has to end it. Under the driver's lock."""
+        """A thread is in `wait`: new data to write ends it. Under the driver's lock."""
         self.flush_immediately = False
-        """What is queued meanwhile is written at once: its sender has nothing else to do."""
+        """`send` writes at once while a thread waits."""
         self.asleep = False
-        """The thread that leads waits, or is about to, and will not look for submissions before:
-        what is submitted without the lock has to wake it."""
+        """The driving thread waits, or is about to: a submission without the lock must wake it."""
         self.long = False
-        """It waits longer than is good while something is in flight."""
+        """The wait may exceed TICK_S."""
 
 
 class NetworkClient:
@@ -138,12 +138,12 @@ class NetworkClient:
     ) -> None:
         """
         Args:
-            sign: gives the header fields that sign a request (ACL).
+            sign: returns the header fields that sign a request (ACL).
             on_request: serves a peer's request; False: it is answered with code 3.
 
         Raises:
             OptionError: the TLS files cannot be read.
-            LocalResourcesError: there are no descriptors left.
+            LocalResourcesError: no free descriptors.
         """
         settings = TlsSettings.of(options)
         self._security = Security(settings) if settings else None
@@ -168,25 +168,24 @@ class NetworkClient:
         self.wakeup = WakeupState()
 
     def channel(self, address: str, now_s: float) -> Channel:
-        """The channel in use for an address, opened when there is none.
+        """The current channel of an address; a new one if there is none.
 
         Raises:
-            ConnectError: refused at once.
+            ConnectError: connecting failed at once.
         """
         channel = self._channels.get(address)
         if channel is not None and not channel.connection.in_flight:
             idle_s = now_s - channel.used_s
             if idle_s > self._max_idle_s:
                 self.drain(channel, now_s)
-            elif idle_s > _LOOK_FIRST_S and channel.is_open:
-                # The peer may have closed it meanwhile; written first and read later, that would
-                # leave the outcome unknown.
+            elif idle_s > _CHECK_IDLE_S and channel.is_open:
+                # If the peer has closed it, a write would end with an unknown outcome.
                 self._receive(channel, now_s, to_the_end=True)
             channel = self._channels.get(address)
         return channel or self._open(address, now_s)
 
     def peek(self, address: str) -> Channel | None:
-        """The channel in use for an address, if any."""
+        """The current channel of an address, if any."""
         return self._channels.get(address)
 
     def _open(self, address: str, now_s: float) -> Channel:
@@ -206,7 +205,7 @@ class NetworkClient:
     def send(
         self, channel: Channel, owner: Any, buffers: Sequence[Any], size: int, now_s: float
     ) -> None:
-        """Queue a frame that the connection knows; it is written soon, together with others."""
+        """Queue a frame whose request is in the connection's table."""
         channel.write_queue.put(owner, buffers, size)
         if channel.transport.state is not StreamState.OPEN:
             return
@@ -219,7 +218,7 @@ class NetworkClient:
     def call(
         self, address: str, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
     ) -> None:
-        """Send a request frame; a failure to begin reaches the owner as `on_failed`, too."""
+        """Send a request frame; all errors go to `owner.on_failed`."""
         try:
             channel = self.channel(address, now_s)
         except ConnectError as error:
@@ -230,7 +229,7 @@ class NetworkClient:
     def call_on(
         self, channel: Channel, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
     ) -> None:
-        """As `call`, on this very connection."""
+        """As `call`, on a given channel."""
         if self.rpc_hooks:
             frame = self.rpc_hooks.before(channel.address, frame)
             owner = self.rpc_hooks.watched(owner, channel.address, frame)
@@ -239,7 +238,7 @@ class NetworkClient:
         self.send(channel, owner, buffers, sum(map(len, buffers)), now_s)
 
     def oneway(self, address: str, frame: Frame, now_s: float) -> Channel:
-        """Send without an answer: written at once, as far as the kernel takes it.
+        """Send a oneway request, and write at once.
 
         Raises:
             ConnectError
@@ -262,7 +261,7 @@ class NetworkClient:
             self.send(channel, None, [data], len(data), self.clock())
 
     def flush(self, channel: Channel, now_s: float) -> None:
-        """Write what the kernel takes of one channel."""
+        """Write the channel's queue as far as the kernel takes it."""
         if not channel.is_open:
             return
         try:
@@ -280,7 +279,7 @@ class NetworkClient:
         self.process(self.wait(wait_s))
 
     def prepare(self, timeout_s: float) -> float:
-        """Write what is queued; how long the wait may be (s)."""
+        """Write all queues; returns the longest allowed wait in seconds."""
         self.write()
         busy = False
         for channel in self.channels:
@@ -290,7 +289,7 @@ class NetworkClient:
         return min(timeout_s, TICK_S) if busy else timeout_s
 
     def write(self) -> None:
-        """Write what is queued, as far as the kernel takes it."""
+        """Write all queues as far as the kernel takes them."""
         for channel in self.channels:
             if channel.write_queue:
                 self.flush(channel, self.clock())
@@ -304,10 +303,10 @@ class NetworkClient:
         self._readiness.wake()
 
     def process(self, ready: Iterable[tuple[Channel, int]]) -> None:
-        """Read, write and connect what is ready; then fail what is overdue.
+        """Read, write and connect ready channels; then expire requests.
 
-        What has arrived is read before anything is judged late: a pause of this process must
-        not look like a pause of the brokers.
+        Answers are read before requests expire: a pause of this process must not look like a pause
+        of the brokers.
         """
         now_s = self.clock()
         for channel, mask in ready:
@@ -336,8 +335,8 @@ class NetworkClient:
             self.fail(channel, ended, now_s)
 
     def _advance(self, channel: Channel, now_s: float) -> None:
-        # A connect that goes on with the name's next address has another socket, maybe under the
-        # same number, so the selector must forget the old one first.
+        # Connecting to the name's next address makes a new socket, maybe with the same number, so
+        # the old one is unregistered first.
         self._readiness.forget(channel)
         try:
             opened = channel.transport.advance()
@@ -364,13 +363,13 @@ class NetworkClient:
     def _expire(self, channel: Channel, now_s: float) -> None:
         oldest_s = channel.connection.oldest_sent_s
         if oldest_s is None or oldest_s >= channel.heard_s:
-            # Nothing was heard since the overdue request went out, or it never went: what comes
-            # next gets a new connection, what is in flight here keeps its chance.
+            # Nothing was received since the expired request was written, or it was never written:
+            # new requests get a new connection, those in flight here may still be answered.
             self.drain(channel, now_s)
         channel.expire(now_s)
 
     def drain(self, channel: Channel, now_s: float) -> None:
-        """No new requests on this channel; it closes when nothing is in flight on it."""
+        """Send no new requests on this channel; it closes when none is in flight."""
         if self._channels.get(channel.address) is channel:
             del self._channels[channel.address]
         if channel.closed:
@@ -397,7 +396,7 @@ class NetworkClient:
 
     @property
     def channels(self) -> list[Channel]:
-        """All channels that exist, draining ones too."""
+        """All channels, including draining ones."""
         return [*self._channels.values(), *self._draining]
 
     @property
@@ -405,21 +404,21 @@ class NetworkClient:
         return sum(channel.connection.in_flight for channel in self.channels)
 
     def close(self, reason: SendError | None = None) -> None:
-        """Close all channels; what is in flight fails."""
+        """Close all channels and fail the requests in flight."""
         now_s = self.clock()
         for channel in self.channels:
             self.fail(channel, reason or StreamEnded("closed here"), now_s)
         self._readiness.close()
 
     def abandon(self) -> None:
-        """In a forked child: close this process's copies without a word to the peers."""
+        """In a forked child: close its copies of the sockets, without a TLS or TCP shutdown."""
         for channel in self.channels:
             channel.transport.close()
         self._readiness.close()
 
 
 def invoke(client: NetworkClient, address: str, frame: Frame, timeout_s: float) -> Frame:
-    """Send and wait for the answer, whatever its code.
+    """Send and wait for the answer, of any code.
 
     Raises:
         NotSentError, UnknownOutcomeError: of the connection.

@@ -1,8 +1,7 @@
-"""Hooks on the remoting layer: around every request of a client, whatever its code (RPCHook.java).
+"""Hooks around every request of a client, of any request code (RPCHook.java).
 
-They see sends, heartbeats, look-ups at the name servers and the ends of transactions alike, run on
-the thread that drives the connections and must not block. A hook that raises is logged and
-otherwise ignored. Without hooks a request costs one look at an empty tuple.
+They run on the thread that drives the connections and must not block. Exceptions of a hook are
+logged and ignored.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ _LOG: Final = log.logger(__name__)
 
 
 class RpcHook:
-    """Override what is of interest."""
+    """Base class; override one or both methods."""
 
     def before_request(self, address: str, request: Frame) -> None:
-        """The request is about to go; fields put into `request.ext` travel, and are signed."""
+        """Before the request is written; fields added to `request.ext` are sent, and signed."""
 
     def after_response(self, address: str, request: Frame, response: Frame) -> None:
-        """The response has come, of whatever code. A request without one (oneway, time-out, lost
-        connection) is not told."""
+        """After a response, of any code. Not called for oneway requests, time-outs and lost
+        connections."""
 
 
 class RpcHooks:
-    """The hooks of one client, in the order in which they were added."""
+    """The hooks of one client, in the order of `add`."""
 
     def __init__(self) -> None:
         self.hooks: tuple[RpcHook, ...] = ()
-        """Public, for a look at an attribute is all that a send without hooks shall cost."""
+        """Public, so that a send without hooks costs one attribute access."""
 
     def __bool__(self) -> bool:
         return bool(self.hooks)
@@ -43,16 +42,16 @@ class RpcHooks:
         self.hooks = (*self.hooks, hook)
 
     def before(self, address: str, request: Frame) -> Frame:
-        """The request as the hooks leave it."""
-        shown = dataclasses.replace(request, ext=dict(request.ext or {}))
-        self._each(lambda hook: hook.before_request(address, shown))
-        return shown
+        """The request after the changes of the hooks."""
+        changed = dataclasses.replace(request, ext=dict(request.ext or {}))
+        self._each(lambda hook: hook.before_request(address, changed))
+        return changed
 
     def after(self, address: str, request: Frame, response: Frame) -> None:
         self._each(lambda hook: hook.after_response(address, request, response))
 
     def watched(self, owner: Any, address: str, request: Frame) -> Watched:
-        """The owner of a request in whose place the hooks hear of the answer first."""
+        """An owner that calls the hooks before `owner`."""
         return Watched(self, owner, address, request)
 
     def _each(self, call: Callable[[RpcHook], None]) -> None:
@@ -64,7 +63,7 @@ class RpcHooks:
 
 
 class Watched:
-    """Tells the hooks, then the owner."""
+    """Calls the hooks, then the owner."""
 
     __slots__ = ("_address", "_hooks", "_owner", "_request")
 

@@ -1,9 +1,8 @@
-"""The package's loggers: what peers write reaches a log clean, and not by the thousand.
+"""The package's loggers: records are cleaned and rate-limited.
 
-Every module takes its logger from here. A record becomes one printable line (`rocket_sink.text`),
-a traceback is indented, so that no line of it can pass for a record. Of each kind of record, by
-its format string, and peer at most `BURST` in `EVERY_S` seconds get through; what was held back is
-counted, and the count logged with the next one of its kind, or by `flush`.
+A record becomes one printable line (`rocket_sink.text`); tracebacks are indented, so that none of
+their lines looks like a record. Of each format string and peer at most `BURST` records in `EVERY_S`
+seconds are logged. The others are counted; the count is logged with the next record, or by `flush`.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from rocket_sink.text import clean, clean_trace
 BURST: Final = 10
 EVERY_S: Final = 10.0
 _KINDS: Final = 1000
-"""Kinds and peers that are counted apart; names of peers come from the network."""
+"""Most kinds with own counters; names of peers come from the network."""
 _RECORD_CHARS: Final = 4000
 _ELSEWHERE: Final = "other peers"
 _MORE: Final = f" (more of these are only counted for {EVERY_S:g} s)"
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger of a module; `extra={"peer": address}` of a call names whom a record is about."""
+    """The logger of a module; `extra={"peer": address}` names the peer of a record."""
     found = logging.getLogger(name)
     found.addFilter(_GUARD)
     return found
 
 
 def flush() -> None:
-    """Log the counts of what was held back until now."""
+    """Log the counts of suppressed records."""
     _GUARD.flush()
 
 
 class Kind(NamedTuple):
-    """What is counted together."""
+    """The key of a counter."""
 
     logger: str
     level: int
@@ -48,7 +47,7 @@ class Kind(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """A record that gets through: the counts that are due now, and whether more would not."""
+    """The counts to log before an admitted record; `is_last`: the next ones are suppressed."""
 
     due: list[tuple[Kind, int]]
     is_last: bool
@@ -63,7 +62,7 @@ class _Count:
 
 
 class RateLimit:
-    """How often each kind of record came lately. Thread-safe; a child process starts anew.
+    """Counters of records by kind. Thread-safe; empty in a forked child.
 
     Args:
         clock: monotonic seconds.
@@ -79,7 +78,7 @@ class RateLimit:
         self._counts: dict[Kind, _Count] = {}
 
     def admit(self, kind: Kind) -> Admitted | None:
-        """None: hold this record back."""
+        """None: suppress this record."""
         with self._lock:
             now_s = self._clock()
             if kind not in self._counts and len(self._counts) >= _KINDS:
@@ -94,7 +93,7 @@ class RateLimit:
             return Admitted(due, is_last=count.passed == BURST)
 
     def rest(self) -> list[tuple[Kind, int]]:
-        """All counts that are not logged yet."""
+        """All counts not logged yet."""
         with self._lock:
             return self._take(self._clock())
 
@@ -105,7 +104,7 @@ class RateLimit:
 
 
 class _Guard(logging.Filter):
-    """See the module. One for all loggers of the package."""
+    """The filter of all loggers of the package."""
 
     def __init__(self, limit: RateLimit) -> None:
         super().__init__()

@@ -1,9 +1,8 @@
-"""Name look-ups beside the loop: the system's resolver has no time-out that we could set.
+"""Name look-ups in threads: the system's resolver has no time-out.
 
-A literal address needs none and is known at once. A name is looked up by a short-lived daemon
-thread, which ends the loop's wait when it is done; what waits gives up by a deadline of its own.
-Answers serve for `KEEP_S` and are dropped when no peer could be reached there, for brokers move
-(apache/rocketmq#2763). One thread per name at a time, however many wait for it.
+Literal addresses need no look-up. A name is looked up by a daemon thread, one per name at a time,
+which ends the selector's wait when it is done. Answers are cached for `KEEP_S`, and dropped when no
+connection succeeds, because brokers move (apache/rocketmq#2763).
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 KEEP_S: Final = 5.0
-"""Long enough for the connections that an engine opens together, short enough to move."""
 
 
 class LookUp:
-    """The addresses of a name, once `done`: `targets` as `socket.getaddrinfo` gives them, or none
-    and the `error`."""
+    """The addresses of a name, once `done`: `targets` as from `socket.getaddrinfo`, or `error`."""
 
     __slots__ = ("done", "error", "targets")
 
@@ -30,7 +27,7 @@ class LookUp:
         self.targets: list[Any] = []
 
     def run(self, host: str, port: int, flags: int = 0) -> LookUp:
-        """Ask the system; blocks unless the flags say AI_NUMERICHOST."""
+        """Look up; blocks unless the flags have AI_NUMERICHOST."""
         try:
             self.targets = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
         except OSError as error:
@@ -42,10 +39,10 @@ class LookUp:
 
 
 class Resolver:
-    """Look-ups of one loop; all but the look-up itself is done in the loop's thread.
+    """The look-ups of one client.
 
     Args:
-        wake: ends the loop's wait; called from the look-up's thread.
+        wake: ends the selector's wait; called from the look-up's thread.
     """
 
     def __init__(
@@ -56,13 +53,13 @@ class Resolver:
         self._known: dict[tuple[str, int], tuple[LookUp, float]] = {}
 
     def look_up(self, host: str, port: int) -> LookUp:
-        """Begun, or done when the address is literal or known from before."""
+        """A look-up: done when the address is literal or cached, else running."""
         literal = LookUp().run(host, port, socket.AI_NUMERICHOST)
         if literal.error is None:
             return literal
         key, now_s = (host, port), self._clock()
         found, since_s = self._known.get(key, (None, 0.0))
-        # one under way is waited for, however long it takes already
+        # a running look-up is not repeated
         fresh = found is not None and now_s - since_s < KEEP_S and found.error is None
         if found is not None and (not found.done or fresh):
             return found
@@ -73,12 +70,12 @@ class Resolver:
         )
         try:
             work.start()
-        except RuntimeError:  # the interpreter ends
+        except RuntimeError:  # at interpreter exit
             begun.run(host, port)
         return begun
 
     def forget(self, host: str, port: int) -> None:
-        """No peer could be reached there: ask again the next time."""
+        """Drop the cached answer, after no address could be connected to."""
         found, _ = self._known.get((host, port), (None, 0.0))
         if found is not None and found.done:
             del self._known[host, port]

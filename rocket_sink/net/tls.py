@@ -1,7 +1,7 @@
-"""TLS settings, contexts and what a failed handshake means.
+"""TLS: settings, contexts, the stream over a socket, and explanations of failed handshakes.
 
-Verification is full by default (chain and name), the lowest version is TLS 1.2, nothing falls back
-silently. Java's client trusts everybody unless told otherwise (TlsSystemConfig); we don't copy it.
+By default chain and name are verified; the lowest version is TLS 1.2; there is no fallback. Java's
+client verifies nothing by default (TlsSystemConfig).
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from rocket_sink.errors import OptionError
-from rocket_sink.option_spec import Secret
+from rocket_sink.option_spec import Secret, resolve_secret
 from rocket_sink.options import SinkOptions
-from rocket_sink.secret_source import resolve
 
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """How connections are secured; `mode` is verify-full, verify-ca or insecure."""
+    """The TLS options; `mode` is verify-full, verify-ca or insecure."""
 
     mode: str
     ca: str = ""
@@ -46,15 +45,14 @@ class TlsSettings:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Those that are read, by path."""
+        """The paths of certificate and key files."""
         return tuple(path for path in (self.ca, self.cert, self.key) if path)
 
     def context(self) -> ssl.SSLContext:
         """A new context; the files are read now.
 
         Raises:
-            OptionError: a file, or what the password refers to, is missing or not what the option
-                asks for.
+            OptionError: a file, or the source of the password, is missing or invalid.
         """
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
@@ -71,7 +69,7 @@ class TlsSettings:
 
     def _load_client_certificate(self, context: ssl.SSLContext) -> None:
         given = self.key_password
-        password = resolve("tlsKeyPassword", given).reveal() if given else ""
+        password = resolve_secret("tlsKeyPassword", given).reveal() if given else ""
         try:
             context.load_cert_chain(self.cert, self.key or None, password=lambda: password)
         except (OSError, ssl.SSLError) as error:
@@ -83,7 +81,7 @@ class TlsSettings:
 
 
 class Security:
-    """The settings with their context, read again after a failed handshake (a rotated CA)."""
+    """The settings with their context, reloaded after a failed handshake (a rotated CA)."""
 
     def __init__(self, settings: TlsSettings) -> None:
         self.settings = settings
@@ -98,14 +96,13 @@ class Security:
         return self._context
 
     def reload(self, failed: ssl.SSLContext | None) -> bool:
-        """Read the files again for the next handshake, after one that failed.
+        """Reload the files for the next handshake, after one that failed.
 
         Args:
-            failed: the context that it was made with.
+            failed: the context of the failed handshake.
 
         Returns:
-            Whether the next handshake has other files: they have changed since, or others of the
-            same time have led to a reload before.
+            Whether the files have changed, or another handshake has caused a reload before.
         """
         if self._context is not None and self._context is not failed:
             return True
@@ -132,7 +129,7 @@ def _stamps(paths: Iterable[str]) -> list[tuple[int, int, int] | None]:
 _NAME_MISMATCH: Final = {62, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, IP_ADDRESS_MISMATCH
 _VALIDITY: Final = {9: "is not valid yet", 10: "has expired"}
 _UNTRUSTED: Final = {2, 18, 19, 20, 21}
-"""The issuer is unknown: X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT, ..., _LEAF_SIGNATURE."""
+"""X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT, ..., _LEAF_SIGNATURE."""
 
 _ABOUT_US: Final = {
     "UNKNOWN_CA": "the server does not trust our certificate (option tlsCert)",
@@ -161,25 +158,26 @@ _SILENT: Final = "it may not speak TLS on this port (tlsMode=off)"
 
 
 def refuses_us(error: OSError) -> bool:
-    """The server's alert about our certificate.
+    """The error is the server's alert about the client certificate.
 
-    In TLS 1.3 it comes after our side of the handshake, so that requests may have been written;
-    but a server without a finished handshake reads none of them.
+    In TLS 1.3 it may arrive after the client has finished the handshake and written requests; the
+    server has read none of them.
     """
     return _reason(error) in _ABOUT_US
 
 
 def is_final(error: OSError) -> bool:
-    """A certificate or the protocol is refused; a mere end of the stream may be a restart."""
+    """A certificate or the protocol is refused; the end of a stream may be a server's restart."""
     refused = isinstance(error, (ssl.SSLCertVerificationError, NoTlsError))
     return refused or _reason(error) in _REASONS
 
 
 def explain(error: OSError, name: str, *, answered: bool) -> str:
-    """Why a handshake failed with a server that was verified as `name`.
+    """The reason of a failed handshake.
 
     Args:
-        answered: the server had sent something before.
+        name: the expected name of the server.
+        answered: the server had sent bytes before.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate(error, name)
@@ -199,12 +197,12 @@ def explain(error: OSError, name: str, *, answered: bool) -> str:
 
 
 def hint(*, answered: bool) -> str:
-    """What to add when a handshake takes too long."""
+    """Addition to the error of a handshake time-out."""
     return "" if answered else f"; the server has answered nothing: {_SILENT}"
 
 
 def _reason(error: OSError) -> str:
-    """OpenSSL's name of the reason; an alert's without the protocol that it puts before."""
+    """OpenSSL's reason, for alerts without the protocol."""
     reason = error.reason if isinstance(error, ssl.SSLError) else None
     return str(reason or "").rpartition("_ALERT_")[2]
 
@@ -227,42 +225,41 @@ def _certificate(error: ssl.SSLCertVerificationError, name: str) -> str:
 
 
 RECORD_BYTES: Final = 16_384
-"""The most that one record holds; so much of what is written is encrypted at a time."""
+"""The size of a TLS record; `sendmsg` encrypts at most this much at a time."""
 _READ_BYTES: Final = 65_536
 _HANDSHAKE, _ALERT = 22, 21
-"""ContentType of a record (RFC 8446, 5.1): a server's first is one of these."""
+"""ContentTypes of a server's first record (RFC 8446, 5.1)."""
 _MAJOR: Final = 3
-"""legacy_record_version of all of them is 3.x."""
+"""legacy_record_version is always 3.x."""
 
 
 class NoTlsError(ConnectionError):
-    """The peer answers the handshake with something else."""
+    """The peer's answer to the handshake is not TLS."""
 
 
 class TlsStream:
-    """`handshake` until it is done, then `recv` and `sendmsg` as of a socket."""
+    """TLS over a non-blocking socket: `handshake` until it is done, then `recv` and `sendmsg`."""
 
     def __init__(self, socket: Any, context: ssl.SSLContext, server_name: str) -> None:
-        """Sends nothing yet."""
         self._socket = socket
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
         self._unsent = b""
         self.answered = False
-        """The peer has sent something."""
+        """The peer has sent bytes."""
         self.readable_now = False
-        """What was read from the socket may hold more for `recv`."""
+        """`recv` may return bytes already read from the socket."""
 
     @property
     def unsent(self) -> bool:
-        """Encrypted bytes wait for the kernel; `sendmsg`, of nothing too, goes on with them."""
+        """Encrypted bytes are not written yet; the next `sendmsg`, even of nothing, does it."""
         return bool(self._unsent)
 
     def handshake(self) -> bool:
-        """Go on with it; True when it is done.
+        """Continue the handshake; True when it is done.
 
         Raises:
-            NoTlsError: what came is no TLS.
+            NoTlsError: the peer's answer is not TLS.
             ConnectionAbortedError: the peer closed the connection.
             OSError: of the socket, or ssl.SSLError.
         """
@@ -272,7 +269,7 @@ class TlsStream:
             except ssl.SSLWantReadError:
                 self._send()
             except OSError:
-                # The alert that tells the peer.
+                # Send the alert.
                 with contextlib.suppress(OSError):
                     self._send()
                 raise
@@ -287,10 +284,10 @@ class TlsStream:
                 return False
 
     def recv(self, size: int) -> bytes:
-        """At most so many bytes; none when the peer closed its side.
+        """At most `size` bytes; none after the peer closed its side.
 
         Raises:
-            BlockingIOError: nothing has arrived.
+            BlockingIOError: nothing was received.
             OSError: of the socket, or ssl.SSLError.
         """
         while True:
@@ -304,13 +301,12 @@ class TlsStream:
                 return b""
 
     def sendmsg(self, buffers: Sequence[Any]) -> int:
-        """Take at most one record of the buffers; the number of bytes taken.
+        """Encrypt and write at most one record; returns the number of bytes taken.
 
-        What is taken cannot be taken back: it goes to the kernel now or, while `unsent`, with the
-        next calls, which take nothing before that.
+        These bytes are written now or, while `unsent`, by the next calls, which take none before.
 
         Raises:
-            OSError: of the socket, or ssl.SSLError; of what this call took nothing has arrived.
+            OSError: of the socket, or ssl.SSLError; the peer got none of this call's bytes.
         """
         if self._unsent and not self._send():
             return 0
@@ -332,7 +328,7 @@ class TlsStream:
         return bool(data)
 
     def _send(self) -> bool:
-        """Hand encrypted bytes to the kernel; True when it took all."""
+        """Write encrypted bytes; True when the kernel took all."""
         self._unsent += self._outgoing.read()
         try:
             while self._unsent:

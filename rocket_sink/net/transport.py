@@ -1,8 +1,7 @@
 """One non-blocking byte stream to `host:port`: connect, TLS, read, gathered write.
 
-Nothing here blocks; names are looked up beside it (`rocket_sink.net.resolve`). All foreign
-exceptions become ours here: connect failures ConnectError, UnknownHostError or TlsError, failures
-of an open stream `StreamEnded`.
+Exceptions of sockets and TLS are converted here: failures to connect become ConnectError,
+UnknownHostError or TlsError, failures of an open stream `StreamEnded`.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ GATHER_BUFFERS: Final = 1000
 """Buffers in one sendmsg; IOV_MAX is 1024 on Linux and macOS."""
 GATHER_BYTES: Final = 1 << 20
 USER_TIMEOUT_MS: Final = 10_000
-"""A peer whose kernel acknowledges nothing for so long is gone (Linux). A frozen process is not
-concerned: its kernel goes on acknowledging."""
+"""TCP_USER_TIMEOUT (Linux): closes a connection whose peer's kernel acknowledges nothing; that of a
+frozen process still does."""
 _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
@@ -49,23 +48,23 @@ class StreamState(enum.Enum):
 
 
 class StreamEnded(Exception):
-    """The open stream ended; the text says how."""
+    """The open stream ended; the text is the reason."""
 
 
 class Transport:
-    """A TCP or TLS stream. `advance` it when `resolved`, then on readiness, until it is open."""
+    """A TCP or TLS stream. Call `advance` when `resolved`, then on readiness, until it is open."""
 
     def __init__(self, address: str, security: tls.Security | None, resolver: Resolver) -> None:
         """Begin to connect.
 
         Raises:
-            ConnectError: the address is malformed, unknown or refused at once.
+            ConnectError: the address is malformed or unknown, or connecting failed at once.
         """
         self.address = address
         self.state = StreamState.RESOLVING
         self.wants_write = True
         self.unsent = False
-        """TLS: what `write` has taken is not all with the kernel yet."""
+        """TLS: encrypted bytes are not written yet."""
         self._host, self._port = parse_address(address)
         self._security = security
         self._resolver = resolver
@@ -75,17 +74,17 @@ class Transport:
         self._socket: Any = None
         self._tls: TlsStream | None = None
         self._stream: Any = None
-        """What is read and written: the socket, or TLS over it."""
+        """The socket, or TLS over it."""
         self._context: ssl.SSLContext | None = None
         self.full_read = READ_BYTES if security is None else 0
-        """Of so many bytes is a `read` that may have left some; TLS gives a record at a time."""
+        """A `read` of this size may have left bytes; TLS returns a record at a time."""
         self._look_up = resolver.look_up(self._host, self._port)
         if self._look_up.done:
             self._resolved()
 
     @property
     def resolved(self) -> bool:
-        """The name's addresses are known by now, or that it has none."""
+        """The name look-up has ended."""
         return self._look_up.done
 
     def fileno(self) -> int:
@@ -93,7 +92,7 @@ class Transport:
         return -1 if self._socket is None else int(self._socket.fileno())
 
     def advance(self) -> bool:
-        """Go on connecting after readiness. True when the stream is open now.
+        """Continue to connect after readiness. True when the stream is open now.
 
         Raises:
             ConnectError, UnknownHostError, TlsError
@@ -115,31 +114,31 @@ class Transport:
         return self.state is StreamState.OPEN
 
     def write(self, buffers: Sequence[Any]) -> int:
-        """Hand as much as possible to the kernel; the number of bytes it took, 0 when full.
+        """Write; returns the number of bytes taken, 0 when the kernel takes none.
 
-        TLS takes a record at a time; while a part of it is `unsent` it takes none.
+        TLS takes a record at a time, and none while a part of it is `unsent`.
 
         Raises:
             StreamEnded
-            TlsError: the server refuses our certificate; it has read nothing.
+            TlsError: the server refuses our certificate; it has read no request.
         """
         try:
             count = int(self._stream.sendmsg(buffers))
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            self._hear_refusal()
+            self._read_alert()
             raise StreamEnded(f"writing failed: {_text(error)}") from error
         if self._tls is not None:
             self.unsent = self._tls.unsent
         return count
 
     def read(self) -> bytes | None:
-        """What has arrived, at most READ_BYTES; None when nothing has.
+        """At most READ_BYTES received bytes; None without any.
 
         Raises:
             StreamEnded: also when the peer closed its side.
-            TlsError: the server refuses our certificate; it has read nothing.
+            TlsError: the server refuses our certificate; it has read no request.
         """
         try:
             data: bytes = self._stream.recv(READ_BYTES)
@@ -153,8 +152,8 @@ class Transport:
             raise StreamEnded("the peer closed the connection")
         return data
 
-    def _hear_refusal(self) -> None:
-        """A write failed: the alert that tells why may still wait to be read."""
+    def _read_alert(self) -> None:
+        """After a failed write: read the alert with the reason, if there is one."""
         if self._tls is None or self._heard:
             return
         try:
@@ -176,7 +175,7 @@ class Transport:
 
     @property
     def readable_now(self) -> bool:
-        """TLS: decrypted bytes wait although the socket is not readable."""
+        """TLS: bytes can be read although the socket is not readable."""
         tls = self._tls
         return tls is not None and self.state is StreamState.OPEN and tls.readable_now
 
@@ -248,7 +247,7 @@ class Transport:
         try:
             self._context = self._security.context
         except OptionError as error:
-            # Read again after a failed handshake, and maybe being written just now.
+            # After a reload: the files may be incomplete while they are replaced.
             raise TlsError(
                 f"{error.text}; needed by {self.address}", address=self.address
             ) from error
@@ -271,7 +270,7 @@ class Transport:
 
 
 def no_resources(what: str, error: OSError, address: str = "") -> LocalResourcesError:
-    """The error for `what` could not be done for want of descriptors or memory."""
+    """The error of an operation without free descriptors or memory."""
     return LocalResourcesError(
         f"cannot {what}: {_text(error)}; this process has run out of descriptors or memory: close "
         "what it does not need, or raise its limits (ulimit -n)",

@@ -1,9 +1,8 @@
-"""Which rows may become messages: `Message`'s own rules, on whole columns.
+"""Validation of rows: the rules of `Message`, on whole columns.
 
-Each column is screened by kernels that may suspect a good row but never pass a bad one; only the
-suspects are looked at one by one, as Messages, so that code and text of a refusal are those of
-`Message` itself. Beyond those rules: text bodies are UTF-8, the sizes of body and properties,
-explicit queues, and a sharding key for every row in strict order.
+Kernels select suspect rows: all illegal ones, and possibly legal ones. Only these become Messages,
+so that code and text of a refusal are those of `Message`. Further rules: text bodies are UTF-8, the
+sizes of body and properties, explicit queues, and a sharding key in every row with strict order.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import HALF_BYTES
 from rocket_sink.rows.row_batch import RowBatch, text_at
 from rocket_sink.wire.columns.buffers import (
-    Bytes,
     Int64s,
     Mask,
     as_binary,
@@ -48,21 +46,21 @@ from rocket_sink.wire.columns.properties import (
 from rocket_sink.wire.properties import ENCODED_LIMIT, UNIQ_KEY
 
 _ID_BYTES: Final = len(UNIQ_KEY) + 2 + 32
-"""A message id that the producer makes, as a property."""
+"""The property of a generated message id."""
 _OTHERS_BYTES: Final = 400
-"""More than the names, separators, numbers and the WAIT of a row's other properties can take."""
+"""Upper bound for names, separators, numbers and WAIT of a row's other properties."""
 
 
 @dataclass(frozen=True, eq=False)
 class SuspectEntries:
-    """Entries of a property map that may be illegal: their mask, and that of their rows."""
+    """Masks of the entries of a property map that may be illegal, and of their rows."""
 
     entries: Mask
     rows: Mask
 
 
 def suspect_entries(batch: RowBatch) -> SuspectEntries:
-    """Every illegal property is among them; there may be legal ones."""
+    """All illegal properties, and possibly legal ones."""
     names, values, offsets = entries_of(batch.properties)
     found = np.zeros(len(names), np.bool_)
     for part in (names, values):
@@ -83,16 +81,16 @@ def _rows_of(entries: Mask, offsets: Int64s) -> Mask:
 
 
 def drop_illegal(batch: RowBatch) -> RowBatch:
-    """The batch without the user properties that a message may not have."""
+    """The batch without illegal user properties."""
     if batch.properties is None:
         return batch
     suspects = suspect_entries(batch).entries
     names, values, offsets = entries_of(batch.properties)
-    places = np.flatnonzero(suspects)
-    rows = np.searchsorted(offsets, places, side="right") - 1
+    entries = np.flatnonzero(suspects)
+    rows = np.searchsorted(offsets, entries, side="right") - 1
     illegal = [
         entry
-        for entry, row in zip(places.tolist(), rows.tolist(), strict=True)
+        for entry, row in zip(entries.tolist(), rows.tolist(), strict=True)
         if _is_illegal(text_at(names, entry) or "", text_at(values, entry) or "")
         or (text_at(names, entry) == EVENT_TIME_PROPERTY and batch.has_event_time(row))
     ]
@@ -117,10 +115,10 @@ def _is_illegal(name: str, value: str) -> bool:
 
 
 def property_bytes_over(batch: RowBatch, limit: int) -> Int64s:
-    """Bytes of the wire property string of each row where they are more than `limit`, else 0.
+    """The size of each row's wire property string where it exceeds `limit`, else 0.
 
-    Exact, with the id that the producer adds where the row has none; as a rule the longest values
-    together are under the limit, and then no row needs to be measured.
+    Exact, with the generated id where the row has none. Nothing is measured when the longest values
+    together are under the limit.
     """
     longest = _OTHERS_BYTES
     if batch.properties is not None:
@@ -138,7 +136,7 @@ def property_bytes_over(batch: RowBatch, limit: int) -> Int64s:
 
 
 def _longest_keys(keys: pa.Array) -> int:
-    """At least the bytes of the longest KEYS value."""
+    """Upper bound for the size of a KEYS value."""
     if is_text(keys.type):
         return int(lengths_of(keys).max())
     flat = pc.list_flatten(keys)
@@ -152,7 +150,7 @@ _INT32: Final = 2**31
 
 @dataclass(frozen=True)
 class Refused:
-    """One row that no broker would take: its index in the batch, and why.
+    """One illegal row: its index in the batch, and the reason.
 
     Codes: INVALID_TOPIC, NULL_BODY, EMPTY_BODY, BODY_TOO_LARGE, INVALID_TEXT, INVALID_TAGS,
     INVALID_KEYS, RESERVED_PROPERTY, INVALID_PROPERTY, PROPERTIES_TOO_LARGE, INVALID_DELAY,
@@ -166,8 +164,8 @@ class Refused:
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """`rows` holds the accepted rows only (the very batch when all are); `accepted` are their
-    indices in the batch that was checked; `refused` is in row order."""
+    """`rows`: the accepted rows (the same batch when all are); `accepted`: their indices in the
+    checked batch; `refused` is in row order."""
 
     rows: RowBatch
     accepted: Int64s
@@ -175,9 +173,9 @@ class Checked:
 
 
 def validate(batch: RowBatch, options: SinkOptions) -> Checked:
-    """Part the rows that may be sent from those that become dead letters.
+    """Split the rows into legal ones and those that become dead letters.
 
-    With `propertyPolicy=drop`, illegal user properties are left out of `rows` instead.
+    With `propertyPolicy=drop`, illegal user properties are removed instead.
     """
     everything = np.arange(len(batch), dtype=np.int64)
     if not len(batch):
@@ -208,7 +206,7 @@ def _property_limit(options: SinkOptions) -> int:
 
 
 def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
-    """Masks of the rows that may break a rule; together they hold every row that does."""
+    """Masks of suspect rows; together they contain every illegal row."""
     if isinstance(batch.topic, pa.Array):
         yield _suspect_topics(batch.topic)
     sizes = lengths_of(batch.body)
@@ -243,7 +241,7 @@ def _suspect_texts(text: pa.Array) -> Mask:
 
 
 def _suspect_topics(topics: pa.Array) -> Mask:
-    """Each different topic is looked at once."""
+    """Each distinct topic is checked once."""
     words = topics.dictionary_encode()
     good = pc.match_substring_regex(words.dictionary, _TOPIC)
     forbidden = pa.array(sorted(FORBIDDEN_TOPICS), words.dictionary.type)
@@ -279,10 +277,10 @@ def _suspect_delays(batch: RowBatch) -> Mask:
 def _suspect_queues(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
     if batch.queue_id is None and batch.broker_name is None and options.ordering != "strict":
         return
-    nothing = np.ones(len(batch), np.bool_)
-    no_queue = nothing if batch.queue_id is None else nulls_of(batch.queue_id)
-    no_broker = nothing if batch.broker_name is None else nulls_of(batch.broker_name)
-    no_key = nothing if batch.sharding_key is None else nulls_of(batch.sharding_key)
+    missing = np.ones(len(batch), np.bool_)
+    no_queue = missing if batch.queue_id is None else nulls_of(batch.queue_id)
+    no_broker = missing if batch.broker_name is None else nulls_of(batch.broker_name)
+    no_key = missing if batch.sharding_key is None else nulls_of(batch.sharding_key)
     yield no_queue != no_broker
     yield ~no_queue & ~no_key
     if batch.queue_id is not None:
@@ -297,7 +295,7 @@ def _suspect_queues(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
 def _error_of(
     batch: RowBatch, row: int, options: SinkOptions, property_bytes: int
 ) -> MessageError | None:
-    """The first rule that one row breaks: the message's own, then the producer's."""
+    """The first violation of a row, if any."""
     try:
         batch.message(row)
         _check_body(batch, row, options)
@@ -365,11 +363,11 @@ def _is_name(text: str) -> bool:
 
 
 _SMALL: Final = 16
-"""Rows that are looked at one by one when a bad one is among them."""
+"""Rows that are checked one by one when the column is invalid."""
 
 
 def only_printable_ascii(array: pa.Array, *, spaces: bool) -> bool:
-    """True when each byte is printable ASCII (with `spaces`, or blank); nothing is said if not."""
+    """True when all bytes are printable ASCII; blanks only with `spaces`."""
     data = bytes_of(array)
     if not len(data):
         return True
@@ -377,7 +375,7 @@ def only_printable_ascii(array: pa.Array, *, spaces: bool) -> bool:
 
 
 def empty(array: pa.Array) -> Mask:
-    """True where the text is there and has no bytes."""
+    """True where the text is not null and has no bytes."""
     found: Mask = lengths_of(array) == 0
     return found & ~nulls_of(array) if array.null_count else found
 
@@ -391,7 +389,7 @@ def with_control(array: pa.Array) -> Mask:
 
 
 def with_separator(array: pa.Array) -> Mask:
-    """True where the text has 0x01, 0x02 or 0x00: where `is_carried` may be False."""
+    """True where the text has 0x00, 0x01 or 0x02, so that `is_carried` may be False."""
     return _rows_with_up_to(array, 0x02)
 
 
@@ -401,7 +399,7 @@ def with_blank(array: pa.Array) -> Mask:
 
 
 def all_blank(array: pa.Array) -> Mask:
-    """True where the text is there and has nothing but JAVA_BLANKS, or nothing at all."""
+    """True where the text is not null and has only JAVA_BLANKS, or no characters."""
     data = bytes_of(array)
     if not len(data) or int(data.min()) > 0x20:
         return empty(array)
@@ -419,7 +417,7 @@ def invalid_utf8(array: pa.Array) -> Mask:
 
 
 def _mark_invalid(array: pa.Array, found: Mask) -> None:
-    """Arrow says only whether a column is valid, so the bad rows are found by halving it."""
+    """Arrow reports invalid columns, not rows: these are found by bisection."""
     try:
         array.cast(pa.large_string() if pa.types.is_large_binary(array.type) else pa.string())
     except pa.ArrowInvalid:
@@ -448,22 +446,10 @@ def _rows_with_up_to(array: pa.Array, greatest: int) -> Mask:
 
 
 def _rows_with(array: pa.Array, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Mask:
-    """True for the (non-null) rows that own one of the wanted bytes of `bytes_of`."""
+    """True for the non-null rows with one of the wanted bytes of `bytes_of`."""
     found = np.zeros(len(array), np.bool_)
-    places = np.flatnonzero(wanted)
-    if len(places):
+    positions = np.flatnonzero(wanted)
+    if len(positions):
         offsets = offsets_of(array)
-        found[np.searchsorted(offsets - offsets[0], places, side="right") - 1] = True
+        found[np.searchsorted(offsets - offsets[0], positions, side="right") - 1] = True
     return found & ~nulls_of(array) if array.null_count else found
-
-
-__all__ = [
-    "Bytes",
-    "all_blank",
-    "empty",
-    "invalid_utf8",
-    "only_printable_ascii",
-    "with_blank",
-    "with_control",
-    "with_separator",
-]

@@ -1,4 +1,4 @@
-"""The row contract of all lanes: which column means what, checked on the driver.
+"""The row contract of all lanes: columns, their types and meanings, checked on the driver.
 
 =====================  ==============================================  =============================
 column                 types                                           becomes
@@ -21,12 +21,12 @@ event_time             timestamp                                       property 
 order_by               what can be sorted                              order inside a task
 =====================  ==============================================  =============================
 
-A name may be given as `__rmq_<name>` where a data column has the plain one. The option `columns`
-takes a column from another name. Other columns are ignored, refused (`strictColumns`) or packed
-into the body (`bodyFormat=json`).
+`__rmq_<name>` is an alias of each name, for frames where a data column has the plain name. The
+option `columns` maps a column of another name. Other columns are ignored, refused
+(`strictColumns`) or packed into the body (`bodyFormat=json`).
 
-Types of Spark's and Arrow's schemas have one vocabulary: Spark's own names (`simpleString`), with
-all whole numbers as `integer`, all strings as `string` and decimals without their precision.
+Types of Spark and Arrow schemas are named as in Spark's `simpleString`, with all whole numbers as
+`integer`, all strings as `string` and decimals without precision.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from rocket_sink.options import SinkOptions
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """Where each column of the row contract comes from; made by `contract.resolve_columns`.
+    """The frame's columns by contract column; made by `resolve_columns`.
 
-    `sources` is (contract column, name in the frame) for each that there is; `topic` the option's,
-    or "" when the column decides; `json_columns` the columns that `bodyFormat=json` packs, if set.
+    `sources` has pairs (contract column, name in the frame); `topic` is the option's, or "" with a
+    topic column; `json_columns` are those that `bodyFormat=json` packs.
     """
 
     sources: tuple[tuple[str, str], ...]
@@ -57,12 +57,12 @@ class ColumnPlan:
 
     @property
     def needs_to_json(self) -> bool:
-        """The frame must go through `frames.pack_json` on the driver before tasks see it."""
+        """The driver must apply `frames.pack_json` to the frame."""
         return bool(self.json_columns)
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The frame's columns that tasks read, each once (after `pack_json` where needed)."""
+        """The frame's columns that tasks read, after `pack_json`, without repetitions."""
         return tuple(dict.fromkeys(source for _, source in self.sources))
 
     def source(self, column: str) -> str | None:
@@ -71,7 +71,7 @@ class ColumnPlan:
 
 
 HALF_BYTES: Final = 1024
-"""Room in a message's properties for what makes it a half message."""
+"""Reserved in a message's properties for those of a half message."""
 _LEAVES: Final[tuple[tuple[Callable[[pa.DataType], bool], str], ...]] = (
     (pa.types.is_string, "string"),
     (pa.types.is_large_string, "string"),
@@ -110,7 +110,7 @@ def fields_of(schema: Any) -> list[tuple[str, Any]]:
 
 
 def kind_of(kind: Any) -> str:
-    """A type's name in the vocabulary, for instance `array<struct<key:string,value:binary>>`."""
+    """A type's name (see the module), for instance `array<struct<key:string,value:binary>>`."""
     return _arrow_kind(kind) if isinstance(kind, pa.DataType) else _spark_kind(kind)
 
 
@@ -147,21 +147,21 @@ def _spark_kind(kind: Any) -> str:
 
 @dataclass(frozen=True)
 class ContractColumn:
-    """One column of the contract. No `kinds`: whatever can be sorted."""
+    """One column of the contract. Without `kinds`: any sortable type."""
 
     name: str
     kinds: tuple[str, ...]
     alias: str = ""
 
     def accepts(self, kind: str) -> bool:
-        """Whether a column of that kind will do; `void` (all null) will, but as a body."""
+        """Whether the type is legal; `void` (all null) is, except for the body."""
         if not self.kinds:
             return not kind.startswith(("array", "map", "struct", "variant"))
         return kind in self.kinds or (kind == "void" and self.name != "body")
 
     @property
     def wanted(self) -> str:
-        """The kinds as words for an error."""
+        """The kinds as text for errors."""
         return " or ".join(self.kinds).replace("integer", "a whole number (int, bigint)")
 
 
@@ -202,9 +202,8 @@ def resolve_columns(
     """Find the contract's columns in a schema (pyspark `StructType` or `pa.Schema`).
 
     Raises:
-        ColumnError: a column is missing, ambiguous or of a wrong type; the text names the option
-            or column that mends it. Fact: `column`.
-        OptionError: the option topic cannot be sent to.
+        ColumnError: a column is missing, ambiguous or of a wrong type. Fact: `column`.
+        OptionError: the option topic is illegal.
     """
     finder = _Finder(fields_of(schema), case_sensitive)
     named = finder.named(json=options.body_format == "json")
@@ -213,7 +212,7 @@ def resolve_columns(
     if options.topic:
         _check_topic_option(options.topic)
         sources.pop("topic", None)
-        # a column that the option overrides is data like any other where data is packed
+        # with bodyFormat=json an overridden topic column is data
         named = {name: source for name, source in named.items() if name != "topic"}
     json_columns: tuple[str, ...] = ()
     if options.body_format == "json":
@@ -227,7 +226,7 @@ def resolve_columns(
 
 
 class _Finder:
-    """The frame's columns by name, as Spark would resolve them."""
+    """The frame's columns by name, resolved as in Spark."""
 
     def __init__(self, columns: list[tuple[str, Any]], case_sensitive: bool) -> None:
         self.names = [name for name, _ in columns]
@@ -253,10 +252,10 @@ class _Finder:
         return matches[0] if matches else None
 
     def named(self, *, json: bool) -> dict[str, str]:
-        """{contract column: source} of the columns that have a contract's name themselves."""
+        """{contract column: source} of the columns with names of the contract."""
         found = {}
         for column in CONTRACT:
-            # in JSON mode `value` is as good a name for data as any
+            # with bodyFormat=json a column `value` is data
             alias = "" if json and column.name == "body" else column.alias
             for name in (_PREFIX + column.name, column.name, alias):
                 source = self.find(name) if name else None
@@ -285,7 +284,7 @@ class _Finder:
         return name
 
     def check_kinds(self, sources: Mapping[str, str], json_columns: Iterable[str]) -> None:
-        """Raise ColumnError for the first column whose type its contract does not take."""
+        """Raise ColumnError for the first column of a wrong type."""
         for column in CONTRACT:
             source = sources.get(column.name)
             if source is None or (json_columns and column.name == "body"):
@@ -334,7 +333,7 @@ def _check_topic_option(topic: str) -> None:
 def _json_columns(
     finder: _Finder, named: Mapping[str, str], mapped: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """All columns that do not have a contract's name; those that the options map stay data."""
+    """The columns without a name of the contract; those that the options map are data too."""
     body = {**named, **mapped}.get("body")
     if body is not None:
         raise ColumnError(

@@ -1,7 +1,7 @@
-"""Rows of a task sorted by `order_by`, within bounded memory.
+"""Sorting a task's rows by `order_by` in bounded memory.
 
-Only the order inside a sharding key matters, so rows are parted by a hash of the key: each part is
-sorted by itself, at the end of the input. Parts beyond a memory limit wait in temporary files.
+Only the order inside a sharding key matters. So rows are partitioned by a hash of the key, spilled
+to temporary files above a memory limit, and each part is sorted at the end of the input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_KEY: Final = 0
 
 
 class RowSorter:
-    """Gathers rows; gives them back sorted."""
+    """Collects rows; returns them sorted."""
 
     def __init__(self, memory_bytes: int = _MEMORY_BYTES) -> None:
         self._limit = memory_bytes
@@ -34,14 +34,14 @@ class RowSorter:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def add(self, rows: RowBatch) -> None:
-        """Take rows that have `order_by`."""
+        """Add rows that have `order_by`."""
         self._batches.append(rows)
         self._bytes += sum(array.nbytes for array in rows.columns().values())
         if self._bytes > self._limit:
             self._spill()
 
     def sorted_rows(self) -> Iterator[RowBatch]:
-        """Everything, sorted by `order_by` within each sharding key; equal values keep order."""
+        """All rows, sorted by `order_by` within each sharding key; equal values keep order."""
         if self._directory is None:
             if self._batches:
                 yield _sorted(_table(self._batches), self._batches[0])
@@ -55,7 +55,7 @@ class RowSorter:
                 yield _sorted(pa.concat_tables(tables, promote_options="default"), like)
 
     def close(self) -> None:
-        """Give the files back."""
+        """Delete the files."""
         self._batches = []
         if self._directory is not None:
             self._directory.cleanup()
@@ -87,7 +87,7 @@ class RowSorter:
 
 
 def scratch_folder() -> str | None:
-    """Spark's own local directory of this executor, which has room; None: the system's will do."""
+    """Spark's local directory of this executor; None: use the system's."""
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     return local if local and os.access(local, os.W_OK) else None
 
@@ -99,13 +99,13 @@ def _read(path: Path) -> pa.Table:
 
 def _part_of(table: pa.Table) -> np.ndarray[Any, Any]:
     if "sharding_key" not in table.column_names:
-        # Without keys the rows have one order as a whole.
+        # Without keys all rows have one order.
         return np.full(table.num_rows, _NO_KEY)
     return siphash_array(table["sharding_key"]).view(np.uint64) % _PARTS
 
 
 def _table(batches: list[RowBatch]) -> pa.Table:
-    """One table of all columns; one that some batches lack is null there."""
+    """One table; columns that a batch lacks are null there."""
     tables = []
     for rows in batches:
         columns: dict[str, Any] = rows.columns()
@@ -122,5 +122,4 @@ def _sorted(table: pa.Table, like: RowBatch) -> RowBatch:
     names = [item.name for item in fields(RowBatch)]
     columns = {n: order[n].combine_chunks() for n in names if n in order.column_names}
     base = {"body": columns["body"], "topic": like.topic, "body_is_text": like.body_is_text}
-    # What has been sorted has no order left to ask for.
     return RowBatch(**{**base, **columns, "order_by": None})

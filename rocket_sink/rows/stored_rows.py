@@ -1,10 +1,8 @@
-"""Stored messages as Arrow rows: what the reader and the export of dead-letter topics yield.
+"""Stored messages as Arrow rows, for the reader and the export of dead-letter topics.
 
-The columns are the row contract's, so that what was read can be sent again, then where and when
-the message was stored. `properties` are the user's; RocketMQ's own ones, which a sender may not
-set, are in `system_properties`.
-
-Messages are decoded one by one: a reader is for verification, not for speed.
+The columns are those of the row contract, so that rows can be sent again, then queue, offsets and
+times. `properties` are the user's; those reserved by RocketMQ are in `system_properties`. Messages
+are decoded one by one: the reader is for verification, not for speed.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ def stored_batch(messages: Sequence[tuple[str, StoredMessage]]) -> pa.RecordBatc
 
 
 def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Those that a sender may set."""
+    """The properties that are not reserved."""
     return {
         name: value
         for name, value in properties.items()

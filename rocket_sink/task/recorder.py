@@ -21,12 +21,11 @@ from rocket_sink.ledger.records import (
     isolation_rows,
     send_rows,
 )
-from rocket_sink.option_spec import Secret
+from rocket_sink.option_spec import Secret, resolve_secret
 from rocket_sink.options import OPTIONS, SinkOptions
 from rocket_sink.producer.engine.attempt import AttemptRecord, Completion
 from rocket_sink.rows.checks import Refused
 from rocket_sink.rows.row_batch import RowBatch
-from rocket_sink.secret_source import resolve
 from rocket_sink.task.pending import PendingRequest
 from rocket_sink.task.totals import TaskSummary
 
@@ -223,5 +222,5 @@ def _secrets_of(options: SinkOptions) -> tuple[str, ...]:
         if isinstance(value, Secret) and value:
             # What cannot be read here was not used here.
             with contextlib.suppress(OptionError):
-                found.append(resolve(option.name, value).reveal())
+                found.append(resolve_secret(option.name, value).reveal())
     return tuple(found)

@@ -361,8 +361,8 @@ ROWS: tuple[Defect, ...] = (
     Defect(
         "sliced-text-accuses-others",
         "rocket_sink/rows/checks.py",
-        "np.searchsorted(offsets - offsets[0], places",
-        "np.searchsorted(offsets, places",
+        "np.searchsorted(offsets - offsets[0], positions",
+        "np.searchsorted(offsets, positions",
         ("tests/rows/test_checks.py::test_screens_pass_nothing_that_a_message_refuses",),
         "in a sliced batch a bad row passes and a good one is looked at in its place",
     ),

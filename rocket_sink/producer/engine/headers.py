@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rocket_sink.net import log
+from rocket_sink.option_spec import resolve_secret
 from rocket_sink.options import SinkOptions
-from rocket_sink.secret_source import resolve
 from rocket_sink.wire.acl import Credentials, Signer
 from rocket_sink.wire.frame import Serialize
 from rocket_sink.wire.send_header import SendTemplate
@@ -101,7 +101,7 @@ def credentials_of(options: SinkOptions) -> Credentials | None:
         return None
     token = options.security_token
     return Credentials(
-        resolve("accessKey", options.access_key).reveal(),
-        resolve("secretKey", options.secret_key),
-        resolve("securityToken", token) if token else None,
+        resolve_secret("accessKey", options.access_key).reveal(),
+        resolve_secret("secretKey", options.secret_key),
+        resolve_secret("securityToken", token) if token else None,
     )
