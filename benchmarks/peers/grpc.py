@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.peers.jars import resolve_modules
 from benchmarks.ports import free_port
 from benchmarks.processes import TIMEOUT_S, Ended, Launcher
 from rocket_sink.cluster import conf
 from rocket_sink.cluster.guard import Guard
 from rocket_sink.cluster.jars import cache_folder
 from rocket_sink.cluster.local import LocalCluster
-from rocket_sink.cluster.modules import resolve_modules
 from rocket_sink.errors import ClusterError
 
 CLIENT: Final = "rocketmq-python-client==5.1.2"

@@ -19,11 +19,11 @@ import psutil
 from benchmarks.figures import Case, Figures
 from benchmarks.lanes.runs import SparkBench, run_batch, run_stream, spark_figures
 from benchmarks.measure import cpu_s
+from benchmarks.peers.jars import resolve_modules
 from benchmarks.ports import free_port
 from benchmarks.rows import RowFiles
 from rocket_sink.cluster.guard import Guard
 from rocket_sink.cluster.jars import Progress
-from rocket_sink.cluster.modules import resolve_modules
 from rocket_sink.errors import ClusterError
 from rocket_sink.java import find_java
 

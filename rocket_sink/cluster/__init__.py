@@ -1,8 +1,8 @@
 """A real local Apache RocketMQ, name server and brokers on loopback, for demo, tests and users.
 
-`LocalCluster` lives as long as the object or the process; `up`, `status` and `down` manage one that
-outlives the command that started it. RocketMQ comes from Maven Central through the Ivy that
-PySpark ships, once, into a cache; it runs on the Java that Spark needs anyway. POSIX only.
+`LocalCluster` ends with the object or the process; `up`, `status` and `down` manage a detached
+cluster. RocketMQ is fetched once from Maven Central by the Ivy of PySpark and runs on Spark's Java.
+POSIX only.
 """
 
 from rocket_sink.cluster.admin_tool import admin

@@ -1,4 +1,4 @@
-"""RocketMQ's own admin tool (mqadmin), from the same jars: the independent judge in tests."""
+"""RocketMQ's admin tool (mqadmin), from the same jars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rocket_sink.errors import ClusterError
 from rocket_sink.java import find_java
 
 _TIMEOUT_S = 120.0
-# The tool prints a stack trace or a complaint and exits with code 0 all the same.
+# The tool exits with code 0 after a stack trace or an error text, too.
 _FAILURE = re.compile(
     r"^(Exception in thread|Caused by: |[\w.]+(Exception|Error)(:|$)|The sub command )"
     r"|^\s*ERROR: |create topic to .* failed|\[error\]",
@@ -32,10 +32,10 @@ def admin(
     cache: Path | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> str:
-    """Run a command of the admin tool, `admin(server, "topicStatus", "-t", "t")`; its output.
+    """The output of a command of the admin tool, `admin(server, "topicStatus", "-t", "t")`.
 
-    Takes some seconds of JVM time. Raises ClusterError with all it printed when the tool fails,
-    prints an error, or is not done after `timeout_s`.
+    Takes some seconds. Raises ClusterError with the output when the tool fails, prints an error, or
+    exceeds `timeout_s`.
     """
     java = find_java()
     jars = resolve_jars(version, cache=cache, java=java)

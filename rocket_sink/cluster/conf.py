@@ -1,7 +1,7 @@
-"""What the processes of a local cluster are told: broker.conf, JVM flags, log settings.
+"""Configuration of a local cluster's processes: broker.conf, JVM flags, log settings.
 
-`BROKER_DEFAULTS` is the one home of the broker settings: docker-compose.yml repeats it, and a
-test compares the two. All values are as `broker.conf` has them: text, sizes in bytes.
+docker-compose.yml repeats `BROKER_DEFAULTS`; a test compares the two. Values are as in
+`broker.conf`: text, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ BROKER_DEFAULTS: Mapping[str, str] = {
     "defaultTopicQueueNums": "4",
     "traceTopicEnable": "true",
     "timerWheelEnable": "true",
-    # an idle broker copies its whole timer wheel to disk this often, at 2 % of a core by default
+    # by default an idle broker takes 2 % of a core to write its timer wheel to disk
     "timerFlushIntervalMs": "10000",
     "enablePropertyFilter": "true",
     "messageIndexEnable": "true",
-    # Disk: files small enough that an idle broker takes little, kept for a day, swept each hour.
+    # Small files for little disk use, kept for a day, deleted hourly.
     "mappedFileSizeCommitLog": str(64 << 20),
     "mappedFileSizeConsumeQueue": str(100_000 * 20),
     "mappedFileSizeTimerLog": str(8 << 20),
@@ -40,26 +40,25 @@ BROKER_DEFAULTS: Mapping[str, str] = {
     "maxIndexNum": "2000000",
     "fileReservedTime": "24",
     "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24)),
-    # A machine's disk is often over 85 % full; brokers then delete files before their time,
-    # unless told not to.
+    # By default brokers delete files early on a disk over 85 % full.
     "diskMaxUsedSpaceRatio": "90",
     "cleanFileForciblyEnable": "false",
 }
 
 DISK_NEARLY_FULL_RATIO = 0.85
-"""With its disk used beyond this, a broker is started with NEARLY_FULL_DISK."""
+"""Disk use from which a broker is started with NEARLY_FULL_DISK."""
 
 NEARLY_FULL_DISK: Mapping[str, str] = {
-    # Above 90 % a broker refuses messages, and that limit cannot be raised. It is only looked at
-    # after deleteWhen has been read as hours; text that is none ends the sweep before it
-    # (DefaultMessageStore.CleanCommitLogService). So nothing is swept either.
+    # Above 90 % a broker refuses messages, and that limit cannot be raised. It is checked after
+    # deleteWhen is parsed as hours; other text ends the clean-up before the check, so no files are
+    # deleted either (DefaultMessageStore.CleanCommitLogService).
     "deleteWhen": "never",
     "cleanResourceInterval": "3600000",
 }
-"""Lines that let a broker store on a disk that is over 90 % full."""
+"""Settings for a disk that is over 90 % full."""
 
 LEAST_FREE_MB = 1024
-"""A start is refused on a disk with less."""
+"""Free disk space that a start needs."""
 
 _ADD_OPENS = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
@@ -90,13 +89,13 @@ _LOGBACK = """<configuration>
 </configuration>
 """
 LOG_FILE = "rocketmq.log"
-"""The log of a process in its folder; it and one older piece take 32 MiB at most."""
+"""The log of a process in its folder; with one older file at most 32 MiB."""
 
 _AUTH_PACKAGE = "org.apache.rocketmq.auth.authentication.provider"
 
 
 class Secrets(Protocol):
-    """An access key and its secret: whatever carries both attributes does."""
+    """Any object with an access key and its secret."""
 
     @property
     def access_key(self) -> str:
@@ -117,7 +116,7 @@ def broker_name(index: int) -> str:
 def broker_conf(
     name: str, listen: int, name_server: str, store: Path, extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """The whole broker.conf of one broker; `extra` has the last word."""
+    """The broker.conf of one broker; `extra` overrides all other lines."""
     return {
         **BROKER_DEFAULTS,
         "brokerName": name,
@@ -132,7 +131,7 @@ def broker_conf(
 
 
 def acl_conf(version: str, secrets: Secrets) -> dict[str, str]:
-    """The lines that switch authentication on: ACL 2.0 from 5.x, aclEnable before."""
+    """The settings for authentication: ACL 2.0 from 5.x on, aclEnable before."""
     if is_4x(version):
         return {"aclEnable": "true"}
     keys = (secrets.access_key, secrets.secret_key)
@@ -148,18 +147,15 @@ def acl_conf(version: str, secrets: Secrets) -> dict[str, str]:
 
 
 def properties_text(lines: Mapping[str, str]) -> str:
-    """The lines as a Java properties file."""
+    """The settings as a Java properties file."""
     return "".join(f"{key}={_escaped(value)}\n" for key, value in lines.items())
 
 
 def write_rocketmq_home(folder: Path, version: str, secrets: Secrets | None) -> None:
-    """Make `folder` a rocketmq.home.dir: log settings, credentials for ACL 1.0 and the tools.
-
-    Files with credentials are readable by the owner alone.
-    """
+    """Make `folder` a rocketmq.home.dir: log settings, credentials for ACL 1.0 and the tools."""
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
-    # 5.x looks for its settings on the class path (hence `class_path`), 4.x in conf/
+    # 5.x reads log settings from the class path (hence `class_path`), 4.x from conf/
     names = ["rmq.logback.xml"]
     if is_4x(version):
         names = [f"logback_{role}.xml" for role in ("broker", "namesrv", "tools")]
@@ -177,12 +173,12 @@ def write_rocketmq_home(folder: Path, version: str, secrets: Secrets | None) -> 
 
 
 def class_path(folder: Path, jars: str) -> str:
-    """The jars behind the log settings of the rocketmq.home.dir `folder`."""
+    """The class path: log settings of the rocketmq.home.dir `folder`, then the jars."""
     return os.pathsep.join([str(folder / "conf"), jars])
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner may read."""
+    """Write a file with mode 0600."""
     file.unlink(missing_ok=True)
     file.touch(mode=0o600)
     file.write_text(text, encoding="utf-8")
@@ -197,10 +193,10 @@ def jvm_command(
     memory: Sequence[str],
     extra: Sequence[str],
 ) -> list[str]:
-    """The command line of a process, up to its own arguments; the class path is CLASSPATH.
+    """The command line of a process without its arguments; the class path is CLASSPATH.
 
-    `role` is name-server, broker, admin or proxy; `folder` becomes rocketmq.home.dir and user.home,
-    so that stores and logs stay in it.
+    `role` is name-server, broker, admin or proxy; `folder` is rocketmq.home.dir and user.home, for
+    stores and logs.
     """
     opens = [*_ADD_OPENS]
     if is_4x(version):

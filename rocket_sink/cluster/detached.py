@@ -1,9 +1,8 @@
-"""A cluster that outlives the command that started it: `rocket-sink cluster up|status|down`.
+"""A detached cluster: `rocket-sink cluster up|status|down`.
 
-What runs is told by `cluster.json` in the home folder. A process is ours only when the number in
-that file belongs to a process whose command line carries the random mark of that start: a recycled
-number is never signalled, not after a reboot or a step of the clock either. One command works on
-a home at a time (a file lock).
+`cluster.json` in the home folder lists the processes. A process belongs to the cluster only if its
+command line has the random mark of that start, so that a reused pid is never signalled. A file lock
+allows one command per home at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _KILL_S = 10.0
 
 @dataclass(frozen=True)
 class NodeState:
-    """One process as `up` left it. `started_s` is its start, in seconds since the epoch."""
+    """One process that `up` started. `started_s`: its start, in seconds since the epoch."""
 
     name: str
     address: str
@@ -42,11 +41,11 @@ class NodeState:
 
     @property
     def alive(self) -> bool:
-        """True while the very process that `up` started exists."""
+        """True while the process that `up` started exists."""
         return self.process() is not None
 
     def process(self) -> psutil.Process | None:
-        """The process, or None when it has ended, whoever has its number now."""
+        """The process, or None when it has ended."""
         try:
             process = psutil.Process(self.pid)
             ours = f"-D{MARK_PROPERTY}={self.mark}" in process.cmdline()
@@ -57,7 +56,7 @@ class NodeState:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A cluster that `up` started: where it is and whether it still runs."""
+    """A cluster that `up` started."""
 
     home: Path
     version: str
@@ -75,11 +74,11 @@ class ClusterState:
 
     @property
     def running(self) -> bool:
-        """True when every process is alive; one that is frozen counts as alive."""
+        """True when every process is alive; stopped ones (SIGSTOP) are."""
         return all(node.alive for node in self.nodes)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`: plain values, with `alive` and `running` as they are now."""
+        """For `--json`: plain values, with the current `alive` and `running`."""
         return {
             "home": str(self.home),
             "version": self.version,
@@ -93,7 +92,7 @@ class ClusterState:
 
 
 def default_home() -> Path:
-    """Where `up` keeps a cluster's data unless told otherwise."""
+    """The default folder of a cluster's data."""
     return Path(platformdirs.user_data_dir("rocket-sink")) / "cluster"
 
 
@@ -111,10 +110,10 @@ def up(
     cache: Path | None = None,
     timeout_s: float = 240,
 ) -> ClusterState:
-    """Start a cluster in `home` that outlives this process, or return the one that runs there.
+    """Start a detached cluster in `home`, or return the one that runs there.
 
-    A cluster of which a part has died is ended and started again on the same data and, if they
-    are free, the same ports. Arguments and errors are those of LocalCluster.
+    A cluster with dead processes is stopped and started again, with the same data and, if they are
+    free, the same ports. Arguments and errors are those of LocalCluster.
     """
     wanted = Wanted(brokers, version, acl, tls, queues, broker_config or {}, heap_mb)
     with _locked(home, progress) as folder:
@@ -129,16 +128,16 @@ def up(
 
 
 def status(home: Path | None = None) -> ClusterState | None:
-    """The cluster that `up` started in `home`; None when no process of it is left."""
+    """The cluster that `up` started in `home`; None when none of its processes is alive."""
     state = _load(_folder(home))
     return state if state and any(node.alive for node in state.nodes) else None
 
 
 def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
-    """End the cluster that `up` started in `home`, and only that; its data stays.
+    """Stop the cluster that `up` started in `home`; its data stays.
 
-    `progress` gets a line when another command is at work on the home, which is waited for. True
-    when something was ended. Safe to call twice. Brokers take some 15 s to end in order.
+    `progress` gets a line when another command holds the lock of the home. True when a process was
+    ended. Idempotent. Brokers take some 15 s to stop.
     """
     if not (_folder(home) / _STATE_FILE).exists():
         return False
@@ -155,7 +154,7 @@ def _launch_detached(
     states: list[ClusterState] = []
 
     def spawned(nodes: Nodes) -> None:
-        # written before they are ready: `down` must find them should this process be killed now
+        # before they are ready, so that `down` finds them if this process is killed
         states.append(_save(runtime, wanted.version, nodes))
 
     try:
@@ -246,19 +245,19 @@ def _locked(home: Path | None, progress: Progress | None) -> Iterator[Path]:
     folder = _folder(home)
     lock = FileLock(folder / ".lock")
 
-    def waits(holder: str) -> None:
+    def on_wait(holder: str) -> None:
         if progress:
             progress(f"{holder} is at work on the cluster in {folder}: waiting for its end")
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if folder.stat().st_mode & stat.S_IWOTH:
-            # Brokers write files of known names there, and follow links that others put there.
+            # Brokers write files of known names there, and follow links.
             raise ClusterError(
                 f"Everybody may write to the cluster's folder {folder}: choose another one, or "
                 f"`chmod o-w {folder}` when what lies in it is yours."
             )
-        lock.acquire(on_wait=waits)
+        lock.acquire(on_wait=on_wait)
     except OSError as error:
         raise ClusterError(f"The cluster's folder {folder} cannot be used: {error}.") from error
     try:

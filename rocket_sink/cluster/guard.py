@@ -1,10 +1,9 @@
-"""Ends a cluster whose owner is gone, even when the owner was killed with SIGKILL.
+"""Kills a cluster's processes when its owner process ends, even by SIGKILL.
 
-`Guard` starts this file as a small process of its own that leads a process group; the cluster's
-JVMs join the group. When the owner's end of the pipe closes, or the owner is no longer the parent,
-the group is killed, this process included. Chosen over Linux's PR_SET_PDEATHSIG because that fires
-when the *thread* that started a broker ends, and because this works on macOS too. The group number
-cannot be recycled while a member lives, so nobody else's process is ever hit.
+`Guard` runs this file as a process that leads a process group, which the cluster's JVMs join. When
+the owner's end of the pipe closes, or the owner is no longer the parent, it kills the group and
+itself. Unlike Linux's PR_SET_PDEATHSIG it does not depend on the thread that started a broker, and
+works on macOS. The number of a process group is not reused while a member lives.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Guard:
         self._process: subprocess.Popen[bytes] | None = None
 
     def join(self) -> dict[str, Any]:
-        """Arguments for Popen that put the new process into the group; starts it if needed."""
+        """Arguments for Popen that put a process into the group; starts the guard if needed."""
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
             self._process = subprocess.Popen(
@@ -36,7 +35,7 @@ class Guard:
         return _group(self._process.pid)
 
     def close(self) -> None:
-        """Kill what is left of the group. Safe to call twice."""
+        """Kill the group. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -52,16 +51,15 @@ class Guard:
 def _group(leader: int) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         return {"process_group": leader}
-    # one system call, no Python objects made: safe between fork and exec
+    # one system call, no new Python objects: safe between fork and exec
     return {"preexec_fn": lambda: os.setpgid(0, leader)}
 
 
 def watch(owner: int) -> None:
-    """Wait until the owner's pipe closes or the owner is no longer the parent, then kill all."""
+    """Kill the group when the owner's pipe closes or the owner is no longer the parent."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    # The pipe is quick; the parent's number also helps when a forked child of the owner still
-    # holds the pipe open.
+    # The parent's pid is checked too: a forked child of the owner may hold the pipe open.
     while os.getppid() == owner:
         readable, _, _ = select.select([0], [], [], _POLL_S)
         if readable and not os.read(0, 1):

@@ -1,33 +1,288 @@
-"""RocketMQ's jars: from the cache, else fetched once, checked, and put there whole.
+"""RocketMQ's jars: a cache, filled from Maven Central by the Ivy of PySpark.
 
 The cache is `<cache>/rocketmq-<version>/`; `<cache>` is the argument, else ROCKET_SINK_CACHE, else
-the user's cache folder. It is filled in a scratch folder and renamed, under a file lock, so that
-it is there whole or not at all. A filled cache needs no network.
+the user's cache folder. It is filled in a scratch folder and renamed, under a file lock.
+
+A lock file `rocketmq-<version>.lock` beside this module pins the jars of a version, one line each:
+`group:name:version[:classifier] sha256`. With it several Ivy processes fetch the jars in parallel
+(each with its own cache folder, which two cannot share), and digests are checked. Without it one
+Ivy process resolves the whole graph, which takes minutes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
+import re
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
+from xml.sax.saxutils import quoteattr
 
 import platformdirs
 
-from rocket_sink.cluster.ivy import IvyRun
-from rocket_sink.cluster.lock import Artifact, load_lock, sha256_of
 from rocket_sink.errors import ClusterError
 from rocket_sink.java import Java, find_java
 from rocket_sink.private_file import FileLock
 
 DEFAULT_VERSION = "5.3.3"
-"""The RocketMQ version that is started unless another is asked for."""
+"""The default RocketMQ version."""
 
 CACHE_ENV = "ROCKET_SINK_CACHE"
 
 Progress = Callable[[str], None]
+
+SETTINGS_ENV = "ROCKET_SINK_IVY_SETTINGS"
+"""A user's own ivysettings.xml (a mirror, a proxy, credentials) instead of Ivy's default."""
+
+ROOTS = ("rocketmq-namesrv", "rocketmq-broker", "rocketmq-tools")
+"""The modules of org.apache.rocketmq that the cluster runs."""
+
+_FLAT = "[artifact]-[revision](-[classifier]).[ext]"
+_NESTED = "[organisation]/[module]/[revision]/" + _FLAT
+
+_HINTS = {
+    "PKIX": "Java does not trust the certificate that it was shown, maybe a proxy's: set "
+    "JAVA_TOOL_OPTIONS=-Djavax.net.ssl.trustStore=FILE to a store that has it. ",
+    ": not found": "Not every version's server modules are in the registry: try another. ",
+}
+
+_SETTINGS = """<ivysettings>
+  <!-- every jar is checked against the lock's SHA-256: one request less for each -->
+  <property name="ivy.checksums" value=""/>
+  <settings defaultResolver="central"/>
+  <timeout-constraints>
+    <timeout-constraint name="bounded" connectionTimeout="20000" readTimeout="60000"/>
+  </timeout-constraints>
+  <resolvers>
+    <ibiblio name="central" m2compatible="true" usepoms="{poms}" timeoutConstraint="bounded"/>
+  </resolvers>
+</ivysettings>
+"""
+_MODULE = """<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
+  <info organisation="rocket-sink" module="cluster"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>
+{dependencies}
+  </dependencies>
+</ivy-module>
+"""
+
+
+@dataclass(frozen=True)
+class IvyRun:
+    """Runs of Ivy. `work` is a scratch folder, `on_jar` is called per fetched jar."""
+
+    java: Java
+    work: Path
+    on_jar: Callable[[], None]
+
+    def fetch(self, artifacts: Sequence[Artifact], into: Path, processes: int) -> None:
+        """Fetch the artifacts as `into/<file name>`, by up to `processes` parallel Ivy processes.
+
+        Checks no digests. Raises ClusterError with Ivy's last lines when Ivy fails.
+        """
+        parts = [artifacts[start::processes] for start in range(processes)]
+        with ThreadPoolExecutor(processes) as pool:
+            runs = [
+                pool.submit(
+                    self._run, f"part-{number}", locked_module(part), into / _FLAT, poms=False
+                )
+                for number, part in enumerate(part for part in parts if part)
+            ]
+        for run in runs:
+            run.result()
+
+    def resolve(self, version: str, into: Path) -> None:
+        """Resolve the whole graph as `into/group/name/version/name-version[-classifier].jar`.
+
+        Raises ClusterError with Ivy's last lines when Ivy fails.
+        """
+        self._run("whole", full_module(version), into / _NESTED, poms=True)
+
+    def resolve_modules(self, modules: Sequence[str], into: Path) -> None:
+        """Resolve `group:name:version` modules and their dependencies, as `into/<file name>`."""
+        pattern = into / _FLAT
+        self._run("modules", graph_module(modules), pattern, poms=True, what=", ".join(modules))
+
+    def _run(
+        self, name: str, module: str, pattern: Path, *, poms: bool, what: str = "Apache RocketMQ"
+    ) -> None:
+        folder = self.work / name
+        folder.mkdir(parents=True)
+        ivy_file = folder / "ivy.xml"
+        ivy_file.write_text(module, encoding="utf-8")
+        command = [
+            *(str(self.java.executable), "-jar", str(find_ivy())),
+            *("-settings", str(_settings_file(folder, poms=poms)), "-cache", str(folder / "cache")),
+            *("-ivy", str(ivy_file), "-types", "jar", "bundle", "-retrieve", str(pattern)),
+        ]
+        code, last_lines = self._watch(command)
+        if code != 0:
+            printed = "\n".join(last_lines)
+            hint = "".join(text for sign, text in _HINTS.items() if sign in printed)
+            raise ClusterError(
+                f"Ivy could not fetch {what} (exit code {code}). Check the network; "
+                f"behind a mirror or proxy set {SETTINGS_ENV} to your ivysettings.xml. "
+                f"{hint}Its last lines:\n{printed}"
+            )
+
+    def _watch(self, command: list[str]) -> tuple[int, list[str]]:
+        last: deque[str] = deque(maxlen=25)
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                last.append(line.rstrip())
+                if "[SUCCESSFUL ]" in line:
+                    self.on_jar()
+        return process.returncode, list(last)
+
+
+def find_ivy() -> Path:
+    """The Ivy jar of PySpark; ClusterError when it has none."""
+    spec = find_spec("pyspark")
+    home = Path(spec.origin).parent if spec and spec.origin else None
+    found = sorted(home.glob("jars/ivy-*.jar")) if home else []
+    if not found:
+        raise ClusterError(
+            "No Ivy jar in PySpark's jars folder, and RocketMQ is fetched by it. Install PySpark "
+            "from its pip package (pip install pyspark): the variants without jars do not do."
+        )
+    return found[-1]
+
+
+def locked_module(artifacts: Iterable[Artifact]) -> str:
+    """The ivy.xml for exactly these jars, without dependencies."""
+    lines = []
+    ordered = sorted(artifacts)
+    for key, group in itertools.groupby(ordered, lambda a: (a.group, a.name, a.version)):
+        lines.append(f'    <dependency {_module(*key)} transitive="false" conf="default">')
+        for artifact in group:
+            classifier = artifact.classifier
+            extra = f" m:classifier={quoteattr(classifier)}" if classifier else ""
+            name = quoteattr(artifact.name)
+            lines.append(f'      <artifact name={name} type="jar" ext="jar"{extra}/>')
+        lines.append("    </dependency>")
+    return _MODULE.format(dependencies="\n".join(lines))
+
+
+def full_module(version: str) -> str:
+    """The ivy.xml for name server, broker and tools with their dependencies."""
+    return graph_module([f"org.apache.rocketmq:{root}:{version}" for root in ROOTS])
+
+
+def graph_module(modules: Iterable[str]) -> str:
+    """The ivy.xml for `group:name:version` modules with their dependencies."""
+    mapping = 'conf="default-&gt;compile,runtime,master"'
+    lines = [f"    <dependency {_module(*module.split(':'))} {mapping}/>" for module in modules]
+    return _MODULE.format(dependencies="\n".join(lines))
+
+
+def _module(group: str, name: str, version: str) -> str:
+    return f"org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)}"
+
+
+def _settings_file(folder: Path, *, poms: bool) -> Path:
+    own = os.environ.get(SETTINGS_ENV)
+    if own:
+        if not Path(own).is_file():
+            raise ClusterError(f"{SETTINGS_ENV} names {own}, which is no file: mend or unset it.")
+        return Path(own)
+    file = folder / "ivysettings.xml"
+    file.write_text(_SETTINGS.format(poms=str(poms).lower()), encoding="utf-8")
+    return file
+
+
+_LINE = re.compile(
+    r"(?P<group>[\w.-]+):(?P<name>[\w.-]+):(?P<version>[\w.-]+)(:(?P<classifier>[\w.-]+))?"
+    r"\s+(?P<sha256>[0-9a-f]{64})"
+)
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, order=True)
+class Artifact:
+    """One jar. `classifier` is empty for a module's main jar; `sha256` is lower-case hex."""
+
+    group: str
+    name: str
+    version: str
+    classifier: str
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        """The jar's name in the cache and in a Maven repository."""
+        tail = f"-{self.classifier}" if self.classifier else ""
+        return f"{self.name}-{self.version}{tail}.jar"
+
+    @property
+    def line(self) -> str:
+        """The lock file's line for this jar."""
+        parts = [self.group, self.name, self.version, self.classifier]
+        return f"{':'.join(part for part in parts if part)} {self.sha256}"
+
+    def matches(self, path: Path) -> bool:
+        """True when `path` is a file with this artifact's digest."""
+        return path.is_file() and sha256_of(path) == self.sha256
+
+
+def parse_lock(text: str, source: str) -> tuple[Artifact, ...]:
+    """The artifacts of a lock file in its order.
+
+    Raises ClusterError for a malformed line, and for two artifacts with the same file name.
+    """
+    artifacts: dict[str, Artifact] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        found = _LINE.fullmatch(line.strip())
+        if found is None:
+            raise ClusterError(
+                f"{source}, line {number}: expected 'group:name:version[:classifier] sha256', "
+                f"found {line[:120]!r}. Reinstall rocket-sink, or make the lock file again."
+            )
+        artifact = Artifact(
+            found["group"], found["name"], found["version"], found["classifier"] or "",
+            found["sha256"],
+        )  # fmt: skip
+        if artifact.file_name in artifacts:
+            raise ClusterError(f"{source}, line {number}: {artifact.file_name} is there twice.")
+        artifacts[artifact.file_name] = artifact
+    return tuple(artifacts.values())
+
+
+def load_lock(version: str) -> tuple[Artifact, ...] | None:
+    """The pinned jars of a RocketMQ version; None without a lock file."""
+    name = f"rocketmq-{version}.lock"
+    file = resources.files(__package__).joinpath(name)
+    return parse_lock(file.read_text(encoding="utf-8"), name) if file.is_file() else None
+
+
+def sha256_of(path: Path) -> str:
+    """The file's SHA-256 as lower-case hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
 
 _PROCESSES = 6
 _ROUNDS = 2
@@ -43,8 +298,8 @@ def resolve_jars(
 ) -> list[Path]:
     """The jars of name server, broker and admin tool, in class path order.
 
-    `progress` gets a line of text now and then while something is fetched. Raises ClusterError
-    when they cannot be fetched, or when one's digest is not the lock's.
+    `progress` gets lines of text during a fetch. Raises ClusterError when they cannot be fetched,
+    or when a digest differs from the lock file's.
     """
     base = cache_folder(cache)
     folder = base / f"rocketmq-{version}"
@@ -63,7 +318,7 @@ def resolve_jars(
 
 
 def cache_folder(cache: Path | None = None) -> Path:
-    """The folder that holds the caches of all versions (see the module's text)."""
+    """The folder with the caches of all versions."""
     chosen = cache or os.environ.get(CACHE_ENV) or platformdirs.user_cache_dir("rocket-sink")
     return Path(chosen).expanduser().absolute()
 

@@ -1,6 +1,6 @@
-"""From what is asked for to processes: settings, files in the home folder, command lines, start.
+"""Starting a cluster: settings, files in the home folder, command lines, processes.
 
-The home folder holds one folder per process (configuration, store, logs), `tls/` and `ports.json`.
+The home folder has one folder per process (configuration, store, logs), `tls/` and `ports.json`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rocket_sink.java import Java, find_java
 
 NAME_SERVER = "name-server"
 MARK_PROPERTY = "rocket.sink.cluster"
-"""A JVM property with a random value: what tells our process from another with its number."""
+"""A JVM property with a random value, by which a process is recognised if its pid is reused."""
 
 _PORT_TRIES = 3
 _MOST_BROKERS = 64
@@ -34,7 +34,7 @@ _MOST_BROKERS = 64
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a cluster shall be; see LocalCluster for the meaning of each field."""
+    """The settings of a cluster; see LocalCluster."""
 
     brokers: int = 2
     version: str = DEFAULT_VERSION
@@ -60,7 +60,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What the processes of one start share."""
+    """Values shared by the processes of one start."""
 
     java: Java
     class_path: str
@@ -73,10 +73,10 @@ class Runtime:
     def make(
         cls, wanted: Wanted, home: Path, cache: Path | None, progress: Progress | None
     ) -> Runtime:
-        """Find Java and the jars, make certificates; ClusterError when one cannot be had."""
+        """Find Java and the jars, make certificates; ClusterError when one fails."""
         java = find_java()
         jars = resolve_jars(wanted.version, cache=cache, java=java, progress=progress)
-        # by default they would each make a self-signed certificate, at a second of CPU
+        # by default each makes a self-signed certificate, at a second of CPU
         certificates, flags = None, ["-Dtls.server.mode=disabled"]
         if wanted.tls:
             certificates = make_certificates(home / "tls")
@@ -86,11 +86,11 @@ class Runtime:
         return cls(java, class_path, home, uuid.uuid4().hex, certificates, tuple(flags))
 
     def class_path_in(self, folder: Path) -> str:
-        """CLASSPATH of the process that has this folder."""
+        """CLASSPATH of the process with this folder."""
         return conf.class_path(folder, self.class_path)
 
     def command(self, wanted: Wanted, role: str, name: str, *memory: str) -> tuple[str, ...]:
-        """The JVM's command line for the process `name`, whose folder is made ready."""
+        """The command line of the process `name`; writes the files of its folder."""
         folder = self.home / name
         conf.write_rocketmq_home(folder, wanted.version, wanted.acl)
         return tuple(
@@ -107,20 +107,20 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The started processes and how to ask them whether they work."""
+    """The processes of a cluster and their readiness probe."""
 
     name_server: NameServer
     brokers: list[Broker]
     probe: Probe
 
     def stop(self) -> None:
-        """End all in good order, side by side, which takes brokers some 15 s; safe twice."""
-        everyone = [*self.brokers, self.name_server]
-        with ThreadPoolExecutor(len(everyone)) as pool:
-            list(pool.map(lambda node: node.stop(), everyone))
+        """Stop all in parallel (SIGTERM), which takes brokers some 15 s; idempotent."""
+        nodes = [*self.brokers, self.name_server]
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            list(pool.map(lambda node: node.stop(), nodes))
 
     def kill(self) -> None:
-        """End all at once; safe to call twice."""
+        """Kill all; idempotent."""
         for node in [*self.brokers, self.name_server]:
             node.kill()
 
@@ -136,8 +136,8 @@ def launch(
 ) -> Nodes:
     """Start a cluster in `runtime.home` and return when every broker has stored a message.
 
-    `spawned` is told of the processes as soon as they exist. Raises ClusterError after ending
-    whatever was started; a port that was taken meanwhile leads to another try by itself.
+    `spawned` is called as soon as a process exists. On errors all processes are killed and
+    ClusterError is raised; if a port was taken meanwhile, other ports are tried.
     """
     wanted_ports = load_ports(runtime.home / "ports.json")
     for last in [False] * (_PORT_TRIES - 1) + [True]:
@@ -162,7 +162,7 @@ def launch(
 def build(
     wanted: Wanted, runtime: Runtime, ports: Ports, popen_options: Callable[[], dict[str, Any]]
 ) -> Nodes:
-    """Write all configuration files and return the processes, not started yet."""
+    """Write all configuration files; returns the processes, not started."""
     _check_disk(runtime.home)
     probe = Probe.of(wanted.acl, runtime.certificates)
     server = NameServer(_name_server_spec(wanted, runtime, ports.name_server), popen_options)
@@ -179,7 +179,7 @@ def _start(
     nodes.name_server.spawn()
     spawned(nodes)
     nodes.name_server.wait_ready(timeout_s)
-    # a broker that finds no name server asks again only after ten seconds: hence one by one
+    # after the name server: a broker that does not find it waits ten seconds
     tell(f"starting {len(nodes.brokers)} brokers")
     for broker in nodes.brokers:
         broker.spawn()
@@ -195,7 +195,7 @@ def _name_server_spec(wanted: Wanted, runtime: Runtime, port: int) -> NodeSpec:
         NAME_SERVER,
         NAME_SERVER,
         *("-Xms32m", "-Xmx128m"),
-        # it has next to nothing to do: compiling it well costs more than it brings
+        # it does little: optimised code is not worth its compilation
         "-XX:TieredStopAtLevel=1",
     )
     folder = runtime.home / NAME_SERVER
@@ -224,7 +224,7 @@ def _broker_spec(wanted: Wanted, runtime: Runtime, index: int, ports: Ports) -> 
 
 
 def _disk_use(folder: Path) -> float:
-    """Used share of the disk, as brokers reckon it (UtilAll.getDiskPartitionSpaceUsedPercent)."""
+    """Used share of the disk (UtilAll.getDiskPartitionSpaceUsedPercent)."""
     usage = shutil.disk_usage(folder)
     return usage.used / max(1, usage.used + usage.free)
 

@@ -1,4 +1,4 @@
-"""A cluster that lives as long as this object, or this process: for tests and the demo."""
+"""A cluster that ends with its object or this process: for tests and the demo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocket_sink.cluster.conf import CLUSTER_NAME, Secrets
 from rocket_sink.cluster.guard import Guard
 from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress
 from rocket_sink.cluster.layout import Nodes, Runtime, Wanted, launch
-from rocket_sink.cluster.node import Broker, NameServer
+from rocket_sink.cluster.node import Broker
 from rocket_sink.errors import ClusterError
 
 _ROUTE_TIMEOUT_S = 90.0
@@ -24,15 +24,19 @@ _ROUTE_TIMEOUT_S = 90.0
 class LocalCluster:
     """A real name server and brokers of Apache RocketMQ on loopback.
 
-    `home` is the data folder (None: a temporary one, removed by `stop`); `acl` switches
-    authentication on, with that user as super user; `tls` is None, "permissive" or "enforcing",
-    with a certificate signed by `tls_ca`; `tls_client_auth` is "none", "optional" or "require"
-    (a client then shows `tls_client`); `queues` is what automatically made topics get per
-    broker; `broker_config` adds lines to every broker.conf and has the last word; `progress` gets
-    a line of text now and then; `cache` is the folder for the jars; `heap_mb` each broker's.
+    Args:
+        home: the data folder; None: a temporary one, removed by `stop`.
+        acl: enables authentication, with this user as super user.
+        tls: None, "permissive" or "enforcing", with a certificate signed by `tls_ca`.
+        queues: queues per broker of topics that brokers create.
+        broker_config: lines for every broker.conf; they override all others.
+        progress: gets lines of text.
+        cache: the folder of the jars.
+        heap_mb: the heap of each broker.
+        tls_client_auth: "none", "optional" or "require" (of the certificate `tls_client`).
 
-    The processes end with this one even if it is killed (see `guard`). Not for use by several
-    threads at once, nor from a forked child.
+    The processes end with this one even if it is killed (see `guard`). Not thread-safe, and not for
+    use in a forked child.
     """
 
     def __init__(
@@ -77,10 +81,9 @@ class LocalCluster:
         self.stop()
 
     def start(self, timeout_s: float = 240) -> LocalCluster:
-        """Start and wait until every broker has stored a message; nothing if it runs already.
+        """Start and wait until every broker has stored a message; no effect if it runs already.
 
-        Raises ClusterError, with the last log lines and what to do, after ending what it began.
-        Fetching RocketMQ the first time is not counted into `timeout_s`.
+        Raises ClusterError with the last log lines. `timeout_s` does not include fetching RocketMQ.
         """
         if self._nodes is not None:
             return self
@@ -95,24 +98,24 @@ class LocalCluster:
                 progress=self._progress,
             )
         except Exception:
-            # the home stays, a temporary one too: the error names the logs in it
+            # a temporary home is kept, too: the error names the logs in it
             self._guard.close()
             raise
         except BaseException:
-            # stopped by the user, who wants no logs
+            # interrupted: the logs are not needed
             self._guard.close()
             self._remove_home(home)
             raise
         return self
 
     def stop(self) -> None:
-        """End what was started; a temporary home is removed. Safe to call twice."""
+        """Stop the cluster and remove a temporary home. Idempotent."""
         if self._owner != os.getpid():
             return
         nodes, self._nodes = self._nodes, None
         if nodes is None:
             return
-        # a store that nobody will read needs no good order, and SIGTERM takes brokers seconds
+        # a temporary store needs no clean shutdown, which takes brokers seconds
         if self._asked_home is None:
             nodes.kill()
         else:
@@ -128,7 +131,7 @@ class LocalCluster:
 
     @property
     def home(self) -> Path:
-        """The data folder: one folder per process with its configuration, store and logs."""
+        """The data folder, with one folder per process (configuration, store, logs)."""
         return self._prepared().home
 
     @property
@@ -138,7 +141,7 @@ class LocalCluster:
 
     @property
     def java(self) -> Path:
-        """The Java launcher that runs the cluster."""
+        """The `java` of the cluster."""
         return self._prepared().java.executable
 
     @property
@@ -158,31 +161,17 @@ class LocalCluster:
         """host:port of the name server, the value of the option nameServer."""
         return self._running().name_server.address
 
-    def client_options(self) -> dict[str, str]:
-        """Options of a client: nameServer, and credentials and TLS where they are switched on."""
-        options = {"nameServer": self.name_server}
-        if keys := self._wanted.acl:
-            options |= {"accessKey": keys.access_key, "secretKey": keys.secret_key}
-        if self.tls_ca:
-            options |= {"tlsMode": "verify-full", "tlsCa": str(self.tls_ca)}
-        return options
-
-    @property
-    def name_server_node(self) -> NameServer:
-        """The name server's process."""
-        return self._running().name_server
-
     @property
     def brokers(self) -> list[Broker]:
         """The brokers, broker-a first."""
         return list(self._running().brokers)
 
     def cpu_s(self) -> float:
-        """CPU seconds of all brokers so far."""
+        """CPU seconds of all brokers."""
         return sum(broker.cpu_s() for broker in self._running().brokers)
 
     def admin(self, *arguments: str, timeout_s: float = 240) -> str:
-        """What `mqadmin <arguments>` prints; ClusterError with its output when it fails."""
+        """The output of `mqadmin <arguments>`; ClusterError when it fails."""
         return admin(
             self.name_server,
             *arguments,
@@ -203,10 +192,10 @@ class LocalCluster:
         brokers: Iterable[str] | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a topic (or change it) on all brokers, or on those named; returns when routed.
+        """Create or update a topic on all brokers, or on those named; returns when routed.
 
-        `perm` is 2 to write, 4 to read, 6 for both; `order` also records the order configuration
-        at the name server; `attributes` are for instance {"message.type": "DELAY"} (5.x).
+        `perm` is 2 to write, 4 to read, 6 for both; `order` also stores the order configuration at
+        the name server; `attributes` are for instance {"message.type": "DELAY"} (5.x).
         """
         chosen = self._chosen(brokers)
         targets = [("-b", b.address) for b in chosen] if brokers else [("-c", CLUSTER_NAME)]
@@ -226,10 +215,9 @@ class LocalCluster:
         brokers: Iterable[str] | None = None,
         timeout_s: float = _ROUTE_TIMEOUT_S,
     ) -> None:
-        """Return once the topic's route names all brokers, or those named; ClusterError if late.
+        """Wait until the topic's route has all brokers, or those named; else ClusterError.
 
-        A broker that was killed or frozen may be missing there for its next period (30 s), and
-        what it stores is out of clients' sight until then.
+        A broker that was killed or frozen may be missing for up to 30 s.
         """
         for broker in self._chosen(brokers):
             broker.wait_routed(topic, timeout_s)
@@ -239,10 +227,10 @@ class LocalCluster:
         self.admin("deleteTopic", "-c", CLUSTER_NAME, "-t", name)
 
     def _chosen(self, names: Iterable[str] | None) -> list[Broker]:
-        everyone = self._running().brokers
+        running = self._running().brokers
         if names is None:
-            return everyone
-        known = {broker.name: broker for broker in everyone}
+            return running
+        known = {broker.name: broker for broker in running}
         asked = list(names)
         for name in asked:
             if name not in known:

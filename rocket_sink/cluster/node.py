@@ -1,4 +1,4 @@
-"""One process of a cluster: the name server or a broker, with what tests do to it."""
+"""One process of a cluster, name server or broker: start, stop, freeze, kill."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TAIL_BYTES = 32_768
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """How to start a process: everything but the process itself."""
+    """How to start a process."""
 
     name: str
     port: int
@@ -39,7 +39,7 @@ class NodeSpec:
 
     @property
     def settings_file(self) -> Path:
-        """The properties file with `settings`, written at each start: brokers change theirs."""
+        """The properties file with `settings`; written at each start, as brokers change it."""
         return self.folder / "settings.conf"
 
     @property
@@ -49,16 +49,16 @@ class NodeSpec:
 
     @property
     def console(self) -> Path:
-        """The file that gets the process's output."""
+        """The file of the process's output."""
         return self.folder / "console.log"
 
 
 class PortTakenError(ClusterError):
-    """Somebody else bound a port between its choice and its use; a start with others may do."""
+    """Another process has bound a port between its choice and its use; try others."""
 
 
 class Node:
-    """A started process. `popen_options` are asked for at each start (group, session)."""
+    """A process. `popen_options` is called at each start (group, session)."""
 
     def __init__(self, spec: NodeSpec, popen_options: Callable[[], dict[str, Any]]) -> None:
         self.spec = spec
@@ -82,7 +82,7 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """The process number of the latest start; ClusterError before the first."""
+        """The pid of the latest start; ClusterError before the first."""
         return self._started().pid
 
     @property
@@ -91,7 +91,7 @@ class Node:
         return self._process is not None and self._process.poll() is None
 
     def cpu_s(self) -> float:
-        """User and system seconds of CPU so far, including starts that this object ended."""
+        """CPU seconds (user and system), including earlier starts."""
         if not self.alive:
             return self._earlier_cpu_s
         try:
@@ -101,22 +101,22 @@ class Node:
         return float(self._earlier_cpu_s + times.user + times.system)
 
     def freeze(self) -> None:
-        """Stop it in its tracks (SIGSTOP): sockets stay open and nothing is answered."""
+        """SIGSTOP: sockets stay open, nothing is answered."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen process go on (SIGCONT)."""
+        """SIGCONT."""
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it at once (SIGKILL); no effect on one that has ended."""
+        """SIGKILL; no effect on a process that has ended."""
         if self.alive:
             self._earlier_cpu_s = self.cpu_s()
             self._signal(signal.SIGKILL)
             self._started().wait()
 
     def stop(self, grace_s: float = _GRACE_S) -> None:
-        """End it in good order (SIGTERM), by SIGKILL after `grace_s`; safe to call twice."""
+        """SIGTERM, and SIGKILL after `grace_s`; idempotent."""
         if not self.alive:
             return
         cpu_s = self.cpu_s()
@@ -134,7 +134,7 @@ class Node:
             raise ClusterError(f"{self.name} runs already (pid {self.pid}).")
         self.spec.folder.mkdir(parents=True, exist_ok=True)
         environ = {**os.environ, "CLASSPATH": self.spec.class_path}
-        # options of the user's own Java programs must not change the cluster's
+        # the user's options for Java programs must not change the cluster
         for name in ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "NAMESRV_ADDR"):
             environ.pop(name, None)
         write_private(self.spec.settings_file, properties_text(self.spec.settings))
@@ -146,21 +146,21 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
-                # credentials and messages are in what it writes
+                # its files have credentials and messages
                 umask=0o077,
                 **self._popen_options(),
             )
 
-    def wait_for(self, question: Callable[[], None], timeout_s: float) -> None:
-        """Ask until `question` does not raise ProbeFailed.
+    def wait_for(self, check: Callable[[], None], timeout_s: float) -> None:
+        """Repeat `check` until it does not raise ProbeFailed.
 
-        Raises ClusterError with the last log lines when the process ends or `timeout_s` is over,
-        PortTakenError when the log says so.
+        Raises ClusterError with the last log lines when the process ends or after `timeout_s`,
+        PortTakenError when the log has that error.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                return question()
+                return check()
             except ProbeFailed as failed:
                 if not self.alive:
                     raise self._start_error(f"ended with code {self._code()}") from failed
@@ -170,9 +170,9 @@ class Node:
             time.sleep(_POLL_S)
 
     def release(self) -> None:
-        """Let the process outlive this object without a warning; it cannot be used after."""
+        """Detach from the process, which goes on running."""
         if self._process is not None:
-            # Popen warns about a child that it would leave running: here that is the purpose
+            # without a return code Popen would warn about the running child
             self._process.returncode = 0
             self._process = None
 
@@ -199,7 +199,7 @@ class Node:
         )
 
     def log_tail(self) -> str:
-        """The last lines of its output and of its main log."""
+        """The last lines of its output and its log."""
         return "\n".join(_tail([self.spec.console, self.spec.folder / LOG_FILE]))
 
 
@@ -207,18 +207,18 @@ class NameServer(Node):
     """The cluster's name server."""
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return once it listens, else raise as `wait_for`."""
+        """Wait until it listens; errors as `wait_for`."""
 
-        def question() -> None:
+        def check() -> None:
             if not accepts(self.address):
                 raise ProbeFailed(f"nothing listens at {self.address}")
 
-        self.wait_for(question, timeout_s)
+        self.wait_for(check, timeout_s)
 
     def restart(self, timeout_s: float = 120) -> None:
-        """Stop it if it runs and start it again on the same port; waits until it listens.
+        """Restart on the same port and wait until it listens.
 
-        It forgets all routes; brokers register again within their period (30 s).
+        All routes are lost; brokers register again within 30 s.
         """
         self.stop()
         self.spawn()
@@ -240,22 +240,22 @@ class Broker(Node):
         self._probe = probe
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return once it is registered and has stored a message, else raise as `wait_for`."""
+        """Wait until it is registered and has stored a message; errors as `wait_for`."""
         self._wait_registered(
             lambda: self._probe.check_broker(self._name_server, self.name, self.address), timeout_s
         )
 
     def wait_routed(self, topic: str, timeout_s: float) -> None:
-        """Return once the topic's route names it, else raise as `wait_for`."""
+        """Wait until the topic's route has it; errors as `wait_for`."""
         self._wait_registered(
             lambda: self._probe.check_route(self._name_server, topic, [self.address]), timeout_s
         )
 
     def _wait_registered(self, check: Callable[[], None], timeout_s: float) -> None:
-        """Wait until the check passes; a broker that listens meanwhile is made to register."""
+        """Wait until the check passes; make a listening broker register."""
         listens_since_s = 0.0
 
-        def question() -> None:
+        def registered() -> None:
             nonlocal listens_since_s
             try:
                 check()
@@ -267,14 +267,14 @@ class Broker(Node):
                         self._probe.register_now(self.address, self._permission)
                 raise
 
-        self.wait_for(question, timeout_s)
+        self.wait_for(registered, timeout_s)
 
     @property
     def _permission(self) -> int:
         return int(self.spec.settings.get("brokerPermission", _READ_AND_WRITE))
 
     def restart(self, timeout_s: float = 120) -> None:
-        """Stop it if it runs, start it again on the same ports and store; waits until ready."""
+        """Restart with the same ports and store, and wait until ready."""
         self.stop()
         self.spawn()
         self.wait_ready(timeout_s)

@@ -1,9 +1,8 @@
 """Free loopback ports for a cluster.
 
-A broker takes three: its own, the "fast" one two below (Java's BrokerController derives it) and
-the one for replication, one above. Ports are drawn below the range that systems hand out for
-outgoing connections (32768 up on Linux), so that none is taken between the choice and the
-broker's bind a second later; should it happen all the same, the start is tried again with others.
+A broker binds three: its listen port, the "fast" one two below (BrokerController) and the one for
+replication, one above. Ports are chosen below the range of outgoing connections (32768 up on
+Linux), so that few are taken before the broker binds them; then the start is repeated with others.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ class Ports:
     brokers: tuple[int, ...]
 
     def all(self) -> list[int]:
-        """Every port that the cluster binds."""
+        """All ports that the cluster binds."""
         return [self.name_server, *(p for broker in self.brokers for p in broker_ports(broker))]
 
     def save(self, file: Path) -> None:
-        """Write them to `file`, so that the next start in the same home gets the same."""
+        """Write them to `file`, for the next start in the same home."""
         file.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
@@ -45,7 +44,7 @@ def broker_ports(listen: int) -> tuple[int, int, int]:
 
 
 def load_ports(file: Path) -> Ports | None:
-    """The ports saved in `file`; None when there is none that can be read."""
+    """The ports saved in `file`; None if it is missing or unreadable."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
         return Ports(int(saved["name_server"]), tuple(int(port) for port in saved["brokers"]))
@@ -57,7 +56,7 @@ def is_free(port: int) -> bool:
     """True when `port` can be bound now, on loopback and on all interfaces."""
     for host in (LOOPBACK, ""):
         with socket.socket() as probe:
-            # as the JVM does: a port with connections in TIME_WAIT can be bound again
+            # as the JVM does, so that TIME_WAIT does not count
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))

@@ -1,8 +1,8 @@
-"""The question "does this broker work?": fetch its route, store a message in it.
+"""The readiness probe of brokers: fetch the route, store a message.
 
-Speaks just enough of the remoting protocol by hand, one request per connection, so that the judge
-of readiness shares no code with the producer it serves to test. The message goes to the topic
-that has the broker's own name: every broker makes it for itself, so user topics stay untouched.
+It has its own minimal implementation of the remoting protocol, one request per connection, and so
+shares no code with the producer under test. The message goes to the topic with the broker's name,
+which every broker creates for itself.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _FRAME_LIMIT_BYTES = 16 << 20
 
 
 class ProbeFailed(Exception):
-    """The broker or name server does not work yet; the text says what was seen."""
+    """The broker or name server is not ready; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """How to reach the cluster: credentials when it asks for them, the CA when it speaks TLS."""
+    """The probe of one cluster, with its credentials and TLS files."""
 
     secrets: Secrets | None = None
     tls_ca: Path | None = None
@@ -45,25 +45,24 @@ class Probe:
 
     @classmethod
     def of(cls, secrets: Secrets | None, certificates: TestCertificates | None) -> Probe:
-        """With all that there is."""
         if certificates is None:
             return cls(secrets)
         client = (certificates.client_cert, certificates.client_key)
         return cls(secrets, certificates.ca, client)
 
     def check_broker(self, name_server: str, name: str, address: str) -> None:
-        """Return when the broker is registered and stores a message, else raise ProbeFailed."""
+        """Raise ProbeFailed unless the broker is registered and stores a message."""
         self.check_route(name_server, name, [address])
         code, _ = self._ask(address, _SEND_MESSAGE, _send_header(name), b"ready?")
         if code not in _STORED:
             raise ProbeFailed(f"{name} at {address} does not store messages (code {code})")
 
     def register_now(self, address: str, permission: int) -> None:
-        """Make the broker register at the name server at once; ProbeFailed when it does not.
+        """Make the broker register at the name server; ProbeFailed when it does not.
 
-        A broker that starts quickly is not yet connected to the name server when it first
-        registers, and tries again ten seconds later. Setting its permission, to what it is
-        already, makes it register (AdminBrokerProcessor.updateBrokerConfig).
+        The first registration of a broker may fail because it is not connected yet; the next one is
+        ten seconds later. Setting its permission, to the present value, makes it register
+        (AdminBrokerProcessor.updateBrokerConfig).
         """
         code, _ = self._ask(
             address, _UPDATE_BROKER_CONFIG, {}, f"brokerPermission={permission}\n".encode()
@@ -72,11 +71,11 @@ class Probe:
             raise ProbeFailed(f"{address} does not register (code {code})")
 
     def check_route(self, name_server: str, topic: str, addresses: Iterable[str]) -> None:
-        """Return when the topic's route has all the addresses, else raise ProbeFailed."""
+        """Raise ProbeFailed unless the topic's route has all addresses."""
         code, body = self._ask(name_server, _GET_ROUTE, {"topic": topic}, b"")
         if code != 0:
             raise ProbeFailed(f"the name server knows no route of {topic} (code {code})")
-        # searched as text: before 5.x the answer's numeric keys are not legal JSON
+        # as text: before 5.x the answer's numeric keys are not legal JSON
         for address in addresses:
             if f'"{address}"'.encode() not in body:
                 raise ProbeFailed(f"the route of {topic} lacks {address}: {body[:500]!r}")
@@ -102,7 +101,7 @@ class Probe:
             return header
         fields = {**header, "AccessKey": self.secrets.access_key}
         content = "".join(fields[key] for key in sorted(fields)).encode() + body
-        # SHA-1 is what the protocol prescribes (AclSigner.java)
+        # SHA-1 as in AclSigner.java
         digest = hmac.new(self.secrets.secret_key.encode(), content, hashlib.sha1).digest()
         return {**fields, "Signature": base64.b64encode(digest).decode()}
 

@@ -1,7 +1,7 @@
 """Test certificates: an authority, a server certificate for 127.0.0.1, and a client's.
 
-Made by the `openssl` program, once per home folder, valid for a year. For tests and local use
-only: the private keys lie in the home folder.
+Made by `openssl`, once per home folder, valid for a year. For tests and local use only: the private
+keys are in the home folder.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ subjectAltName=DNS:localhost,IP:127.0.0.1
 
 @dataclass(frozen=True)
 class TestCertificates:
-    """The files: `ca` is what everybody trusts, `server_cert` and `server_key` are the brokers'
-    own, `client_cert` and `client_key` what a client shows to brokers that ask."""
+    """The files: `ca` is the trusted authority; certificates and keys of brokers and clients."""
 
     __test__ = False
 
@@ -36,10 +35,10 @@ class TestCertificates:
     client_key: Path
 
     def jvm_flags(self, mode: str, settings: Path, client_auth: str = "none") -> list[str]:
-        """Write the JVMs' TLS settings to `settings` and return the flags that use them.
+        """Write the TLS settings of servers to `settings`; returns the JVM flags for them.
 
-        `mode` is permissive or enforcing. When enforcing, the processes speak TLS to each other
-        too, trusting the CA. `client_auth` is none, optional or require.
+        `mode` is permissive or enforcing (then the servers also use TLS between each other).
+        `client_auth` is none, optional or require.
         """
         lines = {
             **self._client_lines(),
@@ -54,7 +53,7 @@ class TestCertificates:
         return [*flags, "-Dtls.enable=true"] if mode == "enforcing" else flags
 
     def client_flags(self, settings: Path) -> list[str]:
-        """JVM flags for a client that speaks TLS and trusts `ca` alone; writes `settings`."""
+        """JVM flags of a TLS client that trusts `ca` only; writes `settings`."""
         settings.write_text(properties_text(self._client_lines()), encoding="utf-8")
         return ["-Dtls.enable=true", f"-Dtls.config.file={settings}"]
 
@@ -69,7 +68,7 @@ class TestCertificates:
 
 
 def make_certificates(folder: Path) -> TestCertificates:
-    """The certificates in `folder`, made when they are not there yet.
+    """The certificates in `folder`; made if missing.
 
     Raises ClusterError when `openssl` is missing or fails.
     """
@@ -79,7 +78,7 @@ def make_certificates(folder: Path) -> TestCertificates:
         return made
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    # -newkey writes PKCS#8, the only form that the brokers' Netty reads
+    # -newkey writes PKCS#8, which Netty needs
     _openssl(
         *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", _DAYS, "-sha256"),
         *("-subj", "/CN=rocket-sink test CA", "-keyout", str(folder / "ca-key.pem")),
@@ -91,7 +90,7 @@ def make_certificates(folder: Path) -> TestCertificates:
 
 
 def _sign(folder: Path, name: str, cert: Path, key: Path) -> None:
-    """A certificate by the authority in the folder."""
+    """Make a certificate signed by the folder's authority."""
     request, extensions = folder / "request.csr", folder / "extensions"
     extensions.write_text(_EXTENSIONS, encoding="utf-8")
     _openssl(

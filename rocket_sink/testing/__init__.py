@@ -1,8 +1,9 @@
 """For tests of jobs that send: a scripted cluster without Java, and a TCP proxy with faults.
 
-`FakeCluster` speaks the remoting protocol on loopback ports of this process; its brokers delay,
-refuse, drop, cut, freeze and lie as told, and keep what was stored for assertions. `FaultProxy`
-stands before a real broker and does the same to its bytes, `FaultProxies` before all of a cluster.
+`FakeCluster` serves the remoting protocol on loopback ports of this process. Its brokers delay,
+refuse, drop and cut answers, freeze or answer wrongly as scripted, and keep stored messages for
+assertions. `FaultProxy` does the same in front of a real broker, `FaultProxies` in front of a
+cluster.
 """
 
 from rocket_sink.testing.broker import FakeBroker, TopicConfig

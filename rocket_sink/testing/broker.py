@@ -1,7 +1,4 @@
-"""A scripted broker: stores what is sent to it, and misbehaves when told to.
-
-The reply of a request-reply pair on its way from a scripted broker to the client that asked.
-"""
+"""A scripted broker: stores messages in memory, and fails as scripted."""
 
 from __future__ import annotations
 
@@ -48,8 +45,8 @@ class FakeBroker:
     Attributes:
         name: as in routes, `broker-a`.
         requests: every request received, in order, for assertions.
-        version: the release that its answers tell (MQVersion ordinal); settable.
-        is_master: False: routes name a slave only, as while a master is being replaced; settable.
+        version: the release in the headers of its answers (MQVersion ordinal); settable.
+        is_master: False: routes have a slave only, as during a fail-over; settable.
     """
 
     def __init__(self, loop: Loop, name: str, topics: dict[str, TopicConfig], *, seed: int) -> None:
@@ -88,26 +85,26 @@ class FakeBroker:
     def alive(self) -> bool:
         return self._port.is_open
 
-    # --- what a test says -------------------------------------------------------------------
+    # --- for tests --------------------------------------------------------------------------
 
     def on_send(self, behaviour: Behaviour, *, times: int | None = 1, chance: float = 1.0) -> None:
-        """Treat the next `times` sends (None: all) like this, each with this chance."""
+        """Apply a behaviour to the next `times` sends (None: all), each with this chance."""
         self._script.add(behaviour, matches=is_send, times=times, chance=chance)
 
     def on(self, code: int, behaviour: Behaviour, *, times: int | None = 1) -> None:
-        """Treat the next `times` requests of this code like this."""
+        """Apply a behaviour to the next `times` requests of this code."""
         self._script.add(behaviour, matches=lambda frame: frame.code == code, times=times)
 
     def behave(self) -> None:
-        """Forget all that was said before."""
+        """Remove all behaviours."""
         self._script.clear()
 
     def freeze(self) -> None:
-        """Read and answer nothing, as after SIGSTOP: the kernel still takes bytes."""
+        """Answer nothing, as after SIGSTOP: the kernel still takes bytes."""
         self._loop.call(lambda: setattr(self._port, "frozen", True))
 
     def thaw(self) -> None:
-        """Handle all that came in while frozen."""
+        """Handle the requests received while frozen."""
         self._loop.call(lambda: self._loop.thaw(self._port))
 
     def kill(self) -> None:
@@ -120,18 +117,17 @@ class FakeBroker:
             self._loop.call(self._port.open)
 
     def fail_over(self) -> None:
-        """Another process becomes the master: the same store at a new address, which routes tell
-        from now on; the old address refuses connections."""
+        """Move to a new address, with the same store; the old address refuses connections."""
         self._loop.call(self._port.close)
         self._port = Port(self._loop, self._handle)
         self._loop.call(self._port.open)
 
     def reset_connections(self) -> None:
-        """Reset the open connections; new ones are welcome."""
+        """Reset the open connections; new ones are accepted."""
         self._loop.call(self._port.reset_peers)
 
     def send_request(self, frame: Frame) -> None:
-        """Send a request of the broker's own to every connected client."""
+        """Send a request to every connected client."""
         self._loop.call(lambda: self._send_all(encode_frame(frame)))
 
     def half_messages(self) -> list[StoredMessage]:
@@ -139,11 +135,11 @@ class FakeBroker:
         return self._halves.messages()
 
     def lose_half_messages(self) -> None:
-        """Forget them, as when their part of the log is deleted."""
+        """Delete them, as when their part of the commit log is deleted."""
         self._loop.call(self._halves.lose)
 
     def check_transactions(self) -> None:
-        """Ask every connected client about every half message, as a broker does each 30 s."""
+        """Send a transaction check for each half message to every connected client."""
         for half in self._halves.messages():
             self.send_request(self._halves.check(half))
 
@@ -202,8 +198,8 @@ class FakeBroker:
                 request, ResponseCode.INVALID_PARAMETER,
                 remark=f"request queueId[{queue_id}] is illegal",
             )  # fmt: skip
-        place = self._halves if self._halves.is_half(request) else self.store
-        stored = place.put(request, max(queue_id, 0), now_ms())
+        target = self._halves if self._halves.is_half(request) else self.store
+        stored = target.put(request, max(queue_id, 0), now_ms())
         return _ok(
             request,
             {
@@ -216,7 +212,7 @@ class FakeBroker:
         )
 
     def _reply(self, request: Frame) -> Frame:
-        """Store the reply and push it to every client: the one that asked knows it by its id."""
+        """Store the reply and push it to every client; the requester recognises its id."""
         answer = self._send(request)
         if answer.code == ResponseCode.SUCCESS:
             self.send_request(pushed_reply(request, now_ms()))

@@ -1,4 +1,4 @@
-"""A scripted name server and brokers in one thread of this process: no Java, no waiting.
+"""A scripted name server and brokers in one thread of this process, without Java.
 
 with FakeCluster(brokers=2) as cluster:
     cluster.brokers[0].on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=3)
@@ -28,9 +28,9 @@ class FakeCluster:
     """See the module.
 
     Args:
-        brokers: how many, named broker-a, broker-b, ...; or their names.
-        queues: queues per broker of a topic made on the fly; 0: topics must be created.
-        seed: of every chance that a script takes.
+        brokers: their number, then named broker-a, broker-b, ...; or their names.
+        queues: queues per broker of an automatically created topic; 0: none is created.
+        seed: of the random generators.
         legacy_json: routes with bare numeric keys, as before 4.9.4.
     """
 
@@ -79,18 +79,18 @@ class FakeCluster:
         perm: int = PermName.READ | PermName.WRITE,
         brokers: list[str] | None = None,
     ) -> None:
-        """Make or change a topic on some brokers (all of them by default); shrinking works."""
+        """Create or change a topic on some brokers (by default on all)."""
         for name in brokers or list(self._topics):
             self._topics[name][topic] = TopicConfig(queues, perm)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic with its messages; senders' routes are stale from now on."""
+        """Delete a topic with its messages."""
         for broker in self.brokers:
             self._topics[broker.name].pop(topic, None)
             broker.store.forget(topic)
 
     def on_route(self, behaviour: Behaviour, *, times: int | None = 1) -> None:
-        """Treat the next `times` route queries like this."""
+        """Apply a behaviour to the next `times` route queries."""
         self._script.add(
             behaviour, matches=lambda f: f.code == RequestCode.GET_ROUTEINFO_BY_TOPIC, times=times
         )
@@ -102,7 +102,7 @@ class FakeCluster:
         self._loop.call(self._port.open)
 
     def messages(self, topic: str) -> list[StoredMessage]:
-        """All stored messages of a topic, broker after broker, each in the order of storing."""
+        """All stored messages of a topic by broker, in the order of storing."""
         return [message for broker in self.brokers for message in broker.store.messages(topic)]
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class FakeCluster:
         self._loop.stop()
 
     def route(self, topic: str) -> TopicRoute:
-        """The topic's route as the name server tells it now."""
+        """The topic's route now."""
         on = {name: topics[topic] for name, topics in self._topics.items() if topic in topics}
         return TopicRoute(
             queues=tuple(QueueData(n, c.queues, c.queues, c.perm) for n, c in on.items()),
@@ -139,8 +139,8 @@ class FakeCluster:
             listed = json.dumps({"topicList": names}).encode()
             return replace(response_to(request, ResponseCode.SUCCESS), body=listed)
         if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-            told = json.dumps(self._cluster_info()).encode()
-            return replace(response_to(request, ResponseCode.SUCCESS), body=told)
+            info = json.dumps(self._cluster_info()).encode()
+            return replace(response_to(request, ResponseCode.SUCCESS), body=info)
         if request.code != RequestCode.GET_ROUTEINFO_BY_TOPIC:
             return response_to(
                 request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED,

@@ -1,21 +1,17 @@
-"""A TCP proxy with faults, to put before a real broker or name server.
+"""A TCP proxy with faults for a real broker or name server, and a set of them for a cluster.
 
 with FaultProxy("127.0.0.1:10911") as proxy:
     proxy.delay_ms = 200            # each way
-    proxy.freeze(); proxy.thaw()    # bytes are taken in and kept back
+    proxy.freeze(); proxy.thaw()    # bytes are received and held back
     proxy.cut_after(100)            # RST after 100 more bytes towards the server
     proxy.refuse()                  # no new connections, the open ones are reset
-    proxy.on_send(Answer(2, "busy"), times=3)   # and all else that scripted brokers do
-
-What is said with `on_send` and `on` needs connections without TLS: it reads the frames.
-
-Frames in a stream that passes: cut out whole once somebody has something to say about them.
-
-Proxies before all brokers of a real cluster.
+    proxy.on_send(Answer(2, "busy"), times=3)   # any behaviour of scripted brokers
 
 with FaultProxies("127.0.0.1:9876") as proxies:
     producer = Producer(nameServer=proxies.name_server)
     proxies.of("127.0.0.1:10911").freeze()
+
+`on_send`, `on` and `FaultProxies` read frames, and so need connections without TLS.
 """
 
 from __future__ import annotations
@@ -40,25 +36,28 @@ _LENGTH = 4
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes to pass on; `frame` where they are one whole frame that can be read."""
+    """Bytes to forward; `frame` if they are one readable frame."""
 
     data: bytes
     frame: Frame | None = None
 
 
 class Cutter:
-    """One direction of one connection."""
+    """Cuts one direction of a connection into pieces."""
 
     def __init__(self) -> None:
         self._prefix = b""
-        """The part of the next frame's length that has passed already."""
+        """The forwarded part of the next frame's length."""
         self._left = 0
-        """Bytes of a frame that has begun to pass."""
+        """Bytes of a partly forwarded frame that are still to come."""
         self._held = bytearray()
 
     def cut(self, data: bytes, *, whole: bool) -> Iterator[Piece]:
-        """What may pass now. `whole`: frames from the next one on are held until they are whole;
-        not to be taken back. A stream of something else (TLS) passes as it comes."""
+        """The pieces to forward now.
+
+        `whole`: from the next frame on, hold frames until they are complete; once set it stays set.
+        Other streams (TLS) are forwarded unchanged.
+        """
         while data:
             if self._left:
                 piece, data = data[: self._left], data[self._left :]
@@ -105,14 +104,14 @@ _RESET = b"\x01\0\0\0\0\0\0\0"
 
 
 class FaultProxy:
-    """Forwards `address` ("host:port") from a free loopback port; see the module.
+    """Forwards a free loopback port to `address` ("host:port"); see the module.
 
     Args:
-        seed: of every chance that `on_send` takes.
+        seed: of the random generator of `on_send`.
 
     Attributes:
         delay_ms: added to each piece of data in each direction.
-        bytes_per_s: throttles each direction of each connection; 0: not.
+        bytes_per_s: throttles each direction of each connection; 0: no limit.
     """
 
     def __init__(self, address: str, *, seed: int = 0) -> None:
@@ -140,40 +139,40 @@ class FaultProxy:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- what a test says -------------------------------------------------------------------
+    # --- for tests --------------------------------------------------------------------------
 
     def on_send(self, behaviour: Behaviour, *, times: int | None = 1, chance: float = 1.0) -> None:
-        """Treat the next `times` sends (None: all) like this, each with this chance.
+        """Apply a behaviour to the next `times` sends (None: all), each with this chance.
 
-        With `stores=False` (the default of Answer) the request does not reach the server, else
-        the server has it, and only its answer is changed.
+        With `stores=False` (the default of Answer) the request is not forwarded; else it is, and
+        only the answer is changed.
         """
         self.script.add(behaviour, matches=is_send, times=times, chance=chance)
         self._scripted = True
 
     def on(self, code: int, behaviour: Behaviour, *, times: int | None = 1) -> None:
-        """Treat the next `times` requests of this code like this."""
+        """Apply a behaviour to the next `times` requests of this code."""
         self.script.add(behaviour, matches=lambda frame: frame.code == code, times=times)
         self._scripted = True
 
     def on_route(self, change: Callable[[Frame], Frame]) -> None:
-        """Pass answers to route queries on as `change` makes them."""
+        """Change the answers to route queries."""
         self.change_route = change
         self._scripted = True
 
     def behave(self) -> None:
-        """Forget what was said with `on_send` and `on`."""
+        """Remove the behaviours of `on_send` and `on`."""
         self.script.clear()
 
     def freeze(self) -> None:
-        """Let nothing pass in either direction; nothing is lost."""
+        """Hold all bytes in both directions, until `thaw`."""
         self._flowing.clear()
 
     def thaw(self) -> None:
         self._flowing.set()
 
     def refuse(self) -> None:
-        """Reset every connection, the new ones too, until `accept`."""
+        """Reset all connections, and new ones until `accept`."""
         self._refusing = True
         self.reset()
 
@@ -181,12 +180,12 @@ class FaultProxy:
         self._refusing = False
 
     def cut_after(self, count: int, direction: Direction = "request") -> None:
-        """Reset all connections once `count` more bytes went in that direction."""
+        """Reset all connections after `count` more bytes in this direction."""
         with self._lock:
             self._budgets[direction] = count
 
     def reset(self) -> None:
-        """Reset every open connection."""
+        """Reset all open connections."""
         with self._lock:
             sockets, self._sockets = self._sockets, set()
         for sock in sockets:
@@ -200,7 +199,7 @@ class FaultProxy:
         self._listener.close()
         self.reset()
 
-    # --- passing on -------------------------------------------------------------------------
+    # --- forwarding -------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._closed:
@@ -219,19 +218,25 @@ class FaultProxy:
                 continue
             with self._lock:
                 self._sockets |= {client, server}
-            line = _Line(client, server, self)
+            connection = _Connection(client, server, self)
             for source, sink, direction in (
                 (client, server, "request"), (server, client, "answer"),
             ):  # fmt: skip
                 threading.Thread(
-                    target=self._pass_on, args=(line, source, sink, direction), daemon=True
+                    target=self._forward_all,
+                    args=(connection, source, sink, direction),
+                    daemon=True,
                 ).start()
 
-    def _pass_on(
-        self, line: _Line, source: socket.socket, sink: socket.socket, direction: Direction
+    def _forward_all(
+        self,
+        connection: _Connection,
+        source: socket.socket,
+        sink: socket.socket,
+        direction: Direction,
     ) -> None:
         cutter = Cutter()
-        treat = line.requested if direction == "request" else line.answered
+        handle = connection.on_request if direction == "request" else connection.on_answer
         try:
             while data := source.recv(1 << 16):
                 self._flowing.wait()
@@ -240,8 +245,8 @@ class FaultProxy:
                 if self.bytes_per_s:
                     time.sleep(len(data) / self.bytes_per_s)
                 for piece in cutter.cut(data, whole=self._scripted):
-                    if piece.frame is None or not treat(piece.frame):
-                        self._forward(line, sink, piece.data, direction)
+                    if piece.frame is None or not handle(piece.frame):
+                        self._forward(connection, sink, piece.data, direction)
         except OSError:
             pass
         for sock in (source, sink):
@@ -251,10 +256,12 @@ class FaultProxy:
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
-    def _forward(self, line: _Line, sink: socket.socket, data: bytes, direction: Direction) -> None:
+    def _forward(
+        self, connection: _Connection, sink: socket.socket, data: bytes, direction: Direction
+    ) -> None:
         allowed = self._allowed(len(data), direction)
         if direction == "answer":
-            line.send(data[:allowed])
+            connection.send(data[:allowed])
         else:
             sink.sendall(data[:allowed])
         if allowed < len(data):
@@ -270,8 +277,8 @@ class FaultProxy:
             return min(size, budget)
 
 
-class _Line:
-    """One connection through the proxy, and what is to be done with its answers by opaque id."""
+class _Connection:
+    """One connection through the proxy, with the behaviours for its answers by opaque id."""
 
     def __init__(self, client: socket.socket, server: socket.socket, proxy: FaultProxy) -> None:
         self._client, self._server, self._proxy = client, server, proxy
@@ -279,8 +286,8 @@ class _Line:
         self._planned: dict[int, Behaviour] = {}
         self._routes: set[int] = set()
 
-    def requested(self, request: Frame) -> bool:
-        """True: the request ends here."""
+    def on_request(self, request: Frame) -> bool:
+        """True: the request is not forwarded."""
         if request.is_response:
             return False
         if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
@@ -289,14 +296,14 @@ class _Line:
         if behaviour is None:
             return False
         if not stores(behaviour):
-            perform(self, behaviour, _refusal(request))
+            perform(self, behaviour, response_to(request, ResponseCode.SYSTEM_ERROR))
             return True
         if not request.is_oneway:
             self._planned[request.opaque] = behaviour
         return False
 
-    def answered(self, answer: Frame) -> bool:
-        """True: something else was done than to pass the answer on."""
+    def on_answer(self, answer: Frame) -> bool:
+        """True: the answer is not forwarded."""
         if not answer.is_response:
             return False
         behaviour = self._planned.pop(answer.opaque, None)
@@ -311,7 +318,7 @@ class _Line:
             return True
         return False
 
-    # --- the line that `perform` acts on ------------------------------------------------------
+    # --- for `perform` ------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
         with self._sending:
@@ -335,10 +342,6 @@ class _Line:
         timer.start()
 
 
-def _refusal(request: Frame) -> Frame:
-    return response_to(request, ResponseCode.SYSTEM_ERROR)
-
-
 def _reset(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -347,14 +350,14 @@ def _reset(sock: socket.socket) -> None:
 
 
 class FaultProxies:
-    """A proxy before a name server, whose routes lead through a proxy before each broker.
+    """A proxy for a name server, which changes routes to lead to a proxy for each broker.
 
     Args:
-        address: the real name server's, "host:port"; without TLS, for routes are rewritten.
-        seed: of every chance.
+        address: the real name server's, "host:port".
+        seed: of the random generators.
 
     Attributes:
-        front: the proxy before the name server.
+        front: the proxy of the name server.
     """
 
     def __init__(self, address: str, *, seed: int = 0) -> None:
@@ -362,7 +365,7 @@ class FaultProxies:
         self._proxies: dict[str, FaultProxy] = {}
         self._lock = threading.Lock()
         self.front = FaultProxy(address, seed=seed)
-        self.front.on_route(self._led_through)
+        self.front.on_route(self._to_proxies)
 
     def __enter__(self) -> FaultProxies:
         return self
@@ -376,20 +379,20 @@ class FaultProxies:
         return self.front.address
 
     def of(self, address: str) -> FaultProxy:
-        """The proxy before the broker at this address."""
+        """The proxy of the broker at this address."""
         with self._lock:
             if address not in self._proxies:
                 self._proxies[address] = FaultProxy(address, seed=self._seed)
             return self._proxies[address]
 
     def close(self) -> None:
-        """Stop them all."""
+        """Close all proxies."""
         self.front.close()
         with self._lock:
             for proxy in self._proxies.values():
                 proxy.close()
 
-    def _led_through(self, answer: Frame) -> Frame:
+    def _to_proxies(self, answer: Frame) -> Frame:
         route = decode_route(bytes(answer.body or b""))
         brokers = tuple(
             replace(

@@ -1,10 +1,8 @@
-"""What a scripted broker or name server does with a request, as values.
+"""Behaviours of scripted servers and of the proxy: values, rules, and their execution.
 
-A `Script` holds rules in the order in which they were added; the first one that matches a request
-and is not used up decides, and without one the server behaves well. Chance comes from a seeded
-generator, so that a run can be repeated.
-
-A behaviour acted out on one connection, whoever serves it: a scripted server or the proxy.
+In a `Script` the first rule that matches a request and is not used up decides; without one the
+server answers normally. Random generators are seeded, so that runs can be repeated. `perform`
+executes a behaviour on a connection.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from rocket_sink.testing import script
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.frame import encode_frame
 from rocket_sink.wire.headers.command import Frame
@@ -27,7 +24,7 @@ SEND_CODES = frozenset(
 
 
 def is_send(frame: Frame) -> bool:
-    """The request has something to store."""
+    """The request sends messages."""
     return frame.code in SEND_CODES
 
 
@@ -35,8 +32,7 @@ def is_send(frame: Frame) -> bool:
 class Behaviour:
     """Base of all behaviours.
 
-    `stores`: whether a send is put into the store although the sender may hear otherwise; that is
-    what makes an outcome unknown.
+    `stores`: the message is stored whatever the answer is, which makes its outcome unknown.
     """
 
     stores: bool = field(default=True, kw_only=True)
@@ -46,7 +42,7 @@ class Behaviour:
 class Answer(Behaviour):
     """Answer with this response code and remark, and store nothing unless `stores=True`.
 
-    Codes 10, 11 and 12 (degraded) do store, as real brokers do.
+    With the codes 10, 11 and 12 (degraded) the message is stored, as in real brokers.
     """
 
     code: int
@@ -57,7 +53,7 @@ class Answer(Behaviour):
 
 @dataclass(frozen=True)
 class Delay(Behaviour):
-    """Behave well, but answer `ms` later; other requests are answered meanwhile."""
+    """Answer `ms` later; other requests are answered meanwhile."""
 
     ms: float
 
@@ -105,7 +101,7 @@ class Garbage(Behaviour):
 
 @dataclass(frozen=True)
 class IncompleteAnswer(Behaviour):
-    """Say success without queue offset and message id."""
+    """Answer SUCCESS without queue offset and message id."""
 
 
 @dataclass
@@ -117,7 +113,7 @@ class _Rule:
 
 
 class Script:
-    """Rules for one server; safe to change while it runs."""
+    """Rules of one server. Thread-safe."""
 
     def __init__(self, seed: int = 0) -> None:
         self._rules: list[_Rule] = []
@@ -137,12 +133,12 @@ class Script:
             self._rules.append(_Rule(behaviour, matches, times, chance))
 
     def clear(self) -> None:
-        """Behave well from now on."""
+        """Remove all rules."""
         with self._lock:
             self._rules.clear()
 
     def decide(self, request: Frame) -> Behaviour | None:
-        """The behaviour for this request; None: behave well."""
+        """The behaviour for this request; None: answer normally."""
         with self._lock:
             for rule in self._rules:
                 if not rule.matches(request) or self._random.random() >= rule.chance:
@@ -158,60 +154,60 @@ class Script:
 _DEGRADED = (10, 11, 12)
 
 
-class Line(Protocol):
-    """A connection to a client."""
+class ClientConnection(Protocol):
+    """A server's connection to a client."""
 
     def send(self, data: bytes) -> None:
-        """Bytes for the client, in order."""
+        """Send bytes, in order."""
 
     def reset(self) -> None:
         """Close with RST."""
 
     def drop(self) -> None:
-        """Close after what was sent."""
+        """Close after sending."""
 
     def after(self, seconds: float, function: Callable[[], None]) -> None:
-        """Call it then; others are served meanwhile."""
+        """Call a function later; others are served meanwhile."""
 
 
-def perform(line: Line, behaviour: Behaviour, answer: Frame) -> None:
-    """Do to the client what the behaviour says, `answer` being the good one."""
+def perform(client: ClientConnection, behaviour: Behaviour, answer: Frame) -> None:
+    """Execute a behaviour; `answer` is the normal answer."""
     data = encode_frame(answer)
     match behaviour:
-        case script.Answer(code=code, remark=remark, ext=ext):
+        case Answer(code=code, remark=remark, ext=ext):
             fields = dict(ext) or (answer.ext if code in _DEGRADED else None)
-            line.send(
+            client.send(
                 encode_frame(replace(answer, code=code, remark=remark, ext=fields, body=None))
             )
-        case script.Delay(ms=ms):
-            line.after(ms / 1000, lambda: line.send(data))
-        case script.Twice():
-            line.send(data + data)
-        case script.WrongOpaque():
-            line.send(encode_frame(replace(answer, opaque=answer.opaque + 1_000_000)))
-        case script.CloseConnection():
-            line.reset()
-        case script.CutAnswer(at_byte=at_byte):
-            line.send(data[:at_byte])
-            line.drop()
-        case script.Drip(ms_per_byte=ms):
-            _drip(line, data, ms / 1000)
-        case script.Garbage(data=garbage):
-            line.send(garbage)
-        case script.IncompleteAnswer():
-            line.send(encode_frame(replace(answer, ext={}, body=None)))
+        case Delay(ms=ms):
+            client.after(ms / 1000, lambda: client.send(data))
+        case Twice():
+            client.send(data + data)
+        case WrongOpaque():
+            client.send(encode_frame(replace(answer, opaque=answer.opaque + 1_000_000)))
+        case CloseConnection():
+            client.reset()
+        case CutAnswer(at_byte=at_byte):
+            client.send(data[:at_byte])
+            client.drop()
+        case Drip(ms_per_byte=ms):
+            _drip(client, data, ms / 1000)
+        case Garbage(data=garbage):
+            client.send(garbage)
+        case IncompleteAnswer():
+            client.send(encode_frame(replace(answer, ext={}, body=None)))
         case _:
-            pass  # Drop: no answer, ever
+            pass  # Drop
 
 
-def _drip(line: Line, data: bytes, seconds_per_byte: float) -> None:
-    line.send(data[:1])
+def _drip(client: ClientConnection, data: bytes, seconds_per_byte: float) -> None:
+    client.send(data[:1])
     if data := data[1:]:
-        line.after(seconds_per_byte, lambda: _drip(line, data, seconds_per_byte))
+        client.after(seconds_per_byte, lambda: _drip(client, data, seconds_per_byte))
 
 
 def stores(behaviour: Behaviour) -> bool:
-    """A send that is treated so is stored all the same."""
-    if isinstance(behaviour, script.Answer) and behaviour.code in _DEGRADED:
+    """Whether a send with this behaviour is stored."""
+    if isinstance(behaviour, Answer) and behaviour.code in _DEGRADED:
         return True
     return behaviour.stores

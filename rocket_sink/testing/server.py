@@ -1,7 +1,6 @@
 """One thread that serves many scripted ports: sockets, frames, timers.
 
-Every handler runs in that thread, so a handler never needs a lock against another one. Nothing
-here knows what a request means.
+All handlers run in that thread, so they need no locks.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.frame import NEED_DATA, Frame, FrameReader
 
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER with time 0: closing sends RST, as a killed process's kernel does."""
+"""SO_LINGER with time 0: close sends RST."""
 
 Handler = Callable[["Peer", Frame], None]
 
@@ -37,10 +36,10 @@ class Peer:
         self.closed = False
 
     def send(self, data: bytes) -> None:
-        """Queue bytes for the peer; they leave in order."""
+        """Send bytes, in order."""
         if not self.closed:
             self.outgoing += data
-            self.port.loop.want_write(self)
+            self.port.loop.flush(self)
 
     def reset(self) -> None:
         """Close with RST."""
@@ -52,7 +51,7 @@ class Peer:
         self.port.loop.drop(self)
 
     def after(self, seconds: float, function: Callable[[], None]) -> None:
-        """Call it then; only from the loop's thread."""
+        """Call a function later; only from the loop's thread."""
         self.port.loop.after(seconds, function)
 
 
@@ -72,7 +71,7 @@ class Port:
         return f"127.0.0.1:{self.number}"
 
     def open(self) -> None:
-        """Listen, on the same port as before if there was one."""
+        """Listen; again on the same port."""
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.number))
@@ -83,7 +82,7 @@ class Port:
         self.loop.watch(listener, self)
 
     def reset_peers(self) -> None:
-        """Reset the open connections; new ones are welcome."""
+        """Reset the open connections; new ones are accepted."""
         for peer in list(self.peers):
             peer.reset()
 
@@ -101,7 +100,7 @@ class Port:
 
 
 class Loop:
-    """The thread; `call` runs something in it and waits for its end."""
+    """The thread of scripted servers."""
 
     def __init__(self, name: str) -> None:
         self._selector = selectors.DefaultSelector()
@@ -147,9 +146,6 @@ class Loop:
             self._selector.unregister(sock)
         sock.close()
 
-    def want_write(self, peer: Peer) -> None:
-        self._flush(peer)
-
     def drop(self, peer: Peer, *, reset: bool = False) -> None:
         if peer.closed:
             return
@@ -161,11 +157,11 @@ class Loop:
         self.forget(peer.socket)
 
     def thaw(self, port: Port) -> None:
-        """Handle what came in while the port was frozen."""
+        """Handle what was received while the port was frozen."""
         port.frozen = False
         for peer in list(port.peers):
             self._frames(peer)
-            self._flush(peer)
+            self.flush(peer)
 
     def stop(self) -> None:
         self.call(self._stop)
@@ -204,7 +200,7 @@ class Loop:
             self._accept(key.fileobj, owner)  # type: ignore[arg-type]
         else:
             if events & selectors.EVENT_WRITE:
-                self._flush(owner)
+                self.flush(owner)
             if events & selectors.EVENT_READ and not owner.closed:
                 self._receive(owner)
 
@@ -241,7 +237,7 @@ class Loop:
             assert isinstance(frame, Frame)
             peer.port.handler(peer, frame)
 
-    def _flush(self, peer: Peer) -> None:
+    def flush(self, peer: Peer) -> None:
         if peer.closed or peer.port.frozen:
             return
         try:

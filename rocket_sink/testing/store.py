@@ -1,11 +1,8 @@
-"""The messages of one scripted broker, in memory, found by offset, key and client message id.
+"""The messages of a scripted broker in memory: queues, read requests, and half messages.
 
-What a scripted broker answers to those who read: offsets, pulls, look-ups.
-
-Half messages of a scripted broker: hidden until END_TRANSACTION, checked when a test says so.
-
-As a real broker, it remembers no end: it commits as often as it is told to, and each check writes
-the half message anew, so that there are two places of it that can be committed.
+As in a real broker, half messages are hidden until END_TRANSACTION; the end is not remembered, so
+that each commit stores the message again; and each check appends a copy of the half message, which
+can be committed, too.
 """
 
 from __future__ import annotations
@@ -22,13 +19,13 @@ from rocket_sink.wire.properties import CLUSTER, PGROUP, TRAN_MSG, UNIQ_KEY, dec
 from rocket_sink.wire.stored import StoredMessage, encode_stored
 
 CLUSTER_NAME = "FakeCluster"
-"""The name that every stored message gets as its property CLUSTER."""
+"""The property CLUSTER of every stored message."""
 TIMERS = frozenset({"TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS"})
 _INFLATED_MAX_BYTES = 16 * 1024 * 1024
 
 
 class MemoryStore:
-    """Queues by (topic, queue id); a commit-log offset per message, as a real store has."""
+    """Queues by (topic, queue id), and a commit log."""
 
     def __init__(self, host: tuple[str, int]) -> None:
         self._host = host
@@ -93,17 +90,17 @@ class MemoryStore:
                 self._log.pop(message.commit_log_offset)
 
     def remove(self, commit_log_offset: int) -> None:
-        """Take a message out of the log; the queue keeps its place."""
+        """Remove a message from the commit log; its queue keeps it."""
         self._log.pop(commit_log_offset)
 
     def tear(self, commit_log_offset: int, kept: Mapping[str, str]) -> None:
-        """Leave these of its properties, as of the last message that a killed broker wrote."""
+        """Keep only these properties, as in the last message of a killed broker."""
         torn = replace(self._log[commit_log_offset], properties=dict(kept), torn=True)
         self._log[commit_log_offset] = torn
         self._queues[torn.topic, torn.queue_id][torn.queue_offset] = torn
 
     def recall(self, message_id: str) -> bool:
-        """Take the timed message with this client id out of the log; False when it is not there."""
+        """Remove the timed message with this client id from the log; False without one."""
         for message in list(self._log.values()):
             if (
                 TIMERS & message.properties.keys()
@@ -114,7 +111,7 @@ class MemoryStore:
         return False
 
     def append(self, message: StoredMessage) -> StoredMessage:
-        """Store it at the end of its queue and of the log."""
+        """Append to the queue and the commit log."""
         queue = self._queues.setdefault((message.topic, message.queue_id), [])
         stored = replace(message, queue_offset=len(queue), commit_log_offset=self._end)
         queue.append(stored)
@@ -139,7 +136,7 @@ def _has_key(properties: Mapping[str, str], key: str, *, unique: bool) -> bool:
 
 
 class Reads:
-    """The reading requests on one store."""
+    """Read requests: offsets, pulls, queries."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -202,7 +199,7 @@ _REAL_TOPIC, _REAL_QID = "REAL_TOPIC", "REAL_QID"
 
 
 class Halves:
-    """The half messages in one store."""
+    """The half messages of one store."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -210,12 +207,12 @@ class Halves:
 
     @staticmethod
     def is_half(request: Frame) -> bool:
-        """The send wants its message prepared, not stored (SendMessageProcessor)."""
+        """The send is a half message (SendMessageProcessor)."""
         properties = decode_properties((request.ext or {}).get("i", ""))
         return properties.get(TRAN_MSG, "").lower() == "true"
 
     def put(self, request: Frame, queue_id: int, now_ms: int) -> list[StoredMessage]:
-        """Store it in the hidden topic, as TransactionalMessageBridge does."""
+        """Store it in the half topic (TransactionalMessageBridge)."""
         ext = dict(request.ext or {})
         real = f"{_REAL_TOPIC}\x01{ext['b']}\x02{_REAL_QID}\x01{queue_id}\x02"
         hidden = replace(request, ext={**ext, "b": HALF_TOPIC, "i": ext.get("i", "") + real})
@@ -224,7 +221,7 @@ class Halves:
         return stored
 
     def end(self, request: Frame) -> Frame | None:
-        """END_TRANSACTION; a broker does not answer the state "unknown"."""
+        """END_TRANSACTION; brokers do not answer the state "unknown"."""
         ext = request.ext or {}
         state = int(ext["commitOrRollback"])
         if state == SysFlag.TRANSACTION_NOT:
@@ -239,17 +236,17 @@ class Halves:
         return response_to(request, ResponseCode.SUCCESS)
 
     def messages(self) -> list[StoredMessage]:
-        """Those that wait for their end."""
+        """Half messages that are neither committed nor rolled back."""
         return list(self._open.values())
 
     def lose(self) -> None:
-        """Forget all of them, as when their part of the log is deleted."""
+        """Delete all, as when their part of the commit log is deleted."""
         for half in self._store.messages(HALF_TOPIC):
             self._store.remove(half.commit_log_offset)
         self._open.clear()
 
     def check(self, half: StoredMessage) -> Frame:
-        """The broker's question about a half message, of which it writes a copy first."""
+        """A transaction check of a half message, which is copied first."""
         del self._open[half.commit_log_offset]
         half = self._store.append(half)
         self._open[half.commit_log_offset] = half

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rocket_sink.cluster import ivy, jars
-from rocket_sink.cluster.lock import Artifact
+from rocket_sink.cluster import jars
+from rocket_sink.cluster.jars import Artifact
 from rocket_sink.errors import ClusterError
 from rocket_sink.java import Java
 
@@ -28,7 +28,7 @@ class FakeRegistry:
         self.rounds: list[list[str]] = []
 
     def fetch(
-        self, run: ivy.IvyRun, artifacts: Sequence[Artifact], into: Path, processes: int
+        self, run: jars.IvyRun, artifacts: Sequence[Artifact], into: Path, processes: int
     ) -> None:
         self.rounds.append([a.name for a in artifacts])
         for artifact in artifacts:
@@ -42,7 +42,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
     fake = FakeRegistry()
     monkeypatch.setattr(jars, "load_lock", lambda _version: ARTIFACTS)
     monkeypatch.setattr(
-        ivy.IvyRun, "fetch", lambda run, wanted, into, processes: fake.fetch(run, wanted, into, 1)
+        jars.IvyRun, "fetch", lambda run, wanted, into, processes: fake.fetch(run, wanted, into, 1)
     )
     return fake
 
@@ -100,9 +100,9 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
 def test_the_users_own_ivy_settings_must_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ivy.SETTINGS_ENV, str(tmp_path / "none.xml"))
-    with pytest.raises(ClusterError, match=ivy.SETTINGS_ENV):
-        ivy.IvyRun(JAVA, tmp_path / "work", lambda: None).resolve("9.9.9", tmp_path)
+    monkeypatch.setenv(jars.SETTINGS_ENV, str(tmp_path / "none.xml"))
+    with pytest.raises(ClusterError, match=jars.SETTINGS_ENV):
+        jars.IvyRun(JAVA, tmp_path / "work", lambda: None).resolve("9.9.9", tmp_path)
 
 
 def test_ivys_own_failure_is_told_with_its_last_lines(tmp_path: Path) -> None:
@@ -110,6 +110,6 @@ def test_ivys_own_failure_is_told_with_its_last_lines(tmp_path: Path) -> None:
     launcher.parent.mkdir(parents=True)
     launcher.write_text("#!/bin/sh\necho 'unknown host'\nexit 3\n")
     launcher.chmod(0o755)
-    run = ivy.IvyRun(Java(tmp_path / "java", 17, "test"), tmp_path / "work", lambda: None)
+    run = jars.IvyRun(Java(tmp_path / "java", 17, "test"), tmp_path / "work", lambda: None)
     with pytest.raises(ClusterError, match=r"(?s)exit code 3.*unknown host"):
         run.fetch(ARTIFACTS, tmp_path, 2)

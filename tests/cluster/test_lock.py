@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rocket_sink.cluster.ivy import ROOTS, full_module, locked_module
-from rocket_sink.cluster.lock import Artifact, load_lock, parse_lock
+from rocket_sink.cluster.jars import (
+    ROOTS,
+    Artifact,
+    full_module,
+    load_lock,
+    locked_module,
+    parse_lock,
+)
 from rocket_sink.errors import ClusterError
 
 SHA = "0" * 63 + "a"

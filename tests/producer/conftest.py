@@ -69,7 +69,7 @@ def topic(real: LocalCluster, request: Any) -> str:
 
 def stored(real: LocalCluster, topic: str) -> list[StoredMessage]:
     """What a topic of a real cluster holds now."""
-    options = real.client_options()
+    options = {"nameServer": real.name_server}
     # a name server of a crowded machine may be silent for seconds
     return list(read_topic(options.pop("nameServer"), topic, timeout_s=30.0, **options))
 

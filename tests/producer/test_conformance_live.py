@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def producer(real):
-    with Producer(**real.client_options()) as one:
+    with Producer(nameServer=real.name_server) as one:
         yield one
 
 
@@ -94,7 +94,7 @@ def test_c70_what_the_broker_says_to_such_queues(real, topic, queue_id, code):
         producer_group="g", topic=topic, queue_id=queue_id, born_ms=1, properties="",
         broker_name=broker.name, body=b"x",
     )  # fmt: skip
-    client = NetworkClient(SinkOptions.parse(real.client_options()))
+    client = NetworkClient(SinkOptions.parse({"nameServer": real.name_server}))
     answer = invoke(client, broker.address, frame, 10.0)
     client.close()
     assert answer.code == code
@@ -148,7 +148,7 @@ def test_c71_queue_types(real, producer, kind):
 
 
 def test_c73_order_per_queue(real, topic):
-    with Producer(**real.client_options(), ordering="strict") as producer:
+    with Producer(nameServer=real.name_server, ordering="strict") as producer:
         for number in range(60):
             producer.send(Message(topic, b"%d" % number, sharding_key=f"key-{number % 6}"))
     places: dict[tuple[int, int], list[int]] = {}

@@ -1,7 +1,4 @@
-"""Other programs' jars, for comparisons: fetched once as RocketMQ's are, into the same cache.
-
-Nothing that sends needs them, so no lock file pins them; the registry's own checksums are all.
-"""
+"""Jars of other clients, fetched once into the cache of RocketMQ's jars; without a lock file."""
 
 from __future__ import annotations
 
@@ -10,17 +7,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocket_sink.cluster.ivy import IvyRun
-from rocket_sink.cluster.jars import Progress, cache_folder, only_one
+from rocket_sink.cluster.jars import IvyRun, Progress, cache_folder, only_one
 from rocket_sink.java import find_java
 
 
 def resolve_modules(
     name: str, modules: Sequence[str], *, tell: Progress, cache: Path | None = None
 ) -> list[Path]:
-    """The jars of `group:name:version` modules and all they need, from `<cache>/<name>/`.
+    """The jars of `group:name:version` modules with dependencies, from `<cache>/<name>/`.
 
-    `tell` gets a line of text when something is fetched. Raises ClusterError when they cannot be.
+    `tell` gets lines of text during a fetch. Raises ClusterError when it fails.
     """
     base = cache_folder(cache)
     folder = base / name
