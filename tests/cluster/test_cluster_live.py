@@ -164,7 +164,7 @@ def test_acl_and_tls_let_nobody_else_in() -> None:
 
 @pytest.mark.slow
 def test_permissive_tls() -> None:
-    """Clients of such a cluster: `tests/producer/test_conformance_tls.py`."""
+    """Clients of such a cluster: `tests/producer/conformance/test_tls.py`."""
     with LocalCluster(brokers=1, tls="permissive") as cluster:
         broker = cluster.brokers[0]
         place = (cluster.name_server, broker.name, broker.address)

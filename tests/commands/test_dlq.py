@@ -15,7 +15,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.schema import DEAD_LETTER
 from rocket_sink.ledger.spool import read_batches, sealed_files
 from rocket_sink.testing import FakeCluster
-from tests.producer.test_dlq import GROUP, TOPIC, give_up
+from tests.producer.admin.test_dlq import GROUP, TOPIC, give_up
 
 
 @pytest.fixture

@@ -220,7 +220,7 @@ PRODUCER = (
         "rocket_sink/producer/engine/response_handler.py",
         "            history.unknown = error\n        if decision.refresh_route",
         "            history.unknown = None\n        if decision.refresh_route",
-        ("tests/producer/test_engine_outcomes.py::test_unknown_wins_over_what_follows",),
+        ("tests/producer/engine/test_outcomes.py::test_unknown_wins_over_what_follows",),
         "a message that may be stored is reported as not sent",
     ),
     Defect(
@@ -230,7 +230,7 @@ PRODUCER = (
         "        return True\n",
         (
             (
-                "tests/producer/test_engine_faults.py"
+                "tests/producer/engine/test_faults.py"
                 "::test_strict_order_has_one_request_in_flight_per_queue"
             ),
         ),
@@ -242,8 +242,8 @@ PRODUCER = (
         "        attempt.broker = None\n        self._brokers.release(broker)\n",
         "        attempt.broker = None\n",
         (
-            "tests/producer/test_engine_faults.py::test_a_short_pause_doubles_nothing",
-            "tests/producer/test_engine_faults.py::test_every_place_in_the_window_is_given_back",
+            "tests/producer/engine/test_faults.py::test_a_short_pause_doubles_nothing",
+            "tests/producer/engine/test_faults.py::test_every_place_in_the_window_is_given_back",
         ),
         "brokers seem to be full, and sends stop",
     ),
@@ -252,7 +252,7 @@ PRODUCER = (
         "rocket_sink/producer/engine/response_handler.py",
         "            completion.found_stored = True\n",
         "",
-        ("tests/producer/test_stored_checks.py",),
+        ("tests/producer/engine/test_stored_checks.py",),
         "the ledger does not tell that a message was found stored",
     ),
 )

@@ -69,9 +69,8 @@ def topic(real: LocalCluster, request: Any) -> str:
 
 def stored(real: LocalCluster, topic: str) -> list[StoredMessage]:
     """What a topic of a real cluster holds now."""
-    options = {"nameServer": real.name_server}
-    # a name server of a crowded machine may be silent for seconds
-    return list(read_topic(options.pop("nameServer"), topic, timeout_s=30.0, **options))
+    # a name server on a busy machine may need seconds to answer
+    return list(read_topic(real.name_server, topic, timeout_s=30.0))
 
 
 def request(token: Any = None, **more: Any) -> SendRequest:

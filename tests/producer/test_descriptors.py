@@ -15,9 +15,8 @@ from rocket_sink.net import transport
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
+from tests.producer.conftest import send
 from tests.test_forks import end_of, fork
-
-from .conftest import send
 
 
 @contextlib.contextmanager

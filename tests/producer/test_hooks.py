@@ -10,8 +10,7 @@ from rocket_sink.producer.hooks import SendHook
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Answer
-
-from .waiting import until
+from tests.producer.waiting import until
 
 
 class Recorder(SendHook):

@@ -13,8 +13,7 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.headers.command import Frame
 from rocket_sink.wire.stored import StoredMessage, encode_stored
-
-from .waiting import until
+from tests.producer.waiting import until
 
 COUNT = 3000
 HOSTILE = "g\x1b[2J\x9b\u202e\nFORGED"

@@ -7,8 +7,7 @@ import pytest
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.wire.codes import RequestCode
-
-from .waiting import until
+from tests.producer.waiting import until
 
 
 @pytest.fixture

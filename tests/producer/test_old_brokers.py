@@ -9,8 +9,7 @@ import pytest
 from rocket_sink.errors import BrokerTooOldError, NotSentError
 from rocket_sink.message import Message
 from rocket_sink.wire.codes import RequestCode, mq_version
-
-from .waiting import until
+from tests.producer.waiting import until
 
 TIMED = [{"delay_ms": 60_000}, {"delay_s": 60}, {"delivery_timestamp_ms": 4_000_000_000_000}]
 OLD = mq_version(4, 9, 7)

@@ -16,9 +16,8 @@ from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.compress import CompressionType
-
-from .conftest import send
-from .waiting import until
+from tests.producer.conftest import send
+from tests.producer.waiting import until
 
 
 def requests_of(cluster, *codes):

@@ -27,8 +27,7 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, Delay, Drop
 from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES
 from rocket_sink.wire.codes import RequestCode
-
-from .waiting import until
+from tests.producer.waiting import until
 
 
 def test_send_writes_what_the_message_says(cluster, make_producer):

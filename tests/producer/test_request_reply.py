@@ -13,8 +13,7 @@ from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.headers.command import Frame
 from rocket_sink.wire.ids import RecallHandle, decode_recall_handle
 from tests.decoding import encode_recall_handle
-
-from .waiting import until
+from tests.producer.waiting import until
 
 
 @pytest.fixture

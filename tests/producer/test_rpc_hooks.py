@@ -11,8 +11,7 @@ from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Delay
 from rocket_sink.wire.codes import RequestCode
 from tests.decoding import sign
-
-from .waiting import until
+from tests.producer.waiting import until
 
 
 class Recorder(RpcHook):

@@ -21,10 +21,9 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import RequestCode
 from tests.net.test_transport import DAY, IP, NOW, Authority, authority
+from tests.producer.waiting import until
 from tests.task.one_task import run_task
 from tests.tls_relay import TlsFront
-
-from .waiting import until
 
 assert authority  # a fixture
 

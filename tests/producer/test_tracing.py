@@ -10,8 +10,7 @@ from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Answer
 from rocket_sink.wire.trace import EndTransactionTrace, MessageType, PubTrace
 from tests.decoding import decode_trace
-
-from .waiting import until
+from tests.producer.waiting import until
 
 TOPIC = "RMQ_SYS_TRACE_TOPIC"
 

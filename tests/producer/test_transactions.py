@@ -17,8 +17,7 @@ from rocket_sink.message import Message
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK, UNKNOWN
 from rocket_sink.testing import Answer, CloseConnection
 from rocket_sink.wire.codes import RequestCode, SysFlag
-
-from .waiting import until
+from tests.producer.waiting import until
 
 
 def halves(cluster):

@@ -19,8 +19,7 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
 from rocket_sink.wire.acl import Credentials
 from tests.clusters import make_topic
-
-from .waiting import until
+from tests.producer.waiting import until
 
 pytestmark = pytest.mark.cluster
 

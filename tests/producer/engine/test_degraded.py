@@ -11,8 +11,7 @@ from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.testing import Answer, Delay
 from rocket_sink.wire.codes import RequestCode
-
-from .conftest import request, send
+from tests.producer.conftest import request, send
 
 HELD_S = 1.8
 """Longer than an attempt's share of three seconds, and well within them."""

@@ -11,9 +11,8 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.requests import send_message_v2
 from rocket_sink.wire.responses import decode_send_answer
-
-from .conftest import stored
-from .waiting import until
+from tests.producer.conftest import stored
+from tests.producer.waiting import until
 
 pytestmark = pytest.mark.cluster
 

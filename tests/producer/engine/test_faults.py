@@ -11,9 +11,7 @@ from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.testing import Delay, Drop, FaultProxy
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.requests import heartbeat
-from tests.producer.conftest import request, send
-
-from .conftest import is_well
+from tests.producer.conftest import is_well, request, send
 
 
 def _stream(engine, seconds, first, enough=float("inf")):

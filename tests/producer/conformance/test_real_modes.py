@@ -18,9 +18,8 @@ from rocket_sink.producer.transactions import COMMIT, ROLLBACK
 from rocket_sink.testing import Answer, CutAnswer, FaultProxies
 from rocket_sink.wire.trace import PubTrace
 from tests.decoding import decode_trace
-
-from .conftest import stored
-from .waiting import until
+from tests.producer.conftest import stored
+from tests.producer.waiting import until
 
 pytestmark = pytest.mark.cluster
 

@@ -10,8 +10,7 @@ import pytest
 
 from rocket_sink.cluster import LocalCluster
 from tests.clusters import TRANSACTIONS
-
-from .test_conformance_live import (  # noqa: F401 (collected here too)
+from tests.producer.conformance.test_live import (  # noqa: F401 (collected here too)
     producer,
     test_c68_a_batch_with_a_body_near_the_limit,
     test_c68_the_largest_body_and_one_byte_more,
@@ -22,7 +21,6 @@ from .test_conformance_live import (  # noqa: F401 (collected here too)
     test_c71_a_hundred_messages_in_one_batch,
     test_c73_order_per_queue,
 )
-from .test_real_modes import test_c73_delay_levels, test_c73_transactions_end_in_five_ways  # noqa: F401
 
 pytestmark = pytest.mark.cluster
 

@@ -19,9 +19,7 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, IncompleteAnswer
 from rocket_sink.wire.batch import encode_inner
-from tests.producer.conftest import request, send
-
-from .conftest import is_well
+from tests.producer.conftest import is_well, request, send
 
 
 def test_acked(cluster, make_engine):

@@ -22,8 +22,7 @@ from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.requests import request
 from tests.clusters import make_topic
 from tests.java_client import FOLDER, GENERATIONS, read_with_java, run_java
-
-from .waiting import until
+from tests.producer.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 
 from rocket_sink.testing import CloseConnection
-
-from .conftest import send
+from tests.producer.conftest import send
 
 
 @pytest.mark.parametrize("selector", ["round_robin", "random", "weighted"])

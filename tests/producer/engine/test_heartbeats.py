@@ -14,9 +14,8 @@ from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer
 from rocket_sink.wire.codes import RequestCode
 from tests.decoding import decode_message_id
-
-from .conftest import send
-from .waiting import until
+from tests.producer.conftest import send
+from tests.producer.waiting import until
 
 
 class Clock:
