@@ -13,10 +13,9 @@ import click
 from benchmarks.arguments import LANES, ORDERINGS, Arguments, key_counts
 from benchmarks.processes import python_path
 from rocket_sink.cli import run
-from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.base import Command, until_signal
 from rocket_sink.commands.common.output import note, print_json, show
 from rocket_sink.commands.common.spark_input import spark_session
-from rocket_sink.commands.common.stopping import until_signal
 from rocket_sink.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ def run(command: click.Command, name: str, arguments: Sequence[str] | None = Non
 
 
 def _failed(error: Exception, given: Sequence[str]) -> int:
-    from rocket_sink.commands.common.failures import one_line
+    from rocket_sink.commands.common.base import one_line
 
     if debug_wanted(given):
         note_lines(clean_trace("".join(traceback.format_exception(error))))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.base import Command, time_value
 from rocket_sink.commands.common.ledger_input import check_there
 from rocket_sink.commands.common.output import Bar, note, print_json, show, table
 from rocket_sink.commands.common.sink_input import (
@@ -19,7 +19,6 @@ from rocket_sink.commands.common.sink_input import (
     with_name_server,
 )
 from rocket_sink.commands.common.spark_input import pairs, spark_options, spark_session
-from rocket_sink.commands.common.times import time_value
 from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions
 

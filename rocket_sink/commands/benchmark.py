@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rocket_sink import __version__
-from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.base import Command, until_signal
 from rocket_sink.commands.common.output import Bar, note, print_json, show, table
 from rocket_sink.commands.common.sink_input import (
     absolute,
@@ -26,7 +26,6 @@ from rocket_sink.commands.common.sink_input import (
     sink_options,
 )
 from rocket_sink.commands.common.spark_input import spark_options, spark_session
-from rocket_sink.commands.common.stopping import until_signal
 from rocket_sink.errors import ConfigurationError
 
 if TYPE_CHECKING:

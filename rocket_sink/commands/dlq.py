@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rocket_sink.commands.common.base import Group
+from rocket_sink.commands.common.base import Group, time_value
 from rocket_sink.commands.common.output import note, print_json, print_json_line, show, table
 from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
-from rocket_sink.commands.common.times import time_value
 
 if TYPE_CHECKING:
     from rocket_sink.producer.admin.dlq import DeadLetter, DlqQuery, ResendReport

@@ -1,17 +1,24 @@
-"""`rocket-sink options`: the option table, as a table, as a configuration file, as JSON."""
+"""`rocket-sink options`: the option table in a terminal, as JSON and Markdown; configuration files.
+
+A configuration file has `name = value` lines with `#` comments, with or without `[section]` heads,
+which only structure it. Names are spelled as anywhere else.
+"""
 
 from __future__ import annotations
 
+import configparser
+import sys
+import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from rocket_sink.commands.common.base import Command
 from rocket_sink.commands.common.output import print_json, show, table
-from rocket_sink.commands.conf_file import conf_text, default_text, markdown_table
-from rocket_sink.option_spec import Option
-from rocket_sink.options import GROUPS, options_in
+from rocket_sink.errors import ConfigurationError, OptionError
+from rocket_sink.option_spec import Kind, Option
+from rocket_sink.options import GROUPS, find_option, options_in
 
 
 @click.command(
@@ -68,3 +75,155 @@ def _as_json(known: Option) -> dict[str, Any]:
         "java": known.java,
         "help": known.help,
     }
+
+
+def with_marked(text: str, start: str, end: str, made: str) -> str:
+    """A text with what stands between its markers made anew.
+
+    Raises:
+        ConfigurationError: the markers are not there, in this order.
+    """
+    before, found_start, rest = text.partition(start)
+    _, found_end, after = rest.partition(end)
+    if not (found_start and found_end):
+        raise ConfigurationError(f"the text has no {start} ... {end}")
+    return f"{before}{start}\n{made}\n{end}{after}"
+
+
+_TITLES: Final = {
+    "connection": "Connection",
+    "message": "Messages",
+    "sending": "Sending",
+    "routing": "Routing and fault tolerance",
+    "delivery": "Delivery",
+    "ledger": "Ledger",
+    "spark": "Spark",
+}
+_EXAMPLES: Final = {
+    "nameServer": "127.0.0.1:9876",
+    "topic": "flights",
+    "ledger": "/data/ledger",
+    "accessKey": "env:ROCKETMQ_ACCESS_KEY",
+    "secretKey": "file:/run/secrets/rocketmq",
+    "securityToken": "env:ROCKETMQ_SECURITY_TOKEN",
+    "tlsKeyPassword": "env:ROCKETMQ_TLS_KEY_PASSWORD",
+    "columns": "body=payload, keys=order_id",
+}
+START_MARK: Final = "<!-- options: made by `rocket-sink options --markdown` -->"
+END_MARK: Final = "<!-- /options -->"
+HEAD: Final = """\
+# rocket-sink configuration: every option with its default, commented out.
+# Used by `rocket-sink COMMAND --conf FILE`; an option on the command line wins over the file.
+# Durations take ms, s, m, h (milliseconds without a unit); sizes take KiB, MiB.
+# Secrets: write env:NAME or file:PATH, not the secret itself.
+# Made by `rocket-sink options --conf`.
+"""
+
+
+def read_conf(path: str | Path) -> dict[str, str]:
+    """{option name: text} of a configuration file, names checked, values not yet parsed.
+
+    Raises:
+        OptionError: the file cannot be read, is not of this form, holds an unknown name, or one
+            option twice.
+    """
+    values: dict[str, str] = {}
+    for section, items in _sections(Path(path)).items():
+        for name, value in items.items():
+            try:
+                known = find_option(name)
+            except OptionError as error:
+                raise OptionError(f"{path} [{section}]: {error}", option=name) from None
+            if known.name in values:
+                raise OptionError(f"{path}: option {known.name} is given twice", option=name)
+            values[known.name] = value
+    return values
+
+
+def _sections(path: Path) -> dict[str, dict[str, str]]:
+    parser = configparser.ConfigParser(
+        interpolation=None, delimiters=("=",), comment_prefixes=("#",), default_section="\0none"
+    )
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    try:
+        text = path.read_text(encoding="utf-8")
+        parser.read_string(f"[options]\n{text}", source=str(path))
+    except OSError as error:
+        raise OptionError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (configparser.Error, UnicodeDecodeError) as error:
+        line = str(error).splitlines()[0]
+        raise OptionError(
+            f"{path} is not a configuration of 'name = value' lines: {line}"
+        ) from None
+    return {section: dict(parser.items(section)) for section in parser.sections()}
+
+
+def conf_text() -> str:
+    """A configuration with every option commented out at its default."""
+    parts = [HEAD]
+    for group in GROUPS:
+        parts.append(f"\n[{group}]\n")
+        parts += [_conf_entry(known) for known in options_in([group])]
+    return "".join(parts)
+
+
+def _conf_entry(known: Option) -> str:
+    notes = [known.help]
+    if known.choices:
+        notes.append(f"one of: {', '.join(known.choices)}")
+    comment = textwrap.fill("; ".join(notes), 96, initial_indent="# ", subsequent_indent="# ")
+    value = default_text(known) or _EXAMPLES.get(known.name, "")
+    return f"\n{comment}\n#{known.name} = {value}".rstrip() + "\n"
+
+
+def markdown_table() -> str:
+    """The options as Markdown, one table per group."""
+    parts: list[str] = []
+    for group in GROUPS:
+        parts += [f"\n**{_TITLES[group]}**\n", "| option | default | what it is |", "|---|---|---|"]
+        parts += [_markdown_row(known) for known in options_in([group])]
+    return "\n".join(parts).strip() + "\n"
+
+
+def _markdown_row(known: Option) -> str:
+    text = known.help
+    if known.choices and not all(choice in text for choice in known.choices):
+        text += f" ({', '.join(known.choices)})"
+    if known.java and known.java.lower() != known.name.lower():
+        text += f" (Java: `{known.java}`)"
+    return f"| `{known.name}` | {default_text(known)} | {text} |"
+
+
+def default_text(known: Option) -> str:
+    """The default as people write it, with its unit; empty where there is none."""
+    shown = known.shown(known.default)
+    if not shown:
+        return ""
+    if known.kind is Kind.BYTES and isinstance(known.default, int):
+        return _size(known.default)
+    return f"{shown} {known.unit}".rstrip()
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale and count % scale == 0:
+            return f"{count // scale} {unit}"
+    return f"{count} B"
+
+
+def with_options(text: str) -> str:
+    """A Markdown text with the option tables between its markers made anew.
+
+    Raises:
+        ConfigurationError: the markers are not there.
+    """
+    return with_marked(text, START_MARK, END_MARK, markdown_table())
+
+
+def _main(paths: list[str]) -> None:
+    for path in map(Path, paths):
+        path.write_text(with_options(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.base import Command, time_value
 from rocket_sink.commands.common.ledger_input import (
     check_there,
     fold_option,
@@ -17,7 +17,6 @@ from rocket_sink.commands.common.ledger_input import (
 from rocket_sink.commands.common.output import note, print_json, show
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_options, spark_session
-from rocket_sink.commands.common.times import time_value
 from rocket_sink.ledger.report import Scope
 
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.base import Command, time_value
 from rocket_sink.commands.common.output import line, print_json_line
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
-from rocket_sink.commands.common.times import time_value
 from rocket_sink.message import MessageQueue
 from rocket_sink.wire.properties import split_keys
 

@@ -10,8 +10,7 @@ import click
 import pytest
 
 from rocket_sink import cli
-from rocket_sink.commands.common.base import Command, Group
-from rocket_sink.commands.common.failures import one_line
+from rocket_sink.commands.common.base import Command, Group, one_line
 from rocket_sink.errors import ClusterError, RocketSinkError
 
 HEAVY = (

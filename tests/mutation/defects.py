@@ -616,8 +616,8 @@ TESTING: tuple[Defect, ...] = (
         "rocket_sink/testing/server.py",
         "        for peer in list(port.peers):\n"
         "            self._frames(peer)\n"
-        "            self._flush(peer)\n",
-        "        for peer in list(port.peers):\n            self._flush(peer)\n",
+        "            self.flush(peer)\n",
+        "        for peer in list(port.peers):\n            self.flush(peer)\n",
         ("tests/testing/test_fake_cluster.py::test_freeze_takes_bytes_and_thaw_handles_them",),
         "a scripted broker that froze loses requests which a real one would store",
     ),

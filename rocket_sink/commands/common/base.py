@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import difflib
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, ClassVar, Final
 
 import click
+
+from rocket_sink.errors import RocketSinkError
+from rocket_sink.text import clean
 
 
 class Command(click.Command):
@@ -80,3 +89,119 @@ def debug_wanted(arguments: Sequence[str]) -> bool:
     """Read from the raw arguments: a command line that fails to parse may ask for it as well."""
     before_end = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--debug" in before_end
+
+
+_OURS: Final = re.compile(r"rocket_sink\.errors\.(\w+): (.+)")
+"""An error of ours inside the text of a Spark exception: the worker's traceback ends with it."""
+_FOREIGN: Final = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Exception|Error)): (.+)", re.MULTILINE)
+_PYTHON: Final = re.compile(
+    r"^(?!Caused by|org\.|java\.)[\w.]+(?:Error|Exception): .+", re.MULTILINE
+)
+"""The end of a traceback in a Spark exception; Java's own names come after it."""
+_LONGEST: Final = 600
+
+
+def one_line(error: BaseException) -> str:
+    """What happened, without stack traces; at most 600 characters.
+
+    A Spark exception carries Python and Java traces as text; the innermost error of ours in it is
+    what the user can act on, else its first line.
+    """
+    text = str(error)
+    if isinstance(error, RocketSinkError):
+        first, _, more = text.strip().partition("\n")
+        return _short(first) + (" (--debug shows them all)" if more else "")
+    ours = _OURS.findall(text)
+    if ours:
+        return _short(ours[-1][1])
+    if _is_sparks(error):
+        return _short(_spark_text(error))
+    return _short(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _is_sparks(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+
+
+def _spark_text(error: BaseException) -> str:
+    text = str(error).strip()
+    first = text.splitlines()[0] if text else type(error).__name__
+    workers = _PYTHON.findall(text) if "PYTHON" in first else []
+    if workers:
+        return str(workers[-1])
+    if "An error occurred while calling" in first:
+        found = _FOREIGN.search(text)
+        return f"{found[1].rpartition('.')[2]}: {found[2]}" if found else first
+    return first
+
+
+def _short(text: str) -> str:
+    return clean(" ".join(text.split()), _LONGEST)
+
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def time_value(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> dt.datetime | None:
+    """A click callback: `2026-01-31T12:00` (UTC), or a duration back from now as `90m` or `2d`."""
+    if value is None:
+        return None
+    try:
+        found = dt.datetime.fromisoformat(value)
+        return found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
+    except ValueError:
+        pass
+    seconds = _SECONDS.get(value[-1:])
+    if seconds is None or not value[:-1].isdigit():
+        raise click.BadParameter(
+            f"{value!r} is neither a time as 2026-01-31T12:00 nor a duration as 90m"
+        )
+    return dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=int(value[:-1]) * seconds)
+
+
+class _Stopped(BaseException):
+    """Raised in the main thread by a signal; no `except Exception` keeps it."""
+
+
+@dataclass
+class Stop:
+    """The signal that ended the work; None: it came to its own end."""
+
+    number: int | None = None
+
+    @property
+    def name(self) -> str:
+        """SIGTERM, SIGINT."""
+        return signal.Signals(self.number or 0).name
+
+
+@contextlib.contextmanager
+def until_signal() -> Iterator[Stop]:
+    """Leave the context at once on SIGTERM or SIGINT; `Stop` tells which, nothing is raised.
+
+    What the work's own context managers raise while they close is dropped then: a process group's
+    signal has ended their processes as well. A second SIGTERM changes nothing (`timeout` sends
+    two), a second Ctrl-C ends the closing. Main thread only.
+    """
+    stop = Stop()
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        stop.number = number
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise _Stopped
+
+    earlier = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    except KeyboardInterrupt:
+        # Spark installs a handler of its own, which raises this
+        stop.number = stop.number or signal.SIGINT
+    except BaseException:
+        if stop.number is None:
+            raise
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from rocket_sink.commands.common.output import note
-from rocket_sink.commands.conf_file import read_conf
+from rocket_sink.commands.options import read_conf
 from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.options import SinkOptions, find_option
 

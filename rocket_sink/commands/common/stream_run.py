@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.commands.common.failures import one_line
+from rocket_sink.commands.common.base import one_line
 from rocket_sink.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -7,14 +7,19 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.commands.common.failures import one_line
+from rocket_sink.commands.common.base import one_line
 from rocket_sink.commands.common.output import Bar, Steps, note, print_json, show
 from rocket_sink.commands.common.spark_input import spark_session
 from rocket_sink.commands.demo.fault import FaultInjector
-from rocket_sink.commands.demo.flights import Flights, write_flights
-from rocket_sink.commands.demo.settings import FAULT_AT, QUEUES_PER_BROKER, TOPIC, Settings
-from rocket_sink.commands.demo.summary import DemoSummary, reckon
-from rocket_sink.commands.demo.verify import Verdict, Verifier
+from rocket_sink.commands.demo.flights import (
+    FAULT_AT,
+    QUEUES_PER_BROKER,
+    TOPIC,
+    Flights,
+    Settings,
+    write_flights,
+)
+from rocket_sink.commands.demo.summary import DemoSummary, Verdict, Verifier, reckon
 from rocket_sink.errors import RocketSinkError
 
 if TYPE_CHECKING:

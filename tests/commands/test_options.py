@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocket_sink.commands.conf_file import (
+from rocket_sink.commands.options import (
     conf_text,
     default_text,
     markdown_table,
@@ -27,7 +27,7 @@ def test_the_stored_configuration_is_up_to_date() -> None:
 
 def test_the_readme_table_is_up_to_date() -> None:
     stored = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert stored == with_options(stored), "run: python -m rocket_sink.commands.conf_file README.md"
+    assert stored == with_options(stored), "run: python -m rocket_sink.commands.options README.md"
 
 
 def test_the_ci_runs_the_readmes_test_command() -> None:
