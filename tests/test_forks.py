@@ -186,7 +186,7 @@ def test_a_child_that_asks_makes_itself_known_to_all_brokers(
             with contextlib.suppress(InterruptedError):
                 producer.request(Message("orders", b"ping"), 20.0)
             assert seen == [True]
-            assert not session.request_reply._asked
+            assert not session.request_reply._waiting
 
         check(child)
 

@@ -1,9 +1,9 @@
-"""Automatic batching: asynchronous sends wait a little for others (Java's ProduceAccumulator).
+"""Automatic batching of asynchronous sends (`autoBatch`; Java's ProduceAccumulator).
 
-Messages of one topic and one `wait_store` go into one batch, which is sent when it reaches
-`batchMaxBytes` or its first message has waited `batchMaxDelayMs`, and when the producer closes.
-Their bodies are not compressed. Messages with a queue, a selector, a sharding key, a delay or a
-time-out of their own, and those that fill a batch alone, are sent as without this.
+Messages of one topic and `wait_store` form a batch, which is sent when it reaches `batchMaxBytes`,
+after `batchMaxDelayMs`, and when the producer closes. Bodies in batches are not compressed.
+Messages with an explicit queue, selector, sharding key, delay or time-out are sent alone, as are
+those of at least `batchMaxBytes`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rocket_sink.producer.future import SendFuture
 from rocket_sink.producer.request_builder import RequestBuilder, named
 
 Entry: TypeAlias = "tuple[Message, str, bytes, SendFuture]"
-"""A message, its id, its bytes inside a batch, and who waits for it."""
+"""A message, its id, its bytes inside a batch, and its future."""
 
 
 class _OpenBatch:
@@ -46,7 +46,7 @@ class BatchAccumulator:
         self._closed = False
 
     def takes(self, message: Message) -> bool:
-        """The message may share a request with others."""
+        """The message may be batched."""
         return (
             message.sharding_key is None
             and not message.is_timed
@@ -54,14 +54,14 @@ class BatchAccumulator:
         )
 
     def add(self, message: Message, message_id: str, encoded: bytes, future: SendFuture) -> None:
-        """Put it with the others; the future gets its own result or error.
+        """Append the message to its batch; the future gets its result or error.
 
         Raises:
             ProducerClosedError
         """
         key, size = (message.topic, message.wait_store), len(encoded)
         full: list[_OpenBatch] = []
-        is_first = news = False
+        is_first = due_earlier = False
         with self._lock:
             if self._closed:
                 raise ProducerClosedError("the producer is closed")
@@ -78,10 +78,12 @@ class BatchAccumulator:
                 full.append(self._open.pop(key))
             if full or is_first:
                 before_s, self._due_s = self._due_s, self._next_due_s()
-                news = self._due_s is not None and (before_s is None or self._due_s < before_s)
+                due_earlier = self._due_s is not None and (
+                    before_s is None or self._due_s < before_s
+                )
         for one in full:
             self._send(one)
-        if news:
+        if due_earlier:
             self._driver.reschedule()
 
     def _next_due_s(self) -> float | None:
@@ -101,7 +103,7 @@ class BatchAccumulator:
             self._send(batch)
 
     def flush(self) -> None:
-        """The producer closes: send what waits, take no more."""
+        """Send all batches and accept no more messages."""
         with self._lock:
             self._closed = True
         self.run(float("inf"))
@@ -133,7 +135,7 @@ class BatchAccumulator:
                 future.ended(None, completion.error)
 
     def _send_singly(self, entries: list[Entry]) -> None:
-        """The broker refused the batch: only the guilty message shall fail."""
+        """After the broker refused the batch, so that only the illegal message fails."""
         for message, message_id, _, future in entries:
             try:
                 self._driver.submit_nowait(self._builder.single(named(message, message_id)), future)
@@ -142,13 +144,13 @@ class BatchAccumulator:
 
 
 def results_of(result: SendResult, message_ids: list[str]) -> list[SendResult]:
-    """A batch's result as its messages' own: their ids, and the offsets from the first on."""
+    """The results of a batch's messages: their ids, and the offsets from the first on."""
     offset_ids = result.offset_message_id.split(",")
     if len(offset_ids) != len(message_ids):
         offset_ids = [result.offset_message_id] * len(message_ids)
     first = result.queue_offset
     return [
-        # `_replace` goes by names, at three times the cost.
+        # `_replace` takes three times as long.
         SendResult(
             result.outcome, result.status, message_id, offset_id, result.queue, first + number,
             result.broker_address, result.attempts, result.latency_ms, result.maybe_duplicate,

@@ -1,7 +1,7 @@
-"""All of a producer that belongs to one process: made anew as a whole in a forked child.
+"""The parts of a producer that belong to one process: engine, driver, locks, batches.
 
-The connections are the parent's there, and so are the owners of the locks; nothing that the parent
-has announced of itself holds for the child.
+A forked child makes a new session: it must not use its parent's connections, its locks may be held
+by the parent's threads, and brokers do not know its client id.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ClientSession:
     Attributes:
         of_pid: the process.
         accumulator: with `autoBatch`.
-        tracer: with `enableTrace`; a hook, for its producer to add.
+        tracer: with `enableTrace`; a hook, which the producer adds.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class ClientSession:
             driver.add_task(self.tracer)
 
     def close(self, timeout_s: float) -> None:
-        """Wait for what is in flight, unregister, close."""
+        """Wait for requests in flight, unregister, close."""
         self.driver.close(timeout_s)
         self.engine.identity.release()
 
     def _serve(self, channel: Channel, frame: Frame) -> bool:
-        """A broker's request, under the driver's lock on the leading thread: this must not block,
-        and what the broker does wrong must not end the connection."""
+        """Serve a broker's request. Runs on the driving thread under the driver's lock, so it must
+        not block; malformed requests do not close the connection."""
         try:
             if frame.code == RequestCode.CHECK_TRANSACTION_STATE:
                 self.transactions.take_check(channel, frame)

@@ -1,13 +1,12 @@
-"""One engine, many threads: leader and followers.
+"""Sharing one engine between threads: leader and followers.
 
-A caller who waits for an answer drives the engine itself if no thread does (the leader); the others
-sleep until their request is complete or until the leader has its own and names one of them. So a
-synchronous producer has no thread of its own but a sleeping one, which leads for a moment when
-heartbeats are due and no other does. The first asynchronous send starts one that leads from then
-on.
+A thread that waits for an answer drives the engine if no other thread does (the leader). The
+followers sleep until their request is complete, or until the leader's is and it wakes one of them
+to lead. So a synchronous producer needs no thread of its own, except one for heartbeats while no
+caller drives. The first asynchronous send starts a thread that leads from then on.
 
-The lock guards the engine; it is free while the leader waits for the peers, so that others submit
-meanwhile. Callbacks run outside it, on the leading thread, and may send themselves.
+The lock guards the engine. It is released while the leader waits for sockets, so that other threads
+can submit. Callbacks run without it on the leading thread, and may send.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ _IDLE_S: Final = 1.0
 STEP_S: Final = 0.05
 """Longest sleep of a follower whose request is not in flight."""
 _HEARTBEATS_S: Final = 0.5
-"""Longest wait for the answers to heartbeats; others are read the next time."""
-_LOOKS: Final = 3
-"""Per interval of heartbeats: one that has just missed its time is a third late at most."""
+"""Longest wait for the answers to heartbeats; later ones are read the next time."""
+_CHECKS_PER_INTERVAL: Final = 3
+"""Checks for due heartbeats per interval, so that one is late by a third of it at most."""
 SUBMITTED_BYTES: Final = 16 * 1024
-"""Larger bodies are handed over under the lock: what waits without it is bounded by number only."""
+"""Larger bodies are submitted under the lock: the submission queue is bounded by number only."""
 SUBMITTED_TOGETHER: Final = 32
-"""So many that wait without the lock are written by the sender that brought the last of them."""
+"""Queued submissions from which the submitting thread drains and writes them itself."""
 
 
 class Waiter:
-    """A thread's wait for one completion; the engine's token."""
+    """A thread's wait for one completion; the token of its request."""
 
     __slots__ = ("_gate", "asleep", "completion", "on_done")
 
@@ -72,7 +71,7 @@ class Waiter:
         self.asleep = True
 
     def wait(self, timeout_s: float) -> None:
-        """Until `wake`, or for so long; called without the lock."""
+        """Until `wake` or the time-out; called without the lock."""
         assert self._gate is not None
         self._gate.acquire(timeout=timeout_s)
 
@@ -84,23 +83,23 @@ class Waiter:
 
 
 class TimerTask(Protocol):
-    """Something to be done at a time by the thread that leads, outside the lock; it may send."""
+    """A task that the leader runs at a time, without the lock; it may send."""
 
     def due_s(self) -> float | None:
-        """When it wants to run (monotonic seconds); None: not for now."""
+        """When to run (monotonic seconds); None: not scheduled."""
 
     def run(self, now_s: float) -> None: ...
 
     def flush(self) -> None:
-        """The producer closes: do at once what was put off."""
+        """Run now, as the producer closes."""
 
 
 class SubmissionQueue:
-    """Requests that asynchronous senders have handed over and the engine has not taken yet.
+    """Requests of asynchronous sends that the engine has not taken yet.
 
-    Senders append without a lock, so that they and the thread that leads do not wait for each
-    other; it, or the sender whose request makes it many, drains under the driver's lock what has
-    come since, and writes it together.
+    Threads append without a lock. The leader, or the thread that appends the
+    `SUBMITTED_TOGETHER`th, drains the queue under the driver's lock and writes the requests
+    together.
     """
 
     def __init__(self, engine: SendEngine) -> None:
@@ -108,10 +107,10 @@ class SubmissionQueue:
         self.requests: deque[SendRequest] = deque()
         self.append = self.requests.append
         self.refused: list[Completion] = []
-        """Requests that ended here."""
+        """Completions of requests that failed here."""
 
     def takes(self, request: SendRequest) -> bool:
-        """There is room for it, and it needs no look at a rate limit or at the bytes in flight."""
+        """The request may be queued: it is small, there is room, and no rate limit applies."""
         engine = self._engine
         return (
             len(request.body) < SUBMITTED_BYTES
@@ -120,26 +119,26 @@ class SubmissionQueue:
         )
 
     def drain(self) -> None:
-        """Hand over to the engine what its window has room for."""
+        """Submit to the engine as many requests as its window has room for."""
         requests, engine = self.requests, self._engine
         while requests:
             try:
                 if not engine.try_submit(requests[0]):
                     return
             except Exception as error:
-                # Its sender has gone on: only its future can tell it.
+                # The submitting thread has returned: the error goes to the future.
                 failed = error if isinstance(error, SendError) else UnwrittenError(repr(error))
                 self._refuse(requests[0], failed)
             requests.popleft()
 
     def close(self) -> None:
-        """Refuse what is left."""
+        """Fail the remaining requests."""
         while self.requests:
             text = "the producer was closed before it was sent"
             self._refuse(self.requests.popleft(), ProducerClosedError(text))
 
     def take_back(self, request: SendRequest) -> bool:
-        """True when the request was still here; it is not any more."""
+        """Remove a request; False when it was not in the queue."""
         for position, waiting in enumerate(self.requests):
             if waiting is request:
                 del self.requests[position]
@@ -151,33 +150,33 @@ class SubmissionQueue:
 
 
 class HeartbeatThread:
-    """Heartbeats and probes of a producer that no caller uses: a daemon thread.
+    """A daemon thread for heartbeats and probes while no caller drives the engine.
 
-    Between the calls of a synchronous caller a broker hears nothing of it, drops the channel after
-    120 s (ClientChannelManager) and forgets the group: nothing is lost, but `producerConnection`
-    does not list it any more, and the next send connects anew. Java's client has scheduled tasks
-    for it (MQClientInstance.startScheduledTask, LatencyFaultToleranceImpl.startDetector).
+    Without heartbeats brokers close the channel after 120 s (ClientChannelManager) and unregister
+    the group: `producerConnection` does not list it, and the next send must connect again. Java's
+    client has scheduled tasks (MQClientInstance.startScheduledTask,
+    LatencyFaultToleranceImpl.startDetector).
 
     Args:
-        look: a bound method, called now and then until it says False; its object is not kept
-            alive, and the thread ends with it.
+        run: a bound method, called every `every_s` seconds until it returns False. Its object is
+            referenced weakly; the thread ends with it.
     """
 
-    def __init__(self, look: Callable[[], bool], every_s: float) -> None:
-        self._look = weakref.WeakMethod(look)
+    def __init__(self, run: Callable[[], bool], every_s: float) -> None:
+        self._run = weakref.WeakMethod(run)
         self._every_s = every_s
         self._stop = threading.Event()
         self.started = False
 
     def start(self) -> None:
-        """Begin; nothing the second time."""
+        """Start the thread. Idempotent."""
         if self.started:
             return
         self.started = True
-        # no new thread at the end of the interpreter: a last message may still be sent
+        # at interpreter exit no thread can start, but messages can still be sent
         with contextlib.suppress(RuntimeError):
             threading.Thread(
-                target=_look_now_and_then, args=(self._look, self._stop, self._every_s),
+                target=_run_periodically, args=(self._run, self._stop, self._every_s),
                 name="rocket-sink-heartbeat", daemon=True,
             ).start()  # fmt: skip
 
@@ -185,18 +184,18 @@ class HeartbeatThread:
         self._stop.set()
 
 
-def _look_now_and_then(
-    look: weakref.WeakMethod[Callable[[], bool]], stop: threading.Event, every_s: float
+def _run_periodically(
+    method: weakref.WeakMethod[Callable[[], bool]], stop: threading.Event, every_s: float
 ) -> None:
     while not stop.wait(every_s):
-        found = look()
-        if found is None or not found():
+        run = method()
+        if run is None or not run():
             return
-        del found
+        del run
 
 
 class Driver:
-    """Shares an engine between threads; its hooks hear of each synchronous send."""
+    """Shares an engine between threads; calls the hooks of synchronous sends."""
 
     def __init__(self, engine: SendEngine, hooks: Hooks) -> None:
         self.engine = engine
@@ -212,7 +211,7 @@ class Driver:
         self._window_waiters: dict[Waiter, None] = {}
         self._thread: threading.Thread | None = None
         self.closing = False
-        every_s = engine.options.heartbeat_broker_interval_ms / 1000 / _LOOKS
+        every_s = engine.options.heartbeat_broker_interval_ms / 1000 / _CHECKS_PER_INTERVAL
         if engine.heartbeats.detects:
             every_s = min(every_s, engine.options.detect_interval_ms / 1000)
         self.heartbeats = HeartbeatThread(self._keep_alive, every_s)
@@ -241,14 +240,13 @@ class Driver:
         return result_of(completion)
 
     def send_oneway(self, request: SendRequest, messages: Sequence[Message]) -> None:
-        """Returns when the frame has gone to the kernel.
+        """Returns when the frame is written.
 
-        Java 5.x loses the message silently when the connection cannot be made; here the caller
-        hears of it.
+        Java 5.x loses the message silently when it cannot connect; here an error is raised.
 
         Raises:
-            NotSentError: no route, no connection, a broker that would ignore what the message asks
-                for, no room in the rate limits, or no byte taken before the time-out.
+            NotSentError: no route, no connection, a broker too old for the message, no room in the
+                rate limits, or not written before the time-out.
         """
         engine = self.engine
         context = self._hooks.before("oneway", request.topic, messages, (request.message_id,))
@@ -261,7 +259,7 @@ class Driver:
         self._hooks.ended(context, None, None)
 
     def submit(self, request: SendRequest, waiter: Waiter | SendFuture) -> None:
-        """Hand a request over; waits for a place in the window until its time is over.
+        """Submit a request; waits for room in the window until its time-out.
 
         Raises:
             WindowFullError, ProducerClosedError
@@ -273,7 +271,7 @@ class Driver:
             with self.lock:
                 if self.closing:
                     raise ProducerClosedError("the producer is closed")
-                # Small ones with a callback may be written together by the leader.
+                # The leader may write small requests with a callback together.
                 large = len(request.body) >= SUBMITTED_BYTES
                 self._wakeup.flush_immediately = large or waiter.on_done is None
                 if submissions.requests:
@@ -288,8 +286,8 @@ class Driver:
             self._window_waiters.pop(window_waiter, None)
 
     def submit_nowait(self, request: SendRequest, waiter: Waiter | SendFuture) -> None:
-        """As `submit`, for one who does not wait for the end: while there is room it waits for
-        nothing, not even the lock. Starts the thread that leads.
+        """As `submit`, for asynchronous sends: it takes no lock while there is room. Starts the
+        producer's thread.
 
         Raises:
             WindowFullError, ProducerClosedError
@@ -316,7 +314,7 @@ class Driver:
                     raise ProducerClosedError("the producer is closed")
 
     def wait(self, waiter: Waiter) -> Completion:
-        """Until the request is complete; it always is some time after its deadline."""
+        """Wait until the request is complete, which is soon after its deadline at the latest."""
         while waiter.completion is None:
             self._drive_until(lambda: waiter.completion is not None, waiter, _IDLE_S)
         return waiter.completion
@@ -324,7 +322,7 @@ class Driver:
     # --- other requests ----------------------------------------------------------------------
 
     def call(self, step: Callable[[], bool]) -> None:
-        """Drive until `step`, called under the lock, says True. For rare, synchronous things."""
+        """Drive until `step`, called under the lock, returns True. For rare requests."""
         while True:
             with self.lock:
                 if step():
@@ -350,8 +348,8 @@ class Driver:
         return found[0]
 
     def invoke(self, address: str, frame: Frame) -> Frame:
-        """Send one request that is no send and wait for its answer, whatever its code; once more
-        when credentials that have changed meanwhile were refused.
+        """Send an administrative request and wait for its answer, of any code. Repeated once when
+        the credentials were refused and have changed.
 
         Raises:
             NotSentError, UnknownOutcomeError: of the connection.
@@ -387,7 +385,7 @@ class Driver:
         return answer
 
     def oneway(self, address: str, frame: Frame) -> None:
-        """Send one request that is not answered; what the kernel does not take goes later.
+        """Send a oneway request; what the kernel does not take is written later.
 
         Raises:
             NotSentError: no connection, or the producer is closed.
@@ -397,7 +395,7 @@ class Driver:
             self.engine.client.oneway(address, frame, self.engine.clock())
 
     def stay_connected(self) -> None:
-        """Brokers may have something to ask or to tell, at any time."""
+        """Keep connections to all brokers, for transaction checks and pushed replies."""
         heartbeats = self.engine.heartbeats
         if not heartbeats.stays_connected:
             heartbeats.stays_connected = True
@@ -410,14 +408,14 @@ class Driver:
         self._tasks = (*self._tasks, task)
 
     def reschedule(self) -> None:
-        """A task has a new due time: a thread must lead, and look at it before it waits on."""
+        """A task has an earlier due time: start the producer's thread, or wake the leader."""
         self.start_thread()
         with self.lock:
             if self._wakeup.waiting:
                 self.engine.client.wake()
 
     def start_thread(self) -> None:
-        """Lead from a background thread from now on."""
+        """Start the producer's thread, which leads from now on."""
         if self._thread is not None:
             return
         with self.lock:
@@ -426,11 +424,11 @@ class Driver:
             self._thread = threading.Thread(
                 target=self._lead_always, name="rocket-sink-producer", daemon=True
             )
-            # Under the lock: `close` joins what it finds here.
+            # Under the lock, so that `close` joins a started thread.
             self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Take no more requests, give those in flight until the time-out, close the engine."""
+        """Accept no more requests, wait for those in flight, close the engine."""
         if not self.closing:
             for task in self._tasks:
                 task.flush()
@@ -459,7 +457,7 @@ class Driver:
     def _drive_until(
         self, over: Callable[[], bool], waiter: Waiter | None, timeout_s: float
     ) -> None:
-        """Lead until `over`, or for about `timeout_s`; or sleep while another thread leads."""
+        """Lead until `over` or about `timeout_s`; or follow while another thread leads."""
         me = threading.get_ident()
         with self.lock:
             if over():
@@ -519,8 +517,7 @@ class Driver:
                 return
 
     def _write_submissions(self) -> None:
-        """Drain and write in a sender's thread, under the lock: the brokers have work while it
-        goes on, and no other thread has to be switched to."""
+        """Drain and write in the submitting thread, under the lock, without a thread switch."""
         client, wakeup = self.engine.client, self._wakeup
         waited, wakeup.waiting = wakeup.waiting, False
         self._submissions.drain()
@@ -531,8 +528,7 @@ class Driver:
             client.wake()
 
     def _take_completions(self) -> list[tuple[Waiter | SendFuture, Completion]]:
-        """Note what is complete and wake those who wait for it; those with a callback are
-        returned."""
+        """Take completions and wake their waiters; returns those with a callback."""
         called = []
         ended = self.engine.take()
         if self._submissions.refused:
@@ -551,7 +547,7 @@ class Driver:
         return called
 
     def _until_task_s(self, wait_s: float) -> float:
-        """How long a wait may be, at most `wait_s`."""
+        """The time until the next timer task, at most `wait_s`."""
         for task in self._tasks:
             due_s = task.due_s()
             if due_s is not None:
@@ -569,8 +565,8 @@ class Driver:
                     _LOG.exception("a timer task of the producer failed")
 
     def _keep_alive(self) -> bool:
-        """Heartbeats and probes that are due, and their answers, when no other thread drives;
-        False: never needed again."""
+        """Send due heartbeats and probes and read their answers, unless another thread drives;
+        False: not needed any more."""
         engine = self.engine
         with self.lock:
             if self.closing or self._thread is not None or engine.closed:
@@ -615,7 +611,7 @@ class Driver:
 
 
 def _call_back(done: list[tuple[Waiter | SendFuture, Completion]]) -> None:
-    """Call those who asked for it, outside the lock."""
+    """Call the callbacks, without the lock."""
     for waiter, completion in done:
         assert waiter.on_done is not None
         try:
@@ -625,7 +621,8 @@ def _call_back(done: list[tuple[Waiter | SendFuture, Completion]]) -> None:
 
 
 def result_of(completion: Completion) -> SendResult:
-    """
+    """The result.
+
     Raises:
         SendError: the request failed.
     """

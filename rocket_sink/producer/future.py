@@ -1,11 +1,9 @@
-"""The future of an asynchronous send: a `concurrent.futures.Future` that is cheap until a thread
-waits for it.
+"""The future of an asynchronous send: a `concurrent.futures.Future` with a lazy condition.
 
-The standard one makes a condition with its lock, queue and bound methods at once: a dozen objects,
-which cost more to make, and to be looked at by the garbage collector, than the message. Most end
-before any thread asks. So the condition is made by the first that asks, and whether that was before
-or after the end is decided by one atomic `dict.setdefault`: before, all goes the standard way;
-after, there is no thread to wake.
+The standard class makes a condition of a dozen objects, which costs more than the message. Most
+sends end before a thread waits for them. So the condition is made on its first use. One atomic
+`dict.setdefault` decides whether that was before the end, and the standard code runs, or after it,
+and no thread has to be woken.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ Callback: TypeAlias = "Callable[[SendResult | None, BaseException | None], None]
 
 
 class SendFuture(Future[SendResult]):
-    """The end of one message, told to its hooks, to the thread that waits, and to a callback.
+    """The result of one message; completes hooks, waiting threads and a callback.
 
-    `cancel` is always False: what is sent cannot be taken back.
+    `cancel` always returns False: a sent message cannot be revoked.
     """
 
-    # What Future.__init__ sets, where it is the same for all.
+    # The constant attributes of Future.__init__.
     _state = "PENDING"
     _result: Any = None
     _exception: Any = None
@@ -44,23 +42,23 @@ class SendFuture(Future[SendResult]):
 
     @property
     def _condition(self) -> Condition:  # type: ignore[override]
-        """What looks at this future's state by the standard methods comes here first."""
+        """Used by all standard methods that read or wait for the state."""
         own = self.__dict__
         own.setdefault("_waiters", [])
         own.setdefault("_done_callbacks", [])
         gate = own.get("_gate") or own.setdefault("_gate", Condition())
         if gate is not _ENDED:
             return gate  # type: ignore[no-any-return]
-        # The thread that ended it may not have come to this line yet.
+        # The thread that completed it may not have set the state yet.
         self._state = _FINISHED
         return own.setdefault("_late_gate", Condition())  # type: ignore[no-any-return]
 
     def cancel(self) -> bool:
-        """Nothing is cancelled."""
+        """False: a sent message cannot be revoked."""
         return False
 
     def done(self) -> bool:
-        """It has ended, well or not."""
+        """True after a result or an error."""
         return self._state == _FINISHED
 
     def result(self, timeout: float | None = None) -> SendResult:
@@ -74,11 +72,11 @@ class SendFuture(Future[SendResult]):
         return super().result(timeout)
 
     def on_done(self, completion: Completion) -> None:
-        """The driver's word, once."""
+        """The driver's completion."""
         self.ended(completion.result, completion.error)
 
     def ended(self, result: SendResult | None, error: BaseException | None) -> None:
-        """A result or an error, once."""
+        """Complete with a result or an error."""
         if self._context is not None:
             self._hooks.ended(self._context, result, error)
         if result is not None:
@@ -89,11 +87,10 @@ class SendFuture(Future[SendResult]):
             try:
                 self._callback(result, error)
             except Exception:
-                # Others of its batch wait behind it.
+                # The other futures of its batch must complete.
                 _LOG.exception("a callback of a send raised")
 
     def set_result(self, result: SendResult) -> None:
-        """The driver's."""
         self._result = result
         if self.__dict__.setdefault("_gate", _ENDED) is _ENDED:
             self._state = _FINISHED
@@ -101,7 +98,6 @@ class SendFuture(Future[SendResult]):
             super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """The driver's."""
         self._exception = exception
         if self.__dict__.setdefault("_gate", _ENDED) is _ENDED:
             self._state = _FINISHED

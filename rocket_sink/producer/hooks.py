@@ -1,7 +1,6 @@
 """Hooks before and after each send and at the end of a transaction (Java's SendMessageHook).
 
-A hook that raises is logged and otherwise ignored: it never breaks a send. Without hooks a send
-costs one look at an empty tuple.
+Exceptions of a hook are logged and ignored.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ _LOG: Final = log.logger(__name__)
 
 @dataclass(slots=True)
 class SendContext:
-    """One request as its hooks see it; the same object before and after.
+    """One request, for hooks; the same object before and after.
 
     Attributes:
         mode: sync, async, oneway, batch, transaction, request or reply.
         topic: as on the wire, with its namespace.
-        messages: those of the request; a batch has many.
+        messages: of the request; several in a batch.
         message_ids: their client ids, in that order.
-        started_ms: when it was handed over, milliseconds since 1970.
-        result, error: after the send; neither for a oneway message, which is not answered.
-        cost_ms: after the send, the whole send's.
-        notes: a hook's own, from before to after.
+        started_ms: the start of the send, milliseconds since 1970.
+        result, error: after the send; both None for a oneway message.
+        cost_ms: after the send: its duration with all attempts.
+        notes: for the hook's own values.
     """
 
     mode: str
@@ -45,17 +44,16 @@ class SendContext:
     _started_s: float = field(default_factory=time.monotonic, repr=False)
 
     def end(self, result: SendResult | None, error: BaseException | None) -> None:
-        """The send's end is known."""
         self.result, self.error = result, error
         self.cost_ms = (time.monotonic() - self._started_s) * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class EndTransactionContext:
-    """A transaction's end, told when the broker has been told (or could not be).
+    """The end of a transaction, after END_TRANSACTION was answered or has failed.
 
-    `state` is Java's LocalTransactionState name; `message` is a Message, or the StoredMessage of
-    a check.
+    `state` is the name in Java's LocalTransactionState; `message` is a Message, or the
+    StoredMessage of a check.
     """
 
     producer_group: str
@@ -70,37 +68,37 @@ class EndTransactionContext:
 
 
 class SendHook:
-    """Override what is of interest. May be called from any thread that sends or drives."""
+    """Base class; override some methods. They are called from any sending or driving thread."""
 
     def before_send(self, context: SendContext) -> None:
-        """The request is about to be handed over."""
+        """Before the request is submitted."""
 
     def after_send(self, context: SendContext) -> None:
-        """Its end is known: result or error."""
+        """After the result or error."""
 
     def end_transaction(self, context: EndTransactionContext) -> None:
-        """A transaction has ended, as far as this client is concerned."""
+        """After the end of a transaction."""
 
 
 class Hooks:
-    """The hooks of one producer, in the order in which they were added."""
+    """The hooks of one producer, in the order of `add`."""
 
     def __init__(self, producer_group: str) -> None:
         self._group = producer_group
         self.hooks: tuple[SendHook, ...] = ()
-        """Public, for a look at an attribute is all that a send without hooks shall cost."""
+        """Public, so that a send without hooks costs one attribute access."""
 
     def add(self, hook: SendHook) -> None:
         self.hooks = (*self.hooks, hook)
 
     def replace(self, old: SendHook | None, new: SendHook) -> None:
-        """Put one in another's place."""
+        """Replace a hook."""
         self.hooks = (*(hook for hook in self.hooks if hook is not old), new)
 
     def before(
         self, mode: str, topic: str, messages: Sequence[Message], message_ids: tuple[str, ...]
     ) -> SendContext | None:
-        """Call them; None when there are none."""
+        """Call `before_send`; None without hooks."""
         if not self.hooks:
             return None
         now_ms = time.time_ns() // 1_000_000

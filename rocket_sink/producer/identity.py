@@ -1,4 +1,4 @@
-"""Who this client is: address, group, client id, its messages' ids; new after a fork."""
+"""The identity of a client: address, group, client id, generator of message ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _claiming: Final = ForkLock()
 
 
 def local_ip() -> str:
-    """This host's address as seen from outside, else the loopback. Sends nothing."""
+    """This host's address on its default route, else the loopback. Sends nothing."""
     for target in ("192.0.2.1", "198.51.100.1"):
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -32,7 +32,7 @@ def local_ip() -> str:
 
 
 class Identity:
-    """Made once per client and process; `of_pid` tells whether a fork has made it stale."""
+    """Made once per client and process; stale in a forked child (`of_pid`)."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.of_pid = os.getpid()
@@ -40,18 +40,18 @@ class Identity:
         instance = options.instance_name or f"{self.of_pid}#{secrets.token_hex(4)}"
         self.client_id = f"{self.ip}@{instance}"
         self.group = with_namespace(options.namespace, options.producer_group)
-        """The producer group as brokers know it."""
+        """The producer group with its namespace."""
         self.message_ids = new_message_ids(self.ip)
-        """Makes UNIQ_KEYs; not thread-safe."""
+        """Not thread-safe."""
 
     def claim(self) -> None:
-        """Be the only client of this id and group in this process, until `release`.
+        """Reserve this client id and group in this process, until `release`.
 
-        Brokers know clients by both: the first of two that closes would take the other out of
-        their tables, and with it its transaction checks and replies.
+        Brokers identify clients by both: the first of two such clients that closes would unregister
+        the other, which would then get no transaction checks and replies.
 
         Raises:
-            ConfigurationError: there is one (Java: MQClientInstance.registerProducer).
+            ConfigurationError: reserved already (Java: MQClientInstance.registerProducer).
         """
         key = (self.of_pid, self.client_id, self.group)
         with _claiming:
@@ -62,7 +62,7 @@ class Identity:
                 )
 
     def release(self) -> None:
-        """Let another one have it. Twice is nothing."""
+        """End the reservation. Idempotent."""
         key = (self.of_pid, self.client_id, self.group)
         with _claiming:
             if _claimed.get(key) is self:
@@ -70,7 +70,7 @@ class Identity:
 
 
 def new_message_ids(ip: str) -> MessageIds:
-    """A generator for this process: 32 random bits keep forks and containers apart."""
+    """A generator for this process, with 32 random bits."""
     try:
         packed = socket.inet_pton(socket.AF_INET6 if ":" in ip else socket.AF_INET, ip)
     except OSError:

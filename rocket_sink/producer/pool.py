@@ -1,8 +1,7 @@
 """Engines of a worker process, reused across tasks and epochs.
 
-Keyed by the whole configuration (credentials by digest) and the process id; reference counted;
-an idle one is closed at the next checkout after `producerCacheTimeout`. No thread: PySpark workers
-end with `os._exit`, so nothing may need an orderly end.
+The key is the digest of all options. An idle engine is closed at the next `acquire` after
+`producerCacheTimeout`. There is no thread: PySpark workers end with `os._exit`, without clean-up.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ class _Idle:
 
 
 def make_engine(options: SinkOptions) -> SendEngine:
-    """An engine on the executor's shared health store."""
+    """An engine with the executor's shared broker state."""
     return SendEngine(options, shared=SharedBrokerState.open(options))
 
 
 class ProducerPool:
-    """Engines by configuration; an engine has one user at a time.
+    """Engines by configuration; each is leased to one user at a time.
 
-    Two tasks of one process with one configuration (nested use) get two engines, so none is ever
-    closed, or driven by another user, while it is out.
+    Two tasks of one process with the same configuration (nested use) get two engines.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class ProducerPool:
         self._lock = ForkLock()
         self._pid = os.getpid()
         self._idle: dict[str, list[_Idle]] = {}
-        self._out: dict[int, tuple[SendEngine, str, float]] = {}
+        self._leased: dict[int, tuple[SendEngine, str, float]] = {}
 
     def acquire(self, options: SinkOptions) -> SendEngine:
         """An idle engine of this configuration, or a new one."""
@@ -59,29 +57,29 @@ class ProducerPool:
             expired = self._expired(now_s)
             engine = self._reusable(key)
             if engine is not None:
-                self._lend(engine, key, options)
+                self._lease(engine, key, options)
         for old in expired:
             old.close()
         if engine is None:
             engine = self._make(options)
             with self._lock:
-                self._lend(engine, key, options)
+                self._lease(engine, key, options)
         return engine
 
     def release(self, engine: SendEngine) -> None:
-        """Give it back; a broken one, or one with requests pending, is closed.
+        """Return an engine; a broken one, or one with pending requests, is closed.
 
         Raises:
-            RuntimeError: it is not out (given back twice, or of another pool).
+            RuntimeError: it is not leased (returned twice, or of another pool).
         """
         with self._lock:
             self._after_fork()
-            if id(engine) not in self._out:
+            if id(engine) not in self._leased:
                 raise RuntimeError(
                     "an engine was released that is not checked out of this pool; each acquire "
                     "is followed by exactly one release"
                 )
-            _, key, timeout_s = self._out.pop(id(engine))
+            _, key, timeout_s = self._leased.pop(id(engine))
             keep = not engine.broken and not engine.pending
             if keep:
                 self._idle.setdefault(key, []).append(_Idle(engine, self._clock(), timeout_s))
@@ -89,16 +87,16 @@ class ProducerPool:
             engine.close()
 
     def drop(self, engine: SendEngine) -> None:
-        """Give it back as unusable: it is closed."""
+        """Return an unusable engine, which is closed."""
         with self._lock:
-            known = self._out.pop(id(engine), None)
+            known = self._leased.pop(id(engine), None)
         if known is None:
             raise RuntimeError("an engine was dropped that is not checked out of this pool")
         engine.close()
 
     @contextmanager
     def engine(self, options: SinkOptions) -> Iterator[SendEngine]:
-        """acquire and release; after an exception the engine is dropped, not reused."""
+        """`acquire` and `release`; after an exception `drop`."""
         engine = self.acquire(options)
         try:
             yield engine
@@ -120,13 +118,13 @@ class ProducerPool:
         return sum(map(len, self._idle.values()))
 
     def __repr__(self) -> str:
-        return f"<ProducerPool {len(self._out)} out, {self.idle} idle>"
+        return f"<ProducerPool {len(self._leased)} leased, {self.idle} idle>"
 
-    def _lend(self, engine: SendEngine, key: str, options: SinkOptions) -> None:
-        self._out[id(engine)] = (engine, key, options.producer_cache_timeout_ms / 1000)
+    def _lease(self, engine: SendEngine, key: str, options: SinkOptions) -> None:
+        self._leased[id(engine)] = (engine, key, options.producer_cache_timeout_ms / 1000)
 
     def _reusable(self, key: str) -> SendEngine | None:
-        """The youngest idle engine: its connections are the most likely to be alive."""
+        """The most recently used idle engine: its connections are the most likely to be alive."""
         items = self._idle.get(key, [])
         while items:
             engine = items.pop().engine
@@ -147,7 +145,7 @@ class ProducerPool:
         return expired
 
     def _after_fork(self) -> None:
-        """A forked child must not use, nor say good-bye on, its parent's connections."""
+        """In a forked child: abandon the engines, without unregistering on the parent's sockets."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
@@ -155,7 +153,7 @@ class ProducerPool:
             for item in items:
                 item.engine.abandon()
         self._idle.clear()
-        self._out.clear()
+        self._leased.clear()
 
 
 _worker_pool = ProducerPool()

@@ -47,18 +47,18 @@ Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | None]
 class Producer:
     """Sends messages; thread-safe; a context manager.
 
-    A synchronous caller drives the connections itself; `send_async` starts a thread that does.
-    From the first send on a sleeping daemon thread sends heartbeats while no thread sends
-    (`heartbeatBrokerInterval`), so that brokers go on listing the producer group. A forked child
-    connects anew, under another client id and with other message ids.
+    Synchronous sends are driven by the calling thread; `send_async` starts a thread. From the first
+    send on a daemon thread sends heartbeats while no other thread drives
+    (`heartbeatBrokerInterval`). A forked child opens its own connections, with another client id
+    and other message ids.
 
-    A message with a sharding key goes to the queue that owns the key (`shardingHash`). With
-    `ordering=strict` the key never moves; with `best_effort` it moves while its broker is
-    isolated; with `none` it moves, too, but one queue has many requests in flight, as in Java.
+    A message with a sharding key goes to the queue of the key (`shardingHash`). With
+    `ordering=strict` the key never moves; with `best_effort` it moves while its broker is isolated;
+    with `none` it moves, too, and a queue may have many requests in flight, as in Java.
 
     Args:
         options: parsed options, or give them by name (`nameServer=...`).
-        credentials: gives the credentials in the options' place.
+        credentials: returns the credentials, instead of the options.
         transaction_listener: see `on_transaction_check`.
     """
 
@@ -75,10 +75,10 @@ class Producer:
             options = options.with_(**more)
         self.options = options if options is not None else SinkOptions.parse(more)
         self.on_transaction_check = transaction_listener
-        """Called with a half message that the broker asks about; answers its state.
+        """Called with the half message of a transaction check; returns its state.
 
-        It runs on a thread of its own, one check at a time. What it raises counts as UNKNOWN: the
-        broker asks again. See `producer.transactions` for how often.
+        It runs on its own thread, one check at a time. An exception counts as UNKNOWN: the broker
+        checks again (see `producer.transactions`).
         """
         self._credentials = credentials
         self._renewing = ForkLock()
@@ -98,7 +98,7 @@ class Producer:
         self.close()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Wait for what is in flight, unregister, close. Closing twice is nothing."""
+        """Wait for requests in flight, unregister, close. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -117,13 +117,13 @@ class Producer:
         arg: Any = None,
         timeout_ms: int | None = None,
     ) -> SendResult:
-        """Send and wait; tried again on other brokers as the options say.
+        """Send and wait for the answer, with retries on other brokers.
 
-        `queue` and `selector` (called with all queues, the message and `arg`) fix the queue: all
-        attempts go there.
+        `queue` and `selector` (called with all queues, the message and `arg`) fix the queue of all
+        attempts.
 
         Raises:
-            MessageError: the message is not acceptable; nothing was sent.
+            MessageError: the message is illegal; nothing was sent.
             SendError: NotSentError, RejectedError or UnknownOutcomeError.
         """
         session = self._live_session()
@@ -145,7 +145,7 @@ class Producer:
         The callback gets (result, None) or (None, error); it runs on the producer's thread.
 
         Raises:
-            MessageError, WindowFullError, ProducerClosedError; all else is in the future.
+            MessageError, WindowFullError, ProducerClosedError; other errors are in the future.
         """
         session, hooks, context = self._live_session(), self._hooks, None
         accumulator = session.accumulator
@@ -172,12 +172,12 @@ class Producer:
         selector: Selector | None = None,
         arg: Any = None,
     ) -> None:
-        """Send without an answer: at most once, and no answer tells whether.
+        """Send at most once, without an answer.
 
-        The queue is chosen as for `send`. Returns when the frame has gone to the kernel.
+        The queue is chosen as for `send`. Returns when the frame is written.
 
         Raises:
-            NotSentError: it could not be sent (Java 5.x loses it silently here).
+            NotSentError: it could not be sent (Java 5.x loses it silently).
         """
         session = self._live_session()
         request = self._request(session, message, queue, selector, arg, None)
@@ -192,12 +192,12 @@ class Producer:
     ) -> list[SendResult]:
         """Send messages of one topic in as few requests as `maxMessageSize` allows.
 
-        One result per request, in order. A request that the broker refuses as too big is sent
-        again in halves, under the same message ids, so that only the guilty message fails.
+        One result per request, in order. A request that the broker refuses as too large is sent
+        again in halves, with the same message ids, so that only the illegal message fails.
 
         Raises:
-            MessageError: INVALID_BATCH and of single messages; nothing was sent.
-            SendError: the first one; facts: `results`, those that were stored.
+            MessageError: INVALID_BATCH, or a message is illegal; nothing was sent.
+            SendError: the first one; its fact `results` has those of stored requests.
         """
         session = self._live_session()
         return self._send_parts(session, list(session.builder.batches(messages, queue)), timeout_ms)
@@ -224,19 +224,18 @@ class Producer:
     def send_in_transaction(
         self, message: Message, execute: Execute, arg: Any = None
     ) -> TransactionResult:
-        """Send a half message, call `execute(message, arg)` once it is stored, end it.
+        """Send a half message, call `execute(message, arg)` when it is stored, commit or roll back.
 
-        `message` has its `message_id` set then. What `execute` raises does not come out of here:
-        it is in the result, and the state is UNKNOWN. END_TRANSACTION is awaited, where Java
-        sends it oneway and never learns of a failure; only UNKNOWN, which no broker answers, is
-        oneway. A half message whose outcome is unknown is not executed: the error is raised, and
-        the listener may be asked about a transaction that it never saw (answer ROLLBACK). A half
-        message that is stored degraded is rolled back.
+        `execute` gets the message with its `message_id`. Its exception is in the result, with the
+        state UNKNOWN. The answer to END_TRANSACTION is awaited; Java sends it oneway. Only UNKNOWN
+        is oneway, as brokers do not answer it. When the outcome of the half message is unknown,
+        `execute` is not called and the error is raised; the listener may be asked about such a
+        transaction (answer ROLLBACK). A half message that is stored degraded is rolled back.
 
         Raises:
-            MessageError: INVALID_DELAY (a half message cannot be timed, Java drops the delay), or
-                as of `send`; nothing was sent.
-            SendError: the half message was not stored, or that is not known.
+            MessageError: INVALID_DELAY (a half message cannot be timed; Java drops the delay), or
+                as `send`; nothing was sent.
+            SendError: the half message was not stored, or its outcome is unknown.
         """
         return self._live_session().transactions.send(message, execute, arg)
 
@@ -245,63 +244,63 @@ class Producer:
     def request(
         self, message: Message, timeout_s: float = 3.0, *, queue: MessageQueue | None = None
     ) -> PushedReply:
-        """Send a message and wait for the reply that its consumer sends.
+        """Send a message and wait for its consumer's reply.
 
-        `timeout_s` is for both together, and travels with the message (TTL).
+        `timeout_s` is for both together, and is sent as the message's TTL.
 
         Raises:
             MessageError: nothing was sent.
-            SendError: the request was not stored, or that is not known.
-            ReplyTimeoutError: it was stored, and no reply came in time.
+            SendError: the request was not stored, or its outcome is unknown.
+            ReplyTimeoutError: it was stored, and no reply arrived in time.
         """
         return self._live_session().request_reply.request(message, timeout_s, queue)
 
     def reply(
         self, request: StoredMessage | Mapping[str, str], body: bytes, **fields: Any
     ) -> SendResult:
-        """Answer a request that was received: the client that asked gets `body`.
+        """Reply to a received request.
 
-        `request` is the message, or the properties that a consumer of any language got with it;
-        `fields` are more of the reply's `Message` (tags, keys, properties, flag). Returns when a
-        broker has pushed the reply to the client, which may have given up waiting (TTL).
+        `request` is the message, or its properties as any consumer got them; `fields` are further
+        fields of the reply's `Message` (tags, keys, properties, flag). Returns when a broker has
+        pushed the reply to the requester, which may have timed out (TTL).
 
         Raises:
-            MessageError: NOT_A_REQUEST, or the reply is not acceptable; nothing was sent.
-            SendError: the broker does not know the client any more, or as of `send`.
+            MessageError: NOT_A_REQUEST, or the reply is illegal; nothing was sent.
+            SendError: the requester is not connected any more, or as `send`.
         """
         return self._live_session().request_reply.reply(request, body, **fields)
 
     def recall(self, topic: str, recall_handle: str) -> str:
-        """Take a timed message back before its time; its client message id.
+        """Recall a timed message before its delivery; returns its client message id.
 
-        The handle is in the SendResult of a message with `delay_ms` or `delivery_timestamp_ms`
-        that a broker from 5.3.1 on stored.
+        The handle is in the SendResult of a message with `delay_ms` or `delivery_timestamp_ms`, if
+        the broker has version 5.3.1 or later.
 
         Raises:
             MessageError: INVALID_TOPIC, INVALID_RECALL_HANDLE.
-            SendError: no broker for it, or the broker refused (the time has passed, or its
-                recallMessageEnable is false, which is the default), or that is not known.
+            SendError: no broker; or the broker refused, because the time has passed or its
+                recallMessageEnable is false (the default); or the outcome is unknown.
         """
         return self._live_session().request_reply.recall(topic, recall_handle)
 
-    # --- what else it tells and is told ------------------------------------------------------
+    # --- hooks and broker state --------------------------------------------------------------
 
     def add_hook(self, hook: SendHook) -> None:
-        """Call the hook before and after every send from now on."""
+        """Call the hook before and after every send."""
         self._hooks.add(hook)
 
     def add_rpc_hook(self, hook: RpcHook) -> None:
-        """Call the hook around every request of any kind from now on (Java: RPCHook)."""
+        """Call the hook around every request (Java: RPCHook)."""
         self._rpc_hooks.add(hook)
 
     def broker_health(self) -> list[BrokerHealth]:
-        """What is known of each broker now: is it avoided, for how long, how quick is it."""
+        """The state of each broker now: isolation and latency."""
         session = self._current_session()
         with session.driver.lock:
             return session.engine.brokers.health(session.engine.clock())
 
     def isolations(self) -> list[Isolation]:
-        """Which brokers (or topics on them) came to be avoided since the last call, and why.
+        """Isolations of brokers, or topics on them, since the last call.
 
         Times are seconds of `time.monotonic`. At most the last 10,000 events are kept.
         """
@@ -311,18 +310,18 @@ class Producer:
 
     @property
     def late_replies(self) -> int:
-        """Replies that no request waited for any more."""
+        """Number of replies that arrived after the time-out of their request."""
         return self._session.request_reply.late_replies
 
     @property
     def tracer(self) -> Tracer | None:
-        """With `enableTrace`: counts the traces that were lost."""
+        """With `enableTrace`: the tracer, which counts lost traces."""
         return self._session.tracer
 
-    # --- inside ------------------------------------------------------------------------------
+    # --- sessions and requests ---------------------------------------------------------------
 
     def _live_session(self) -> ClientSession:
-        """The session to send by.
+        """The session of this process, with heartbeats.
 
         Raises:
             ProducerClosedError
@@ -335,7 +334,7 @@ class Producer:
         return session
 
     def _current_session(self) -> ClientSession:
-        """This process's own: made anew after a fork."""
+        """The session of this process; a new one after a fork."""
         if self._session.of_pid != os.getpid():
             with self._renewing:
                 old = self._session
@@ -415,12 +414,12 @@ class Producer:
         parts: Sequence[Part],
         timeout_ms: int | None,
         *,
-        in_turn: bool = False,
+        one_at_a_time: bool = False,
     ) -> list[SendResult]:
         begun: Iterable[Waiter | NotSentError] = (
             self._begin(session, part, timeout_ms) for part in parts
         )
-        if not in_turn:
+        if not one_at_a_time:
             begun = list(begun)
         results: list[SendResult] = []
         failure: BaseException | None = None
@@ -438,7 +437,7 @@ class Producer:
     def _begin(
         self, session: ClientSession, part: Part, timeout_ms: int | None
     ) -> Waiter | NotSentError:
-        """Submit it; the error if that failed, as others are on their way already."""
+        """Submit a part; returns the error if that fails, as other parts are in flight."""
         request, hooks, context = part.request, self._hooks, None
         if timeout_ms is not None:
             request.timeout_s = timeout_ms / 1000
@@ -466,5 +465,5 @@ class Producer:
         completion = session.driver.wait(waiter)
         if part.request.batch and isinstance(completion.error, MessageIllegalError):
             halves = session.builder.split(part)
-            return self._send_parts(session, halves, timeout_ms, in_turn=True)
+            return self._send_parts(session, halves, timeout_ms, one_at_a_time=True)
         return [result_of(completion)]

@@ -33,7 +33,7 @@ def named(message: Message, message_id: str) -> Message:
 
 
 class RequestBuilder:
-    """Makes requests of messages; checks what Java checks late or never. Thread-safe."""
+    """Makes requests from messages, and checks their sizes. Thread-safe."""
 
     def __init__(self, options: SinkOptions, ids: MessageIds) -> None:
         self._ids = ids
@@ -46,11 +46,11 @@ class RequestBuilder:
         self._extra = {"INSTANCE_ID": options.namespace} if options.namespace else None
 
     def topic(self, name: str) -> str:
-        """The topic's name on the brokers."""
+        """The topic's name with its namespace."""
         return with_namespace(self._namespace, name) if self._namespace else name
 
     def queue(self, queue: MessageQueue) -> MessageQueue:
-        """The queue under its topic's name on the brokers (Java: queueWithNamespace)."""
+        """The queue with the namespace in its topic (Java: queueWithNamespace)."""
         if not self._namespace:
             return queue
         return MessageQueue(self.topic(queue.topic), queue.broker_name, queue.queue_id)
@@ -77,7 +77,7 @@ class RequestBuilder:
             sys_flag=sys_flag,
             flag=message.flag,
             message_id=message_id,
-            # Brokers before it know delay levels only and deliver at once, without a word.
+            # Earlier brokers know delay levels only, and would deliver at once.
             least_version=V5_0_0 if message.is_timed and not message.delay_level else 0,
         )
 
@@ -86,11 +86,11 @@ class RequestBuilder:
     ) -> Iterator[Part]:
         """Batch requests in order, each below `maxMessageSize` when encoded.
 
-        A message whose encoded form alone is above it goes as a single one: brokers measure a
-        batch's body as they measure a single message's.
+        A message whose encoded form alone exceeds it is sent as a single message, because brokers
+        apply the limit to the body of the batch.
 
         Raises:
-            MessageError: INVALID_BATCH (Java: MessageBatch.generateFromList), or of one message.
+            MessageError: INVALID_BATCH (Java: MessageBatch.generateFromList), or as `single`.
         """
         check_batch(messages)
         encoded: list[bytes] = []
@@ -111,7 +111,7 @@ class RequestBuilder:
         yield self._part(messages[start:], encoded, ids, queue)
 
     def split(self, part: Part) -> list[Part]:
-        """A refused batch as two, under the same ids; as single messages when it has two or one."""
+        """A refused batch in two halves, with the same ids; a half of one is a single message."""
         ids = part.request.message_id.split(",")
         messages = [named(*pair) for pair in zip(part.messages, ids, strict=True)]
         middle = (len(messages) + 1) // 2
@@ -164,7 +164,7 @@ class RequestBuilder:
     def batch_of(
         self, messages: Sequence[Message], encoded: Sequence[bytes], ids: Sequence[str]
     ) -> SendRequest:
-        """One batch request of messages that are `encoded` already."""
+        """One batch request of `encoded` messages."""
         first = messages[0]
         return SendRequest(
             self.topic(first.topic),

@@ -1,8 +1,9 @@
-"""Request-reply over two topics, and taking timed messages back.
+"""Request-reply, and recall of timed messages.
 
-A reply does not come through a queue: the replier's broker pushes it to the asking client, if that
-is connected and has sent its heartbeat. So `request` connects to every broker of the known routes,
-stays so, and needs the producer's thread. A reply that comes too late is dropped and counted.
+Replies do not come from a queue: the replier's broker pushes them to the requester, which must be
+connected to that broker and have sent a heartbeat. So `request` connects to all brokers of the
+known routes, keeps the connections, and needs the producer's thread. Late replies are dropped and
+counted.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)
 _ANNOUNCE_S: Final = 0.5
-"""Longest wait for the connections to all brokers; a dead broker must not stop a request."""
+"""Longest wait for the connections to all brokers; one may be down."""
 
 _NOT_ENABLED: Final = (
     "a broker recalls messages only with recallMessageEnable=true in its configuration (false by "
     "default)"
 )
-"""RecallMessageProcessor says only that the operation is forbidden."""
+"""RecallMessageProcessor's remark is only that the operation is forbidden."""
 
 
 class RequestReply:
@@ -48,9 +49,9 @@ class RequestReply:
     def __init__(self, driver: Driver, builder: RequestBuilder) -> None:
         self._driver = driver
         self._builder = builder
-        self._asked: dict[str, Future[PushedReply]] = {}
+        self._waiting: dict[str, Future[PushedReply]] = {}
         self._lock = threading.Lock()
-        self._announced: set[str] = set()
+        self._connected_topics: set[str] = set()
         self.late_replies = 0
 
     def request(
@@ -70,7 +71,7 @@ class RequestReply:
         request.timeout_s = max(0.001, deadline_s - self._driver.engine.clock())
         reply: Future[PushedReply] = Future()
         with self._lock:
-            self._asked[correlation_id] = reply
+            self._waiting[correlation_id] = reply
         try:
             sent = self._driver.send(request, (message,), "request")
             return reply.result(max(0.0, deadline_s - self._driver.engine.clock()))
@@ -82,17 +83,17 @@ class RequestReply:
             ) from None
         finally:
             with self._lock:
-                self._asked.pop(correlation_id, None)
+                self._waiting.pop(correlation_id, None)
 
     def reply(
         self, request: StoredMessage | Mapping[str, str], body: bytes, **fields: Any
     ) -> SendResult:
         """`Producer.reply`."""
-        asked = request.properties if isinstance(request, StoredMessage) else request
-        topic, extra = reply_address(asked)
+        properties = request.properties if isinstance(request, StoredMessage) else request
+        topic, extra = reply_address(properties)
         message = Message(topic, body, **fields)
         reply = self._builder.single(message, extra)
-        reply.topic, reply.reply = topic, True  # the cluster's own topic: in no namespace
+        reply.topic, reply.reply = topic, True  # a topic of the cluster, without namespace
         return self._driver.send(reply, (message,), "reply")
 
     def recall(self, topic: str, recall_handle: str) -> str:
@@ -122,13 +123,13 @@ class RequestReply:
         return decode_recall_answer(answer)
 
     def connect_all(self, topic: str, deadline_s: float) -> None:
-        """Heartbeats are on their way to all the topic's brokers before its first request is."""
+        """Send heartbeats to all brokers of the topic before its first request."""
         self._driver.publish_info(topic)
         self._driver.stay_connected()
         engine = self._driver.engine
-        if topic in self._announced:
+        if topic in self._connected_topics:
             return
-        self._announced.add(topic)
+        self._connected_topics.add(topic)
         engine.heartbeats.look_now()
         until_s = min(deadline_s, engine.clock() + _ANNOUNCE_S)
         self._driver.call(lambda: engine.heartbeats.all_sent() or engine.clock() >= until_s)
@@ -136,9 +137,9 @@ class RequestReply:
     def take_reply(self, channel: Channel, frame: Frame) -> None:
         reply = decode_pushed_reply(frame)
         with self._lock:
-            asked = self._asked.pop(reply.correlation_id, None)
+            waiting = self._waiting.pop(reply.correlation_id, None)
         self._driver.engine.client.respond(channel, frame, ResponseCode.SUCCESS)
-        if asked is None:
+        if waiting is None:
             self.late_replies += 1
             _LOG.warning(
                 "a reply to the unknown request %s is dropped",
@@ -146,4 +147,4 @@ class RequestReply:
                 extra={"peer": channel.address},
             )
         else:
-            asked.set_result(reply)
+            waiting.set_result(reply)

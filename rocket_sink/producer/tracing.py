@@ -1,10 +1,9 @@
-"""Message traces, gathered and sent to the trace topic by the producer itself.
+"""Message traces, collected and sent to the trace topic by the producer (AsyncTraceDispatcher).
 
-As Java's AsyncTraceDispatcher: a trace message holds up to 100 lines or 128 kB, all of one topic's
-messages, and is written at the latest 500 ms after its first line, by the thread that drives the
-engine (the first trace starts the producer's thread). Traces never fail a send: what cannot be sent
-is dropped, counted and logged, and so is everything above 2048 waiting lines. What goes to the
-trace topic is not traced, nor is what a broker answers with TRACE_ON=false.
+A trace message has up to 100 lines or 128 kB of one topic, and is sent at most 500 ms after its
+first line; the first trace starts the producer's thread. Traces never fail a send: those that
+cannot be sent, and those above 2048 waiting lines, are dropped, counted and logged. Not traced:
+messages to the trace topic, and those answered with TRACE_ON=false.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _BODY_MAX: Final = 128_000
 
 
 class Tracer(SendHook):
-    """A hook that gathers, and a timer task that sends."""
+    """A hook that collects traces, and a timer task that sends them."""
 
     def __init__(self, topic: str, group: str, builder: RequestBuilder, driver: Driver) -> None:
         self._topic, self._group = topic, group
@@ -41,7 +40,7 @@ class Tracer(SendHook):
         self._lines: list[Trace] = []
         self._due_s: float | None = None
         self.dropped = 0
-        """Lines that were never sent, and messages that were not stored."""
+        """Lines that were not sent, and trace messages that were not stored."""
 
     # --- the hook ----------------------------------------------------------------------------
 
@@ -104,12 +103,12 @@ class Tracer(SendHook):
             self._lines.append(line)
             now_s = self._clock()
             if len(self._lines) >= _LINES:
-                news = self._due_s is None or self._due_s > now_s
+                due_earlier = self._due_s is None or self._due_s > now_s
                 self._due_s = now_s
             else:
-                news = self._due_s is None
+                due_earlier = self._due_s is None
                 self._due_s = self._due_s or now_s + _DELAY_S
-        if news:
+        if due_earlier:
             self._driver.reschedule()
 
     def _ended(self, completion: Completion) -> None:
@@ -126,7 +125,7 @@ class Tracer(SendHook):
         self.flush()
 
     def flush(self) -> None:
-        """Send what is there."""
+        """Send all collected traces."""
         with self._lock:
             lines, self._lines, self._due_s = self._lines, [], None
         by_topic: dict[str, list[Trace]] = {}

@@ -1,11 +1,10 @@
-"""Transactional messages: a half message, a local transaction, commit or rollback, and check-backs.
+"""Transactional messages: half message, local transaction, commit or rollback, transaction checks.
 
-Limits of the broker's checking, at its defaults: a half message is checked when it is 6 s old
-(transactionTimeOut), every 30 s (transactionCheckInterval), at most 15 times
-(transactionCheckMax); then it moves to TRANS_CHECK_MAX_TIME_TOPIC and is never delivered. A broker
-asks any client of the producer group that is connected and has sent a heartbeat, so the listener
-may run in another process than the sender (`listen_for_checks`). Delivery after a commit is to the
-topic at the commit's time, not the send's; a half message's queue offset is not its final one.
+With the defaults of a broker a half message is checked when it is 6 s old (transactionTimeOut),
+every 30 s (transactionCheckInterval), at most 15 times (transactionCheckMax); then it moves to
+TRANS_CHECK_MAX_TIME_TOPIC and is never delivered. Brokers send checks to any connected client of
+the producer group, so the listener may run in another process than the sender
+(`listen_for_checks`). The commit stores the message in its topic, with another queue offset.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)
 _HELD_CHECKS: Final = 2000
-"""Checks that wait for the listener (Java: checkRequestHoldMax); more are asked again anyway."""
+"""Most checks that wait for the listener (Java: checkRequestHoldMax); brokers repeat the others."""
 
 
 class TransactionState(enum.Enum):
-    """What became of the local transaction; the values are Java's LocalTransactionState names."""
+    """The state of the local transaction; values are the names in Java's LocalTransactionState."""
 
     COMMIT = "COMMIT_MESSAGE"
     ROLLBACK = "ROLLBACK_MESSAGE"
     UNKNOWN = "UNKNOW"
-    """Not known yet: the broker will ask."""
+    """Not known yet: the broker will check."""
 
 
 COMMIT: Final = TransactionState.COMMIT
@@ -71,15 +70,15 @@ TransactionListener = Callable[[StoredMessage], TransactionState | None]
 
 @dataclass(frozen=True)
 class TransactionResult:
-    """What became of a half message and of its transaction.
+    """The result of a half message and its transaction.
 
     Attributes:
-        send_result: the half message's; its queue offset is in the hidden half topic.
-        state: what `execute` said; ROLLBACK for a half message stored less durably than asked
-            for (`execute` was not called); UNKNOWN when it raised or answered nothing.
-        local_error: what `execute` raised.
-        end_error: why the broker did not confirm the end. It will ask the listener then, unless
-            it did get the request.
+        send_result: of the half message; its queue offset is in the half topic.
+        state: the result of `execute`; ROLLBACK for a half message stored degraded (`execute` was
+            not called); UNKNOWN when it raised or returned None.
+        local_error: the exception of `execute`.
+        end_error: END_TRANSACTION failed. The broker will send a check, unless it did get the
+            request.
     """
 
     send_result: SendResult
@@ -89,7 +88,7 @@ class TransactionResult:
 
     @property
     def transaction_id(self) -> str:
-        """The client message id, by which the listener knows the transaction again."""
+        """The client message id, by which the listener identifies the transaction."""
         return self.send_result.message_id
 
     @property
@@ -99,10 +98,10 @@ class TransactionResult:
 
 
 class TransactionClient:
-    """Half messages, their ends and their checks, of one client.
+    """The half messages and transaction checks of one client.
 
     Args:
-        listener: gives the user's listener, which may be set later.
+        listener: returns the user's listener, which may be set later.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class TransactionClient:
     def _end(
         self, message: Message, half: SendResult, state: TransactionState, failure: Exception | None
     ) -> SendError | None:
-        """Tell the broker; the error, if it could not be told or refused."""
+        """Commit or roll back; returns the error, if any."""
         name = half.queue.broker_name
         try:
             offset = decode_offset_message_id(half.offset_message_id).offset
@@ -175,7 +174,7 @@ class TransactionClient:
             remark=f"executing the local transaction raised {failure!r}" if failure else None,
         )
         address = self._driver.engine.routes.addresses().get(name, half.broker_address)
-        error = self._tell_end(message, half.transaction_id, address, frame, state)
+        error = self._send_end(message, half.transaction_id, address, frame, state)
         if error is not None:
             _LOG.warning(
                 "%s of transaction %s at %s: %s",
@@ -187,7 +186,7 @@ class TransactionClient:
             )
         return error
 
-    def _tell_end(
+    def _send_end(
         self,
         message: Message | StoredMessage,
         transaction_id: str | None,
@@ -195,7 +194,7 @@ class TransactionClient:
         frame: Frame,
         state: TransactionState,
     ) -> SendError | None:
-        """Tell the broker, then the hooks; the error, if it could not be told or refused."""
+        """Send END_TRANSACTION, then call the hooks; returns the error, if any."""
         error: SendError | None = None
         try:
             if state is UNKNOWN:
@@ -227,7 +226,7 @@ class TransactionClient:
     # --- checks -------------------------------------------------------------------------
 
     def take_check(self, channel: Channel, frame: Frame) -> None:
-        """Take a check over to the listener's thread; without a listener the broker asks others."""
+        """Queue a check for the listener's thread; without a listener the broker asks others."""
         check = decode_transaction_check(frame)
         if self._listener() is None or check.producer_group != self._group:
             _LOG.warning(
@@ -281,7 +280,7 @@ class TransactionClient:
             broker_name=check.broker_name,
             remark=f"the transaction listener raised {failure!r}" if failure else None,
         )
-        error = self._tell_end(check.message, check.transaction_id, address, frame, state)
+        error = self._send_end(check.message, check.transaction_id, address, frame, state)
         if error is not None:
             raise error
 
@@ -310,7 +309,7 @@ def _state(answer: object) -> TransactionState:
     """None is UNKNOWN, as in Java.
 
     Raises:
-        TypeError: anything else that is no state.
+        TypeError: another value.
     """
     if answer is None:
         return UNKNOWN

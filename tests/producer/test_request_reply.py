@@ -58,7 +58,7 @@ def test_no_reply_is_an_error_and_a_late_one_is_counted(cluster, producer):
     assert cluster.messages("orders")[0].message_id == late.value.message_id
     push(cluster.brokers[0], late.value.correlation_id)
     until(lambda: producer.late_replies == 1)
-    assert not producer._session.request_reply._asked
+    assert not producer._session.request_reply._waiting
 
 
 def test_an_unreadable_push_does_not_end_the_connection(cluster, producer):

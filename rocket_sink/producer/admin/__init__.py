@@ -1,1 +1,1 @@
-"""Reads, look-ups, dead-letter topics, and the ends of transactions."""
+"""Reading, queries by id, dead-letter topics, and commits of half messages."""

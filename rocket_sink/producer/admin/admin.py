@@ -1,6 +1,6 @@
-"""The small reading side: offsets, pull, look-ups by id, topics. For tests, demo and reader.
+"""Administrative requests: routes, offsets, pulls, queries by id and key, topics.
 
-Reads only, except `create_topic`; requests that change a broker's configuration are not here on
+Read-only except `create_topic`; requests that change a broker's configuration are left out on
 purpose (CVE-2023-33246).
 """
 
@@ -27,7 +27,7 @@ from rocket_sink.wire.route import TopicRoute, decode_route
 from rocket_sink.wire.stored import Allowance, StoredMessage
 
 _GROUP: Final = "TOOLS_CONSUMER"
-"""A group that brokers let pull without a subscription group of its own."""
+"""A group that may pull without a subscription group."""
 _MASTER: Final = 0
 _EMPTY_PULLS: Final = 3
 PULL_BYTES: Final = 1 << 20
@@ -36,8 +36,8 @@ PULL_BYTES: Final = 1 << 20
 class Admin:
     """Synchronous calls to name servers and brokers; a context manager; not thread-safe.
 
-    Raises, from all calls: the errors of `rocket_sink.errors` (NotSentError, RejectedError and
-    UnknownOutcomeError families), after at most `timeout_s` per request.
+    All calls raise NotSentError, RejectedError or UnknownOutcomeError, after at most `timeout_s`
+    per request.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Admin:
     # --- routes ------------------------------------------------------------------------------
 
     def topic_route(self, topic: str) -> TopicRoute:
-        """The route as the name servers tell it now.
+        """The current route.
 
         Raises:
-            NoRouteError: they do not know the topic.
+            NoRouteError: the topic does not exist.
         """
         topic = with_namespace(self.options.namespace, topic)
         frame = self._ask(requests.get_route(topic))
@@ -106,7 +106,7 @@ class Admin:
         return responses.decode_offset_answer(self._invoke(queue, frame))
 
     def min_offset(self, queue: MessageQueue) -> int:
-        """The offset of the oldest message that the queue still has."""
+        """The offset of the queue's oldest message."""
         frame = requests.query_min_offset(
             topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name
         )
@@ -125,10 +125,10 @@ class Admin:
     def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32
     ) -> tuple[list[StoredMessage], int]:
-        """Messages from `offset` on, and the next offset to ask for.
+        """Messages from `offset` on, and the offset to go on with.
 
-        None at the end of the queue; an offset that is gone moves on to the oldest one. Fewer than
-        `max_messages` where they would take more than 16 MiB of memory.
+        No messages at the end of the queue; an expired offset moves to the oldest one. Fewer than
+        `max_messages` if they exceed 16 MiB of memory.
         """
         frame = requests.pull_message(
             consumer_group=_GROUP,
@@ -154,7 +154,7 @@ class Admin:
         while offset < end:
             messages, following = self.pull(queue, offset, max_messages=min(end - offset, 1024))
             yield from (message for message in messages if message.queue_offset < end)
-            # A store that is still dispatching answers "nothing" once or twice.
+            # A broker may answer "no messages" until it has dispatched them.
             empty = 0 if following > offset else empty + 1
             if empty:
                 if empty > _EMPTY_PULLS:
@@ -163,14 +163,14 @@ class Admin:
             offset = max(following, offset)
 
     def read_topic(self, topic: str) -> Iterator[StoredMessage]:
-        """All messages stored when the call starts, queue by queue, in queue order."""
+        """All messages stored at the start of the call, queue by queue."""
         bounds = [(queue, self.min_offset(queue), self.max_offset(queue))
                   for queue in self.queues(topic)]  # fmt: skip
         for queue, begin, end in bounds:
             yield from self.read_queue(queue, begin, end)
 
     def dispatch_behind_bytes(self, topic: str) -> int:
-        """Stored bytes that the topic's masters do not show to readers yet, all topics together."""
+        """Stored bytes that the topic's masters have not dispatched to consumers, in all topics."""
         behind = 0
         for name, address in _masters(self._route(topic)).items():
             answer = self._call(name, address, requests.get_broker_runtime_info(), {0})
@@ -178,7 +178,7 @@ class Admin:
         return behind
 
     def count(self, topic: str) -> int:
-        """Messages that the topic's queues hold now."""
+        """Number of messages in the topic's queues."""
         return sum(self.max_offset(q) - self.min_offset(q) for q in self.queues(topic))
 
     def query_by_unique_key(
@@ -187,10 +187,10 @@ class Admin:
         """The stored messages with this client id, from all brokers of the topic.
 
         Args:
-            bodies: False: bodies are left out (empty).
+            bodies: False: bodies are empty.
 
         Raises:
-            RemoteProtocolError: the messages would take more than 64 MiB of memory.
+            RemoteProtocolError: the messages exceed 64 MiB of memory.
         """
         topic = with_namespace(self.options.namespace, topic)
         return self._query(topic, message_id, max_messages, unique_key=True, bodies=bodies)
@@ -250,8 +250,8 @@ class Admin:
                 self._call(name, addresses[_MASTER], frame, {0})
 
     def topic_attributes(self, topic: str) -> dict[str, dict[str, str]]:
-        """The topic's attributes, as message.type, by broker; only of brokers that know the request
-        (from 5.0 on) and the topic."""
+        """The topic's attributes (message.type) by broker; only of brokers since 5.0 that have the
+        topic."""
         topic = with_namespace(self.options.namespace, topic)
         frame = requests.get_topic_config(topic)
         unknown = {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST}
@@ -262,13 +262,13 @@ class Admin:
                 found[name] = responses.decode_topic_attributes(answer)
         return found
 
-    # --- inside ------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------
 
     def _route(self, topic: str) -> TopicRoute:
         return self._routes.get(topic) or self.topic_route(topic)
 
     def _invoke(self, queue: MessageQueue, frame: Frame, codes: Any = frozenset((0,))) -> Frame:
-        """To the queue's master; once more by a fresh route when it is not there."""
+        """Send to the queue's master; once more with a fresh route."""
         for fresh in (False, True):
             route = self.topic_route(queue.topic) if fresh else self._route(queue.topic)
             address = _masters(route).get(queue.broker_name)

@@ -1,12 +1,10 @@
-"""Dead-letter topics of consumer groups, `%DLQ%group`: read them, and send messages to where they
-came from.
+"""Dead-letter topics of consumer groups, `%DLQ%group`: reading, and sending to the origin topic.
 
-A broker puts a message there when its group has given it up (AbstractSendMessageProcessor): with
-all its properties, `RETRY_TOPIC` the topic it came from and `ORIGIN_MESSAGE_ID` its first offset
-id. Nothing ever leaves such a topic but by age, so what was sent again is told from what was not by
-looking: a message goes out under its own client id with a counter, `ROCKET_SINK_RESENDS`, one
-higher than before, and is not sent again while the origin topic has such a one. The counter comes
-back with a message that fails again, and ends the loop.
+A broker moves a message there after its last delivery attempt (AbstractSendMessageProcessor), with
+its properties, its origin topic (`RETRY_TOPIC`) and its first offset id (`ORIGIN_MESSAGE_ID`).
+Messages leave such a topic by retention only. So a resend has the same client id and a counter,
+`ROCKET_SINK_RESENDS`, which is one higher, and a message is not sent again if the origin topic has
+its resend. The counter survives another failure and so limits the resends.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 RESENDS: Final = "ROCKET_SINK_RESENDS"
-"""User property: how often a message was sent again out of a dead-letter topic."""
+"""User property: number of resends from a dead-letter topic."""
 MAX_RESENDS: Final = 3
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that a consumer group has given up."""
+    """A message in a dead-letter topic."""
 
     group: str
     broker_name: str
@@ -45,13 +43,13 @@ class DeadLetter:
 
     @property
     def origin_topic(self) -> str | None:
-        """The topic it came from."""
+        """Its origin topic."""
         properties = self.message.properties
         return properties.get(RETRY_TOPIC) or properties.get(DLQ_ORIGIN_TOPIC)
 
     @property
     def message_id(self) -> str:
-        """Its client id; of a message without one, the offset id that it had first."""
+        """Its client id; of a message without one, its first offset id."""
         properties = self.message.properties
         return (
             self.message.message_id
@@ -61,7 +59,7 @@ class DeadLetter:
 
     @property
     def resends(self) -> int:
-        """How often it has been sent again."""
+        """Number of earlier resends."""
         return resends_of(self.message)
 
     @property
@@ -70,10 +68,10 @@ class DeadLetter:
         return split_keys(self.message.properties)
 
     def to_message(self, topic: str) -> Message:
-        """The message to send: its fields and user properties, the counter one higher.
+        """The message to send: its fields and user properties, and the next counter.
 
         Raises:
-            MessageError: no producer may send it so (an illegal property).
+            MessageError: it has an illegal property.
         """
         properties = self.message.properties
         own = {n: value for n, value in properties.items() if n not in RESERVED_PROPERTIES}
@@ -91,7 +89,7 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class DlqQuery:
-    """Which of a group's dead letters; times are when the group gave them up, ms since 1970."""
+    """Selects dead letters of a group; times are their store times, ms since 1970."""
 
     group: str
     topic: str | None = None
@@ -102,7 +100,7 @@ class DlqQuery:
     limit: int | None = None
 
     def takes(self, dead_letter: DeadLetter) -> bool:
-        """True for letters that are meant, the limit left aside."""
+        """True for selected dead letters, without regard to the limit."""
         at_ms = dead_letter.message.store_ms
         ids = (dead_letter.message_id, dead_letter.message.properties.get(ORIGIN_MESSAGE_ID),
                dead_letter.message.offset_message_id)  # fmt: skip
@@ -116,13 +114,13 @@ class DlqQuery:
 
 
 def groups(admin: Admin) -> dict[str, int]:
-    """{group: messages in its dead-letter topic} of all groups that have one, without retry."""
+    """{group: messages in its dead-letter topic} of all groups with such a topic."""
     found = (topic for topic in admin.topics() if topic.startswith(PREFIX))
     return {topic.removeprefix(PREFIX): admin.count(topic) for topic in found}
 
 
 def read(admin: Admin, query: DlqQuery) -> Iterator[DeadLetter]:
-    """The letters that are there when the call starts, in the order in which they were given up.
+    """The dead letters stored at the start of the call, in the order of storing.
 
     Raises:
         NoRouteError: the group has no dead-letter topic.
@@ -154,10 +152,10 @@ def _first_offset(admin: Admin, queue: MessageQueue, since_ms: int | None) -> in
 
 @dataclass
 class ResendReport:
-    """What became of the letters; numbers.
+    """Numbers of dead letters.
 
-    `already`: the topic has it from an earlier resend. `left_alone`: sent again so often before.
-    `homeless`: nothing says which topic it came from.
+    `already`: the topic has an earlier resend. `left_alone`: the limit of resends is reached.
+    `homeless`: the origin topic is unknown.
     """
 
     resent: int = 0
@@ -171,7 +169,7 @@ class ResendReport:
 
     @property
     def settled(self) -> bool:
-        """Every letter is where it belongs, or was left out on purpose."""
+        """No dead letter failed, was held back, or has an unknown origin."""
         return not (self.failed or self.held_back or self.homeless)
 
     def as_dict(self) -> dict[str, Any]:
@@ -180,15 +178,15 @@ class ResendReport:
 
 
 class Resender:
-    """Sends letters to the topics they came from, one by one, in the order given.
+    """Sends dead letters to their origin topics, one by one, in the given order.
 
-    A letter that fails holds back the later ones of its sharding key.
+    After a failure the later dead letters of the same sharding key are held back.
 
     Args:
         send: `Producer.send`.
-        to_topic: this topic instead of the letters' own.
-        max_resends: letters that were sent again so often are left alone.
-        again: also those, and those that are there already.
+        to_topic: instead of the origin topics.
+        max_resends: dead letters with this many resends are left out.
+        again: send also those, and those with an earlier resend.
     """
 
     def __init__(
@@ -209,7 +207,7 @@ class Resender:
         self.report = ResendReport()
 
     def resend(self, dead_letter: DeadLetter) -> SendResult | None:
-        """Send it unless it is not to be sent; what happened is in the report.
+        """Send a dead letter if it is due; counts the result in the report.
 
         Raises:
             SendError: a fatal one (credentials).
@@ -241,7 +239,7 @@ class Resender:
         try:
             copies = self._admin.query_by_unique_key(topic, dead_letter.message_id, bodies=False)
         except NoRouteError:
-            # There is no such topic, so nothing was sent to it; the producer may create it.
+            # Nothing was sent to a topic that does not exist; the producer may create it.
             return False
         if any(resends_of(copy) > dead_letter.resends for copy in copies):
             self.report.already += 1
@@ -258,6 +256,6 @@ class Resender:
 
 
 def resends_of(message: StoredMessage) -> int:
-    """The message's counter; what is no number is 0."""
+    """The message's counter; 0 if it is not a number."""
     text = message.properties.get(RESENDS, "0")
     return int(text) if text.isascii() and text.isdigit() else 0

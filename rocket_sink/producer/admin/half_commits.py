@@ -1,12 +1,11 @@
-"""Commits of half messages whose fate is decided: pipelined, awaited, in order per queue if wanted.
+"""Committing half messages: pipelined, with answers, optionally in order per queue.
 
-A broker puts a message into its topic when END_TRANSACTION comes, and does so each time it comes
-(EndTransactionProcessor: nothing there remembers the first one). So no request whose outcome is not
-known is sent again before the broker was asked, by the message's id, whether the message is there.
-Requests of one connection are handled by several threads (endTransactionThreadPoolNums): order in
-a queue holds only with one request in flight for it. Half messages are found by their place in the
-commit log, so they can be committed for as long as the broker keeps that (fileReservedTime, 72 h),
-also when it has given up checking them.
+A broker stores the message each time it gets END_TRANSACTION: EndTransactionProcessor does not
+detect repetitions. So a request with an unknown outcome is repeated only after a query by message
+id has shown that the message is not stored. Brokers handle requests of one connection in several
+threads (endTransactionThreadPoolNums): order needs one request in flight per queue. Half messages
+are addressed by their commit-log offset, so they can be committed until the log expires
+(fileReservedTime, 72 h), even after the last transaction check.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _GONE: Final = (
     "The transaction state table offset wrong",
     "The commit log offset wrong",
 )
-"""Remarks of a broker that does not have the half message any more (EndTransactionProcessor)."""
+"""Remarks of a broker without the half message (EndTransactionProcessor)."""
 
 
 @dataclass(frozen=True)
 class Half:
-    """A stored half message; the offsets are its own, not those of the message to come."""
+    """A stored half message; the offsets are those of the half message."""
 
     topic: str
     broker_name: str
@@ -53,12 +52,12 @@ class Half:
 
 @dataclass
 class CommitReport:
-    """What became of half messages; `found_stored` of `committed` were visible already."""
+    """The result of committing; `found_stored` of `committed` were visible before."""
 
     committed: int = 0
     found_stored: int = 0
     refused: list[tuple[Half, str]] = field(default_factory=list)
-    """Those that their brokers do not have any more, with the brokers' remarks."""
+    """Half messages that their brokers no longer have, with the remarks."""
 
 
 class _Lane:
@@ -80,10 +79,10 @@ class HalfMessageCommitter:
 
     Args:
         engine: leased by the caller, whose thread drives it.
-        group: the producer group that the half messages name.
-        ordered: keep the order of the half messages per queue.
-        since_ms: none of them was stored before (ms since 1970).
-        progress: called with the number that are done, now and then.
+        group: the producer group of the half messages.
+        ordered: keep the order per queue.
+        since_ms: a lower bound for their store times (ms since 1970).
+        progress: called with the number of finished ones.
     """
 
     def __init__(
@@ -109,14 +108,13 @@ class HalfMessageCommitter:
         self._error: SendError | None = None
 
     def commit(self, halves: Iterable[Half], *, doubtful: bool) -> CommitReport:
-        """Make them visible, each once.
+        """Commit each half message once.
 
         Args:
-            doubtful: another process may have begun before; the brokers are asked first.
+            doubtful: some may have been committed by another process; query the brokers first.
 
         Raises:
-            DeliveryError: a broker ended nothing for `storedCheckTimeout`; all that is not ended
-                stays as it is.
+            DeliveryError: a broker committed nothing for `storedCheckTimeout`.
             SendError: a fatal one (credentials).
         """
         left = sorted(halves, key=lambda half: (half.broker_name, half.half_offset))
@@ -140,7 +138,7 @@ class HalfMessageCommitter:
         return self._report
 
     def _left_of(self, halves: Sequence[Half]) -> list[Half]:
-        """What is to be sent again, in order, without what turned out to be visible."""
+        """The half messages to retry, in order, without those found visible."""
         again, self._again = set(self._again), []
         left = [half for half in halves if half in again]
         if self._doubtful:
@@ -161,7 +159,7 @@ class HalfMessageCommitter:
         )
 
     def _round(self, halves: Sequence[Half]) -> None:
-        """Send them all once; a lane stops at its first failure."""
+        """Send each once; a lane stops at its first failure."""
         lanes: dict[object, _Lane] = {}
         for half in halves:
             queue = (half.topic, half.broker_name, half.queue_id)
@@ -239,7 +237,7 @@ class HalfMessageCommitter:
             self._doubtful.add(half)
 
     def _not_visible(self, halves: Sequence[Half]) -> list[Half]:
-        """Those that consumers cannot see yet; the others are counted."""
+        """Those that are not visible to consumers; the others are counted."""
         visible: set[Half] = set()
         for topic in sorted({half.topic for half in halves}):
             visible |= self._visible(topic, [half for half in halves if half.topic == topic])
@@ -249,15 +247,15 @@ class HalfMessageCommitter:
         return [half for half in halves if half not in visible]
 
     def _visible(self, topic: str, halves: Sequence[Half]) -> set[Half]:
-        """Those of a topic that their brokers show; each broker is asked for its own."""
+        """The half messages of a topic whose messages are stored on their brokers."""
         brokers = {half.broker_name for half in halves}
         found: set[Half] = set()
         try:
             self._stored_at(topic, brokers).settle(topic)
             for broker in sorted(brokers):
-                its = {half.message_id: half for half in halves if half.broker_name == broker}
-                stored = self._stored_at(topic, (broker,)).find(topic, list(its), timed=False)
-                found |= {its[message_id] for message_id in stored}
+                by_id = {half.message_id: half for half in halves if half.broker_name == broker}
+                stored = self._stored_at(topic, (broker,)).find(topic, list(by_id), timed=False)
+                found |= {by_id[message_id] for message_id in stored}
         except DeliveryError as error:
             self._error = self._error or SendError(error.facts.get("first_error") or "no answer")
             raise DeliveryError(self._silence(halves), first_error=str(self._error)) from error
@@ -269,7 +267,7 @@ class HalfMessageCommitter:
         )
 
     def _look_for_refused(self) -> None:
-        """What is gone may have been committed long ago."""
+        """A missing half message may have been committed before."""
         if self._report.refused:
             absent = set(self._not_visible([half for half, _ in self._report.refused]))
             self._report.refused = [one for one in self._report.refused if one[0] in absent]

@@ -1,8 +1,9 @@
-"""Which of many messages are stored: look-ups by id at all brokers of a topic, pipelined.
+"""Which of many messages are stored: pipelined queries by id at all brokers of a topic; and reading
+whole topics.
 
-For epochs that may have been sent before (`delivery=effectively_once`), and for dead letters that
-may be stored after all. The caller's thread drives the engine; sends that complete meanwhile wait
-for the engine's `poll`.
+For epochs that may have been sent before (`delivery=effectively_once`), and for dead letters with
+an unknown outcome. The caller's thread drives the engine; completions of sends stay in the engine
+until its `poll`.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ if TYPE_CHECKING:
 _WINDOW: Final = 256
 """Look-ups in flight; a broker reads its log for each."""
 _ADVICE: Final = "Start the brokers that the messages were sent to."
-_NOBODY: Final = "-"
+_NO_ID: Final = "-"
 """No message has this id."""
 
 Brokers = Mapping[str, Iterable[str]]
-Question = tuple[str, str, str]
+Query = tuple[str, str, str]
 """(broker name, topic, message id)."""
 
 
 class StoredMessages:
-    """Asks the brokers for messages of an earlier time.
+    """Queries brokers for messages by id.
 
     Args:
-        since_ms: no message looked for is older (ms since 1970).
-        brokers: by topic, names of brokers that must answer besides those of its route: a message
-            may be on one that is not in the route just now. Looked at with each question.
-        advice: what to do when a broker does not answer, for the error.
-        by_route: ask the brokers of the topic's route.
+        since_ms: a lower bound for the messages' store times (ms since 1970).
+        brokers: by topic, further brokers that must answer: a message may be on a broker that is
+            not in the route now. Read at each query.
+        advice: for the error when a broker does not answer.
+        by_route: query the brokers of the topic's route.
 
     Attributes:
-        torn: by id, what the last `find` saw only in part (`StoredMessage.torn`).
+        torn: by id, the messages that the last `find` found only torn (`StoredMessage.torn`).
 
     Raises from all methods:
-        DeliveryError: a broker gave no answer within `storedCheckTimeout`.
+        DeliveryError: a broker did not answer within `storedCheckTimeout`.
         SendError: a fatal one (credentials).
     """
 
@@ -62,31 +63,31 @@ class StoredMessages:
         self._settled: set[str] = set()
         self._found: set[str] = set()
         self.torn: dict[str, StoredMessage] = {}
-        self._again: deque[Question] = deque()
+        self._again: deque[Query] = deque()
         self._in_flight = 0
         self._heard_s = 0.0
         self._last_error: SendError | None = None
 
     def settle(self, topic: str) -> None:
-        """Until every broker answers, and `storedCheckDelay` more; once for each broker.
+        """Wait until every broker answers, and `storedCheckDelay` more; once for each broker.
 
-        What an earlier attempt had on its way is then stored and indexed, or never will be.
+        Requests of earlier attempts are then stored and indexed, or never will be.
         """
         new = [name for name in self._names(topic) if name not in self._settled]
         if not new:
             return
-        self._ask([(name, topic, _NOBODY) for name in new], topic)
+        self._ask([(name, topic, _NO_ID) for name in new], topic)
         self._settled.update(new)
         self._engine.drive_for(self._engine.options.stored_check_delay_ms / 1000)
 
     def find(self, topic: str, ids: Sequence[str], *, timed: bool) -> set[str]:
-        """Those of the ids that a broker has a whole message with."""
+        """The ids of messages that a broker has, not torn."""
         names = self._names(topic)
         self._found, self.torn = set(), {}
-        questions = [
+        queries = [
             (name, at, one) for one in ids for at in topics_of(topic, timed=timed) for name in names
         ]
-        self._ask(questions, topic)
+        self._ask(queries, topic)
         for message_id in self._found:
             self.torn.pop(message_id, None)
         return self._found
@@ -95,14 +96,14 @@ class StoredMessages:
         masters = set(self._engine.publish_info(topic).masters) if self._by_route else set[str]()
         return sorted(masters.union(self._brokers.get(topic, ())))
 
-    def _ask(self, questions: Iterable[Question], topic: str) -> None:
+    def _ask(self, queries: Iterable[Query], topic: str) -> None:
         engine = self._engine
-        waiting = deque(questions)
+        waiting = deque(queries)
         self._heard_s, self._last_error = engine.clock(), None
         while waiting or self._again or self._in_flight:
             while waiting and self._in_flight < _WINDOW:
                 self._look_up(waiting.popleft())
-            # The route is read each time: a broker that was away has its address again.
+            # The route is read each time: the address of a broker may come back.
             engine.routes.get(topic, engine.clock())
             engine.drive()
             if not self._in_flight and not waiting:
@@ -111,20 +112,20 @@ class StoredMessages:
                     engine.routes.refresh(topic, engine.clock())
             self._check(waiting, topic)
 
-    def _look_up(self, question: Question) -> None:
-        name, topic, message_id = question
+    def _look_up(self, query: Query) -> None:
+        name, topic, message_id = query
         engine = self._engine
         now_s = engine.clock()
         address = engine.routes.addresses().get(name)
         if address is None:
-            self._again.append(question)
+            self._again.append(query)
             return
 
         def done(message: StoredMessage | None, error: SendError | None, at_s: float) -> None:
             self._in_flight -= 1
             if error is not None:
                 self._last_error = error
-                self._again.append(question)
+                self._again.append(query)
                 return
             self._heard_s = at_s
             if message is not None and message.torn:
@@ -138,13 +139,13 @@ class StoredMessages:
             since_ms=self._since_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
         )  # fmt: skip
 
-    def _check(self, waiting: deque[Question], topic: str) -> None:
+    def _check(self, waiting: deque[Query], topic: str) -> None:
         error, engine = self._last_error, self._engine
         if error is not None and error.fatal:
             raise error
         if engine.clock() < self._heard_s + self._timeout_s:
             return
-        silent = sorted({question[0] for question in (*waiting, *self._again)})
+        silent = sorted({query[0] for query in (*waiting, *self._again)})
         raise DeliveryError(
             f"{', '.join(silent) or 'a broker'} does not say which messages of the topic "
             f"{topic!r} are stored already ({error or 'not in the route'}), so none of them is "
@@ -157,10 +158,10 @@ _STEP_S: Final = 0.05
 
 
 def await_dispatched(admin: Admin, topic: str, timeout_s: float = 30.0) -> bool:
-    """Wait until readers see all that the topic's brokers have stored.
+    """Wait until the topic's brokers have dispatched all stored messages to consumers.
 
-    False when they lag behind for all that time, as brokers under steady traffic may, and where a
-    broker does not tell: a scripted one has no lag.
+    False after the time-out, as with steady traffic, and when a broker does not support the request
+    (scripted ones).
     """
     until_s = time.monotonic() + timeout_s
     while time.monotonic() < until_s:
@@ -170,15 +171,15 @@ def await_dispatched(admin: Admin, topic: str, timeout_s: float = 30.0) -> bool:
         except RejectedError:
             return False
         except BrokerError:
-            # StoreStatsService has no first sample in a broker's first second: the broker answers
-            # SYSTEM_ERROR with a NoSuchElementException (4.9.7, 5.3.3).
+            # In its first second StoreStatsService has no sample: the broker answers SYSTEM_ERROR
+            # with a NoSuchElementException (4.9.7, 5.3.3).
             pass
         time.sleep(_STEP_S)
     return False
 
 
 def read_topic(name_server: str, topic: str, **options: Any) -> Iterator[StoredMessage]:
-    """All messages stored in the topic when the call starts, queue by queue, in queue order."""
+    """All messages stored in the topic at the start of the call, queue by queue."""
     with Admin(nameServer=name_server, **options) as admin:
         await_dispatched(admin, topic)
         yield from admin.read_topic(topic)
