@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocket_sink.commands.common.base import Command, time_value
-from rocket_sink.commands.common.ledger_input import check_there
+from rocket_sink.commands.common.ledger_input import check_exists
 from rocket_sink.commands.common.output import Bar, note, print_json, show, table
 from rocket_sink.commands.common.sink_input import (
     absolute,
@@ -124,7 +124,7 @@ def backfill(
     from_table = _checked(path, name, reasons)
     options = _options(to_topic, dry_run=dry_run)
     if not from_table:
-        check_there(options.ledger)
+        check_exists(options.ledger)
     with spark_session(
         "backfill", master=master, spark_conf=spark_conf, packages=packages, small=dry_run
     ) as spark:
@@ -176,9 +176,9 @@ def _table(
     if name:
         return Table(spark.table(name), name, options)
     assert path is not None
-    place = absolute(path)
-    files = Source(form, place, schema, pairs(source_option, "--source-option"), None, ())
-    return Table(files.read(spark, streaming=False), place, options)
+    path = absolute(path)
+    files = Source(form, path, schema, pairs(source_option, "--source-option"), None, ())
+    return Table(files.read(spark, streaming=False), path, options)
 
 
 def _options(to_topic: str | None, *, dry_run: bool) -> SinkOptions:
@@ -190,7 +190,7 @@ def _options(to_topic: str | None, *, dry_run: bool) -> SinkOptions:
             option="ledger",
         )
     values["ledger"] = absolute(str(values["ledger"]))
-    # The letters know their topics; a configuration file's topic must not redirect them.
+    # Dead letters have their topics: a topic in a configuration file must not change them.
     values.pop("topic", None)
     if to_topic:
         values["topic"] = to_topic
@@ -216,7 +216,7 @@ def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:
 
 
 def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_json: bool) -> None:
-    """`waiting` is None where no name server could be asked."""
+    """`waiting` is None without an answer of a name server."""
     if as_json:
         print_json({**asdict(plan), "waiting": waiting})
         return
@@ -237,7 +237,7 @@ def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_jso
         names = ("topic", "sharding_key", "keys", "reason", "last_error_code", "tries",
                  "body_bytes")  # fmt: skip
         there = [name for name in names if name in plan.sample[0]]
-        rows = ([_cell(letter[name]) for name in there] for letter in plan.sample)
+        rows = ([_cell(dead_letter[name]) for name in there] for dead_letter in plan.sample)
         show(table(f"the first {len(plan.sample)}", [n.replace("_", " ") for n in there], rows,
                    numbers="body_bytes tries"))  # fmt: skip
 

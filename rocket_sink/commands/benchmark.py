@@ -177,7 +177,7 @@ def benchmark(
 
 
 class Results:
-    """Figures of all runs so far, with the facts and settings that they hold for."""
+    """Figures of all runs, with the facts of the machine and the settings."""
 
     def __init__(self, machine: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         self.machine = machine
@@ -240,10 +240,10 @@ def _lane_bench(
 
 @dataclass(frozen=True)
 class Change:
-    """A figure beside the baseline's.
+    """A figure compared with the baseline's.
 
-    `relative` is its change divided by the median change of all cases: above 1 is more than the
-    others. `worse`: by more than the tolerance.
+    `relative` is its change divided by the median change of all cases. `worse`: by more than the
+    tolerance.
     """
 
     case: str
@@ -255,7 +255,7 @@ class Change:
 
 
 def compare(before: Mapping[str, Figures], now: Results, tolerance: float) -> list[Change]:
-    """What both have, case by case; `tolerance` 0.1 allows a tenth less speed, or more CPU."""
+    """The cases of both; `tolerance` 0.1 allows a tenth less speed, or more CPU."""
     found = []
     for figure in _COMPARED:
         pairs = {
@@ -275,7 +275,7 @@ def compare(before: Mapping[str, Figures], now: Results, tolerance: float) -> li
 
 
 def _baseline(path: Path, now: Results, cases: Iterable[str]) -> dict[str, Figures]:
-    """Raises ConfigurationError: no baseline, of another workload, or without two of the cases."""
+    """Raises ConfigurationError: no baseline, another workload, or fewer than two common cases."""
     from rocket_sink.commands.benchmark_run import Figures
 
     try:

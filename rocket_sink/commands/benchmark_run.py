@@ -1,7 +1,6 @@
-"""What `rocket-sink benchmark` measures: one case after another, on a cluster that runs already.
+"""Measurements of `rocket-sink benchmark` on a running cluster.
 
-A case is a send mode of `Producer`, or a Spark lane. Figures are those of the client: what the
-brokers use is not seen from here.
+A case is a send mode of `Producer`, or a Spark lane. CPU figures are those of the client.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from rocket_sink.options import SinkOptions
 
 Advance: TypeAlias = "Callable[[int], None]"
-"""Is told how many messages have been handed over so far."""
+"""Called with the number of messages submitted so far."""
 
 _STREAM_LANES: Final = {
     "foreach": "foreach", "source-stream": "datasource", "write_batch": "foreachBatch",
@@ -43,7 +42,7 @@ _STEPS: Final = 200
 
 @dataclass(frozen=True)
 class Workload:
-    """The messages of each case; `keys` 0: none has a sharding key."""
+    """The messages of each case; `keys` 0: without sharding keys."""
 
     messages: int
     body_bytes: int
@@ -88,7 +87,7 @@ class Figures:
 
 
 class Calls:
-    """Ends of calls; `stored` and `failed` may come from several threads."""
+    """Results of calls; `stored` and `failed` may be called from several threads."""
 
     def __init__(self) -> None:
         self._latencies_ms = array("d")
@@ -96,16 +95,16 @@ class Calls:
         self.last_error: BaseException | None = None
 
     def stored(self, began_s: float) -> None:
-        """A call that began then has ended well."""
+        """A call that began at `began_s` has succeeded."""
         self._latencies_ms.append((time.perf_counter() - began_s) * 1000)
 
     def failed(self, error: BaseException, messages: int = 1) -> None:
-        """A call with so many messages has failed."""
+        """A call with `messages` messages has failed."""
         self.errors[getattr(error, "code", type(error).__name__)] += messages
         self.last_error = error
 
     def percentiles_ms(self) -> list[float | None]:
-        """p50, p95, p99 and the largest of the calls that ended well (nearest rank)."""
+        """p50, p95, p99 and maximum of the successful calls (nearest rank)."""
         ordered = sorted(self._latencies_ms)
         if not ordered:
             return [None] * 4
@@ -114,7 +113,7 @@ class Calls:
 
 
 class ProducerBench:
-    """Cases of `Producer`; each run has a producer of its own, and is warmed up before."""
+    """Cases of `Producer`; each run has its own producer, with a warm-up."""
 
     def __init__(self, options: SinkOptions, work: Workload) -> None:
         self._options = options
@@ -124,7 +123,7 @@ class ProducerBench:
         """Measure one run.
 
         Raises:
-            RocketSinkError: of the warm-up, where nothing at all could be stored.
+            RocketSinkError: in the warm-up, when no message could be stored.
         """
         work, send = self._work, MODES[case]
         with Producer(self._options) as producer:
@@ -171,7 +170,7 @@ def _sync(producer: Producer, messages: Iterator[Message], batch: int, calls: Ca
 
 
 def _async(producer: Producer, messages: Iterator[Message], batch: int, calls: Calls) -> None:
-    """Returns when all have ended; the window of the producer bounds how many are on their way."""
+    """Returns when all sends have ended; the producer's window limits those in flight."""
     ends: SimpleQueue[None] = SimpleQueue()
 
     def callback_of(began_s: float) -> Callable[[Any, BaseException | None], None]:
@@ -198,7 +197,7 @@ def _async(producer: Producer, messages: Iterator[Message], batch: int, calls: C
 
 
 def _batch(producer: Producer, messages: Iterator[Message], batch: int, calls: Calls) -> None:
-    """A batch request goes to one queue, so its messages have no sharding keys."""
+    """Without sharding keys, because a batch request goes to one queue."""
     while part := list(itertools.islice(messages, batch)):
         part = [Message(one.topic, one.body, keys=one.keys) for one in part]
         began_s = time.perf_counter()
@@ -220,7 +219,7 @@ MODES: Final[Mapping[str, Callable[[Producer, Iterator[Message], int, Calls], No
 class LaneBench:
     """Cases of the Spark lanes: one epoch of generated rows each, with a ledger.
 
-    The ledger tells which rows failed and what each request took.
+    Failed rows and latencies of requests are read from the ledger.
 
     Args:
         scratch: for ledgers and checkpoints; all of Spark's machines must see it.
@@ -239,7 +238,7 @@ class LaneBench:
         self._jvm = psutil.Process(int(jvm.java.lang.ProcessHandle.current().pid()))
 
     def run(self, case: str, advance: Advance) -> Figures:
-        """Measure one run; the first one of a lane follows one that starts Spark's workers."""
+        """Measure one run; before the first one of a lane a warm-up run starts Spark's workers."""
         if case not in self._warm:
             self._warm.add(case)
             self._run(case, replace(self._work, messages=max(1, self._work.messages // 10)))
@@ -285,7 +284,7 @@ class LaneBench:
         )  # fmt: skip
 
     def _cpu_s(self) -> float:
-        """Of all processes that are there or have ended: the ended ones count in their parents."""
+        """CPU of all processes; ended ones count in their parents."""
         processes = {one.pid: one for one in (psutil.Process(), self._jvm)}
         processes |= {one.pid: one for one in self._jvm.children(recursive=True)}
         total = 0.0
@@ -310,7 +309,7 @@ def _columns(work: Workload) -> tuple[str, ...]:
 
 
 def median(runs: Sequence[Figures]) -> Figures:
-    """Each figure's median over runs of one case; failures and their errors are summed up."""
+    """Each figure's median over runs of one case; failures and errors are summed."""
     errors: Counter[str] = Counter()
     for run in runs:
         errors.update(run.errors)

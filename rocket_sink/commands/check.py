@@ -1,4 +1,4 @@
-"""`rocket-sink check`: a look at everything a run will need, before it runs."""
+"""`rocket-sink check`: checks of name servers, brokers, topic, ledger and Java before a run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _WANTS = {
     "DELAY": "rows with delay_level, delay_ms or delivery_timestamp",
     "TRANSACTION": "delivery=transactional",
 }
-"""Type of a topic -> what its messages are to have (TopicMessageType.parseFromMessageProperty)."""
+"""Type of a topic -> its messages (TopicMessageType.parseFromMessageProperty)."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at; `state` is ok, note or fail."""
+    """The result of one check; `state` is ok, note or fail."""
 
     what: str
     state: str
@@ -75,7 +75,7 @@ def check(as_json: bool) -> int:
 
 
 def look(options: SinkOptions) -> Iterator[Finding]:
-    """All findings, in the order in which a send would meet them."""
+    """All findings, in the order of a send's steps."""
     yield from _environment()
     servers = [_name_server(options, address) for address in options.name_servers]
     yield from servers
@@ -111,9 +111,9 @@ def _version(package: str) -> str:
         return "missing"
 
 
-def _tried(what: str, question: Callable[[], str]) -> Finding:
+def _tried(what: str, check: Callable[[], str]) -> Finding:
     try:
-        return Finding(what, "ok", question())
+        return Finding(what, "ok", check())
     except RocketSinkError as error:
         return Finding(what, "fail", str(error))
 
@@ -184,10 +184,10 @@ def _routed(topic: str, route: TopicRoute) -> Finding:
 
 
 def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
-    """Whether the topic's type, where one is set, is that of the messages that will be sent.
+    """Compare the topic's type, if set, with that of the messages.
 
-    Brokers take messages of any type in any topic (5.3: the type is a label of their metrics);
-    proxies compare it with each message's own (enableTopicMessageTypeCheck, TopicMessageType).
+    Brokers accept any type (5.3: a label of their metrics); proxies check it
+    (enableTopicMessageTypeCheck, TopicMessageType).
     """
     what = f"topic {options.topic}"
     try:
@@ -208,7 +208,7 @@ def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
 
 
 def _sent_type(options: SinkOptions) -> str | None:
-    """The type of all messages by the options alone; None: the rows decide."""
+    """The type of all messages by the options; None: it depends on the rows."""
     if options.delivery == "transactional":
         return "TRANSACTION"
     if _DELAYS & {name for name, _ in options.columns}:

@@ -1,4 +1,4 @@
-"""`rocket-sink cluster`: a local RocketMQ that outlives the command."""
+"""`rocket-sink cluster`: a local RocketMQ, detached from the command."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ import click
 
 from rocket_sink.commands.common.base import Group
 from rocket_sink.commands.common.ledger_input import (
-    check_there,
+    check_exists,
+    fold_and_note,
     fold_option,
-    folded_or_said,
     note_faults,
     quick_ledger,
 )
@@ -47,7 +47,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
 def _which(where_help: str) -> Callable[[Decorated], Decorated]:
-    """Give a command the letters that it is about, and why."""
+    """Add options that select dead letters, and --reason, to a command."""
 
     def decorate(function: Decorated) -> Decorated:
         for option in (
@@ -159,12 +159,12 @@ def show_view(
 
     named = {"dead-letters": "letters" if all_letters else "pending_letters"}.get(view, view)
     path = absolute(path)
-    check_there(path)
+    check_exists(path)
     if quick := quick_ledger(path, where, fold, master, spark_conf, packages):
         rows = views.rows_of(quick.query(views.newest(named, limit)))
     else:
         with _opened("show", path, master, spark_conf, packages) as (spark, found):
-            folded_or_said(found, spark)
+            fold_and_note(found, spark)
             frame = filtered(views.view(found.rows(spark), named), where, of="the view's columns")
             newest = frame.orderBy("at", ascending=False).limit(limit)
             rows = views.rows_of(newest.toArrow())
@@ -242,7 +242,7 @@ def _check_named(letters: tuple[str, ...], where: str | None) -> None:
 
 
 def _parked(done: Parked, way: str, needed: str, *, as_json: bool) -> int:
-    """Print what was done; the exit code."""
+    """Print the result; returns the exit code."""
     if as_json:
         print_json({way: done.count, f"not_{needed}": list(done.left_out)})
     else:
@@ -269,7 +269,7 @@ def _opened(
     from rocket_sink.ledger.ledger import Ledger
 
     found = Ledger(absolute(path))
-    check_there(found.path)
+    check_exists(found.path)
     with spark_session(
         f"ledger {name}", master=master, spark_conf=spark_conf, packages=packages, small=True
     ) as spark:

@@ -78,10 +78,10 @@ def _as_json(known: Option) -> dict[str, Any]:
 
 
 def with_marked(text: str, start: str, end: str, made: str) -> str:
-    """A text with what stands between its markers made anew.
+    """The text with `made` between its marker lines.
 
     Raises:
-        ConfigurationError: the markers are not there, in this order.
+        ConfigurationError: the markers are missing, or in another order.
     """
     before, found_start, rest = text.partition(start)
     _, found_end, after = rest.partition(end)
@@ -121,11 +121,10 @@ HEAD: Final = """\
 
 
 def read_conf(path: str | Path) -> dict[str, str]:
-    """{option name: text} of a configuration file, names checked, values not yet parsed.
+    """{option name: text} of a configuration file; values are not parsed.
 
     Raises:
-        OptionError: the file cannot be read, is not of this form, holds an unknown name, or one
-            option twice.
+        OptionError: the file is unreadable or malformed, or has an unknown or repeated option.
     """
     values: dict[str, str] = {}
     for section, items in _sections(Path(path)).items():
@@ -195,7 +194,7 @@ def _markdown_row(known: Option) -> str:
 
 
 def default_text(known: Option) -> str:
-    """The default as people write it, with its unit; empty where there is none."""
+    """The default with its unit; empty without one."""
     shown = known.shown(known.default)
     if not shown:
         return ""
@@ -212,10 +211,10 @@ def _size(count: int) -> str:
 
 
 def with_options(text: str) -> str:
-    """A Markdown text with the option tables between its markers made anew.
+    """A Markdown text with the current option tables between its markers.
 
     Raises:
-        ConfigurationError: the markers are not there.
+        ConfigurationError: the markers are missing.
     """
     return with_marked(text, START_MARK, END_MARK, markdown_table())
 

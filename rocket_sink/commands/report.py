@@ -9,9 +9,9 @@ import click
 
 from rocket_sink.commands.common.base import Command, time_value
 from rocket_sink.commands.common.ledger_input import (
-    check_there,
+    check_exists,
+    fold_and_note,
     fold_option,
-    folded_or_said,
     quick_ledger,
 )
 from rocket_sink.commands.common.output import note, print_json, show
@@ -60,7 +60,7 @@ def report(
     from rocket_sink.ledger.report import to_html
 
     path = absolute(path)
-    check_there(path)
+    check_exists(path)
     scope = Scope(query, since, until)
     if quick := quick_ledger(path, fold, master, spark_conf, packages):
         from rocket_sink.ledger.report import figures
@@ -76,7 +76,7 @@ def report(
             from rocket_sink.ledger.report import build_report
 
             ledger = Ledger(path)
-            unfolded = ledger.unfolded_epochs() if folded_or_said(ledger, spark).busy else 0
+            unfolded = ledger.unfolded_epochs() if fold_and_note(ledger, spark).busy else 0
             found = build_report(spark, ledger, scope, epochs=epochs, unfolded_epochs=unfolded)
     if html:
         html.write_text(to_html(found), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`rocket-sink routes`: brokers and queues of a topic, as the name servers tell them."""
+"""`rocket-sink routes`: the route of a topic."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def routes(as_json: bool) -> None:
 
 
 def route_rows(route: TopicRoute) -> list[dict[str, Any]]:
-    """One row per broker of the route that has queues of the topic."""
+    """One row per broker with queues of the topic."""
     brokers = {broker.name: broker for broker in route.brokers}
     rows = []
     for queue in sorted(route.queues, key=lambda queue: queue.broker_name):

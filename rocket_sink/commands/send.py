@@ -1,6 +1,6 @@
-"""`rocket-sink send`: messages from arguments, from lines, or from JSON lines.
+"""`rocket-sink send`: messages from arguments, lines, or JSON lines.
 
-One after the other, each answer awaited, so that the order of the input is kept.
+They are sent one by one, which keeps the order of the input.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _IDLE_S = 0.5
 _DISPATCH_S = 3.0
-"""A broker under steady traffic is never level: its readers need not wait for that."""
+"""Longest wait for a broker's dispatch, which never ends under steady traffic."""
 
 
 @click.command(
@@ -69,7 +69,7 @@ def tail(
     shown = 0
     with Admin(options) as admin:
         if not follow:
-            # Who ends at what is there now wants what was acknowledged a moment ago, too.
+            # With --no-follow, messages acknowledged just before must be included.
             await_dispatched(admin, options.topic, _DISPATCH_S)
         offsets = {
             queue: _first_offset(admin, queue, from_start, since_ms, last)
@@ -97,7 +97,7 @@ def _first_offset(
 def _messages(
     admin: Admin, offsets: dict[MessageQueue, int], *, follow: bool
 ) -> Iterator[tuple[MessageQueue, StoredMessage]]:
-    """Rounds over the queues; without `follow` up to what each holds when it starts."""
+    """Pull all queues in turn; without `follow` up to their end at the start."""
     ends = {} if follow else {queue: admin.max_offset(queue) for queue in offsets}
     while True:
         moved = False
@@ -136,7 +136,7 @@ def _print(queue: MessageQueue, message: StoredMessage, as_json: bool) -> None:
 
 
 def message_row(queue: MessageQueue, message: StoredMessage) -> dict[str, Any]:
-    """A stored message as JSON shows it; a body that is not UTF-8 is shown with escapes."""
+    """A stored message for JSON; a body that is not UTF-8 is escaped."""
     properties = dict(message.properties)
     return {
         "topic": message.topic,

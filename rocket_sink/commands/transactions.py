@@ -1,4 +1,4 @@
-"""`rocket-sink transactions`: epochs whose messages are decided and not visible yet."""
+"""`rocket-sink transactions`: epochs with half messages that are to be committed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rocket_sink.commands.common.base import Group
-from rocket_sink.commands.common.ledger_input import check_there, folded_or_said
+from rocket_sink.commands.common.ledger_input import check_exists, fold_and_note
 from rocket_sink.commands.common.output import Bar, note, print_json, print_json_line, show, table
 from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
 from rocket_sink.commands.common.spark_input import spark_options, spark_session
@@ -64,11 +64,11 @@ def list_transactions(
     from rocket_sink.ledger.ledger import Ledger
 
     found = Ledger(absolute(path))
-    check_there(found.path)
+    check_exists(found.path)
     with spark_session(
         "transactions list", master=master, spark_conf=spark_conf, packages=packages, small=True
     ) as spark:
-        folded_or_said(found, spark)
+        fold_and_note(found, spark)
         frame = found.transactions(spark, pending=not everything)
         rows = [row.asDict() for row in frame.orderBy("at", ascending=False).head(limit)]
     if as_json:
@@ -183,7 +183,7 @@ def _serve(
 
 
 class Settled:
-    """What became of one transaction."""
+    """The result of one transaction."""
 
     def __init__(self, query_id: str, epoch: int, report: EndReport | None, error: str) -> None:
         self.query_id = query_id
@@ -211,7 +211,7 @@ class Settled:
 
 
 def settled(endings: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> list[Settled]:
-    """End the transactions one by one; one that fails does not keep another query's from it."""
+    """Settle the transactions one by one; a failure does not stop those of other queries."""
     done: list[Settled] = []
     before = 0
     failed: set[str] = set()
@@ -282,7 +282,7 @@ def _opened(
     if not options.ledger:
         raise OptionError("which ledger? give --ledger PATH", option="ledger")
     options = options.with_(ledger=absolute(options.ledger))
-    check_there(options.ledger)
+    check_exists(options.ledger)
     with spark_session(
         f"transactions {name}", master=master, spark_conf=spark_conf, packages=packages, small=True
     ) as spark:

@@ -1,4 +1,4 @@
-"""The demo's parts: its rows, its judge, its fault. The whole is in tests/integration."""
+"""The demo's parts: its rows, its verifier, its fault. The whole is in tests/integration."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TestJudge:
     def test_everything_there_once_in_order(
         self, flights: Path, rows: list[dict[str, Any]]
     ) -> None:
-        verdict = self.judge(flights, stored(rows))
+        verdict = self.verifier(flights, stored(rows))
         assert (verdict.stored, verdict.distinct, verdict.duplicates) == (ROWS, ROWS, 0)
         assert (verdict.altered, verdict.foreign, verdict.new_ids) == (0, 0, 0)
         assert (verdict.disordered_keys, verdict.moved_keys) == (0, 0)
@@ -83,14 +83,14 @@ class TestJudge:
     def test_a_missing_row_is_lost_unless_it_is_a_dead_letter(
         self, flights: Path, rows: list[dict[str, Any]]
     ) -> None:
-        verdict = self.judge(flights, stored(rows[:-2]))
+        verdict = self.verifier(flights, stored(rows[:-2]))
         assert lost_rows(verdict, []) == {ROWS - 2, ROWS - 1}
         assert lost_rows(verdict, [ROWS - 1]) == {ROWS - 2}
 
     def test_a_second_copy_is_a_duplicate_and_no_disorder(
         self, flights: Path, rows: list[dict[str, Any]]
     ) -> None:
-        verdict = self.judge(flights, stored([*rows, *rows[:5]]))
+        verdict = self.verifier(flights, stored([*rows, *rows[:5]]))
         assert (verdict.duplicates, verdict.new_ids, verdict.disordered_keys) == (5, 0, 0)
 
     def test_a_second_copy_under_a_new_id_is_told(
@@ -98,7 +98,7 @@ class TestJudge:
     ) -> None:
         (copy,) = stored(rows[:1])
         copy.properties["UNIQ_KEY"] = "another"
-        assert self.judge(flights, [*stored(rows), copy]).new_ids == 1
+        assert self.verifier(flights, [*stored(rows), copy]).new_ids == 1
 
     def test_two_rows_of_a_key_swapped_are_disorder(
         self, flights: Path, rows: list[dict[str, Any]]
@@ -108,32 +108,32 @@ class TestJudge:
             r for r in rows if r["sharding_key"] == second["sharding_key"] and r["seq"] == 0
         )
         swapped = [{first["row"]: second, second["row"]: first}.get(r["row"], r) for r in rows]
-        assert self.judge(flights, stored(swapped)).disordered_keys == 1
+        assert self.verifier(flights, stored(swapped)).disordered_keys == 1
 
     def test_a_key_in_two_queues_has_moved(self, flights: Path, rows: list[dict[str, Any]]) -> None:
-        judge = Verifier(flights)
+        verifier = Verifier(flights)
         key = next(row["sharding_key"] for row in rows if row["seq"] == 1)
         for row, message in zip(rows, stored(rows), strict=True):
             elsewhere = row["sharding_key"] == key and row["seq"] > 0
-            judge.feed("broker-b" if elsewhere else "broker-a", message)
-        assert judge.verdict().moved_keys == 1
+            verifier.feed("broker-b" if elsewhere else "broker-a", message)
+        assert verifier.verdict().moved_keys == 1
 
     def test_another_rows_body_is_altered(self, flights: Path, rows: list[dict[str, Any]]) -> None:
         wrong = {**rows[0], "dest": "XXX"}
-        assert self.judge(flights, stored([wrong, *rows[1:]])).altered == 1
+        assert self.verifier(flights, stored([wrong, *rows[1:]])).altered == 1
 
     def test_a_message_of_somebody_else_is_foreign(
         self, flights: Path, rows: list[dict[str, Any]]
     ) -> None:
         other = StoredMessage("flights", b"hello", properties={})
-        assert self.judge(flights, [*stored(rows), other]).foreign == 1
+        assert self.verifier(flights, [*stored(rows), other]).foreign == 1
 
     @staticmethod
-    def judge(flights: Path, messages: Any) -> Any:
-        judge = Verifier(flights)
+    def verifier(flights: Path, messages: Any) -> Any:
+        verifier = Verifier(flights)
         for message in messages:
-            judge.feed("broker-a", message)
-        return judge.verdict()
+            verifier.feed("broker-a", message)
+        return verifier.verdict()
 
 
 @dataclass
@@ -175,54 +175,54 @@ class TestSaboteur:
         return made, cluster, now, said
 
     def test_freezes_once_and_thaws_after_its_time(self) -> None:
-        saboteur, cluster, now, said = self.make("freeze")
-        saboteur.step(due=False)
+        injector, cluster, now, said = self.make("freeze")
+        injector.step(due=False)
         assert not cluster.brokers[-1].frozen
-        saboteur.step(due=True)
+        injector.step(due=True)
         assert cluster.brokers[-1].frozen
         now[0] = 5.9
-        saboteur.step(due=True)
+        injector.step(due=True)
         assert cluster.brokers[-1].frozen
         now[0] = 6.0
-        saboteur.step(due=True)
+        injector.step(due=True)
         assert not cluster.brokers[-1].frozen
         now[0] = 20.0
-        saboteur.step(due=True)
+        injector.step(due=True)
         assert not cluster.brokers[-1].frozen
         assert len(said) == 2
 
     def test_kills_and_restarts_after_its_time(self) -> None:
-        saboteur, cluster, now, _ = self.make("kill")
-        saboteur.step(due=True)
+        injector, cluster, now, _ = self.make("kill")
+        injector.step(due=True)
         assert not cluster.brokers[-1].alive
         now[0] = 5.0
-        saboteur.step(due=True)
+        injector.step(due=True)
         assert not cluster.brokers[-1].alive
         now[0] = 6.0
-        saboteur.step(due=True)
+        injector.step(due=True)
         assert cluster.brokers[-1].alive
 
     def test_none_breaks_nothing(self) -> None:
-        saboteur, cluster, _, said = self.make("none")
-        saboteur.step(due=True)
+        injector, cluster, _, said = self.make("none")
+        injector.step(due=True)
         assert all(b.alive and not b.frozen for b in cluster.brokers)
         assert not said
 
     def test_a_broker_killed_by_hand_is_started_again(self) -> None:
-        saboteur, cluster, now, said = self.make("none")
+        injector, cluster, now, said = self.make("none")
         cluster.brokers[0].alive = False
-        saboteur.step(due=False)
+        injector.step(due=False)
         assert not cluster.brokers[0].alive
         now[0] = 2.5
-        saboteur.step(due=False)
+        injector.step(due=False)
         assert cluster.brokers[0].alive
         assert "broker-a has died" in said[0]
 
-    def test_raise_all_leaves_nobody_frozen_or_dead(self) -> None:
-        saboteur, cluster, _, _ = self.make("freeze")
-        saboteur.step(due=True)
+    def test_restart_all_leaves_no_broker_frozen_or_dead(self) -> None:
+        injector, cluster, _, _ = self.make("freeze")
+        injector.step(due=True)
         cluster.brokers[0].alive = False
-        saboteur.raise_all()
+        injector.restart_all()
         assert all(b.alive and not b.frozen for b in cluster.brokers)
 
 

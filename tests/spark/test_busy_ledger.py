@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocket_sink.commands.common.ledger_input import folded_or_said
+from rocket_sink.commands.common.ledger_input import fold_and_note
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import ledger as ledger_module
 from rocket_sink.ledger.ledger import Ledger
@@ -48,7 +48,7 @@ def test_who_shows_says_so(
     spark: Any, busy: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Ledger, "sync", lambda self, spark: sync(self, spark, wait_s=0.2))
-    assert folded_or_said(busy, spark).busy
+    assert fold_and_note(busy, spark).busy
     assert f"process {os.getpid()} on" in capsys.readouterr().err
 
 

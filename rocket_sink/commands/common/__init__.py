@@ -1,1 +1,1 @@
-"""What several commands share: output, options, sessions, signals."""
+"""Shared by commands: output, options, Spark sessions, signals."""

@@ -1,4 +1,4 @@
-"""Command and group classes: an example in every help, `--debug` everywhere, lazy imports."""
+"""Shared by commands: click classes, one-line errors, times as parameters, end by signals."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class Group(click.Group):
     command_class = Command
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """The names in the order in which they are defined."""
+        """The names in the order of definition."""
         return list(self.commands)
 
 
 class LazyGroup(Group):
-    """A group that knows its commands' names and one-line helps, and imports them on use."""
+    """A group with the names and one-line helps of its commands, which are imported on use."""
 
     def __init__(self, *arguments: Any, lazy: Mapping[str, tuple[str, str]], **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.lazy = lazy
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """The names in the order in which people meet them."""
+        """The names in the order of `lazy`."""
         return [*self.lazy, *super().list_commands(context)]
 
     def resolve_command(
@@ -86,26 +86,26 @@ class LazyGroup(Group):
 
 
 def debug_wanted(arguments: Sequence[str]) -> bool:
-    """Read from the raw arguments: a command line that fails to parse may ask for it as well."""
+    """Read from the raw arguments, for command lines that cannot be parsed, too."""
     before_end = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--debug" in before_end
 
 
 _OURS: Final = re.compile(r"rocket_sink\.errors\.(\w+): (.+)")
-"""An error of ours inside the text of a Spark exception: the worker's traceback ends with it."""
+"""Our error at the end of a worker's traceback in the text of a Spark exception."""
 _FOREIGN: Final = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Exception|Error)): (.+)", re.MULTILINE)
 _PYTHON: Final = re.compile(
     r"^(?!Caused by|org\.|java\.)[\w.]+(?:Error|Exception): .+", re.MULTILINE
 )
-"""The end of a traceback in a Spark exception; Java's own names come after it."""
+"""The end of a Python traceback in a Spark exception, before Java's names."""
 _LONGEST: Final = 600
 
 
 def one_line(error: BaseException) -> str:
-    """What happened, without stack traces; at most 600 characters.
+    """The error without stack traces; at most 600 characters.
 
-    A Spark exception carries Python and Java traces as text; the innermost error of ours in it is
-    what the user can act on, else its first line.
+    The text of a Spark exception has Python and Java traces: its innermost rocket-sink error is
+    used, else its first line.
     """
     text = str(error)
     if isinstance(error, RocketSinkError):
@@ -162,12 +162,12 @@ def time_value(
 
 
 class _Stopped(BaseException):
-    """Raised in the main thread by a signal; no `except Exception` keeps it."""
+    """Raised in the main thread by a signal; not caught by `except Exception`."""
 
 
 @dataclass
 class Stop:
-    """The signal that ended the work; None: it came to its own end."""
+    """The signal that ended the work, or None."""
 
     number: int | None = None
 
@@ -179,11 +179,11 @@ class Stop:
 
 @contextlib.contextmanager
 def until_signal() -> Iterator[Stop]:
-    """Leave the context at once on SIGTERM or SIGINT; `Stop` tells which, nothing is raised.
+    """Leave the context at once on SIGTERM or SIGINT; the signal is in `Stop`, nothing is raised.
 
-    What the work's own context managers raise while they close is dropped then: a process group's
-    signal has ended their processes as well. A second SIGTERM changes nothing (`timeout` sends
-    two), a second Ctrl-C ends the closing. Main thread only.
+    Exceptions of inner context managers are dropped then, because the signal may have ended their
+    processes, too. A second SIGTERM is ignored (`timeout` sends two), a second Ctrl-C ends the
+    closing. Main thread only.
     """
     stop = Stop()
 
@@ -197,7 +197,7 @@ def until_signal() -> Iterator[Stop]:
     try:
         yield stop
     except KeyboardInterrupt:
-        # Spark installs a handler of its own, which raises this
+        # raised by Spark's own handler
         stop.number = stop.number or signal.SIGINT
     except BaseException:
         if stop.number is None:

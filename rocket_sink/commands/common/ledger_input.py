@@ -1,4 +1,4 @@
-"""How commands read a ledger: without Spark where that is possible, else with it."""
+"""Reading a ledger in commands: with DuckDB if possible, else with Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def fold_option(function: Decorated) -> Decorated:
-    """Give a command that reads --fold."""
+    """Add --fold to a command."""
     return click.option(
         "--fold", is_flag=True,
         help="Take in first what tasks have written, with Spark. Without it a local ledger is read "
@@ -30,13 +30,13 @@ def fold_option(function: Decorated) -> Decorated:
 
 
 def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
-    """The ledger without Spark; None when any of the flags is set, or only Spark can read it.
+    """The ledger without Spark; None when any of the flags is set, or DuckDB cannot read it.
 
-    A note tells how much of it is not folded yet.
+    Notes the number of epochs that are not folded.
     """
     from rocket_sink.ledger.duckdb_reader import open_quick
 
-    # Under spark-submit a JVM runs already.
+    # Under spark-submit the JVM runs already.
     if any(spark_wanted) or "PYSPARK_GATEWAY_PORT" in os.environ:
         return None
     found = open_quick(path)
@@ -53,8 +53,8 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
     return found
 
 
-def folded_or_said(ledger: Ledger, spark: SparkSession) -> FoldSummary:
-    """Fold; a note tells when what is shown lacks rows."""
+def fold_and_note(ledger: Ledger, spark: SparkSession) -> FoldSummary:
+    """Fold; notes if rows are missing."""
     summary = ledger.sync(spark)
     if summary.busy:
         note(
@@ -66,18 +66,18 @@ def folded_or_said(ledger: Ledger, spark: SparkSession) -> FoldSummary:
 
 
 def note_faults(summary: FoldSummary) -> None:
-    """Tell which files a fold could not take."""
+    """Note the files that could not be folded."""
     for path in summary.damaged:
         note(f"damaged, put aside, its rows are not in: {path}")
     for path in summary.left:
         note(f"cannot be read by this rocket-sink, its rows are not in: {path}")
 
 
-def check_there(path: str) -> None:
-    """Refuse a local path without a ledger before the seconds that Spark takes to start.
+def check_exists(path: str) -> None:
+    """Refuse a local path without a ledger before Spark starts.
 
     Raises:
-        LedgerError: neither a table nor a spool is there.
+        LedgerError: the path has neither a table nor a spool.
     """
     if "://" in path:
         return

@@ -1,8 +1,7 @@
-"""What commands print: results to standard output, everything else to standard error.
+"""Output of commands: results to standard output, everything else to standard error.
 
-Tables and bars are for terminals; into a pipe or a file go plain lines. No command prints past this
-module, and nothing leaves it that a terminal would obey: texts are cleaned (`rocket_sink.text`),
-JSON has escapes, and no text is read as markup.
+Progress bars are for terminals; pipes and files get plain lines. All commands print by this module,
+which removes control characters (`rocket_sink.text`), escapes JSON, and does not interpret markup.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _COUNT: Final = re.compile(r"\b(\d+) of (\d+)\b")
 
 
 def stdout_console() -> Console:
-    """For results; wide where there is no terminal, for files have no margin."""
+    """For results; wide without a terminal."""
     from rich.console import Console
 
     return Console(
@@ -56,13 +55,13 @@ def note(text: str) -> None:
 
 
 def note_lines(text: str) -> None:
-    """Lines on standard error, as of a traceback."""
+    """Lines on standard error."""
     click.echo(clean_lines(text), err=True)
 
 
 class Steps:
-    """A `note` for callers that count: of `3 of 134 jars` a terminal shows one line that changes,
-    a file every quarter. Other texts are printed as they come.
+    """A `note` for progress texts as `3 of 134 jars`: one changing line in a terminal, else a line
+    per quarter. Other texts are printed as they are.
     """
 
     def __init__(self) -> None:
@@ -92,7 +91,7 @@ def show(*things: RenderableType) -> None:
 
 
 class _Guarded:
-    """What a renderable makes, without what a terminal would obey in its texts."""
+    """A renderable without control characters in its texts."""
 
     def __init__(self, thing: RenderableType) -> None:
         self._thing = thing
@@ -113,7 +112,7 @@ def print_json(value: Any) -> None:
 
 
 def print_json_line(value: Any) -> None:
-    """One JSON document on a line of its own, for streams."""
+    """One JSON document on one line."""
     click.echo(json_text(value, default=_plain))
 
 
@@ -134,9 +133,9 @@ def _plain(value: Any) -> Any:
 
 
 class Bar:
-    """Progress of one step: a bar in a terminal, a line every few seconds elsewhere.
+    """Progress of one step: a bar in a terminal, else a line every few seconds.
 
-    A context manager; `advance_to` may be called from one thread at a time.
+    A context manager; not thread-safe.
     """
 
     def __init__(self, label: str, total: int, *, every_s: float = 5.0) -> None:

@@ -1,7 +1,7 @@
 """Sink options on a command line: `-O name=value`, flags for the common ones, `--conf FILE`.
 
-A flag wins over `-O`, that over the file, that over the environment (`NAMESRV_ADDR`, as in the
-Java client), and that over the local cluster of `rocket-sink cluster up`, if one runs.
+Priority: flag, `-O`, file, environment (`NAMESRV_ADDR`, as in the Java client), the local cluster
+of `rocket-sink cluster up`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ _METAVARS: Final = {
 
 
 def sink_options(*names: str) -> Callable[[Decorated], Decorated]:
-    """Give a command `-O`, `--conf` and a flag for each named option.
-
-    The command gets one argument `sink`: {option name: text}, file and command line merged.
-    """
+    """Add `-O`, `--conf` and a flag for each named option to a command; see `given_options`."""
 
     def decorate(function: Decorated) -> Decorated:
         function = _conf_option(_many_option(function))
@@ -109,7 +106,7 @@ def _given(context: click.Context, source: str) -> dict[str, str]:
 
 
 def given_options(**more: Any) -> dict[str, Any]:
-    """{option name: value} of the running command; `more` are defaults that anything wins over."""
+    """{option name: value} of the running command; `more` are defaults."""
     context = click.get_current_context()
     values: dict[str, Any] = {find_option(name).name: value for name, value in more.items()}
     for source in ("file", "many", "flags"):
@@ -135,7 +132,7 @@ def resolved_options(**more: Any) -> SinkOptions:
 
 
 def with_name_server(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, with the environment's or the local cluster's name server where none is given."""
+    """The values, by default with the environment's or the local cluster's name server."""
     if values.get("nameServer"):
         return dict(values)
     found = os.environ.get("NAMESRV_ADDR") or _local_name_server()
@@ -155,5 +152,5 @@ def _local_name_server() -> str | None:
 
 
 def absolute(path: str) -> str:
-    """A local path made absolute, so that Spark's processes agree on it; URIs stay."""
+    """A local path as absolute path, for Spark's processes; URIs are unchanged."""
     return path if "://" in path else str(Path(path).expanduser().absolute())

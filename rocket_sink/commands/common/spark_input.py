@@ -1,4 +1,4 @@
-"""Flags of commands that start Spark, and the session made from them."""
+"""Flags of commands that start Spark, and their session."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _STDERR: Final = 2
 _SMALL_PLANS: Final = {
-    # Compiling pays off over millions of rows; over a ledger's it is half of a command's CPU time.
-    # One compiler alone gets a small code cache; full, the JVM says so on standard output.
+    # For a ledger's rows, compilation is half of a command's CPU time. With one compiler the JVM's
+    # code cache is small by default; when it is full, the JVM prints that on standard output.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -32,7 +32,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def spark_options(function: Decorated) -> Decorated:
-    """Give a command --master, --spark-conf and --package."""
+    """Add --master, --spark-conf and --package to a command."""
     for decorate in (
         click.option("--package", "packages", multiple=True, metavar="GROUP:ARTIFACT:VERSION",
                      help="Maven package for Spark to load; repeatable."),
@@ -46,7 +46,7 @@ def spark_options(function: Decorated) -> Decorated:
 
 
 def pairs(texts: Iterable[str], what: str) -> dict[str, str]:
-    """{name: value} of `NAME=VALUE` texts; a usage error names the flag."""
+    """{name: value} of `NAME=VALUE` texts; `what` is the flag, for errors."""
     values = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -65,11 +65,11 @@ def spark_session(
     packages: Iterable[str] = (),
     small: bool = False,
 ) -> Iterator[SparkSession]:
-    """A session with Delta, as `rocket_sink.spark.session` makes it, from a command's flags.
+    """A session with Delta (`rocket_sink.spark.session`) from a command's flags.
 
-    `small`: many plans over few rows, as a ledger's figures are; a user's --spark-conf wins.
-    Spark's own chatter goes to a file, which is named when the command fails, and removed when it
-    does not. Under spark-submit, and with --debug, it stays where it is.
+    `small`: settings for many plans over few rows; --spark-conf overrides them. Spark's log goes to
+    a file, which is named if the command fails and else removed; under spark-submit and with
+    --debug it goes to standard error.
     """
     from rocket_sink.spark.session import build_session
 
@@ -106,7 +106,7 @@ def _log_file() -> Iterator[Path | None]:
 
 @contextlib.contextmanager
 def _jvm_output_to(log: Path | None) -> Iterator[None]:
-    """The JVM that starts meanwhile inherits the file as its standard error, for good."""
+    """A JVM that starts in this context inherits the file as its standard error."""
     if log is None:
         yield
         return

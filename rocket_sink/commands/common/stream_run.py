@@ -1,4 +1,4 @@
-"""What `rocket-sink stream` does once Spark runs: source, query, signals, accounts."""
+"""Execution of `rocket-sink stream`: source, query, signals, report."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 _POLL_S: Final = 0.3
 _STOP_POLL_S: Final = 0.02
 _WITH_FIXED_SCHEMA: Final = ("rate", "rate-micro-batch", "kafka", "socket", "delta")
-"""Sources that know their schema; the file sources of a stream want it given."""
+"""Streaming sources with their own schema; file sources need one."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from and how they become rows of the contract."""
+    """A Spark source, and its projection to the row contract."""
 
     form: str
     path: str | None
@@ -39,7 +39,7 @@ class Source:
         """The DataFrame.
 
         Raises:
-            ConfigurationError: the Kafka package is missing; the text names it.
+            ConfigurationError: the Kafka package is missing.
         """
         reader = spark.readStream if streaming else spark.read
         reader = reader.format(self.form).options(**self.options)
@@ -70,7 +70,7 @@ class Source:
 
 @dataclass
 class Report:
-    """How a run ended; `counts` are the ledger's sums over the run's epochs."""
+    """The result of a run; `counts` are the ledger's sums over the run's epochs."""
 
     query_id: str | None = None
     run_id: str | None = None
@@ -110,7 +110,7 @@ def run_stream(
     stop_timeout_s: float,
     say: Callable[[str], None],
 ) -> Report:
-    """Run the query until it ends, fails, or a signal comes; then tell how it went."""
+    """Run the query until it ends, fails, or SIGTERM or SIGINT arrives."""
     frame = source.read(spark, streaming=True)
     query = _start(
         spark, frame, sink_options, lane,
@@ -153,15 +153,15 @@ def run_batch(
 
 
 def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any]) -> Report:
-    """Fold what the tasks wrote and add the ledger's counts of this run to the report."""
+    """Fold the ledger and add its counts of this run to the report."""
     path = sink_options.get("ledger")
     if not path:
         return report
-    from rocket_sink.commands.common.ledger_input import folded_or_said
+    from rocket_sink.commands.common.ledger_input import fold_and_note
     from rocket_sink.ledger.ledger import Ledger
 
     ledger = Ledger(str(path))
-    folded_or_said(ledger, spark)
+    fold_and_note(ledger, spark)
     report.ledger = ledger.path
     if report.query_id and ledger.exists(spark):
         epochs = ledger.epochs(spark).where(f"query_id = '{report.query_id}'")
@@ -195,7 +195,7 @@ def _start(
 def stream_writer(
     spark: SparkSession, frame: DataFrame, sink_options: Mapping[str, Any], lane: str
 ) -> DataStreamWriter:
-    """The frame's writer by the named lane; the caller adds checkpoint and trigger."""
+    """The frame's writer for a lane; the caller adds checkpoint and trigger."""
     from rocket_sink.spark.sink import RocketSink
 
     sink = RocketSink(**sink_options)
@@ -236,10 +236,9 @@ class _Watcher:
             self.look()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop between two micro-batches; in one, when it lasts longer than the timeout.
+        """Stop between two micro-batches, or after the time-out within one.
 
-        Where one follows the other at once, the stop comes in the first moments of the next:
-        it runs again after a restart.
+        If the next micro-batch starts at once it is interrupted, and runs again after a restart.
         """
         deadline_s = time.monotonic() + timeout_s
         epoch = self._newest()
@@ -254,7 +253,7 @@ class _Watcher:
         self.look()
 
     def look(self) -> None:
-        """Take the progress that came since the last look."""
+        """Add the progress since the last call."""
         for progress in self._query.recentProgress:
             epoch, rows = int(progress["batchId"]), int(progress["numInputRows"])
             if epoch <= self._last_epoch or not rows:

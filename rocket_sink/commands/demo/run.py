@@ -1,4 +1,4 @@
-"""The demo's course: flights, cluster, stream with a fault, read back, reckoning."""
+"""Execution of the demo: flights, cluster, stream with a fault, read back, summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rocket_sink.commands.demo.flights import (
     Settings,
     write_flights,
 )
-from rocket_sink.commands.demo.summary import DemoSummary, Verdict, Verifier, reckon
+from rocket_sink.commands.demo.summary import DemoSummary, Verdict, Verifier, build_summary
 from rocket_sink.errors import RocketSinkError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _START_TIMEOUT_S: Final = 240.0
 
 
 def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
-    """Run it all and print; True when everything is as promised."""
+    """Run the demo and print the summary; True when all checks pass."""
     note(_headline(settings))
     started_s = time.monotonic()
     flights = write_flights(settings.flights, settings.rows)
@@ -46,13 +46,13 @@ def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
     with _cluster(settings, keep=keep) as cluster, _session(settings) as spark:
         note(f"cluster: name server {cluster.name_server}, "
              f"{', '.join(broker.name for broker in cluster.brokers)}")  # fmt: skip
-        saboteur = _saboteur(cluster, settings)
+        injector = _injector(cluster, settings)
         streamed_s = time.monotonic()
-        _stream(spark, cluster, flights, settings, saboteur)
+        _stream(spark, cluster, flights, settings, injector)
         streamed_s = time.monotonic() - streamed_s
-        saboteur.raise_all()
-        verdict = _read_back(cluster, flights, saboteur)
-        summary = reckon(spark, settings, flights, verdict, streamed_s)
+        injector.restart_all()
+        verdict = _read_back(cluster, flights, injector)
+        summary = build_summary(spark, settings, flights, verdict, streamed_s)
         _print(summary, as_json=as_json)
         note(f"{time.monotonic() - started_s:.0f} s in all")
     if keep:
@@ -77,7 +77,7 @@ def _cluster(settings: Settings, *, keep: bool) -> Iterator[LocalCluster]:
     from rocket_sink.cluster.local import LocalCluster
 
     note("cluster: starting RocketMQ (the first time it is fetched, about 80 MB)")
-    # Without a folder of its own the store is thrown away, and its brokers need not end in order.
+    # A temporary store needs no clean shutdown.
     home = settings.cluster if keep else None
     cluster = LocalCluster(settings.brokers, home, progress=Steps())
     try:
@@ -96,7 +96,7 @@ def _session(settings: Settings) -> Iterator[SparkSession]:
         yield spark
 
 
-def _saboteur(cluster: LocalCluster, settings: Settings) -> FaultInjector:
+def _injector(cluster: LocalCluster, settings: Settings) -> FaultInjector:
     return FaultInjector(cluster, fault=settings.fault, seconds=settings.fault_s, say=note)
 
 
@@ -105,18 +105,18 @@ def _stream(
     cluster: LocalCluster,
     flights: Flights,
     settings: Settings,
-    saboteur: FaultInjector,
+    injector: FaultInjector,
 ) -> None:
     with Bar("stream", flights.rows) as bar:
-        saboteur.say_through(bar.say)
+        injector.report_to(bar.say)
         query = _start(spark, cluster, settings)
         while query.isActive:
             done = _rows_done(query)
             bar.advance_to(done)
-            saboteur.step(due=done >= FAULT_AT * flights.rows)
+            injector.step(due=done >= FAULT_AT * flights.rows)
             time.sleep(_POLL_S)
         bar.advance_to(_rows_done(query))
-        saboteur.say_through(note)
+        injector.report_to(note)
     failure = query.exception()
     if failure is not None:
         raise RocketSinkError(f"the stream failed: {one_line(failure)}") from failure
@@ -142,8 +142,8 @@ def _start(spark: SparkSession, cluster: LocalCluster, settings: Settings) -> St
 def message_rows(spark: SparkSession, settings: Settings) -> DataFrame:
     """The stream of flights as rows of the contract.
 
-    One file is one micro-batch, and its rows are spread by sharding key: a key's rows go through
-    one task, in the order of the file.
+    One file is one micro-batch, partitioned by sharding key: a key's rows are in one task, in the
+    order of the file.
     """
     path = str(settings.flights)
     schema = spark.read.parquet(path).schema
@@ -167,38 +167,38 @@ def _rows_done(query: StreamingQuery) -> int:
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
-def _read_back(cluster: LocalCluster, flights: Flights, saboteur: FaultInjector) -> Verdict:
-    """Read all queues; one whose broker dies meanwhile is read again from its beginning."""
+def _read_back(cluster: LocalCluster, flights: Flights, injector: FaultInjector) -> Verdict:
+    """Read and verify all queues."""
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.producer.admin.stored_messages import await_dispatched
 
     with Admin(nameServer=cluster.name_server) as admin:
         await_dispatched(admin, TOPIC)
         ends = {queue: admin.max_offset(queue) for queue in admin.queues(TOPIC)}
-        judge = Verifier(flights.directory)
+        verifier = Verifier(flights.directory)
         with Bar("read back", sum(ends.values())) as bar:
             done = 0
             for queue, end in ends.items():
-                for message in _queue_messages(admin, queue, end, saboteur):
-                    judge.feed(queue.broker_name, message)
+                for message in _queue_messages(admin, queue, end, injector):
+                    verifier.feed(queue.broker_name, message)
                     done += 1
                     if done % _PULL == 0:
                         bar.advance_to(done)
             bar.advance_to(done)
-    return judge.verdict()
+    return verifier.verdict()
 
 
-def _queue_messages(admin: Any, queue: Any, end: int, saboteur: FaultInjector) -> Iterator[Any]:
+def _queue_messages(admin: Any, queue: Any, end: int, injector: FaultInjector) -> Iterator[Any]:
     offset, tries = 0, 0
     while offset < end:
         try:
             messages, following = admin.pull(queue, offset, max_messages=_PULL)
         except RocketSinkError:
-            # Somebody may have killed the broker by hand while it was read.
+            # The broker may have been killed by hand.
             tries += 1
             if tries > _READ_TRIES:
                 raise
-            saboteur.raise_all()
+            injector.restart_all()
             time.sleep(_POLL_S)
             continue
         yield from (message for message in messages if message.queue_offset < end)

@@ -1,4 +1,10 @@
-"""The demo's closing account: ledger against brokers, and whether that is as promised."""
+"""The demo's verification and summary: stored messages, input and ledger are compared.
+
+Order is that of first copies: of a sharding key's rows, each first copy follows those of all
+earlier rows, in one queue. Later copies are duplicates, which a retry after an unknown outcome
+cannot avoid. For a key that moved to another queue (ordering=best_effort) order is checked within
+each queue, and the key is counted as moved.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +25,13 @@ from rocket_sink.ledger.report import Report, build_report
 if TYPE_CHECKING:
     from rocket_sink.wire.stored import StoredMessage
 
-_WITNESSES: Final = ("sharding_key", "carrier", "flight", "dest", "distance")
-"""Columns of the input that each stored message is compared with."""
+_COMPARED: Final = ("sharding_key", "carrier", "flight", "dest", "distance")
+"""Columns of the input that are compared with each stored message."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was read back; the row numbers in `missing` were found on no broker."""
+    """The result of reading back; `missing` has the numbers of rows that no broker has."""
 
     stored: int
     distinct: int
@@ -46,18 +52,18 @@ class _Key:
 
 
 class Verifier:
-    """Feed it all stored messages, each queue in its order; then ask for the verdict."""
+    """Takes all stored messages, each queue in order; then `verdict`."""
 
     def __init__(self, flights: Path) -> None:
-        table = pyarrow.parquet.read_table(flights, columns=["row", *_WITNESSES]).sort_by("row")
-        self._witness = list(zip(*(table[name].to_pylist() for name in _WITNESSES), strict=True))
+        table = pyarrow.parquet.read_table(flights, columns=["row", *_COMPARED]).sort_by("row")
+        self._rows = list(zip(*(table[name].to_pylist() for name in _COMPARED), strict=True))
         self._copies = np.zeros(table.num_rows, dtype=np.int32)
         self._ids: dict[int, str] = {}
         self._keys: dict[str, _Key] = {}
         self._altered = self._foreign = self._new_ids = 0
 
     def feed(self, broker_name: str, message: StoredMessage) -> None:
-        """Take one stored message of the queue `broker_name`, `message.queue_id`."""
+        """Add one stored message of the queue `broker_name`, `message.queue_id`."""
         properties = message.properties
         row = _number(properties.get("row"))
         if row is None or not 0 <= row < len(self._copies):
@@ -77,7 +83,7 @@ class Verifier:
         self._copies[row] += 1
 
     def verdict(self) -> Verdict:
-        """The judgement over everything fed so far."""
+        """The result for all messages so far."""
         found = int(np.count_nonzero(self._copies))
         stored = int(self._copies.sum())
         keys = self._keys.values()
@@ -99,7 +105,7 @@ class Verifier:
             flight = json.loads(bytes(body))
         except ValueError:
             return False
-        return self._witness[row] == (key, *(flight.get(name) for name in _WITNESSES[1:]))
+        return self._rows[row] == (key, *(flight.get(name) for name in _COMPARED[1:]))
 
     def _note_order(self, name: str, seq: int, queue: tuple[str, int], *, repeated: bool) -> None:
         key = self._keys.setdefault(name, _Key())
@@ -109,9 +115,9 @@ class Verifier:
             key.last_seq[queue] = max(last_seq, seq)
 
 
-def lost_rows(verdict: Verdict, letters: Iterable[int]) -> frozenset[int]:
-    """Rows that are neither on a broker nor among the ledger's dead letters."""
-    return verdict.missing - frozenset(letters)
+def lost_rows(verdict: Verdict, dead_letters: Iterable[int]) -> frozenset[int]:
+    """Rows that are neither stored nor dead letters."""
+    return verdict.missing - frozenset(dead_letters)
 
 
 def _number(text: str | None) -> int | None:
@@ -127,7 +133,7 @@ _ISOLATIONS_SHOWN = 8
 
 @dataclass(frozen=True)
 class DemoSummary:
-    """What was promised and what was found."""
+    """The ledger's report, the verification, and the checks on both."""
 
     settings: Settings
     flights: Flights
@@ -138,19 +144,19 @@ class DemoSummary:
 
     @property
     def accounted(self) -> int:
-        """Rows whose fate the ledger knows."""
+        """Rows with an outcome in the ledger."""
         totals = self.report.totals
         return totals.acked + totals.degraded + totals.dead + totals.unknown + totals.filtered
 
     @property
     def announced(self) -> int:
-        """Duplicates that the ledger calls possible."""
+        """Possible duplicates, by the ledger."""
         totals = self.report.totals
         return totals.duplicates_possible + totals.superseded_rows + totals.unknown
 
     @property
     def failures(self) -> list[str]:
-        """What is not as promised; empty when all is."""
+        """The failed checks."""
         totals, seen = self.report.totals, self.verdict
         ordering = self.settings.ordering
         checks = {
@@ -174,7 +180,6 @@ class DemoSummary:
 
     @property
     def passed(self) -> bool:
-        """Nothing failed."""
         return not self.failures
 
     def as_dict(self) -> dict[str, Any]:
@@ -272,14 +277,14 @@ class DemoSummary:
         return Text.assemble(f"{ledger}\n", ("FAILED", "bold red"), f":\n{wrong}")
 
 
-def reckon(
+def build_summary(
     spark: SparkSession, settings: Settings, flights: Flights, verdict: Verdict, seconds: float
 ) -> DemoSummary:
-    """Fold the ledger, ask it for its figures, and compare with what was read back."""
+    """Fold the ledger and combine its report with the verification."""
     ledger = Ledger(str(settings.ledger))
     ledger.sync_fully(spark)
-    letters = ledger.dead_letters(spark).selectExpr("cast(properties['row'] AS int) AS row")
-    dead_rows = [row.row for row in letters.where("row IS NOT NULL").collect()]
+    dead_letters = ledger.dead_letters(spark).selectExpr("cast(properties['row'] AS int) AS row")
+    dead_rows = [row.row for row in dead_letters.where("row IS NOT NULL").collect()]
     return DemoSummary(
         settings=settings,
         flights=flights,
