@@ -1,4 +1,4 @@
-"""Comparison benchmarks: the sink beside a sink that does nothing, and beside other producers.
+"""Comparison benchmarks: the sink against a no-op sink and other producers.
 
 From a checkout: `python -m benchmarks --help`. See README.md here.
 """

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks` is asked for, as plans."""
+"""The arguments of `python -m benchmarks`, as plans."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Arguments:
 
     @property
     def wants_cases(self) -> bool:
-        """Something besides faults and scaling is to be measured."""
+        """True unless only faults and scaling are measured."""
         named = self.lanes or self.full or self.ceiling or self.peers or self.kafka
         return bool(named) or not (self.faults or self.scale)
 
     def plan(self) -> Plan:
-        """Lanes, ceiling and peers. Without a word about them: some lanes and the ceiling."""
+        """The selected lanes, ceiling and peers. By default some lanes and the ceiling."""
         from benchmarks.run import Plan
 
         lanes = self.lanes or (LANES if self.full else ())

@@ -1,4 +1,4 @@
-"""The command: what it takes, what it prints, how it ends."""
+"""The command: arguments, output, exit codes."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure_and_keep(arguments: Arguments, results: Results, out: Path | None) -> int | None:
-    """Measure, with the file up to date after each case; the signal that stopped it, or None."""
+    """Measure, and update the file after each case; returns the signal that stopped it, or None."""
 
     def keep() -> None:
         if out:
@@ -221,7 +221,7 @@ def _measure_and_keep(arguments: Arguments, results: Results, out: Path | None) 
 
 
 def _check_out(out: Path) -> None:
-    """Raises ConfigurationError: the first case's figures could not be written there."""
+    """Raises ConfigurationError: the file is not writable."""
     if out.exists() and not out.is_file():
         raise ConfigurationError(f"--out {out} is no plain file; --json prints to standard output")
     folder = out.resolve().parent
@@ -230,7 +230,7 @@ def _check_out(out: Path) -> None:
 
 
 def _measure(arguments: Arguments, results: Results) -> None:
-    """All parts that are asked for, one after the other, into `results`."""
+    """Measure all selected parts into `results`."""
     if arguments.wants_cases:
         from benchmarks.run import run_plan
 
@@ -253,7 +253,7 @@ def _session(packages: tuple[str, ...]) -> Any:
 
 
 def _let_workers_import() -> None:
-    """Spark's Python workers unpickle the lanes that do nothing; only a checkout has them."""
+    """Spark's Python workers import this package, which only a checkout has."""
     os.environ["PYTHONPATH"] = python_path()
 
 
@@ -263,7 +263,7 @@ def _scaled_session(workers: int) -> Any:
 
 
 def _promises_broken(results: Results) -> bool:
-    """Say on standard error what failed, which promise a fault broke, which curve is not flat."""
+    """Note failed cases, violated invariants of faults, and curves that are not flat."""
     broken = [f"{case} failed: {why}" for case, why in results.failed.items()]
     if results.faults:
         from benchmarks.faults import broken_promises
@@ -279,7 +279,7 @@ def _promises_broken(results: Results) -> bool:
 
 
 def _compared(before: Results, now: Results, tolerance: float) -> Comparison:
-    """Raises ConfigurationError: the two have no ratio in common, so nothing would be compared."""
+    """Raises ConfigurationError: the two have no common ratio."""
     from benchmarks.figures import compare
 
     found = compare(before.ratios, now.ratios, tolerance)

@@ -1,6 +1,6 @@
 """Curves of cost over size: flatness, sparklines, SVG. Pure: points in, text out.
 
-No plotting library is among the dependencies, and four curves need none.
+There is no dependency on a plotting library.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 FLAT: Final = 1.3
-"""Most that a point may be of one before it for a curve to be called flat. A curve may fall: what a
-write costs once (its ledger's table, Delta's commit) is spread over more rows."""
+"""Largest growth of a flat curve, from a point to a later one. A curve may fall: the fixed cost of
+a write (its ledger's table, Delta's commit) is spread over more rows."""
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 240, 60, 40, 30
 _COLOURS: Final = ("#1f6feb", "#d1242f")
@@ -39,7 +39,7 @@ class Line:
 
     @property
     def growth(self) -> float:
-        """The most that a value is of one before it."""
+        """The largest ratio of a value to an earlier one."""
         return growth(self.values)
 
     @property
@@ -55,7 +55,7 @@ def flatness(values: Sequence[float]) -> float:
 
 
 def growth(values: Sequence[float]) -> float:
-    """The most that a value is of one before it, 1 at least; infinite where one is not positive."""
+    """The largest ratio of a value to an earlier one, at least 1; infinite with a value <= 0."""
     if min(values) <= 0:
         return math.inf
     least, grown = values[0], 1.0
@@ -66,7 +66,7 @@ def growth(values: Sequence[float]) -> float:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Bars from nought to the largest value, so that a flat curve looks flat."""
+    """Bars from 0 to the largest value."""
     most = max(values)
     if most <= 0:
         return _BARS[0] * len(values)
@@ -75,7 +75,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def curves_of(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The points by curve, in the order in which they were measured."""
+    """The points by curve, in the order of measurement."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for point in points:
         found.setdefault(point["curve"], []).append(point)
@@ -117,7 +117,7 @@ def curve_tables(points: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType
 
 
 def not_flat(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Of each curve that grows, which one and by how much."""
+    """Texts about curves that grow."""
     for name, some in curves_of(points).items():
         for line in lines_of(some):
             if not line.is_flat:
@@ -128,7 +128,7 @@ def not_flat(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def svg(name: str, points: Sequence[Mapping[str, Any]]) -> str:
-    """One curve as a drawing: both lines from nought, each on its own scale."""
+    """One curve as SVG: two lines from 0, each with its own scale."""
     lines = lines_of(points)
     marks = [_x(index, len(points)) for index in range(len(points))]
     parts = [

@@ -1,4 +1,4 @@
-"""What a reader of figures must know about the machine and the versions."""
+"""Facts about the machine and the versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGES: Final = ("pyspark", "delta-spark", "pyarrow", "numpy")
 
 
 def machine_facts() -> dict[str, Any]:
-    """Cores, memory and versions; nothing that names the machine or its user."""
+    """Cores, memory and versions, without names of machine or user."""
     return {
         "at": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else

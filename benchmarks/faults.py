@@ -1,7 +1,7 @@
-"""Producers while a broker is frozen, killed or paused: ours and the Java client's in turn.
+"""Our producer and the Java client's while a broker is frozen, killed or paused.
 
-Two brokers; the last one has the fault. Each run gets a topic of its own, which is read back
-afterwards: an acknowledged message that is not there is lost, one that is there twice is doubled.
+The fault is in the last of two brokers. Each run has its own topic, which is read back: an
+acknowledged message that is missing is lost, one that is stored twice is a duplicate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MESSAGES_PER_PULL: Final = {
     "maxTransferCountOnMessageInDisk": "1024",
     "maxTransferBytesOnMessageInDisk": str(1 << 20),
 }
-"""Brokers hand out 32 messages per pull by default: the read-back would take longest of all."""
+"""The default of 32 messages per pull would make reading back slow."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class Schedule:
 
     @classmethod
     def pause(cls, total_s: float, length_s: float) -> Schedule:
-        """A short stop in the middle, as a broker's collector makes it."""
+        """A short stop in the middle, as a broker's garbage collection."""
         return cls(PAUSE, total_s, total_s / 2, length_s)
 
     @property
     def title(self) -> str:
-        """As tables name it."""
+        """The name in tables."""
         return f"{self.kind} {self.length_s:g} s"
 
     def apply(self, broker: Broker, wait: Callable[[float], bool]) -> None:
-        """Do it to the broker; returns when the broker is well again.
+        """Apply the fault to the broker; returns when the broker is ready again.
 
         Args:
-            wait: for so many seconds; True says to stop early, with nobody to need the broker.
+            wait: waits for some seconds; True: stop early, the broker is not needed any more.
         """
         if wait(self.at_s):
             return
@@ -106,10 +106,10 @@ _SENDERS: Final = (
 
 
 def run_faults(schedules: Iterable[Schedule], results: Results, say: Callable[[str], None]) -> None:
-    """Every schedule with every sender; the records go to `results.faults`.
+    """Every schedule with every sender, into `results.faults`.
 
     Raises:
-        RocketSinkError: a sender ended badly, or the cluster did.
+        RocketSinkError: a sender or the cluster failed.
     """
     with scratch_folder() as folder, LocalCluster(2, broker_config=_MESSAGES_PER_PULL) as cluster:
         launchers = _launchers(cluster, folder, results, say)
@@ -194,7 +194,7 @@ def _whole(seconds: float) -> int:
 
 
 def read_numbers(path: Path) -> tuple[set[int], set[int]]:
-    """The numbers that a sender wrote down: acknowledged, and announced as possibly doubled."""
+    """The numbers in a sender's file: acknowledged, and possible duplicates."""
     kinds: dict[str, set[int]] = {"acked": set(), "announced": set()}
     with path.open(encoding="utf-8") as lines:
         for line in lines:
@@ -204,7 +204,7 @@ def read_numbers(path: Path) -> tuple[set[int], set[int]]:
 
 
 def read_back(acked: set[int], announced: set[int], stored: Mapping[int, int]) -> dict[str, int]:
-    """Messages lost, stored more than once, and of those the ones that nobody announced."""
+    """Messages lost, stored more than once, and of those the unannounced ones."""
     doubled = {number for number, copies in stored.items() if copies > 1}
     return {
         "lost": sum(number not in stored for number in acked),
@@ -214,7 +214,7 @@ def read_back(acked: set[int], announced: set[int], stored: Mapping[int, int]) -
 
 
 def broken_promises(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What must never be, of ours: a lost message, a double in silence, one after a mere pause."""
+    """Violations of ours: lost messages, unannounced duplicates, duplicates after a pause."""
     broken = []
     for one in records:
         if not one["ours"]:

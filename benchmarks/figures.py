@@ -1,4 +1,4 @@
-"""What a run of a case has measured, medians over runs, and what cases are compared with."""
+"""Figures of cases, medians over runs, and comparisons."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Final, Protocol
 
 @dataclass(frozen=True)
 class Case:
-    """A thing that is measured.
+    """One measured case.
 
-    `against` names the cases it is compared with, where they are in the same run: its do-nothing
-    twin first. `group` is what tables are made of; `body_bytes` and `keys` are facts of the rows
-    (keys 0: no sharding key; -1: every row has its own).
+    `against` names the cases of the same run that it is compared with, first its no-op twin.
+    `group`: its table; `body_bytes` and `keys` describe the rows (keys 0: no sharding key; -1: all
+    different).
     """
 
     name: str
@@ -35,8 +35,8 @@ class Figures:
 
     CPU is in seconds per million messages: of Spark's JVM, of the processes that send (Spark's
     Python workers, or the whole of a sender without Spark), of the driver's Python, of the brokers.
-    Memory is that of the largest sending process; None: not looked at. `doubled` counts messages
-    that the brokers hold beyond those sent.
+    Memory is that of the largest sending process; None: not measured. `doubled`: stored messages
+    beyond those sent.
     """
 
     case: str
@@ -54,7 +54,7 @@ class Figures:
 
     @property
     def cpu(self) -> float:
-        """What sending takes: the JVM and the processes that send, cpu-s/M."""
+        """CPU of the JVM and the sending processes, cpu-s/M."""
         return self.jvm + self.client
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Figures:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Figures:
-        """What `as_dict` has made; fields of later versions are left out."""
+        """The inverse of `as_dict`; fields of later versions are ignored."""
         known = {item.name for item in fields(cls)}
         return cls(**{name: given for name, given in value.items() if name in known})
 
@@ -75,17 +75,14 @@ class Subject(Protocol):
     def case(self) -> Case: ...
 
     def warm_up(self) -> None:
-        """A small run, so that the first measured one starts nothing."""
+        """A small run, so that the first measured one starts no processes."""
 
     def run(self) -> Figures: ...
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A case's figure divided by that of another one in the same run.
-
-    `what` is msg/s or cpu; of the one more is better, of the other less.
-    """
+    """A case's figure divided by that of another one in the same run. `what` is msg/s or cpu."""
 
     case: str
     against: str
@@ -94,7 +91,7 @@ class Ratio:
 
     @property
     def name(self) -> str:
-        """What a baseline finds it by."""
+        """The key in a baseline."""
         return f"{self.what}: {self.case} / {self.against}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,7 +122,7 @@ def _median(runs: Sequence[Figures]) -> Figures:
 
 
 def ratios(cases: Iterable[Case], middle: Iterable[Figures]) -> list[Ratio]:
-    """Of each case to each one it is compared with, speed and CPU, where both have run."""
+    """Ratios of speed and CPU for each case and those it is compared with."""
     by_name = {one.case: one for one in middle}
     found: list[Ratio] = []
     for case in cases:
@@ -146,7 +143,7 @@ def _divided(one: float, other: float) -> float:
 
 @dataclass(frozen=True)
 class Change:
-    """A ratio beside the baseline's. `worse` by more than the tolerance is a regress."""
+    """A ratio compared with the baseline's. `worse`: by more than the tolerance."""
 
     name: str
     before: float
@@ -156,14 +153,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two results: what both have, and the names that only one has."""
+    """Comparison of two results: common ratios, and names that only one has."""
 
     changes: tuple[Change, ...]
     missing: tuple[str, ...] = field(default=())
 
     @property
     def regressed(self) -> bool:
-        """Some ratio is worse than the tolerance allows."""
+        """A ratio is worse by more than the tolerance."""
         return any(change.regress for change in self.changes)
 
 

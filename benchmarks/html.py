@@ -1,4 +1,4 @@
-"""Results as one HTML page: the terminal's tables and the curves; nothing loaded from anywhere."""
+"""Results as one HTML page: the terminal's tables and the curves; without external resources."""
 
 from __future__ import annotations
 

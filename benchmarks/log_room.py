@@ -1,10 +1,9 @@
-"""Room for the brokers' logs in a long run: full files go between runs, never during one.
+"""Deleting the brokers' commit-log files between runs.
 
-With `fileReservedTime=0` in its configuration a broker deletes a full file of its log in the next
-of its rounds, every 10 s, whether or not it has made queues of all that is in it (CommitLog's
-deleteExpiredFile does not ask; ReputMessageService goes on at the log's new beginning). A round
-that came while it was a little behind took messages that had been acknowledged: runs ended with
-92,500 of 100,000, and with 963,880 of 1,000,000. So files are kept, and go when all is counted.
+With `fileReservedTime=0` a broker deletes full files every 10 s even if their messages are not
+dispatched to consume queues yet (CommitLog.deleteExpiredFile; ReputMessageService goes on at the
+log's new beginning), so acknowledged messages disappear: runs ended with 92,500 of 100,000, and
+with 963,880 of 1,000,000. So files are deleted after counting only.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ _KEPT_BYTES: Final = 1 << 30
 _PATIENCE_S: Final = 60.0
 """A round begins every 10 s."""
 QUICK_ROUNDS: Final = {"deleteFileBatchMax": "1000", "deleteCommitLogFilesInterval": "10"}
-"""For the brokers' configuration: by default a round deletes ten files of 64 MB, 100 ms after each
-other, and 8 GB take over a minute."""
+"""For the brokers' configuration: by default ten files of 64 MB are deleted at a time, 100 ms
+apart, so that 8 GB take over a minute."""
 _RESERVED_H: Final = "24"
 
 
 class LogRoom:
-    """Deletes the logs of a cluster's brokers when they have become long.
+    """Deletes the logs of a cluster's brokers above a size.
 
     Args:
-        most_bytes: of all brokers' data together; less is left alone.
+        most_bytes: of all brokers' data together.
     """
 
     def __init__(self, cluster: LocalCluster, *, most_bytes: int = _MOST_BYTES) -> None:
@@ -39,10 +38,10 @@ class LogRoom:
         self._most_bytes = most_bytes
 
     def make(self) -> None:
-        """Called between runs; takes some 15 s when there is something to delete.
+        """Called between runs; takes some 15 s if files are deleted.
 
         Raises:
-            ClusterError: a broker does not take the setting.
+            ClusterError: a broker refuses the setting.
         """
         if self.taken_bytes() < self._most_bytes:
             return
@@ -54,7 +53,7 @@ class LogRoom:
         self._reserve(_RESERVED_H)
 
     def taken_bytes(self) -> int:
-        """What the brokers' logs take of the disk; their files have holes."""
+        """Disk use of the brokers' logs, whose files have holes."""
         taken = 0
         for file in self._cluster.home.glob("**/commitlog/*"):
             try:

@@ -21,8 +21,7 @@ _MIB: Final = 2**20
 class Cost:
     """CPU seconds (user and system) of the JVM, the Python workers, the driver, the brokers.
 
-    `worker_peak_mb` is the largest resident set of one worker, `worker_start_mb` the smallest
-    that was seen of any.
+    `worker_peak_mb` and `worker_start_mb` are the largest and smallest resident set of one worker.
     """
 
     jvm_s: float
@@ -34,10 +33,10 @@ class Cost:
 
 
 class MemoryWatch:
-    """Samples the resident sets of some processes until it is left; a context manager.
+    """A context manager that samples the resident sets of processes.
 
     Args:
-        processes: tells which, at each sample.
+        processes: returns them, at each sample.
     """
 
     def __init__(self, processes: Callable[[], Iterable[psutil.Process]]) -> None:
@@ -77,8 +76,8 @@ class MemoryWatch:
 class WorkerCpu:
     """CPU seconds of a JVM's Python processes: the daemons with all they forked, and others.
 
-    Some live for a moment only (a data source is planned and committed in such), so what was seen
-    of each last counts: up to one sample of their ends is missed.
+    Some are short-lived (a data source is planned and committed in such), so the last sample of
+    each counts: up to one sample is missed.
     """
 
     def __init__(self, jvm: psutil.Process) -> None:
@@ -90,7 +89,7 @@ class WorkerCpu:
         self._before_s = sum(self._seen_s.values())
 
     def sample(self) -> list[psutil.Process]:
-        """Look at all; returns them. Looking for new ones reads all of the system's processes."""
+        """Sample all processes and return them. New ones are searched in the process table."""
         if not self._samples % _SEARCH_EACH:
             self.processes = [one for one in self._jvm.children(recursive=True) if _is_worker(one)]
         self._samples += 1
@@ -101,7 +100,7 @@ class WorkerCpu:
                 own = first == process.pid
                 now_s[first] = now_s.get(first, 0.0) + _with_ended_s(process, children=own)
         for pid, value_s in now_s.items():
-            # between a fork's end and the daemon's notice of it, its time is nowhere
+            # between the end of a fork and the daemon's wait its time does not count anywhere
             self._seen_s[pid] = max(value_s, self._seen_s.get(pid, 0.0))
         return self.processes
 
@@ -112,17 +111,17 @@ class WorkerCpu:
         return sum(self._seen_s.values()) - self._before_s
 
     def _first_of(self, process: psutil.Process) -> int:
-        """The JVM's own child that this process is, or descends from."""
+        """The JVM's child that is this process or its ancestor."""
         parent = int(process.ppid())
         return int(process.pid) if parent == self._jvm.pid else parent
 
 
 class Meter:
-    """A context manager; `cost` is there after it.
+    """A context manager that measures `cost`.
 
     Args:
-        jvm_pid: Spark's JVM; the workers are found among its children.
-        brokers_s: tells the brokers' CPU seconds so far.
+        jvm_pid: Spark's JVM, the parent of the workers.
+        brokers_s: returns the brokers' CPU seconds.
     """
 
     cost: Cost
@@ -157,7 +156,7 @@ class Meter:
 
 
 def _is_worker(process: psutil.Process) -> bool:
-    """A Python of Spark's; a fork of the JVM that is about to become a command is none."""
+    """A Python process of Spark, not a fork of the JVM before exec."""
     try:
         words = process.cmdline()
     except psutil.Error:
@@ -172,7 +171,7 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def _with_ended_s(process: psutil.Process, *, children: bool) -> float:
-    """Own seconds, and those of ended children: a worker that has ended counts in its daemon's."""
+    """Own seconds and those of ended children, so that ended workers count in their daemon."""
     times = process.cpu_times()
     ended = 0.0
     if children:

@@ -1,6 +1,6 @@
-"""Senders as processes of their own.
+"""Senders as separate processes.
 
-One says READY when it is warm, goes on when it gets a line, and prints one JSON line at its end.
+A sender prints READY after its warm-up, continues when it reads a line, and prints one JSON line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SENDER: Final = "benchmarks.sender"
 
 @dataclass(frozen=True)
 class Ended:
-    """What a sender printed, and what the brokers and its memory took meanwhile."""
+    """A sender's output, the brokers' CPU, and the sender's memory."""
 
     printed: Mapping[str, Any]
     brokers_s: float
@@ -41,7 +41,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Launcher:
-    """How to start a kind of sender: the words before its arguments, and its environment."""
+    """How to start a kind of sender: its command without arguments, and its environment."""
 
     command: tuple[str, ...]
     env: Mapping[str, str]
@@ -54,10 +54,10 @@ class Launcher:
         when_ready: Callable[[], None] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Ended:
-        """Start it and wait for its end; `when_ready` is called in this thread when it is warm.
+        """Run the sender; `when_ready` is called in this thread after its warm-up.
 
         Raises:
-            RocketSinkError: it failed, was not done in time, or printed something else.
+            RocketSinkError: it failed, timed out, or printed something else.
         """
         words = [f"{name}={value}" for name, value in arguments.items()]
         with subprocess.Popen(
@@ -86,7 +86,7 @@ class Launcher:
 
 
 class Starter(Protocol):
-    """What can be run as a `Launcher` can."""
+    """The interface of `Launcher`."""
 
     def run(
         self,
@@ -117,7 +117,7 @@ def _followed(
             elif line.startswith("{"):
                 used_s = brokers_s() - before_s
                 printed = json.loads(line)
-                # the senders' own figures where they have them: a sample can miss the peak
+                # the sender's own figure, if any: samples can miss the peak
                 return Ended(
                     printed, used_s, printed.get("start_mb", memory.least_mb),
                     printed.get("peak_mb", memory.peak_mb),
@@ -131,7 +131,7 @@ def our_launcher() -> Launcher:
 
 
 def python_path() -> str:
-    """For processes that import `benchmarks`: the checkout, and what is given anyway."""
+    """PYTHONPATH for processes that import `benchmarks`."""
     parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[1]), *filter(None, parts)]))
 
@@ -140,8 +140,8 @@ class ProcessRun:
     """A `Subject`: a sender with its arguments.
 
     Args:
-        messages: of a measured run; `warm_up` runs itself before each one, in the same process.
-        count: compares what is stored with what the sender says; None: nobody can tell.
+        messages: of a measured run; each sender has its own warm-up before.
+        count: compares the stored messages with the sender's figures; None: not possible.
     """
 
     def __init__(
@@ -169,16 +169,16 @@ class ProcessRun:
         return self._case
 
     def warm_up(self) -> None:
-        """Nothing: each process warms itself up before it says READY."""
+        """No effect: each process has its own warm-up before READY."""
 
     def run(self) -> Figures:
-        """Raises RocketSinkError: it failed, or says more than was asked for, or than is stored."""
+        """Raises RocketSinkError: it failed, or reports more than requested, or than is stored."""
         count, arguments = self._count, self._arguments
         ended = self._launcher.run(
             arguments, self._brokers_s, when_ready=count.start if count else None
         )
         said = ended.printed["ok"] + ended.printed["failed"]
-        # frames that are replayed hold many messages each, and are sent whole
+        # replayed frames hold many messages each
         if said > arguments["messages"] and arguments.get("mode") != "replay":
             raise RocketSinkError(
                 f"{self._case.name}: the sender miscounts: it was asked for "

@@ -2,7 +2,7 @@
 
     python -m benchmarks.readme_tables RESULTS.json [RESULTS.json ...] README.md
 
-Several files (lanes, peers, faults) are put one after the other.
+Several files (lanes, peers, faults) follow each other.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ def _table(names: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def with_figures(text: str, results: Iterable[Results]) -> str:
-    """A Markdown text with the figures between its markers made anew.
+    """A Markdown text with new figures between its markers.
 
     Raises:
-        ConfigurationError: the markers are not there.
+        ConfigurationError: the markers are missing.
     """
     made = "\n".join(markdown(one) for one in results)
     return with_marked(text, START_MARK, END_MARK, made)

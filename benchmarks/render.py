@@ -113,7 +113,7 @@ def faults_table(faults: list[dict[str, Any]]) -> RenderableType:
 
 
 def comparison_table(found: Comparison, tolerance: float) -> RenderableType:
-    """Beside the baseline."""
+    """The comparison with the baseline."""
     rows: list[tuple[str | None, ...]] = [
         (
             change.name, f"{change.before:.3f}", f"{change.now:.3f}",

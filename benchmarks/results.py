@@ -1,4 +1,4 @@
-"""A results file: what one `python -m benchmarks` has measured, as JSON."""
+"""The results of one `python -m benchmarks` as a JSON file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ SCALE: Final = "scale"
 
 @dataclass
 class Results:
-    """Everything of one run; parts that were not asked for are empty.
+    """The results of one run; parts that were not selected are empty.
 
-    `absent` is {peer: why it was not measured}, `failed` {case: why it ended}; `faults` and
-    `scale` hold the records of `benchmarks.faults` and `benchmarks.scale`.
-    `planned` is {part: how many of it there will be}, of the parts begun; a run that was stopped
-    has fewer. `on_added` is called after each finished run, fault and point.
+    `absent`: {peer: reason}, `failed`: {case: error}; `faults` and `scale` are the records of
+    `benchmarks.faults` and `benchmarks.scale`. `planned`: {part: number}, of the parts begun.
+    `on_added` is called after each finished run, fault and point.
     """
 
     machine: dict[str, Any]
@@ -41,13 +40,13 @@ class Results:
     on_added: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def add(self, part: str, one: Any) -> None:
-        """A finished one of `RUNS` (`Figures`), `FAULTS` or `SCALE` (records)."""
+        """Add a result of `RUNS` (`Figures`), `FAULTS` or `SCALE` (records)."""
         getattr(self, part).append(one)
         self.on_added()
 
     @property
     def progress(self) -> str:
-        """How many of how many are done, of each part begun: "3 of 12 faults"."""
+        """Progress of each part begun: "3 of 12 faults"."""
         parts = [
             f"{len(getattr(self, part))} of {all_} {part}" for part, all_ in self.planned.items()
         ]
@@ -55,18 +54,18 @@ class Results:
 
     @property
     def is_complete(self) -> bool:
-        """All that was planned is there."""
+        """All planned results are present."""
         return all(len(getattr(self, part)) == number for part, number in self.planned.items())
 
     @property
     def measured(self) -> list[Case]:
-        """The cases that have been run; all, unless it was stopped."""
+        """The cases that were run."""
         names = {one.case for one in self.runs}
         return [case for case in self.cases if case.name in names]
 
     @property
     def is_empty(self) -> bool:
-        """Nothing has been measured yet."""
+        """True without any result."""
         return not (self.runs or self.faults or self.scale)
 
     @property
@@ -97,7 +96,7 @@ class Results:
         }
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all: an earlier one stays until then."""
+        """Write the file atomically."""
         text = json.dumps(self.as_dict(), indent=1) + "\n"
         write_bytes(LocalFileSystem(), str(path.resolve()), text.encode(), is_local=True)
 
@@ -107,7 +106,7 @@ def _dicts(things: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def read_results(path: Path) -> Results:
-    """What `write` has written.
+    """The inverse of `write`.
 
     Raises:
         ConfigurationError: the file cannot be read, or is no results file.

@@ -1,4 +1,4 @@
-"""The rows that everybody sends: a key, a tag, a body that begins with the row's number."""
+"""The rows of all senders: a key, a tag, a body that begins with the row's number."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NUMBER_BYTES: Final = 20
-"""The number stands in so many bytes of each body, so that a read-back can name lost ones."""
+"""Bytes of the row's number in each body, by which lost rows are found."""
 ALL_DIFFERENT: Final = -1
-"""In the place of a number of sharding keys."""
+"""Instead of a number of sharding keys: all are different."""
 _FILE_ROWS: Final = 50_000
 _FILE_BYTES: Final = 64 << 20
 _EPOCH_FILES: Final = 10
@@ -22,7 +22,7 @@ _WARM_UP_FILES: Final = 2
 
 @dataclass(frozen=True)
 class Load:
-    """How many rows, how large their bodies, and the numbers of sharding keys there are."""
+    """Number of rows, size of bodies, numbers of sharding keys."""
 
     rows: int
     body_bytes: int
@@ -30,7 +30,7 @@ class Load:
 
     @classmethod
     def capped(cls, rows: int, body_bytes: int, keys: tuple[int, ...], most_bytes: int) -> Load:
-        """Fewer rows where the bodies would take more than `most_bytes` together."""
+        """With fewer rows if the bodies exceed `most_bytes` together."""
         return cls(max(1000, min(rows, most_bytes // body_bytes)), body_bytes, keys)
 
     @property
@@ -40,7 +40,7 @@ class Load:
 
 
 class RowFiles:
-    """Parquet files with a load's rows; `frame` and `stream` select what a case needs of them."""
+    """Parquet files with a load's rows; `frame` and `stream` select a case's columns."""
 
     def __init__(self, spark: SparkSession, load: Load, path: Path) -> None:
         self.load = load
@@ -106,16 +106,13 @@ def body_of(number: int, size: int) -> bytes:
 
 
 def number_of(body: Any) -> int:
-    """The number in a body that any of the senders has made.
-
-    Java's fills up with NUL, ours starts with noughts.
-    """
+    """The number in a body of any sender; Java's is padded with NUL, ours with zeros."""
     head = bytes(body[:NUMBER_BYTES]).rstrip(b"x\0")
     return int(head)
 
 
 def record_batch(rows: int, body_bytes: int, keys: int = 0) -> pa.RecordBatch:
-    """The same rows as Spark would hand them to a worker."""
+    """The same rows as Arrow batch, as in a worker."""
     import pyarrow as pa
 
     numbers = range(rows)
@@ -130,7 +127,7 @@ def record_batch(rows: int, body_bytes: int, keys: int = 0) -> pa.RecordBatch:
 
 
 def numbered_table(numbers: range, body_bytes: int) -> pa.Table:
-    """The messages that the one-by-one modes send of these numbers, as columns."""
+    """The messages with these numbers as columns."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

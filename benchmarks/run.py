@@ -1,4 +1,4 @@
-"""One run: brokers, a session and peers as far as they are asked for, then all cases in turn."""
+"""One run: start the needed brokers, session and peers, then run all cases in turn."""
 
 from __future__ import annotations
 
@@ -40,10 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure; `rows` is cut where the bodies would take more than `most_bytes`.
-
-    `lanes` empty: no Spark lanes.
-    """
+    """What to measure; fewer `rows` if the bodies exceed `most_bytes`. `lanes` may be empty."""
 
     rows: int
     repeat: int
@@ -70,7 +67,7 @@ class Plan:
         return Load.capped(self.rows, body_bytes, keys, self.most_bytes)
 
     def against(self, body_bytes: int) -> tuple[str, ...]:
-        """What lanes are compared with besides their twin."""
+        """Cases that lanes are compared with, besides their twin."""
         return (
             f"ceiling {body_bytes} B",
             peers_cases.java_batches_title(body_bytes),
@@ -79,7 +76,7 @@ class Plan:
         )
 
     def lane_cases(self) -> list[LaneCase]:
-        """The lanes' cases, in the order in which they are run."""
+        """The lanes' cases, in order."""
         return lane_cases(
             (*self.lanes, *NOOPS) if self.lanes else (), self.orderings, self.keys, self.bodies,
             peers=self.against, without_ledger=self.without_ledger,
@@ -87,11 +84,11 @@ class Plan:
 
 
 def run_plan(plan: Plan, results: Results, say: Say, session: Session) -> None:
-    """Every case `plan.repeat` times, in turn, each warmed up before; all in one run.
+    """Run every case `plan.repeat` times, in turn, after warm-ups.
 
     Raises:
-        RocketSinkError: the cluster or Spark does not start. A peer that is not to be had is
-            named in `absent` instead, a case that does not add up in `failed`.
+        RocketSinkError: the cluster or Spark does not start. Missing peers are in `absent`, failed
+            cases in `failed`.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
@@ -106,12 +103,12 @@ def run_plan(plan: Plan, results: Results, say: Say, session: Session) -> None:
 def measure(
     subjects: Sequence[Subject], repeat: int, results: Results, say: Say, room: LogRoom
 ) -> None:
-    """Warm all up, then run all in turn, several times over.
+    """Run all cases in turn, several times, after warm-ups.
 
-    A case that fails is named in `results.failed` and not run again; the others go on.
+    A case that fails is added to `results.failed` and not run again.
 
     Raises:
-        Exception: of the last of three cases that failed in a row, so it is not their doing.
+        Exception: of the last of three consecutive failed cases.
     """
     attempts = _Attempts(results, say)
     results.planned[RUNS] = repeat * len(subjects)
@@ -140,7 +137,7 @@ class _Attempts:
             return None
         try:
             value = step()
-        except Exception as error:  # Spark's and py4j's have no ancestor in common with ours
+        except Exception as error:  # errors of Spark and py4j have no common base class with ours
             if _was_stopped(error):
                 raise
             self._failed[name] = reason_of(error)
@@ -154,7 +151,7 @@ class _Attempts:
 
 
 def _was_stopped(error: BaseException | None) -> bool:
-    """It came of closing what a signal ended."""
+    """The error is a consequence of a signal."""
     while error is not None:
         if not isinstance(error, Exception):
             return True
@@ -163,7 +160,7 @@ def _was_stopped(error: BaseException | None) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Why something is absent, in a line: what an error says first, and which module is missing."""
+    """The error in one line, for `absent`."""
     first, *others = str(error).strip().splitlines() or [type(error).__name__]
     missing = next((line.strip(" :\t") for line in others if line.endswith(": not found")), "")
     return f"{first} ({missing})" if missing else first
@@ -171,7 +168,7 @@ def reason_of(error: Exception) -> str:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder that is gone afterwards."""
+    """A temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="rocket-sink-benchmark-"))
     try:
         yield folder
@@ -259,7 +256,7 @@ class _Subjects:
                 yield kafka.KafkaRun(bench, self._kafka, rows, stream=False)
 
     def _spark(self, session: Session) -> SparkSession:
-        """A session; with Spark's Kafka sink and a broker for it, if they are to be had."""
+        """A session; with Spark's Kafka sink and a Kafka broker if available."""
         self._kafka: kafka.KafkaBroker | None = None
         packages: tuple[str, ...] = ()
         if self._plan.kafka:

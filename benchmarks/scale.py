@@ -1,8 +1,7 @@
-"""Scaling: what a row costs, and what memory a worker takes, as everything grows.
+"""Scaling: CPU per row and memory per worker over rows, sharding keys, brokers and workers.
 
-Curves over rows, sharding keys (strict), brokers and workers, each with all else fixed, through
-`sink.write`. Real brokers up to 8; above, a stub in a process of its own, whose curve begins at 2
-as well, because a stub's cost is not a broker's.
+Each curve varies one of them, through `sink.write`. Real brokers up to 8; above, a stub in another
+process, with its own curve from 2 on, because its cost differs from a broker's.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _HEAP_MB: Final = 256
 
 @dataclass(frozen=True)
 class Scaling:
-    """Which curves; `rows` is the smallest number of rows, and that of the other curves."""
+    """The curves; `rows` is the smallest number of rows, and that of the other curves."""
 
     rows: int
     repeat: int
@@ -51,7 +50,7 @@ class Scaling:
 
     @classmethod
     def of(cls, rows: int, repeat: int, by: Iterable[str]) -> Scaling:
-        """All curves where none is named."""
+        """The selected curves, by default all."""
         return cls(rows, repeat, tuple(by) or DIMENSIONS)
 
     @property
@@ -76,7 +75,7 @@ class Scaling:
 
 
 def run_scale(scaling: Scaling, results: Results, say: Say, session: Session) -> None:
-    """All curves; the points go to `results.scale`."""
+    """Measure all curves into `results.scale`."""
     with scratch_folder() as folder:
         run = _ScaleRun(scaling, folder, say, session, os.cpu_count() or 1)
         results.planned[SCALE] = scaling.count
@@ -146,8 +145,8 @@ class _ScaleRun:
                     yield _point("workers", "workers", workers, figures)
 
     def _compile(self, spark: SparkSession, brokers: Brokers) -> None:
-        """An unmeasured run: a JVM's compilers work most in its first minute, which would make the
-        first point of every curve the dearest."""
+        """An unmeasured run: the JVM's compilers work most in its first minute, which would raise
+        the first point of every curve."""
         self._measured(spark, brokers, self._scaling.rows, repeat=1)
 
     def _measured(

@@ -1,4 +1,4 @@
-"""How much a topic's queues have taken so far: the brokers' own word, whatever a sender says."""
+"""The number of stored messages of a topic, by its brokers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rocket_sink.producer.admin.admin import Admin
 
 _POLL_S: Final = 0.1
 _PATIENCE_S: Final = 30.0
-"""How long the count may stand still."""
+"""Longest time without a change of the count."""
 
 
 class StoredCount:
-    """Counts what is stored between `start` and `check`."""
+    """Counts messages stored between `start` and `check`."""
 
     def __init__(self, name_server: str, topic: str) -> None:
         self._name_server = name_server
@@ -22,7 +22,7 @@ class StoredCount:
         self._before = 0
 
     def start(self) -> None:
-        """Count from here, once what was stored before is counted."""
+        """Start counting, after the count is stable."""
         self._before = -1
         while (now := self._now()) != self._before:
             self._before = now
@@ -32,10 +32,10 @@ class StoredCount:
         """Messages stored beyond those sent (doubles).
 
         Raises:
-            RocketSinkError: fewer are stored, also after a while.
+            RocketSinkError: fewer are stored.
         """
-        # Brokers make their queues from the log after they have answered: on a busy machine they
-        # were seen to be 18 million messages behind. While they catch up there is hope.
+        # Brokers dispatch to queues after the answer: on a busy machine they
+        # were seen to be 18 million messages behind. So wait while the count grows.
         best, since_s = -1, time.monotonic()
         while (found := self._now() - self._before) < sent:
             if found > best:

@@ -1,1 +1,1 @@
-"""The Spark lanes beside lanes that do nothing with the same rows."""
+"""The Spark lanes, and no-op lanes with the same rows."""

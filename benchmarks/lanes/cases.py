@@ -1,6 +1,6 @@
-"""The lanes and their do-nothing twins, and the cases made of them.
+"""The lanes, their no-op twins, and their cases.
 
-A new lane is a new line in `LANES`; its twin does nothing with the same rows in the same way.
+A new lane is a new line in `LANES`; its twin reads the same rows in the same way.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ GROUP: Final = "Spark lanes"
 
 @dataclass(frozen=True)
 class Lane:
-    """A way from rows to a sink; exactly one of `writer` (streams) and `run` (batches) is there.
+    """A lane, with exactly one of `writer` (streams) and `run` (batches).
 
-    `twin` names the lane that does nothing with the same rows; "" for one that does nothing.
+    `twin` is the name of its no-op lane; "" for a no-op lane.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Lane:
 
     @property
     def sends(self) -> bool:
-        """True unless it does nothing."""
+        """False for a no-op lane."""
         return bool(self.twin)
 
 
@@ -165,8 +165,8 @@ def lane_cases(
 ) -> list[LaneCase]:
     """Every lane by every ordering, number of keys and body size, each behind its twin.
 
-    Rows of `none` have no sharding key. A lane that does nothing has no ordering: it is run once
-    per body size and number of keys that is asked for. `peers` names what else to compare with.
+    Rows of `none` have no sharding key. A no-op lane has no ordering: it is run once per body size
+    and number of keys. `peers`: further cases to compare with.
     """
     names, keys = list(names), list(keys)
     found: dict[str, LaneCase] = {}
@@ -198,7 +198,7 @@ def _case(lane: Lane, ordering: str, keys: int, body: int, against: tuple[str, .
 
 
 def _bare(case: LaneCase) -> LaneCase:
-    """The same without a ledger; compared with the one that has it."""
+    """The same case without a ledger; compared with the one with it."""
     old = case.case
     new = Case(f"{old.name} no-ledger", GROUP, (old.name,), old.ordering, old.body_bytes, old.keys)
     return LaneCase(case.lane, new, ledger=False)

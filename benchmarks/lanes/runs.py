@@ -50,7 +50,7 @@ class SparkBench:
         return Meter(self._jvm_pid, brokers_s or self.brokers.cpu_s)
 
     def scratch(self, kind: str) -> Path:
-        """A path that nobody has used yet."""
+        """An unused path."""
         self._number += 1
         return self.folder / f"{kind}-{self._number}"
 
@@ -71,10 +71,10 @@ class LaneRun:
         self._run(warm_up=True)
 
     def run(self) -> Figures:
-        """Begins with a small run: Spark ends Python processes after an idle minute, and what
-        their start takes would count for whichever case comes first.
+        """Begins with a small run: Spark ends Python processes after an idle minute, and their
+        start must not count for the next case.
 
-        Raises RocketSinkError: a row is missing in the brokers or in the ledger.
+        Raises RocketSinkError: a row is missing on the brokers or in the ledger.
         """
         self.warm_up()
         return self._run(warm_up=False)
@@ -93,7 +93,7 @@ class LaneRun:
         rows, seconds, cost = self._measured(options, warm_up)
         doubled = 0
         if made.lane.sends:
-            # The ledger first: it knows of rows that were given up, and why.
+            # The ledger first: it has the errors of failed rows.
             if made.ledger:
                 _check_ledger(bench.spark, ledger, rows, made.case.name)
             doubled = bench.stored.check(rows, made.case.name) if bench.stored else 0

@@ -1,4 +1,4 @@
-"""Sinks that do nothing: what Spark's own part of each lane costs."""
+"""No-op sinks, which show Spark's own cost of each lane."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _StreamArrowWriter: Final[Any] = getattr(spark_datasource, "DataSourceStreamArro
 
 
 class Nothing:
-    """A foreach sink that does nothing."""
+    """A no-op foreach sink."""
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
         return True
@@ -42,7 +42,7 @@ def drain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class NothingSource(DataSource):
-    """A data source whose writers do nothing."""
+    """A data source with no-op writers."""
 
     @classmethod
     def name(cls) -> str:

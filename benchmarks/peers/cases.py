@@ -1,4 +1,4 @@
-"""The producers one by one: ours and the Java client's, the same modes in turn in one run."""
+"""Cases of our producer and of the Java client, with the same modes in one run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRPC: Final = "Python gRPC"
 
 @dataclass(frozen=True)
 class PeerCase:
-    """A sender's arguments; `share` of the messages asked for: a slow mode gets fewer."""
+    """A sender's arguments; a slow mode gets a `share` of the messages."""
 
     who: str
     case: Case
@@ -42,8 +42,7 @@ _ONE_BY_ONE: Final = (
 )
 _BATCHES: Final = (1000, 4000)
 _BATCH_BYTES: Final = 4 << 20
-"""What brokers take as one message by default (maxMessageSize). The Java client leaves it to its
-caller to keep a batch below it."""
+"""The default maxMessageSize of brokers. The Java client does not split batches."""
 _BESIDE_BODY_BYTES: Final = 160
 """Of one message in a batch: lengths, properties, id (about 110), and what brokers add."""
 _TABLES: Final = (
@@ -54,19 +53,19 @@ _TABLES: Final = (
 
 
 def peer_cases(body_bytes: int, others: frozenset[str]) -> Iterator[PeerCase]:
-    """Ours beside those of `others` that are there, mode by mode."""
+    """Our modes, each with those of available `others`."""
     for mode in (*_ONE_BY_ONE, *_batches(body_bytes)):
         java = title(JAVA, mode.title, body_bytes)
         async_java = title(JAVA, "async", body_bytes)
         grpc = title(GRPC, mode.title, body_bytes)
         against = [java, grpc]
         if mode.title == "async auto-batch":
-            against.append(async_java)  # what automatic batching wins
+            against.append(async_java)  # the gain of automatic batching
         yield _case(OURS, mode, body_bytes, tuple(against))
         if JAVA in others:
             yield _case(JAVA, mode, body_bytes, ())
         if GRPC in others and mode.grpc:
-            # two orders of magnitude slower: as many messages would take the night
+            # two orders of magnitude slower
             yield _case(GRPC, mode, body_bytes, (), slow=0.1)
     for mode in _TABLES:
         yield _case(OURS, mode, body_bytes, (java_batches_title(body_bytes),))
@@ -83,7 +82,7 @@ def java_batches_title(body_bytes: int) -> str:
 
 
 def _batches(body_bytes: int) -> list[_Mode]:
-    """As many messages in a request as planned, or as fit into one."""
+    """Messages per request: as planned, or as many as fit."""
     fit = max(1, _BATCH_BYTES // (body_bytes + _BESIDE_BODY_BYTES))
     counts = dict.fromkeys(min(count, fit) for count in _BATCHES)
     return [

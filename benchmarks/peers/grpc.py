@@ -1,7 +1,7 @@
-"""The official Python client (gRPC) beside ours, through RocketMQ's own proxy.
+"""The official Python client (gRPC), through RocketMQ's proxy.
 
-Both are fetched once into the cache, the client into a folder of its own: its dependencies must
-not change the environment that is measured.
+Both are fetched once into the cache, the client into its own folder: its dependencies must not
+change the measured environment.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ _WITHOUT_TLS: Final = ("-Dtls.server.mode=disabled",)
 
 
 class GrpcLauncher:
-    """Starts the client, each time with a proxy of its own, which is gone afterwards: one that
-    stood by would take its share of the machine from everybody else's runs.
+    """Starts the client, each time with its own proxy, which must not take CPU from other runs.
 
     Raises:
         ClusterError: the client or the proxy cannot be fetched, or the proxy does not start.
@@ -58,7 +57,7 @@ class GrpcLauncher:
         path = os.pathsep.join([str(packages), str(_ROOT)])
         self._env = {**os.environ, "PYTHONPATH": path, "HOME": str(folder)}
         with self._proxy():
-            pass  # whether it starts is known before anything is measured
+            pass  # fail before anything is measured
 
     def run(
         self,

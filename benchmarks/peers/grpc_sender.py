@@ -68,7 +68,7 @@ class _Sender:
                 self._failed(began_s, error, number)
             else:
                 self._tally.succeeded(began_s, time.monotonic(), range(number, number + 1))
-            window.release()  # the last thing: with all room back the counters are read
+            window.release()  # last: when all room is back, the counters are read
 
         for number in range(messages):
             message = self._message(number)

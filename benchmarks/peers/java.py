@@ -1,4 +1,4 @@
-"""The official Java client beside ours: `JavaPeer.java` on the cluster's own jars."""
+"""The official Java client: `JavaPeer.java` with the cluster's jars."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TIMEOUT_S: Final = 120
 
 
 def java_launcher(java: Path, class_path: str, folder: Path) -> Launcher:
-    """Compile the yardstick into `folder`; how to start it.
+    """Compile the sender into `folder`; returns how to start it.
 
     Raises:
-        RocketSinkError: this Java has no compiler (a JRE), or the source does not fit the jars.
+        RocketSinkError: this Java has no compiler (a JRE), or compilation fails.
     """
     classes = folder / "java-peer"
     classes.mkdir(parents=True, exist_ok=True)
@@ -39,4 +39,4 @@ def java_launcher(java: Path, class_path: str, folder: Path) -> Launcher:
 
 
 _MEDDLERS: Final = frozenset({"JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS"})
-"""Options of the user's own Java programs must not change what is measured."""
+"""The user's options for Java programs must not change the measurement."""

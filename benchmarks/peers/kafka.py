@@ -1,4 +1,4 @@
-"""Spark's own Kafka sink to a Kafka broker from the registry, on the same rows.
+"""Spark's Kafka sink to a Kafka broker, with the same rows.
 
 The broker is a single KRaft node on loopback with its log in a scratch folder.
 """
@@ -57,8 +57,7 @@ def spark_package(spark_version: str, tell: Progress) -> str:
     """Spark's Kafka sink, for Spark's own --packages.
 
     Raises:
-        ClusterError: it, or something that it needs, is not in the registry. A session that asks
-            for it would not start.
+        ClusterError: it, or a dependency, is not in the registry, so that Spark would not start.
     """
     package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark_version}"
     resolve_modules(f"spark-kafka-{spark_version}", [package], tell=tell)

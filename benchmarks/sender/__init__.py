@@ -1,1 +1,1 @@
-"""Our producer as a process of its own: see `benchmarks.sender.__main__`."""
+"""Our producer as a separate process: see `benchmarks.sender.__main__`."""

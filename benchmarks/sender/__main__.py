@@ -1,13 +1,13 @@
-"""Our producer as a process of its own, beside the Java yardstick and with its arguments.
+"""Our producer as a separate process, with the arguments of the Java sender.
 
     python -m benchmarks.sender nameServer=... topic=... mode=sync messages=100000
 
 Modes: sync, hash (a sharding key per message), async, autobatch, batch; arrow (rows of a record
 batch through the task body of the Spark lanes, without Spark); replay (frames encoded beforehand:
 the brokers' ceiling). Others: messages or seconds, size, threads, inflight, batch, warmup, keys,
-ordering, ledger=yes (arrow: ledger rows go to a spool), numbers=FILE (what was acknowledged, and
-what was announced as possibly doubled). It prints READY when it is warm, goes on when it reads a
-line (or the end of its input), then prints one JSON line.
+ordering, ledger=yes (arrow: ledger rows go to a spool), numbers=FILE (acknowledged messages and
+possible duplicates). It prints READY after the warm-up, continues when it reads a line (or the end
+of its input), then prints one JSON line.
 """
 
 from __future__ import annotations

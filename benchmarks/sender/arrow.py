@@ -1,4 +1,4 @@
-"""Columns to acknowledged requests: the lanes' task body without Spark, and `TableProducer`."""
+"""Sending columns: the lanes' task code without Spark, and `TableProducer`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCH_ROWS: Final = 20_000
 
 @contextmanager
 def send_arrow(job: Job) -> Iterator[Send]:
-    """Rows go in record batches of 20,000, the same one again and again."""
+    """Sends the same record batch of 20,000 rows repeatedly."""
     with ExitStack() as stack:
         more = {}
         if job.ledger:
@@ -62,7 +62,7 @@ def _sending(job: Job, more: dict[str, str]) -> Iterator[Send]:
 
 @contextmanager
 def send_tables(job: Job) -> Iterator[Send]:
-    """A table made anew, by Arrow, for each send; one send at a time."""
+    """Makes a new Arrow table for each send; one send at a time."""
     with TableProducer(**job.options, topic=job.topic, ordering=job.ordering) as producer:
 
         def send(numbers: range, until_s: float | None) -> None:

@@ -1,4 +1,4 @@
-"""The ways to send with `Producer`, each as the Java yardstick does it."""
+"""The modes of `Producer`, as in the Java sender."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rocket_sink.message import Message, SendResult
 from rocket_sink.producer.producer import Producer
 
 Send: TypeAlias = "Callable[[range, float | None], None]"
-"""Sends the messages of these numbers, until a time on the monotonic clock if one is given; all
-have ended when it returns."""
+"""Sends the messages with these numbers, optionally until a monotonic time; returns when all have
+ended."""
 _SHARDING_KEYS: Final = 1000
 _TAKEN: Final = 50
-"""Messages that a thread of an async mode takes at once, so that taking costs nothing."""
+"""Numbers that a thread of an async mode takes at once."""
 
 
 @dataclass(frozen=True)
 class Job:
     """What to send and how; `inflight` is of async modes, `batch` the messages of one request.
 
-    `ledger` is of the mode arrow: its rows go to the spool of a ledger that nobody folds.
+    `ledger`: for the mode arrow, a ledger whose spool gets rows and is not folded.
     """
 
     topic: str
@@ -51,7 +51,7 @@ class Job:
 
 
 class Numbers:
-    """Hands out the numbers of messages to threads, by so many, until the time is over."""
+    """Distributes the numbers of messages to threads, until the time is over."""
 
     def __init__(self, numbers: range, until_s: float | None) -> None:
         self._next, self._stop = numbers.start, numbers.stop
@@ -59,7 +59,7 @@ class Numbers:
         self._lock = threading.Lock()
 
     def take(self, count: int) -> range:
-        """The next ones; empty when there is nothing left to do."""
+        """The next numbers; empty at the end."""
         if self._until_s is not None and time.monotonic() >= self._until_s:
             return range(0)
         with self._lock:
@@ -87,7 +87,7 @@ def _one_by_one(job: Job, *, hashed: bool) -> Iterator[Send]:
 
 @contextmanager
 def _async(job: Job, *, auto_batch: bool) -> Iterator[Send]:
-    # A semaphore whose two ends are C: threading's costs as much as a send.
+    # A semaphore in C: threading's costs as much as a send.
     window: SimpleQueue[None] = SimpleQueue()
     for _ in range(job.inflight):
         window.put(None)
@@ -98,7 +98,7 @@ def _async(job: Job, *, auto_batch: bool) -> Iterator[Send]:
                 _stored(job.tally, began_s, result, part)
             elif error is not None:
                 _failed(job.tally, began_s, error, part)
-            window.put(None)  # the last thing: with all room back the counters are read
+            window.put(None)  # last: when all room is back, the counters are read
 
         return done
 

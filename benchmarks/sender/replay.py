@@ -1,7 +1,7 @@
 """The brokers' ceiling: batch requests encoded beforehand, written to plain sockets.
 
-No routing, no checks, no retries: each connection keeps some requests in flight, and an answer is
-looked at only for its code. What a sender could reach at most with these brokers on this machine.
+No routing, no checks, no retries: each connection keeps some requests in flight and reads the codes
+of answers. This is the limit for any sender with these brokers on this machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WAIT_S: Final = 30.0
 
 @dataclass(eq=False)
 class _Line:
-    """One broker's connection; `frames` go round, one per queue."""
+    """One broker's connection; sends `frames`, one per queue, in turn."""
 
     sock: socket.socket
     frames: list[bytes]
@@ -49,7 +49,7 @@ class _Line:
 
 @contextmanager
 def replay(job: Job) -> Iterator[Send]:
-    """Whole requests only: the last one may send somewhat more than was asked for."""
+    """Whole requests only, so that somewhat more messages may be sent."""
     count = max(1, min(_REQUEST_MESSAGES, _REQUEST_BYTES // (job.size + 100)))
     lines = _lines(job, _encoded(job, count))
 
@@ -106,7 +106,7 @@ def _frame(job: Job, queue: MessageQueue, body: memoryview) -> bytes:
 
 
 def _pump(lines: list[_Line], requests: int, until_s: float | None) -> int:
-    """Send so many requests over all lines; returns how many were stored."""
+    """Send requests over all connections; returns how many were stored."""
     stored, left = 0, requests
     selector = selectors.DefaultSelector()
     for line in lines:
@@ -132,7 +132,7 @@ def _pump(lines: list[_Line], requests: int, until_s: float | None) -> int:
 
 
 def _write(line: _Line, left: int) -> int:
-    """Write while the kernel takes it and the window is open; requests still to be begun."""
+    """Write while the kernel and the window have room; returns the number of requests left."""
     while line.rest or (left and line.in_flight < IN_FLIGHT):
         if not line.rest:
             line.rest = memoryview(line.frames[line.turn % len(line.frames)])
@@ -147,7 +147,7 @@ def _write(line: _Line, left: int) -> int:
 
 
 def _read(line: _Line) -> tuple[int, int]:
-    """Requests that the broker says are stored, and those to be sent again: it was busy."""
+    """The numbers of stored requests, and of those to repeat after a busy answer."""
     data = line.sock.recv(_RECEIVE)
     if not data:
         raise ConnectionError("a broker has closed the connection")

@@ -1,4 +1,4 @@
-"""What a sender counts while it sends, as the Java yardstick counts it. Times are given to it."""
+"""Counters of a sender, as in the Java sender."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 _END: Final = struct.Struct("ddqq?")
-"""A good end: began, ended, first number, how many, maybe doubled. Packed, for what is kept as
-objects is most of a sender's memory, and its garbage collector's work, after some seconds."""
+"""A success: began, ended, first number, count, possible duplicate. Packed, because objects would
+take most of a sender's memory and garbage collection."""
 
 
 class Tally:
-    """Counts ends of sends; thread-safe. Times are seconds of one monotonic clock.
+    """Counts results of sends; thread-safe. Times are seconds of one monotonic clock.
 
-    While messages are sent it only notes, and adds up when it is asked: what is measured are the
-    senders, and a lock and five sums cost as much as a message in a batch.
-
-    A pause is the longest time in which no send ended well.
+    Sums are computed on access: a lock and five sums cost as much as a message in a batch. A pause
+    is the longest time without a success.
 
     Args:
-        keep: remember the numbers of the messages, for a read-back.
+        keep: keep the numbers of the messages, for reading back.
     """
 
     def __init__(self, now_s: float, *, keep: bool = False) -> None:
@@ -32,7 +30,7 @@ class Tally:
         self.restart(now_s)
 
     def restart(self, now_s: float) -> None:
-        """Forget everything; the clock of pauses starts now."""
+        """Reset; pauses are measured from now on."""
         self._began_s = now_s
         self._stored.clear()
         self._failed.clear()
@@ -40,13 +38,13 @@ class Tally:
     def succeeded(
         self, began_s: float, now_s: float, numbers: range, *, maybe_duplicate: bool = False
     ) -> None:
-        """The messages of these numbers are stored; `maybe_duplicate`: the sender says so."""
+        """The messages with these numbers are stored; `maybe_duplicate` as in the result."""
         self._stored += _END.pack(began_s, now_s, numbers.start, len(numbers), maybe_duplicate)
 
     def failed_with(
         self, began_s: float, now_s: float, error: BaseException, numbers: range, *, unknown: bool
     ) -> None:
-        """A send ended with an error; `unknown`: its messages may be stored all the same."""
+        """A send failed; `unknown`: its messages may be stored."""
         self._failed.append((began_s, now_s, type(error).__name__, numbers, unknown))
 
     @property
@@ -56,7 +54,7 @@ class Tally:
 
     @property
     def doubtful(self) -> int:
-        """Messages that may be stored once more, or at all."""
+        """Messages that may be stored twice, or stored despite an error."""
         return len(self._doubtful())
 
     @property
@@ -70,7 +68,7 @@ class Tally:
         return self._doubtful() if self._keep else []
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, under the names that the Java yardstick prints."""
+        """For JSON, with the names of the Java sender."""
         times = [(end[0], end[1]) for end in self._ends()]
         times += [(end[0], end[1]) for end in self._failed]
         longest_s = max((now_s - began_s for began_s, now_s in times), default=0.0)

@@ -1,1 +1,1 @@
-"""A cluster of many brokers that only answer, for the scaling curves."""
+"""A stub of a large cluster, for the scaling curves."""

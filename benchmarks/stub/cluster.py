@@ -1,4 +1,4 @@
-"""`stub_server` as a context manager: brokers in any number for the scaling curves."""
+"""The stub server as a context manager."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SERVER = "benchmarks.stub.server"
 
 
 class StubCluster:
-    """Brokers that take every batch and keep nothing; see `stub_server`."""
+    """Brokers that accept batches and store nothing; see `benchmarks.stub.server`."""
 
     def __init__(self, brokers: int, queues: int = 4) -> None:
         self._sizes = (str(brokers), str(queues))
@@ -35,7 +35,7 @@ class StubCluster:
 
     def __exit__(self, *failure: object) -> None:
         if self._process is not None:
-            # the end of its input ends it
+            # it ends at the end of its input
             self._process.communicate(timeout=30)
 
     def cpu_s(self) -> float:

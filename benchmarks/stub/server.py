@@ -1,9 +1,9 @@
-"""A stub of a large cluster, as a process of its own: it takes every batch and keeps nothing.
+"""A stub of a large cluster as a separate process: it accepts all batches and stores nothing.
 
     python -m benchmarks.stub.server BROKERS QUEUES
 
-It prints the name server's address, and ends when its input does. Frames are read whole and
-answered as real brokers answer; bodies are thrown away, so its speed is the sockets'.
+It prints the name server's address, and ends at the end of its input. Frames are read whole and
+answered as by real brokers; bodies are discarded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from rocket_sink.testing.server import Loop, Peer, Port
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.frame import Frame, encode_frame
-from rocket_sink.wire.headers.command import response_to
+from rocket_sink.wire.headers import response_to
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, encode_route
 
 _SENDS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)

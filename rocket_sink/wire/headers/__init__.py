@@ -1,1 +1,0 @@
-"""Headers of commands: values and both serialisations."""
