@@ -22,7 +22,7 @@ END = "<!-- /rooms -->"
 
 
 def room_of(module: str) -> str:
-    """The folder of a dotted module: `wire.columns.join` -> `wire.columns`; top: `(values)`."""
+    """The folder of a dotted module: `wire.columns.encode` -> `wire.columns`; top: `(values)`."""
     parts = module.split(".")
     while parts and not (PACKAGE / "/".join(parts)).is_dir():
         parts.pop()

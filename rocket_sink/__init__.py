@@ -1,7 +1,6 @@
 """rocket-sink: a Spark structured-streaming sink for Apache RocketMQ, in pure Python.
 
-The public names are imported when they are first used: `import rocket_sink` starts no Spark, opens
-no socket and makes no thread, so that a worker, a command or an IDE pays only for what it uses.
+The public names are imported on first use: `import rocket_sink` itself imports no Spark or Arrow.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from rocket_sink.task.table_producer import TableProducer, TableResult
     from rocket_sink.wire.acl import Credentials
 
-_HOMES: Final = {
+_MODULES: Final = {
     "Credentials": "rocket_sink.wire.acl",
     "Ledger": "rocket_sink.ledger.ledger",
     "Message": "rocket_sink.message",
@@ -72,10 +71,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     try:
-        home = _HOMES[name]
+        module = _MODULES[name]
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 

@@ -1,9 +1,8 @@
 """The command line: `rocket-sink COMMAND`.
 
-Contract: a command's module is imported when the command runs or its own help is asked for, so
-that `rocket-sink --help` costs no Spark, Arrow or table library. Exit codes: 0 the command did
-what it says; 1 it did not (one line on stderr says why); 2 the command line or an option is wrong;
-130 stopped by the user. A traceback is printed only with `--debug`.
+A command's module is imported when it runs or prints its help, so that `rocket-sink --help` imports
+no Spark, Arrow or table library. Exit codes: 0 success; 1 failure, with one line on stderr; 2 wrong
+command line or option; 130 stopped by the user. Tracebacks are printed only with `--debug`.
 """
 
 from __future__ import annotations
@@ -69,12 +68,12 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code instead of leaving the process."""
+    """Run a command line; returns the exit code."""
     return run(cli, "rocket-sink", arguments)
 
 
 def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
-    """The same of another command, which is shown as `name`."""
+    """As `main`, for another command with the name `name`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         answer = command.main(args=given, prog_name=name, standalone_mode=False)
@@ -88,8 +87,9 @@ def run(command: click.Command, name: str, arguments: Sequence[str] | None = Non
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        said = click.unstyle(error.format_message())
-        text = shown.getvalue().rstrip("\n").replace(f"Error: {said}", f"Error: {clean(said)}")
+        message = click.unstyle(error.format_message())
+        text = shown.getvalue().rstrip("\n")
+        text = text.replace(f"Error: {message}", f"Error: {clean(message)}")
         note_lines(text)
         return error.exit_code
     except Exception as error:
@@ -109,7 +109,7 @@ def _failed(error: Exception, given: Sequence[str]) -> int:
 
 
 def _forget_stdout() -> None:
-    """The reader of our output has gone (`| head`): say nothing more, also not at exit."""
+    """After the reader of a pipe has closed it (`| head`): discard output, also at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

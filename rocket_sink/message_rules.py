@@ -1,8 +1,9 @@
-"""What a message may hold: the names, texts and sizes that brokers take, and the checks of them.
+"""Rules for the fields of messages, and namespaces in names of topics and groups.
 
-Java checks in `Validators.checkMessage` and `Message.putUserProperty`, and not at all for the
-separators 0x01 and 0x02, which can inject properties (apache/rocketmq#4241). What Java sends is
-legal here too, unless the wire cannot carry it.
+Java checks in `Validators.checkMessage` and `Message.putUserProperty`, but not the separators 0x01
+and 0x02, which can inject properties (apache/rocketmq#4241). What Java sends is legal here too,
+unless it cannot be encoded. A namespace is a prefix `namespace%`, after a retry or dead-letter
+prefix; RocketMQ's own topics and groups have none (NamespaceUtil.java).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ TOPIC_MAX_LENGTH: Final = 127
 PROPERTIES_MAX_BYTES: Final = 32_767
 """Encoded properties, UTF-8 bytes (MessageExtEncoder: Short.MAX_VALUE)."""
 PROPERTIES_HEADROOM_BYTES: Final = 256
-"""Left free for what a broker adds itself (CLUSTER, REAL_TOPIC, REAL_QID, ...)."""
+"""Reserved for properties that brokers add (CLUSTER, REAL_TOPIC, REAL_QID, ...)."""
 DELAY_LEVEL_MAX: Final = 18
-"""The broker clamps higher levels to its last one, silently; we refuse them."""
+"""Brokers silently change higher levels to this one; here they are refused."""
 
 NAME_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 FORBIDDEN_TOPICS: Final = frozenset(
@@ -54,21 +55,21 @@ RESERVED_PROPERTIES: Final = frozenset(
     TRANSACTION_CHECK_TIMES PROPERTY_FORWARD_QUEUE_ID REDIRECT INNER_MULTI_DISPATCH TRACE_CONTEXT
     """.split()  # noqa: SIM905 (sixty quoted names read worse)
 )
-"""Names a user property may not have: MessageConst.STRING_HASH_SET (51 names), and the names
-that this package's own columns and fields write, so that one message cannot say two things."""
+"""Illegal names of user properties: MessageConst.STRING_HASH_SET (51 names), and those of our own
+fields and columns."""
 
 JAVA_BLANKS: Final = "".join(map(chr, range(0x21)))
-"""What `String.trim` cuts off, and so what `Message.putUserProperty` takes for blank."""
+"""The characters that `String.trim` removes and `Message.putUserProperty` takes for blank."""
 TAG_BLANKS: Final = JAVA_BLANKS[3:]
-"""What is cut off around a tag, as consumers cut it off their filters' tags (FilterAPI); the
-characters that the wire does not carry stay, and are refused."""
+"""Removed around a tag, as from the tags of consumers' filters (FilterAPI); without 0x00 to 0x02,
+which are refused."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _UNCARRIED: Final = re.compile(r"[\x01\x02]|\x00\Z")
 NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 _TOPICS_MAX: Final = 1000
 _good_topics: Final[set[str]] = set()
-"""Names that `check_topic` has passed; a process sends to few topics, and to each often."""
+"""A cache of legal names."""
 
 
 def is_control_free(text: str) -> bool:
@@ -77,10 +78,10 @@ def is_control_free(text: str) -> bool:
 
 
 def is_carried(text: str) -> bool:
-    """True when the text of a property comes out of the wire as it went in.
+    """True when the text of a property can be encoded and decoded.
 
-    0x01 and 0x02 separate properties and cannot be escaped (MessageDecoder). 0x00 at the end is
-    what a killed broker leaves of properties that it was writing (`wire.stored`).
+    0x01 and 0x02 separate properties and cannot be escaped (MessageDecoder). 0x00 at the end marks
+    properties that a killed broker wrote in part (`wire.stored`).
     """
     return _UNCARRIED.search(text) is None
 
@@ -108,7 +109,7 @@ def check_topic(topic: str) -> None:
 
 
 def check_topic_once(topic: str) -> None:
-    """As `check_topic`; of a name that has passed it lately only that is looked up."""
+    """As `check_topic`, with a cache."""
     if type(topic) is str and topic in _good_topics:
         return
     check_topic(topic)
@@ -167,7 +168,7 @@ def checked_body(body: Any, topic: str) -> bytes:
 
 
 def _is_word(text: str) -> bool:
-    """Visible ASCII without a blank: what most keys and tags are, and what every check passes."""
+    """Visible ASCII without a blank, as most keys and tags: legal everywhere."""
     return text.isascii() and text.isprintable() and " " not in text and text != ""
 
 
@@ -211,7 +212,7 @@ def checked_tags(tags: str) -> str:
 
 
 def check_field(what: str, text: str, code: str = "INVALID_TEXT") -> str:
-    """The text; MessageError(`code`) when it is empty or the wire cannot carry it."""
+    """The text; MessageError(`code`) when it is empty or cannot be encoded."""
     if not isinstance(text, str) or not text or not is_carried(text):
         raise MessageError(
             f"{what} {text!r} is empty, has 0x01 or 0x02, or ends with 0x00", code=code
@@ -236,7 +237,7 @@ _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 def is_system_resource(name: str) -> bool:
-    """True for topics and groups that belong to RocketMQ itself."""
+    """True for RocketMQ's own topics and groups."""
     return name in SYSTEM_TOPICS or name.startswith((_SYSTEM_TOPIC_PREFIX, _SYSTEM_GROUP_PREFIX))
 
 
@@ -248,7 +249,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def with_namespace(namespace: str | None, name: str) -> str:
-    """`name` within `namespace`; unchanged when it is there already or belongs to the system."""
+    """`name` with `namespace`; unchanged if it has it, or belongs to RocketMQ."""
     if not namespace or not name or is_system_resource(name):
         return name
     prefix, rest = _split(name)

@@ -19,10 +19,10 @@ _KEY: Final = "rocket_sink.option"
 
 
 class Secret:
-    """Text that never prints: `str`, `repr`, `format` and errors show `***`.
+    """Text that is not printed: `str`, `repr`, `format` and errors show `***`.
 
-    Compared in constant time; pickles, because the closures of Spark tasks must carry it. Prefer
-    a reference (a file, an environment name) where the cluster's task closures are not trusted.
+    Compared in constant time. It pickles, because Spark's task closures contain it; if that is a
+    risk, use a reference (`env:NAME`, `file:PATH`).
     """
 
     __slots__ = ("_text",)
@@ -31,7 +31,7 @@ class Secret:
         self._text = text.reveal() if isinstance(text, Secret) else str(text)
 
     def reveal(self) -> str:
-        """The text itself; the only way to it, so that uses can be found."""
+        """The text."""
         return self._text
 
     def digest(self) -> str:
@@ -59,7 +59,7 @@ class Secret:
 
 
 class Kind(enum.Enum):
-    """The type of an option's value, as users write it."""
+    """The type of an option's value."""
 
     TEXT = "text"
     SECRET = "secret"
@@ -77,10 +77,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """One row of the option table.
-
-    `java` names the property of DefaultMQProducer or ClientConfig that it mirrors, if any.
-    """
+    """One option. `java`: the property of DefaultMQProducer or ClientConfig, if any."""
 
     name: str
     attribute: str
@@ -100,11 +97,10 @@ class Option:
         return self.kind.value if self.kind in _UNITS else ""
 
     def parse(self, value: Any) -> Any:
-        """Turn what the user wrote (text or a Python value) into the option's type.
+        """Convert text or a Python value to the option's type.
 
         Raises:
-            OptionError: the value is not of the kind or outside the range; a secret's value
-                is not repeated.
+            OptionError: another type, or outside the range; the text does not have secrets.
         """
         try:
             parsed = _PARSERS[self.kind](value)
@@ -123,7 +119,7 @@ class Option:
         return parsed
 
     def shown(self, value: Any) -> str:
-        """The value as text for people: secrets masked, durations with their unit."""
+        """The value as text; secrets are masked."""
         if value is None:
             return ""
         if isinstance(value, bool):
@@ -264,22 +260,24 @@ _EXPECTED: Final = {
 
 
 def option(name: str, kind: Kind, default: Any, group: str, help: str, **more: Any) -> Any:
-    """Declare a field of `SinkOptions`; the dataclass is the table."""
+    """Declare a field of `SinkOptions`."""
     facts = {"name": name, "kind": kind, "group": group, "help": help, **more}
     return field(default=default, metadata={_KEY: facts})
 
 
 def option_of(item: Field[Any]) -> Option:
-    """The `Option` that a field was declared with."""
+    """The `Option` of a field."""
     default = None if item.default is MISSING else item.default
     return Option(attribute=item.name, default=default, **item.metadata[_KEY])
 
 
 def resolve_secret(name: str, value: Secret) -> Secret:
-    """The secret that `value` is or refers to.
+    """The secret: `value` itself, or read from `env:NAME` or `file:PATH`.
+
+    To be called where the secret is used (on the executor).
 
     Raises:
-        OptionError: what it refers to is missing or empty.
+        OptionError: the variable or file is missing or empty.
     """
     kind, colon, where = value.reveal().partition(":")
     if not colon or kind not in ("env", "file"):

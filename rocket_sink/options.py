@@ -1,10 +1,9 @@
-"""The one option table: names, defaults, units, ranges and help.
+"""The option table: names, defaults, units, ranges and help.
 
 The data source, `RocketSink`, `Producer`, the command line, `conf/` and the README's table are
-made from it. Names and defaults follow Java's `DefaultMQProducer` and `ClientConfig` (5.3.3) where
-they have the thing. Matching ignores case, underscores, dots and dashes, so `nameServer`,
-`name_server` and `NAMESERVER` are one option; an unknown name is an error that suggests the
-nearest one.
+made from it. Names and defaults are those of Java's `DefaultMQProducer` and `ClientConfig` (5.3.3),
+if they have the option. Names match without regard to case, underscores, dots and dashes; for an
+unknown name the error suggests the nearest one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ GROUPS: Final = (_C, _M, _S, _R, _D, _L, _K)
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """Every option, resolved and checked. Made by `SinkOptions.parse`; immutable; pickles.
+    """All options, parsed and checked. Made by `SinkOptions.parse`; immutable; pickles.
 
     Attributes are the option names in snake case, with `_ms`, `_s` or `_bytes` for the unit.
     """
@@ -131,11 +130,11 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | None = None, /, **more: Any) -> SinkOptions:
-        """Read options by any spelling of their names; values as text or Python values.
+        """Parse options; values as text or Python values.
 
         Raises:
-            OptionError: an unknown name (with the nearest known one), a value out of range, one
-                option given twice, or options that contradict each other.
+            OptionError: an unknown name, a value out of range, a repeated option, or options that
+                contradict each other.
         """
         values: dict[str, Any] = {}
         spelled: dict[str, str] = {}
@@ -153,7 +152,7 @@ class SinkOptions:
         return _checked(cls(**values))
 
     def with_(self, **changes: Any) -> SinkOptions:
-        """A copy with other values, by any spelling of the names."""
+        """A copy with other values."""
         known = {find_option(name): value for name, value in changes.items()}
         values = {o.attribute: o.parse(_compatible(o, v)) for o, v in known.items()}
         return _checked(replace(self, **values))
@@ -175,7 +174,7 @@ class SinkOptions:
         return addresses
 
     def given(self) -> dict[str, Any]:
-        """{option name: value} of everything that is not at its default."""
+        """{option name: value} of options that differ from their defaults."""
         return {
             o.name: getattr(self, o.attribute)
             for o in OPTIONS
@@ -184,7 +183,7 @@ class SinkOptions:
 
     @lazy
     def digest(self) -> str:
-        """A digest of all values, credentials by their own digest: the key of producer pools."""
+        """A digest of all values (of credentials: their digests), the key of producer pools."""
         parts = []
         for known in OPTIONS:
             value = getattr(self, known.attribute)
@@ -198,7 +197,7 @@ class SinkOptions:
 
 
 def _checked(given: SinkOptions) -> SinkOptions:
-    """The options, if they go together."""
+    """The options; OptionError if they contradict each other."""
     missing = "secretKey" if given.access_key else "accessKey"
     rules = (
         (bool(given.access_key) != bool(given.secret_key), missing,
@@ -231,14 +230,14 @@ def _checked(given: SinkOptions) -> SinkOptions:
 
 
 def _compatible(known: Option, value: Any) -> Any:
-    """useTLS is a switch in Java; ours names what is verified."""
+    """Java's useTLS is a boolean."""
     if known.attribute == "tls_mode" and str(value).lower() in ("true", "false"):
         return "verify-full" if str(value).lower() == "true" else "off"
     return value
 
 
 OPTIONS: Final[tuple[Option, ...]] = tuple(option_of(item) for item in fields(SinkOptions))
-"""The table, in the order in which it is printed."""
+"""The table, in the order of printing."""
 
 
 def _plain(name: str) -> str:
@@ -253,10 +252,10 @@ _BY_NAME: Final[dict[str, Option]] = {
 
 
 def find_option(name: str) -> Option:
-    """The option of that name, by any spelling; a `rocketmq.` prefix is cut.
+    """The option of a name; the prefix `rocketmq.` is ignored.
 
     Raises:
-        OptionError: no such option; the text suggests the nearest.
+        OptionError: no such option.
     """
     plain = _plain(name.removeprefix("rocketmq."))
     if plain in _BY_NAME:

@@ -1,8 +1,8 @@
-"""Which process owns an open spool file or a lock, and whether it still lives.
+"""The process that owns an open spool file or a lock, and whether it is alive.
 
-A process is named by host, boot id, pid namespace, pid and start time: a pid alone is used again by
-others, and two containers of one machine have the same pids. Linux tells all of them; elsewhere the
-boot id and the namespace are empty and the host's name stands for them.
+A process is identified by host, boot id, pid namespace, pid and start time: pids are reused, and
+containers of one machine have equal pids. Without /proc (not Linux) boot id and namespace are empty
+and the host's name is compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import psutil
 _PROC: Final = Path("/proc")
 _BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
 _SAME_START_MS: Final = 2000
-"""Without /proc a start is a wall-clock time, and clocks are set while processes run."""
+"""Tolerance without /proc, where start times are wall-clock times."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Owner:
     """A process.
 
     Attributes:
-        host: its host's name, for readers; two hosts may have the same.
+        host: the host's name, not necessarily unique.
         boot: the kernel's boot id.
-        pid_namespace: number of the namespace in which `pid` counts.
-        start: clock ticks from the boot to its start; without /proc, ms since 1970.
+        pid_namespace: number of the namespace of `pid`.
+        start: clock ticks from boot to the process's start; without /proc, ms since 1970.
     """
 
     host: str
@@ -45,14 +45,14 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """The inverse of `str`; None for other text, such as an older version's three parts."""
+        """The inverse of `str`; None for other text, as that of older versions."""
         parts = text.split("~")
         if len(parts) != 5 or not all(p.isascii() and p.isdigit() for p in parts[3:]):
             return None
         return cls(parts[0], parts[1], parts[2], int(parts[3]), int(parts[4]))
 
     def is_alive(self) -> bool | None:
-        """None: of another host, boot or pid namespace, which cannot be asked from here."""
+        """None: unknown, in another host, boot or pid namespace."""
         me = this_process()
         if (self.boot, self.pid_namespace) != (me.boot, me.pid_namespace):
             return None
@@ -67,18 +67,18 @@ class Owner:
         return abs(start - self.start) <= (0 if self.boot else _SAME_START_MS)
 
     def describe(self) -> str:
-        """For people."""
+        """Text for messages."""
         return f"process {self.pid} on {self.host}"
 
 
 def this_process() -> Owner:
-    """The owner that this process is."""
+    """This process."""
     return Owner(host_name(), _boot_id(), _pid_namespace(), os.getpid(), _own_start())
 
 
 @functools.cache
 def host_name() -> str:
-    """This host's name, fit for a file name."""
+    """This host's name, with the characters of file names only."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()) or "localhost"
 
 
@@ -105,7 +105,7 @@ def _own_start() -> int:
 
 @functools.cache
 def _sees_own_pids() -> bool:
-    """False where /proc is that of another pid namespace: its numbers are other processes'."""
+    """False when /proc is that of another pid namespace."""
     try:
         return str((_PROC / "self").readlink()) == str(os.getpid())
     except OSError:
@@ -121,11 +121,11 @@ os.register_at_fork(after_in_child=_forget_own)
 
 
 def _start_of(pid: int) -> int:
-    """Its start, as `Owner.start`.
+    """A process's start, as `Owner.start`.
 
     Raises:
-        psutil.NoSuchProcess: it has ended, if only to a zombie.
-        psutil.AccessDenied: it exists, and more is not told.
+        psutil.NoSuchProcess: it has ended, or is a zombie.
+        psutil.AccessDenied: it exists, but its start is not readable.
     """
     if not _boot_id():
         process = psutil.Process(pid)
@@ -143,7 +143,7 @@ def _start_of(pid: int) -> int:
 
 
 def _ticks(path: Path) -> int:
-    """Field 22 of proc(5)'s `stat`; the name before it may hold blanks and brackets."""
+    """Field 22 of `stat` (proc(5)); the name before it may have blanks and brackets."""
     fields = path.read_bytes().rpartition(b")")[2].split()
     if fields[0] in (b"Z", b"X"):
         raise ProcessLookupError(f"{path}: a zombie")

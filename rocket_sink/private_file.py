@@ -1,8 +1,8 @@
-"""Small files of our own, and locks on them, in folders that others may write to.
+"""Private files, and locks on them, in folders that other users may write to.
 
-What lies at the path may have been put there by another user: a link to a file of ours, a pipe that
-blocks, a file that this user cannot lock for long. Nothing is followed, truncated or written unless
-it is a plain file of this user, and a text that is not ours stays as it is.
+Another user may have put something at the path: a link to one of our files, a blocking pipe, a file
+that the user can lock. Only plain files of this user are opened, and foreign text in them is not
+changed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ _MOST_TEXT: Final = 512
 def open_private(path: Path) -> int:
     """Open a plain file of this user for reading and writing, or create it with mode 0600.
 
-    Also the folder's owner may own it, who can put anything into the folder: so root can use what
-    belongs to the user whose folder it is. A file of this user that others may open is closed to
-    them, for whoever can open a file can lock it.
+    The file may also belong to the folder's owner, so that root can use the files of a user. The
+    mode of a file of this user is changed to 0600, because others who can open it could lock it.
 
     Returns a descriptor that the caller closes.
 
     Raises:
-        OSError: PermissionError when what is there is a link, has a second name, is no plain file
-            or belongs to another user; else as `os.open`.
+        OSError: PermissionError for a link, a file with several names, no plain file, or one of
+            another user; else as `os.open`.
     """
     try:
         handle = os.open(path, _FLAGS, 0o600)
@@ -61,7 +60,7 @@ def open_private(path: Path) -> int:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder that another user's link stands for; one that is not there is right.
+    """Refuse a path that is another user's symbolic link; it need not exist.
 
     Raises:
         PermissionError
@@ -80,10 +79,10 @@ def _refused(path: Path, what: str) -> PermissionError:
 
 
 class FileLock:
-    """The kernel's lock (`flock`) on a file: dropped when its holder dies.
+    """A kernel lock (`flock`) on a file, released when its process ends.
 
-    The file stays after its release: were it removed, two could lock two files of one name. It
-    holds the name of its holder.
+    The file is not removed: else two processes could lock two files of one name. It has the name of
+    its holder.
 
     Raises from `acquire`:
         OSError: as `open_private`.
@@ -96,10 +95,10 @@ class FileLock:
     def acquire(
         self, wait_s: float | None = None, *, on_wait: Callable[[str], None] = lambda holder: None
     ) -> bool:
-        """Take the lock; False when another one had it all the time.
+        """Take the lock; False after `wait_s`.
 
         Args:
-            wait_s: longest wait; None: as long as it takes.
+            wait_s: longest wait; None: no limit.
             on_wait: called once with the holder's description before the first wait.
         """
         handle = open_private(self._path)
@@ -116,13 +115,13 @@ class FileLock:
                 os.close(handle)
 
     def release(self) -> None:
-        """Give it up; nothing when it is not held."""
+        """Release the lock, if held."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             os.close(handle)
 
     def holder(self) -> str:
-        """Who has it, or had it last; for messages."""
+        """A description of its present or last holder."""
         handle = open_private(self._path)
         try:
             return _holder(handle)
@@ -133,7 +132,7 @@ class FileLock:
 def wait_for(
     attempt: Callable[[], bool], wait_s: float | None, poll_s: float, on_wait: Callable[[], None]
 ) -> bool:
-    """Try again and again; False when it failed for so long (None: as long as it takes).
+    """Repeat `attempt` until it succeeds; False after `wait_s` (None: no limit).
 
     `on_wait` is called once, before the first wait.
     """
@@ -151,7 +150,7 @@ def wait_for(
 
 
 def describe_holder(text: str) -> str:
-    """The holder that a lock's text names."""
+    """A description of the holder in a lock file's text."""
     owner = Owner.parse(text.partition(" ")[0].strip())
     return owner.describe() if owner else "another process"
 

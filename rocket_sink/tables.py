@@ -1,4 +1,4 @@
-"""Tables for terminals and notebooks, by rich: the one place where values become cells."""
+"""Tables for terminals and notebooks, by rich."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: str = ""
 ) -> Table:
-    """A table; columns of numbers are aligned right, and those that `numbers` names (by blanks)."""
+    """A table; columns of numbers, and those named in `numbers` (blank-separated), align right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -29,13 +29,13 @@ def table(
         is_number |= bool(rows) and all(isinstance(row[index], int | float | None) for row in rows)
         made.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        # Text, not str: a remark with [brackets] is no markup.
+        # rich would read [brackets] in a str as markup.
         made.add_row(*(Text(cell(value)) for value in row))
     return made
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it; None is a dash."""
+    """A value as text of a cell; None is a dash."""
     if value is None:
         return "-"
     if isinstance(value, bool):

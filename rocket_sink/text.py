@@ -1,9 +1,8 @@
-"""The one cleaner of text that others wrote: remarks, names, bodies, keys, exception texts.
+"""Cleaning of untrusted text: remarks, names, bodies, keys, exception texts.
 
-Whatever a terminal or a log would obey instead of show must not leave this process: an escape
-sequence can rewrite the screen or fill the clipboard (OSC 52), a line end can forge a log line, a
-bidirectional control can reorder what is read. All output goes through `clean`, `clean_lines` or
-`json_text`; what is stored in the ledger's tables goes through `storable`.
+Escape sequences can rewrite a terminal's screen or fill the clipboard (OSC 52), line ends can forge
+log lines, bidirectional controls can reorder text. All output goes through `clean`, `clean_lines`
+or `json_text`; texts in the ledger go through `storable`.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ TEXT_MAX_BYTES: Final = 2048
 _CUT_MARK: Final = "..."
 _MASK: Final = "***"
 _SHORTEST_SECRET: Final = 4
-"""A given secret shorter than this is not searched for: it would mask half of a text."""
+"""Shorter secrets are not masked: they would match too much."""
 _CREDENTIAL: Final = re.compile(
     r"(?i)((?:access|secret)[ _-]?key|signature|security[ _-]?token|password|passwd|credential)"
     r"(\W{0,3}[:=]\W{0,2})([^\s,;&\"'\])}]+)"
 )
-"""`accessKey=..`, `Signature: ..` and their like, as AclException texts hold them."""
+"""`accessKey=..`, `Signature: ..` and similar, as in texts of AclException."""
 _NOT_ASCII_TEXT: Final = re.compile(r"[^ -~]+")
 
 
 def clean(text: object, max_chars: int | None = None) -> str:
     """`str(text)` as one printable line of at most `max_chars` characters.
 
-    White space, line ends too, becomes blanks, one for one. Any other character that
-    `str.isprintable` refuses (C0, DEL, C1, bidirectional and other format characters, surrogates,
-    unassigned ones) is shown by its number: \\x1b, \\u202e. A cut text ends in `...`.
+    Each white-space character, also a line end, becomes a blank. Other characters that are not
+    printable (`str.isprintable`: C0, DEL, C1, bidirectional and other format characters,
+    surrogates, unassigned ones) become escapes: \\x1b, \\u202e. A truncated text ends in `...`.
     """
     whole = str(text)
     if max_chars is not None and len(whole) > max_chars:
@@ -46,26 +45,23 @@ def clean(text: object, max_chars: int | None = None) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """Each line as `clean` makes it; for texts whose line ends are our own."""
+    """`clean` for each line, for texts with line ends of our own."""
     return "\n".join(map(clean, text.split("\n")))
 
 
 def clean_trace(trace: str) -> str:
-    """A traceback, clean and indented: no line of it can pass for a line of another kind."""
+    """A traceback, clean and indented, so that none of its lines looks like a log record."""
     return "\n".join(f"  {clean(line)}" for line in trace.rstrip("\n").split("\n"))
 
 
 def json_text(
     value: Any, *, default: Callable[[Any], Any] | None = None, indent: int | None = None
 ) -> str:
-    """JSON that is read by people: letters of all scripts as they are, all else as escapes.
-
-    Nothing is lost: a reader of JSON gets the same text.
-    """
+    """JSON with printable characters unchanged and all others escaped."""
     made = json.dumps(value, default=default, ensure_ascii=False, indent=indent)
     if indent is None:
         return _NOT_ASCII_TEXT.sub(_escaped, made)
-    # The only line ends are those of the layout: json.dumps escapes those inside of texts.
+    # json.dumps escapes line ends inside of texts.
     return "\n".join(_NOT_ASCII_TEXT.sub(_escaped, line) for line in made.split("\n"))
 
 
@@ -75,9 +71,9 @@ def storable(
     secrets: Iterable[str] = (),
     max_bytes: int = TEXT_MAX_BYTES,
 ) -> str | None:
-    """`text` as a table may hold it: clean, credentials masked, at most `max_bytes` of UTF-8.
+    """`text` for the ledger: clean, credentials and `secrets` masked, at most `max_bytes` of UTF-8.
 
-    `secrets` are masked wherever they stand. A cut text ends in `...`.
+    A truncated text ends in `...`.
     """
     if text is None:
         return None
@@ -86,7 +82,8 @@ def storable(
     for secret in secrets:
         if len(secret) >= _SHORTEST_SECRET:
             text = text.replace(secret, _MASK)
-    # A cut before the patterns run could leave a half that they do not know; this one is far off.
+    # Truncating first could leave a part of a credential that the pattern does not match; this cut
+    # is far behind `max_bytes`.
     text = clean(_CREDENTIAL.sub(rf"\1\2{_MASK}", text[: 8 * max_bytes]))
     encoded = text.encode()
     if len(encoded) <= max_bytes:

@@ -11,7 +11,7 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.message import Message
 from rocket_sink.wire.acl import Credentials, SignedBody
 from rocket_sink.wire.batch import encode_inner
-from rocket_sink.wire.headers.serialize import parse_int32, parse_int64
+from rocket_sink.wire.headers import parse_int32, parse_int64
 from rocket_sink.wire.ids import RecallHandle, id_prefix, month_start_ms
 from rocket_sink.wire.trace import (
     CONTENT_SEPARATOR,

@@ -5,7 +5,6 @@ cluster. RocketMQ is fetched once from Maven Central by the Ivy of PySpark and r
 POSIX only.
 """
 
-from rocket_sink.cluster.admin_tool import admin
 from rocket_sink.cluster.detached import (
     ClusterState,
     NodeState,
@@ -15,7 +14,7 @@ from rocket_sink.cluster.detached import (
     up,
 )
 from rocket_sink.cluster.jars import DEFAULT_VERSION, resolve_jars
-from rocket_sink.cluster.local import LocalCluster
+from rocket_sink.cluster.local import LocalCluster, admin
 from rocket_sink.cluster.node import Broker, NameServer
 from rocket_sink.java import Java, find_java
 

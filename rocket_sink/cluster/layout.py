@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from rocket_sink.cluster import conf
+from rocket_sink.cluster.conf import LOOPBACK, Ports, choose_ports, load_ports
 from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress, resolve_jars
 from rocket_sink.cluster.node import Broker, NameServer, NodeSpec, PortTakenError
-from rocket_sink.cluster.ports import LOOPBACK, Ports, choose_ports, load_ports
 from rocket_sink.cluster.probe import Probe
 from rocket_sink.cluster.tls import TestCertificates, make_certificates
 from rocket_sink.errors import ClusterError

@@ -13,8 +13,7 @@ from typing import Any
 
 import psutil
 
-from rocket_sink.cluster.conf import LOG_FILE, properties_text, write_private
-from rocket_sink.cluster.ports import LOOPBACK
+from rocket_sink.cluster.conf import LOG_FILE, LOOPBACK, properties_text, write_private
 from rocket_sink.cluster.probe import Probe, ProbeFailed, accepts
 from rocket_sink.errors import ClusterError
 

@@ -276,11 +276,11 @@ class LaneBench:
             )
             .first()
         )
-        letters = ledger.dead_letters(self._spark).groupBy("first_error_code").count().collect()
+        dead = ledger.dead_letters(self._spark).groupBy("first_error_code").count().collect()
         return Figures.of(
             case, work, failed=work.messages - int(sums.stored or 0), seconds=took_ms / 1000,
             cpu_s=cpu_s, latencies_ms=[*(took.shares or [None] * 3), took.longest],
-            errors={str(one["first_error_code"]): one["count"] for one in letters},
+            errors={str(one["first_error_code"]): one["count"] for one in dead},
         )  # fmt: skip
 
     def _cpu_s(self) -> float:

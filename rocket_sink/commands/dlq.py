@@ -62,16 +62,16 @@ def list_letters(
     key: str | None, message_id: str | None, limit: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show a group's dead letters, the oldest first, or count those of all groups."""
-    from rocket_sink.producer.admin import dlq as letters
+    from rocket_sink.producer.admin import dlq as dead_letters
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.spark.backfill.dlq_export import row
 
     with Admin(resolved_options()) as admin:
         if group is None:
-            _print_groups(letters.groups(admin), as_json=as_json)
+            _print_groups(dead_letters.groups(admin), as_json=as_json)
             return
         query = _query(group, topic, since, until, key, message_id, limit)
-        rows = (row(letter) for letter in letters.read(admin, query))
+        rows = (row(dead_letter) for dead_letter in dead_letters.read(admin, query))
         if as_json:
             for one in rows:
                 print_json_line(one)
@@ -106,13 +106,13 @@ def export(
     """
     if bool(ledger) == bool(out):
         raise click.UsageError("where to? give --ledger PATH or --out FILE")
-    from rocket_sink.producer.admin import dlq as letters
+    from rocket_sink.producer.admin import dlq as dead_letters
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.spark.backfill.dlq_export import to_file, to_ledger
 
     query = _query(group, topic, since, until, key, message_id, limit)
     with Admin(resolved_options()) as admin:
-        found = letters.read(admin, query)
+        found = dead_letters.read(admin, query)
         count = to_ledger(found, absolute(ledger)) if ledger else to_file(found, Path(str(out)))
     if as_json:
         print_json({"exported": count, "to": ledger or out})
@@ -146,23 +146,23 @@ def resend(
     count is in the topic's index already is not sent again, so this may be run twice. All groups
     that consume the topic get the message. Exits 0 when nothing failed.
     """
-    from rocket_sink.producer.admin import dlq as letters
+    from rocket_sink.producer.admin import dlq as dead_letters
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.producer.producer import Producer
 
     query = _query(group, topic, since, until, key, message_id, limit)
     options = resolved_options()
     with Admin(options) as admin:
-        found = letters.read(admin, query)
+        found = dead_letters.read(admin, query)
         if dry_run:
             _print_plan(found, to_topic, as_json=as_json)
             return 0
         with Producer(options) as producer:
-            work = letters.Resender(
+            work = dead_letters.Resender(
                 admin, producer.send, to_topic=to_topic, max_resends=max_resends, again=again
             )
-            for letter in found:
-                work.resend(letter)
+            for dead_letter in found:
+                work.resend(dead_letter)
     _print_report(work.report, as_json=as_json)
     return 0 if work.report.settled else 1
 
@@ -202,9 +202,9 @@ def _cells(one: dict[str, Any]) -> list[Any]:
 
 def _print_plan(found: Any, to_topic: str | None, *, as_json: bool) -> None:
     counts: dict[str, int] = {}
-    letter: DeadLetter
-    for letter in found:
-        name = to_topic or letter.origin_topic or "(unknown)"
+    dead_letter: DeadLetter
+    for dead_letter in found:
+        name = to_topic or dead_letter.origin_topic or "(unknown)"
         counts[name] = counts.get(name, 0) + 1
     if as_json:
         print_json({"selected": sum(counts.values()), "by_topic": counts})

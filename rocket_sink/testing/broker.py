@@ -10,7 +10,7 @@ from rocket_sink.testing.server import Loop, Peer, Port
 from rocket_sink.testing.store import Halves, MemoryStore, Reads, now_ms
 from rocket_sink.wire.codes import CURRENT_VERSION, PermName, RequestCode, ResponseCode
 from rocket_sink.wire.frame import encode_frame
-from rocket_sink.wire.headers.command import ONEWAY_FLAG, Frame, response_to
+from rocket_sink.wire.headers import ONEWAY_FLAG, Frame, response_to
 from rocket_sink.wire.ids import decode_recall_handle
 from rocket_sink.wire.stored import StoredMessage
 

@@ -19,7 +19,7 @@ from rocket_sink.testing.server import Loop, Peer, Port
 from rocket_sink.testing.store import CLUSTER_NAME
 from rocket_sink.wire.codes import PermName, RequestCode, ResponseCode
 from rocket_sink.wire.frame import encode_frame
-from rocket_sink.wire.headers.command import Frame, response_to
+from rocket_sink.wire.headers import Frame, response_to
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, encode_route
 from rocket_sink.wire.stored import StoredMessage
 

@@ -28,7 +28,7 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.testing.script import Behaviour, Script, is_send, perform, stores
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.frame import FrameReader, encode_frame
-from rocket_sink.wire.headers.command import DEFAULT_LIMITS, Frame, response_to
+from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, response_to
 from rocket_sink.wire.route import decode_route, encode_route
 
 _LENGTH = 4

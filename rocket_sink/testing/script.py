@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.frame import encode_frame
-from rocket_sink.wire.headers.command import Frame
+from rocket_sink.wire.headers import Frame
 
 Predicate = Callable[[Frame], bool]
 SEND_CODES = frozenset(

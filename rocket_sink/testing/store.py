@@ -14,7 +14,7 @@ from dataclasses import replace
 from rocket_sink.wire.batch import decode_batch
 from rocket_sink.wire.codes import RequestCode, ResponseCode, SysFlag
 from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.headers.command import Frame, response_to
+from rocket_sink.wire.headers import Frame, response_to
 from rocket_sink.wire.properties import CLUSTER, PGROUP, TRAN_MSG, UNIQ_KEY, decode_properties
 from rocket_sink.wire.stored import StoredMessage, encode_stored
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from rocket_sink.errors import OptionError
 from rocket_sink.option_spec import Secret
-from rocket_sink.wire.headers.command import Body
+from rocket_sink.wire.headers import Body
 
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 (a field's name)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rocket_sink.errors import ConfigurationError, RemoteProtocolError
 from rocket_sink.wire.codes import SysFlag
-from rocket_sink.wire.headers.command import DEFAULT_LIMITS
+from rocket_sink.wire.headers import DEFAULT_LIMITS
 
 DEFAULT_LEVEL: Final = 5
 """DefaultMQProducer.compressLevel."""

@@ -31,7 +31,7 @@ from rocket_sink.wire.frame import (
     encode_head,
     response_to,
 )
-from rocket_sink.wire.headers.command import ONEWAY_FLAG, Body, Frame
+from rocket_sink.wire.headers import ONEWAY_FLAG, Body, Frame
 
 
 class Answered(NamedTuple):

@@ -12,19 +12,17 @@ import struct
 from typing import Final, Literal
 
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
-from rocket_sink.wire.headers.command import (
+from rocket_sink.wire.headers import (
     DEFAULT_LIMITS,
     Body,
     Frame,
     Limits,
     Serialize,
-    response_to,
-)
-from rocket_sink.wire.headers.serialize import (
     decode_binary_header,
     decode_json_header,
     encode_binary_header,
     encode_json_header,
+    response_to,
 )
 from rocket_sink.wire.responses import AnswerShape
 

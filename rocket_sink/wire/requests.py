@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
 from rocket_sink.wire.codes import PermName, PullSysFlag, RequestCode
-from rocket_sink.wire.headers.command import Body, Frame
+from rocket_sink.wire.headers import Body, Frame
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC: the template of topics that brokers create."""
@@ -20,7 +20,7 @@ Value = str | int | bool | None
 
 
 def fields(values: Mapping[str, Value]) -> dict[str, str]:
-    """Header fields as text; None and empty text are left out (see `wire.headers.serialize`)."""
+    """Header fields as text; None and empty text are left out (see `wire.headers`)."""
     ext = {}
     for name, value in values.items():
         if value is None or value == "":

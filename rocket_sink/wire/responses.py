@@ -19,10 +19,13 @@ from typing import Final, NamedTuple
 from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, RemoteProtocolError
 from rocket_sink.text import clean
 from rocket_sink.wire.codes import ResponseCode
-from rocket_sink.wire.headers.command import DEFAULT_LIMITS, RESPONSE_FLAG, Frame, Limits
-from rocket_sink.wire.headers.serialize import (
+from rocket_sink.wire.headers import (
+    DEFAULT_LIMITS,
     INT32_MAX,
     INT64_MAX,
+    RESPONSE_FLAG,
+    Frame,
+    Limits,
     language_name,
     load_json,
     parse_int32,

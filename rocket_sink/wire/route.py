@@ -16,12 +16,13 @@ from typing import Any, Final
 from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.text import clean
 from rocket_sink.wire.codes import PermName
-from rocket_sink.wire.headers.command import DEFAULT_LIMITS, Limits
-from rocket_sink.wire.headers.serialize import (
+from rocket_sink.wire.headers import (
+    DEFAULT_LIMITS,
     INT32_MAX,
     INT32_MIN,
     INT64_MAX,
     INT64_MIN,
+    Limits,
     load_json,
     quote_numeric_keys,
 )

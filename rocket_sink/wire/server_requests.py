@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from rocket_sink.errors import MessageError, RemoteProtocolError
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.headers.command import DEFAULT_LIMITS, Frame, Limits
+from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, Limits
 from rocket_sink.wire.properties import (
     CLUSTER,
     CORRELATION_ID,

@@ -27,7 +27,7 @@ from rocket_sink.text import clean
 from rocket_sink.wire.batch import iter_batch
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.headers.command import DEFAULT_LIMITS, Body, Limits
+from rocket_sink.wire.headers import DEFAULT_LIMITS, Body, Limits
 from rocket_sink.wire.ids import offset_message_id
 from rocket_sink.wire.properties import (
     PROPERTY_SEPARATOR,

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from rocket_sink.cluster import conf, layout
+from rocket_sink.cluster.conf import Ports
 from rocket_sink.cluster.jars import DEFAULT_VERSION
 from rocket_sink.cluster.layout import Runtime, Wanted, build
-from rocket_sink.cluster.ports import Ports
 from rocket_sink.cluster.tls import make_certificates
 from rocket_sink.errors import ClusterError
 from rocket_sink.java import Java

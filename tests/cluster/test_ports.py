@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocket_sink.cluster.ports import (
+from rocket_sink.cluster.conf import (
     RANGE,
     Ports,
     broker_ports,

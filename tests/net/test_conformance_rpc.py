@@ -9,7 +9,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.testing.server import Loop, Port
 from rocket_sink.wire.codes import LanguageCode
 from rocket_sink.wire.frame import encode_frame
-from rocket_sink.wire.headers.command import Frame, response_to
+from rocket_sink.wire.headers import Frame, response_to
 
 HEADER = {"count": "1", "messageTitle": "Welcome"}
 

@@ -11,7 +11,7 @@ import pytest
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.frame import NEED_DATA, FrameReader
-from rocket_sink.wire.headers.command import Frame
+from rocket_sink.wire.headers import Frame
 from tests.net.test_transport import IP, Echo, authority, handshaken, serve
 
 assert authority and serve  # fixtures

@@ -27,7 +27,7 @@ from rocket_sink.net.resolve import KEEP_S, Resolver
 from rocket_sink.net.transport import Transport, parse_address
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
-from rocket_sink.wire.headers.command import Frame, response_to
+from rocket_sink.wire.headers import Frame, response_to
 
 x509 = pytest.importorskip("cryptography.x509")
 from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402

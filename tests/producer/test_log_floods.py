@@ -11,7 +11,7 @@ from rocket_sink.message import Message
 from rocket_sink.net.log import BURST, EVERY_S
 from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.headers.command import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.stored import StoredMessage, encode_stored
 from tests.producer.waiting import until
 

@@ -10,7 +10,7 @@ from rocket_sink.errors import MessageError, NoRouteError, ReplyTimeoutError, Se
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.headers.command import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.ids import RecallHandle, decode_recall_handle
 from tests.decoding import encode_recall_handle
 from tests.producer.waiting import until

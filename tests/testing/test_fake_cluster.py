@@ -24,7 +24,7 @@ from rocket_sink.testing import (
 from rocket_sink.wire import requests
 from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
-from rocket_sink.wire.headers.command import Frame
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_pull_answer, decode_query_answer, decode_send_answer
 from rocket_sink.wire.route import decode_route
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import InvalidAnswerError
 from rocket_sink.wire.frame import DEFAULT_LIMITS, NEED_DATA, FrameReader
-from rocket_sink.wire.headers.command import Frame
-from rocket_sink.wire.headers.serialize import decode_any_json_header, encode_json_header
+from rocket_sink.wire.headers import Frame, decode_any_json_header, encode_json_header
 from rocket_sink.wire.responses import AnswerShape, SendAnswerFrame, decode_send_answer
 
 HEX = st.text("0123456789ABCDEF", min_size=1, max_size=40)

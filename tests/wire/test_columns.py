@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import LocalProtocolError
 from rocket_sink.wire.batch import decode_batch, encode_inner
-from rocket_sink.wire.columns import join as columns_join
+from rocket_sink.wire.columns import buffers
+from rocket_sink.wire.columns.buffers import join_pieces
 from rocket_sink.wire.columns.encode import (
     EncodedBatch,
     MessageColumns,
@@ -22,7 +23,6 @@ from rocket_sink.wire.columns.encode import (
     group_by_queue,
     message_id_column,
 )
-from rocket_sink.wire.columns.join import join_pieces
 from tests.decoding import decode_message_id, message_id
 
 UNTIMED = settings(deadline=None)
@@ -136,7 +136,7 @@ def test_pieces_are_joined_as_python_would_join_them(pieces: list, limit: int) -
         for row, value in zip(rows, values, strict=True):
             row.append(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns_join, "INT32_MAX", limit)
+        patch.setattr(buffers, "INT32_MAX", limit)
         joined = join_pieces(made, 3)
     expected = [b"".join(row) for row in rows]
     assert joined.to_pylist() == expected

@@ -12,7 +12,7 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.batch import encode_inner
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, compress
-from rocket_sink.wire.headers.command import DEFAULT_LIMITS, Frame
+from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame
 from rocket_sink.wire.responses import decode_pull_answer, decode_query_answer
 from rocket_sink.wire.server_requests import decode_transaction_check
 from rocket_sink.wire.stored import (

@@ -18,8 +18,7 @@ from rocket_sink.wire.frame import (
     encode_frame,
     response_to,
 )
-from rocket_sink.wire.headers.command import DEFAULT_LIMITS
-from rocket_sink.wire.headers.serialize import decode_any_json_header, decode_json_header
+from rocket_sink.wire.headers import DEFAULT_LIMITS, decode_any_json_header, decode_json_header
 
 from .feeding import FEEDS, Feed, drain, whole
 

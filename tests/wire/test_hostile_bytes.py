@@ -16,7 +16,7 @@ from rocket_sink.errors import RemoteProtocolError
 from rocket_sink.wire.batch import decode_batch, encode_inner
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame, encode_frame
-from rocket_sink.wire.headers.serialize import (
+from rocket_sink.wire.headers import (
     decode_any_json_header,
     decode_binary_header,
     decode_json_header,

@@ -32,8 +32,14 @@ import pyarrow as pa
 from rocket_sink.errors import LocalProtocolError
 from rocket_sink.forks import lazy
 from rocket_sink.message_rules import PROPERTIES_MAX_BYTES
-from rocket_sink.wire.columns.buffers import INT32_MAX, Int64s, ints_of, lengths_of, offsets_of
-from rocket_sink.wire.columns.join import join_pieces
+from rocket_sink.wire.columns.buffers import (
+    INT32_MAX,
+    Int64s,
+    ints_of,
+    join_pieces,
+    lengths_of,
+    offsets_of,
+)
 from rocket_sink.wire.columns.properties import (
     PropertyPieces,
 )

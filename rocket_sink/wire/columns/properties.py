@@ -15,13 +15,15 @@ import pyarrow.compute as pc
 
 from rocket_sink.wire.columns.buffers import (
     Int64s,
+    Piece,
     as_binary,
     binary_array,
     is_text,
+    join_pieces,
     lengths_of,
     offsets_of,
+    uniform,
 )
-from rocket_sink.wire.columns.join import Piece, join_pieces, uniform
 from rocket_sink.wire.properties import (
     DELAY,
     KEYS,

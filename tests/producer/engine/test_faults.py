@@ -352,7 +352,7 @@ def test_ordered_requests_time_out_behind_a_stuck_one(cluster, make_engine):
 
 
 def test_peers_requests_are_answered_with_code_3(cluster, make_engine):
-    from rocket_sink.wire.headers.command import Frame
+    from rocket_sink.wire.headers import Frame
 
     engine = make_engine()
     send(engine)
