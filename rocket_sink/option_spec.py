@@ -31,7 +31,6 @@ class Secret:
         self._text = text.reveal() if isinstance(text, Secret) else str(text)
 
     def reveal(self) -> str:
-        """The text."""
         return self._text
 
     def digest(self) -> str:
@@ -266,7 +265,6 @@ def option(name: str, kind: Kind, default: Any, group: str, help: str, **more: A
 
 
 def option_of(item: Field[Any]) -> Option:
-    """The `Option` of a field."""
     default = None if item.default is MISSING else item.default
     return Option(attribute=item.name, default=default, **item.metadata[_KEY])
 

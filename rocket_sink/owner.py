@@ -72,7 +72,6 @@ class Owner:
 
 
 def this_process() -> Owner:
-    """This process."""
     return Owner(host_name(), _boot_id(), _pid_namespace(), os.getpid(), _own_start())
 
 

@@ -1,4 +1,4 @@
-"""Real clusters for tests: one per worker process, mended before each test."""
+"""Real clusters for tests: one per worker process, repaired before each test."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def two_brokers(**broker_config: str) -> Iterator[LocalCluster]:
         running.stop()
 
 
-def mend(cluster: LocalCluster) -> LocalCluster:
-    """Thaw and start what an earlier test has left frozen or dead; waits until all brokers work."""
+def repair(cluster: LocalCluster) -> LocalCluster:
+    """Thaw frozen brokers and start dead ones; waits until all are ready."""
     for broker in cluster.brokers:
         if broker.alive:
             broker.thaw()

@@ -1,8 +1,8 @@
-"""What every test run needs: Spark JVMs tuned for many small plans, properties without a clock,
-one real cluster, long files first.
+"""Shared set-up: Spark JVMs tuned for small plans, hypothesis without time limits, one real
+cluster, long files first.
 
-The optimising compiler and whole-stage code generation pay off over millions of rows; over the few
-rows of a test they are most of its CPU time (measured on the ledger's views: twice as much).
+For the few rows of a test, the optimising compiler and whole-stage code generation take most of the
+CPU time (measured on the ledger's views: twice as much).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rocket_sink.net import log
 from tests.clusters import TRANSACTIONS, two_brokers
 
 # The cores of a build machine are shared: no time limit per example, nor for making one.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 os.environ.setdefault(
     "PYSPARK_SUBMIT_ARGS",
@@ -107,7 +107,7 @@ def own_log() -> None:
 
 @pytest.fixture(scope="session")
 def local_cluster() -> Iterator[LocalCluster]:
-    """The two real brokers of a worker process; who needs them whole calls `mend`."""
+    """The two real brokers of a worker process; who needs them whole calls `repair`."""
     yield from two_brokers(recallMessageEnable="true", **TRANSACTIONS)
 
 

@@ -45,7 +45,7 @@ def run_command(
         stack.enter_context(contextlib.redirect_stderr(err))
         given = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
         stack.enter_context(mock.patch("sys.stdin", given))
-        # What is logged, too, as it is where nobody has configured logging.
+        # Log records, too, as without a logging configuration.
         logged = logging.StreamHandler(err)
         logged.setLevel(logging.WARNING)
         logging.getLogger().addHandler(logged)

@@ -1,4 +1,4 @@
-"""A forked child goes on, whatever lock another thread of the parent held at that moment."""
+"""A forked child works, also if another thread of the parent held a lock."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_names_are_unique_in_every_spelling() -> None:
         ({"queueSelector": "weighted", "brokerWeights": "a=-1"}, ["brokerWeights", "0 and more"]),
     ],
 )
-def test_a_bad_option_says_what_and_how(given: dict[str, object], words: list[str]) -> None:
+def test_an_illegal_option_is_explained(given: dict[str, object], words: list[str]) -> None:
     with pytest.raises(OptionError) as caught:
         SinkOptions.parse(given)
     for word in words:
@@ -66,7 +66,7 @@ def test_sizes_take_units(text: object, size: int) -> None:
     assert SinkOptions.parse(maxMessageSize=text).max_message_size_bytes == size
 
 
-def test_a_secret_never_prints_and_tells_digests_apart() -> None:
+def test_a_secret_is_not_printed_and_digests_differ() -> None:
     one = SinkOptions.parse(accessKey="ann", secretKey="canary-1")
     two = SinkOptions.parse(accessKey="ann", secretKey="canary-2")
     assert "canary" not in f"{one!r} {one} {one.secret_key!s} {one.given()} {one.digest}"

@@ -95,7 +95,7 @@ def test_a_plain_file_with_another_text_keeps_it(tmp_path: Path, user: str) -> N
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_lock_files_are_for_their_owner_alone(tmp_path: Path, user: str) -> None:
+def test_lock_files_have_mode_0600(tmp_path: Path, user: str) -> None:
     """A reader of the file could lock it for ever; older versions made it for all to read."""
     name, take = USERS[user]
     path = tmp_path / name
@@ -131,7 +131,7 @@ def test_a_folder_behind_another_users_link_is_refused(tmp_path: Path) -> None:
         lock_ledger(tmp_path)
 
 
-def test_a_home_that_everybody_may_write_to_is_refused(tmp_path: Path) -> None:
+def test_a_world_writable_home_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     with pytest.raises(ClusterError, match="chmod o-w"):
         detached.up(tmp_path)
@@ -149,7 +149,7 @@ HOLDER = """
 """
 
 
-def test_who_waits_says_for_whom_and_goes_on_when_the_holder_is_killed(tmp_path: Path) -> None:
+def test_waiting_names_the_holder_and_ends_when_it_is_killed(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     code = "\n".join(line.strip() for line in HOLDER.splitlines())
     holder = subprocess.Popen(

@@ -20,7 +20,7 @@ def rooms() -> ModuleType:
     return module
 
 
-def test_the_picture_is_what_the_code_says(rooms: ModuleType) -> None:
+def test_the_picture_matches_the_code(rooms: ModuleType) -> None:
     assert rooms.main(["--check"]) == 0, "run: python docs/rooms.py"
 
 

@@ -83,7 +83,7 @@ def test_lines_become_one_and_escapes_cannot_reach_a_terminal():
     assert "\u202e" not in storable("abc\u202edcba")
 
 
-def test_a_cut_text_says_so_and_never_cuts_a_character():
+def test_a_truncated_text_is_marked_and_keeps_whole_characters():
     text = "é" * TEXT_MAX_BYTES
     clean = storable(text)
     assert clean.endswith("...")

@@ -1,4 +1,4 @@
-"""TLS in front of servers that have none, with a certificate of its own for each."""
+"""TLS in front of servers without it, each with its own certificate."""
 
 from __future__ import annotations
 

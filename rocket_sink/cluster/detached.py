@@ -69,7 +69,6 @@ class ClusterState:
 
     @property
     def brokers(self) -> list[NodeState]:
-        """The brokers, broker-a first."""
         return [node for node in self.nodes if node.name != NAME_SERVER]
 
     @property

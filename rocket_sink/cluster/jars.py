@@ -306,7 +306,7 @@ def resolve_jars(
     cached = _cached(folder)
     if cached is not None:
         return cached
-    tell = progress or _silent
+    tell = progress or (lambda text: None)
     with only_one(base / f"rocketmq-{version}.lock", tell):
         cached = _cached(folder)
         if cached is None:
@@ -426,7 +426,3 @@ def only_one(lock: Path, tell: Progress) -> Iterator[None]:
         yield
     finally:
         held.release()
-
-
-def _silent(_text: str) -> None:
-    return None

@@ -120,7 +120,6 @@ class Nodes:
             list(pool.map(lambda node: node.stop(), nodes))
 
     def kill(self) -> None:
-        """Kill all; idempotent."""
         for node in [*self.brokers, self.name_server]:
             node.kill()
 

@@ -130,7 +130,6 @@ class LocalCluster:
 
     @property
     def version(self) -> str:
-        """The RocketMQ version."""
         return self._wanted.version
 
     @property
@@ -145,7 +144,6 @@ class LocalCluster:
 
     @property
     def java(self) -> Path:
-        """The `java` of the cluster."""
         return self._prepared().java.executable
 
     @property
@@ -167,7 +165,6 @@ class LocalCluster:
 
     @property
     def brokers(self) -> list[Broker]:
-        """The brokers, broker-a first."""
         return list(self._running().brokers)
 
     def cpu_s(self) -> float:

@@ -104,7 +104,6 @@ class Node:
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -162,7 +161,8 @@ class Node:
                 return check()
             except ProbeFailed as failed:
                 if not self.alive:
-                    raise self._start_error(f"ended with code {self._code()}") from failed
+                    code = self._process.returncode if self._process else None
+                    raise self._start_error(f"ended with code {code}") from failed
                 if time.monotonic() > deadline:
                     what = f"was not ready after {timeout_s:.0f} s: {failed}"
                     raise self._start_error(what) from failed
@@ -184,9 +184,6 @@ class Node:
         if self._process is None:
             raise ClusterError(f"{self.name} was not started: call start() of its cluster.")
         return self._process
-
-    def _code(self) -> int | None:
-        return self._process.returncode if self._process else None
 
     def _start_error(self, what: str) -> ClusterError:
         lines = self.log_tail()

@@ -139,7 +139,10 @@ def backfill(
             source = _table(spark, options, path, name, form, schema, source_option)
         work = Backfill(
             spark, options, selection, source, move_keys=move_keys,
-            wait_s=0.0 if no_wait else None, on_wait=_wait,
+            wait_s=0.0 if no_wait else None,
+            on_wait=lambda holder: note(
+                f"waits for another backfill of the ledger ({holder}); --no-wait gives up instead"
+            ),
         )  # fmt: skip
         if dry_run:
             plan = work.plan(sample=sample)
@@ -151,10 +154,6 @@ def backfill(
             done = _run(work, plan, quiet=as_json)
     _print_done(plan, done, work.what, as_json=as_json)
     return 0 if done.settled + done.left_out == plan.selected else 1
-
-
-def _wait(holder: str) -> None:
-    note(f"waits for another backfill of the ledger ({holder}); --no-wait gives up instead")
 
 
 def _checked(path: str | None, name: str | None, reasons: tuple[str, ...]) -> bool:

@@ -192,7 +192,6 @@ class Results:
         return [median(runs) for runs in self.runs.values()]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         cases = [asdict(one) for one in self.medians]
         return {"machine": self.machine, "settings": self.settings, "cases": cases}
 

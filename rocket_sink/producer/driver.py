@@ -592,6 +592,7 @@ class Driver:
         return not self._submissions.requests and self.engine.has_room(request)
 
     def _closed(self) -> bool:
+        # A method: mypy would take a second look at the attribute for unreachable.
         return self.engine.closed
 
     def _check_open(self) -> None:

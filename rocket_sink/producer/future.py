@@ -72,11 +72,9 @@ class SendFuture(Future[SendResult]):
         return super().result(timeout)
 
     def on_done(self, completion: Completion) -> None:
-        """The driver's completion."""
         self.ended(completion.result, completion.error)
 
     def ended(self, result: SendResult | None, error: BaseException | None) -> None:
-        """Complete with a result or an error."""
         if self._context is not None:
             self._hooks.ended(self._context, result, error)
         if result is not None:

@@ -92,7 +92,6 @@ class Hooks:
         self.hooks = (*self.hooks, hook)
 
     def replace(self, old: SendHook | None, new: SendHook) -> None:
-        """Replace a hook."""
         self.hooks = (*(hook for hook in self.hooks if hook is not old), new)
 
     def before(

@@ -160,5 +160,4 @@ _worker_pool = ProducerPool()
 
 
 def worker_pool() -> ProducerPool:
-    """This process's pool."""
     return _worker_pool

@@ -57,7 +57,6 @@ class RequestReply:
     def request(
         self, message: Message, timeout_s: float, queue: MessageQueue | None
     ) -> PushedReply:
-        """`Producer.request`."""
         deadline_s = self._driver.engine.clock() + timeout_s
         self.connect_all(self._builder.topic(message.topic), deadline_s)
         correlation_id = str(uuid.uuid4())
@@ -88,7 +87,6 @@ class RequestReply:
     def reply(
         self, request: StoredMessage | Mapping[str, str], body: bytes, **fields: Any
     ) -> SendResult:
-        """`Producer.reply`."""
         properties = request.properties if isinstance(request, StoredMessage) else request
         topic, extra = reply_address(properties)
         message = Message(topic, body, **fields)
@@ -97,7 +95,6 @@ class RequestReply:
         return self._driver.send(reply, (message,), "reply")
 
     def recall(self, topic: str, recall_handle: str) -> str:
-        """`Producer.recall`."""
         check_topic(topic)
         handle = decode_recall_handle(recall_handle)
         name, topic = handle.broker_name, self._builder.topic(topic)

@@ -91,11 +91,9 @@ class View:
         return self._ends[-1] if self._ends else 0
 
     def broker_at(self, position: int) -> str:
-        """The queue's broker."""
         return self.brokers[bisect.bisect_right(self._ends, position)]
 
     def queue_at(self, position: int) -> MessageQueue:
-        """The queue."""
         broker = bisect.bisect_right(self._ends, position)
         indices = self._indices[broker]
         return self._queues[indices[position - self._ends[broker] + len(indices)]]

@@ -51,10 +51,6 @@ def queues_for_keys(
     return _BY_HASH[sharding_hash](hashing.siphash_array(keys), info)
 
 
-def _by_remainder(hashes: IntArray, info: TopicPublishInfo) -> IntArray:
-    return hashing.sip_index_array(hashes, len(info.queues))
-
-
 def _by_rendezvous(hashes: IntArray, info: TopicPublishInfo) -> IntArray:
     weights = [len(queues) for queues in info.queues_by_broker.values()]
     brokers = hashing.rendezvous_of_hashes(hashes, list(info.queues_by_broker), weights)
@@ -73,7 +69,7 @@ _JAVA: Final[dict[str, tuple[Callable[[str], int], Callable[[Any], IntArray]]]] 
 }
 """(hash of one key, hash of a column of keys)."""
 _BY_HASH: Final[dict[str, Callable[[IntArray, TopicPublishInfo], IntArray]]] = {
-    "siphash24": _by_remainder,
+    "siphash24": lambda hashes, info: hashing.sip_index_array(hashes, len(info.queues)),
     "rendezvous": _by_rendezvous,
 }
 

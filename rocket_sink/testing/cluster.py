@@ -113,7 +113,6 @@ class FakeCluster:
         self._loop.stop()
 
     def route(self, topic: str) -> TopicRoute:
-        """The topic's route now."""
         on = {name: topics[topic] for name, topics in self._topics.items() if topic in topics}
         return TopicRoute(
             queues=tuple(QueueData(n, c.queues, c.queues, c.perm) for n, c in on.items()),

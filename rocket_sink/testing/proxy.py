@@ -386,7 +386,6 @@ class FaultProxies:
             return self._proxies[address]
 
     def close(self) -> None:
-        """Close all proxies."""
         self.front.close()
         with self._lock:
             for proxy in self._proxies.values():

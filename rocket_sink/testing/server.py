@@ -47,7 +47,6 @@ class Peer:
             self.port.loop.drop(self, reset=True)
 
     def drop(self) -> None:
-        """Close."""
         self.port.loop.drop(self)
 
     def after(self, seconds: float, function: Callable[[], None]) -> None:
@@ -164,14 +163,11 @@ class Loop:
             self.flush(peer)
 
     def stop(self) -> None:
-        self.call(self._stop)
+        self.call(lambda: setattr(self, "_running", False))
         self._thread.join(10)
         for sock in (self._wake_read, self._wake_write):
             sock.close()
         self._selector.close()
-
-    def _stop(self) -> None:
-        self._running = False
 
     def _run(self) -> None:
         while self._running:

@@ -97,9 +97,5 @@ def canonical_fields(ext: Mapping[str, str]) -> str:
 
     Java orders text by UTF-16 code units, Python by code points; they differ beyond U+FFFF.
     """
-    names = sorted((name for name in ext if name != SIGNATURE), key=_utf16)
-    return "".join([ext[name] for name in names])
-
-
-def _utf16(name: str) -> bytes:
-    return name.encode("utf-16-be")
+    names = (name for name in ext if name != SIGNATURE)
+    return "".join([ext[name] for name in sorted(names, key=lambda name: name.encode("utf-16-be"))])

@@ -171,17 +171,14 @@ class FrameReader:
                     return seen
             frame = decode_json_header(header, self._limits)
             if self._shapes_left and len(header) < _SHAPED_BYTES:
-                self._learn(frame, header)
+                shape = AnswerShape.of(frame, header)
+                if shape is not None:
+                    self._shape = shape
+                    self._shapes_left -= 1
             return frame
         if kind == _ROCKETMQ:
             return decode_binary_header(header, self._limits)
         raise RemoteProtocolError(f"a header of the unknown serialisation {kind}")
-
-    def _learn(self, frame: Frame, header: bytes) -> None:
-        shape = AnswerShape.of(frame, header)
-        if shape is not None:
-            self._shape = shape
-            self._shapes_left -= 1
 
     def _check_lengths(self, length: int, header_length: int) -> None:
         limits = self._limits

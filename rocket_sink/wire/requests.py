@@ -148,7 +148,8 @@ def heartbeat(*, client_id: str, producer_groups: Iterable[str]) -> Frame:
         "producerDataSet": [{"groupName": group} for group in producer_groups],
         "withoutSub": False,
     }
-    return Frame(RequestCode.HEART_BEAT, None, _json(body))
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return Frame(RequestCode.HEART_BEAT, None, text.encode())
 
 
 def unregister_client(
@@ -172,17 +173,11 @@ def get_route(topic: str) -> Frame:
 
 
 def get_broker_cluster_info() -> Frame:
-    """All brokers with their clusters and addresses."""
     return Frame(RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
 def get_all_topics() -> Frame:
-    """The names of all topics."""
     return Frame(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def pull_message(

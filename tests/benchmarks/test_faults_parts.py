@@ -58,7 +58,7 @@ def test_a_fault_that_is_stopped_leaves_no_frozen_broker(kind: str, calls: list[
     assert broker.calls == calls
 
 
-def test_the_read_back_tells_lost_from_doubled_from_announced() -> None:
+def test_the_read_back_counts_lost_doubled_and_announced() -> None:
     stored = {1: 1, 2: 2, 3: 2, 9: 1}
     found = read_back({1, 2, 3, 4}, {3}, stored)
     assert found == {"lost": 1, "doubled": 2, "unannounced": 1}

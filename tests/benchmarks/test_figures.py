@@ -31,7 +31,7 @@ def test_the_median_is_taken_of_each_figure_by_itself() -> None:
     assert second.case == "b"
 
 
-def test_the_median_of_memory_that_nobody_looked_at_is_none() -> None:
+def test_the_median_of_unmeasured_memory_is_none() -> None:
     (one,) = medians([figures("a", 10, peak_mb=None), figures("a", 20, peak_mb=None)])
     assert one.peak_mb is None
     (two,) = medians([figures("a", 10, failed=0), figures("a", 20, failed=3)])

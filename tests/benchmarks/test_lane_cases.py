@@ -82,11 +82,11 @@ def test_large_bodies_get_fewer_rows() -> None:
     [({}, True), ({"faults": True}, False), ({"scale": True}, False), ({"peers": True}, True),
      ({"faults": True, "lanes": ("foreach",)}, True)],
 )  # fmt: skip
-def test_faults_and_scaling_alone_measure_no_cases(changes: dict, cases: bool) -> None:
+def test_faults_and_scaling_only_measure_no_cases(changes: dict, cases: bool) -> None:
     assert asked(**changes).wants_cases is cases
 
 
-def test_peers_alone_need_no_spark() -> None:
+def test_peers_only_need_no_spark() -> None:
     assert not asked(peers=True).plan().spark
     assert asked(kafka=True).plan().spark
 

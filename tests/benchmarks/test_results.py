@@ -119,7 +119,7 @@ class Twice:
         return Figures(self.case.name, 10, 0.1, 100.0, 1.0, 1.0, 0.0, 0.0)
 
 
-def test_each_run_is_told_with_how_many_there_will_be() -> None:
+def test_each_run_is_reported_with_the_planned_number() -> None:
     made, told = Results(MACHINE, {}), list[str]()
     made.on_added = lambda: told.append(made.progress)
     made_room: list[int] = []
@@ -189,7 +189,7 @@ def test_a_signal_that_an_error_hides_is_no_failure_of_a_case() -> None:
 
 
 class TestStopped:
-    """Figures of finished cases are in the file at once, and a signal keeps them."""
+    """Figures of finished cases are in the file immediately, and stay there after a signal."""
 
     @pytest.fixture(autouse=True)
     def out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_room_is_made_after_counting_by_the_grpc_sender() -> None:
 
 
 @pytest.mark.parametrize(("mode", "fair"), [("async", False), ("replay", True)])
-def test_a_sender_that_tells_of_more_than_it_was_asked_for(mode: str, fair: bool) -> None:
+def test_a_sender_that_reports_too_many_messages(mode: str, fair: bool) -> None:
     class Liar:
         def run(self, *_: Any, **__: Any) -> Ended:
             return Ended({"ok": 101, "failed": 0, "seconds": 1.0, "cpu_s": 1.0}, 1.0, 1.0, 1.0)

@@ -12,7 +12,7 @@ import pytest
 from rocket_sink.cluster import LocalCluster, down, status, up
 from rocket_sink.cluster.probe import Probe, ProbeFailed
 from rocket_sink.errors import ClusterError
-from tests.clusters import mend
+from tests.clusters import repair
 
 pytestmark = pytest.mark.cluster
 
@@ -31,7 +31,7 @@ def stored(cluster: LocalCluster, topic: str) -> int:
 
 @pytest.fixture
 def cluster(local_cluster: LocalCluster) -> LocalCluster:
-    return mend(local_cluster)
+    return repair(local_cluster)
 
 
 def test_it_starts_once(cluster: LocalCluster) -> None:
@@ -128,7 +128,7 @@ def test_up_and_down_twice(tmp_path: Path) -> None:
         assert state.running and status(tmp_path) == state
         assert up(tmp_path, brokers=1) == state
         Probe().check_broker(state.name_server, "broker-a", state.brokers[0].address)
-        # a part that has died is mended: a new cluster on the same ports
+        # a cluster with a dead process is replaced by a new one on the same ports
         process = state.brokers[0].process()
         assert process is not None
         process.kill()
@@ -145,7 +145,7 @@ def test_up_and_down_twice(tmp_path: Path) -> None:
     assert not any(node.alive for node in (*state.nodes, *mended.nodes))
 
 
-def test_acl_and_tls_let_nobody_else_in() -> None:
+def test_acl_and_tls_refuse_other_clients() -> None:
     keys = Keys()
     with LocalCluster(brokers=1, acl=keys, tls="enforcing") as cluster:
         folder, broker = cluster.home, cluster.brokers[0]

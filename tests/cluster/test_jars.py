@@ -105,7 +105,7 @@ def test_the_users_own_ivy_settings_must_exist(
         jars.IvyRun(JAVA, tmp_path / "work", lambda: None).resolve("9.9.9", tmp_path)
 
 
-def test_ivys_own_failure_is_told_with_its_last_lines(tmp_path: Path) -> None:
+def test_a_failure_of_ivy_has_its_last_lines(tmp_path: Path) -> None:
     launcher = tmp_path / "java" / "bin" / "java"
     launcher.parent.mkdir(parents=True)
     launcher.write_text("#!/bin/sh\necho 'unknown host'\nexit 3\n")

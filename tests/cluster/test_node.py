@@ -110,9 +110,7 @@ def test_the_users_java_options_do_not_reach_it(
     assert node.log_tail() == "None /x.jar"
 
 
-def test_settings_are_written_at_each_start_for_the_owner_alone(
-    tmp_path: Path, guard: Guard
-) -> None:
+def test_settings_are_written_at_each_start_with_mode_0600(tmp_path: Path, guard: Guard) -> None:
     node = Node(spec(tmp_path, "pass", {"k": "v"}), guard.join)
     file = node.spec.settings_file
     for _ in range(2):
@@ -140,7 +138,7 @@ def test_a_slow_start_ends_at_its_time(node: Node) -> None:
         node.wait_for(never_ready, 0.2)
 
 
-def test_a_taken_port_is_told_apart(tmp_path: Path, guard: Guard) -> None:
+def test_a_taken_port_has_its_own_error(tmp_path: Path, guard: Guard) -> None:
     node = Node(spec(tmp_path, "print('BindException: Address already in use')"), guard.join)
     node.spawn()
     with pytest.raises(PortTakenError):
@@ -194,7 +192,7 @@ def test_processes_die_with_a_killed_owner(tmp_path: Path, kind: str) -> None:
             os.killpg(owner.pid, signal.SIGKILL)
 
 
-def test_a_cluster_that_is_not_started_says_so() -> None:
+def test_a_cluster_that_is_not_started_raises() -> None:
     cluster = LocalCluster()
     cluster.stop()
     for name in ("name_server", "brokers", "classpath", "home"):

@@ -142,7 +142,7 @@ def test_the_choices_are_what_can_be_measured() -> None:
     assert tuple(benchmark_run._STREAM_LANES) == command.LANES
 
 
-def test_where_nothing_is_stored_the_error_is_told(
+def test_where_nothing_is_stored_the_error_is_raised(
     cluster: FakeCluster, arguments: list[str], capsys: Capture
 ) -> None:
     for broker in cluster.brokers:
@@ -266,7 +266,7 @@ class TestBaseline:
         assert "no file of rocket-sink benchmark --out" in capsys.readouterr().err
 
 
-def test_an_out_that_cannot_be_written_is_told_first(
+def test_an_unwritable_out_is_an_early_error(
     arguments: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     assert main([*arguments, "--out", str(tmp_path / "nowhere" / "out.json")]) == 1

@@ -110,7 +110,7 @@ def test_the_short_help_is_the_commands_own_first_line(name: str) -> None:
         (["tail", "-n", "a:1"], "--topic"),
     ],
 )
-def test_a_wrong_command_line_exits_2_and_says_what(
+def test_a_wrong_command_line_exits_2_with_a_reason(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, *arguments)

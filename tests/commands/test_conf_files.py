@@ -75,7 +75,7 @@ def test_sections_are_optional_and_spelling_is_free(tmp_path: Path) -> None:
         ("just words", ["name = value"]),
     ],
 )
-def test_a_bad_file_says_what_is_wrong(text: str, words: list[str], tmp_path: Path) -> None:
+def test_a_malformed_file_is_explained(text: str, words: list[str], tmp_path: Path) -> None:
     path = tmp_path / "bad.conf"
     path.write_text(text)
     with pytest.raises(OptionError) as caught:

@@ -93,7 +93,7 @@ class TestJudge:
         verdict = self.verifier(flights, stored([*rows, *rows[:5]]))
         assert (verdict.duplicates, verdict.new_ids, verdict.disordered_keys) == (5, 0, 0)
 
-    def test_a_second_copy_under_a_new_id_is_told(
+    def test_a_second_copy_with_a_new_id_is_counted(
         self, flights: Path, rows: list[dict[str, Any]]
     ) -> None:
         (copy,) = stored(rows[:1])
@@ -122,7 +122,7 @@ class TestJudge:
         wrong = {**rows[0], "dest": "XXX"}
         assert self.verifier(flights, stored([wrong, *rows[1:]])).altered == 1
 
-    def test_a_message_of_somebody_else_is_foreign(
+    def test_a_message_of_another_sender_is_foreign(
         self, flights: Path, rows: list[dict[str, Any]]
     ) -> None:
         other = StoredMessage("flights", b"hello", properties={})

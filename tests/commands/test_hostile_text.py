@@ -159,7 +159,7 @@ def test_an_exported_file_has_escapes(cluster: FakeCluster, tmp_path: Path) -> N
 
 
 def test_json_holds_the_text_unchanged(cluster: FakeCluster) -> None:
-    """In a process of its own, as users run it."""
+    """In a separate process, as users run it."""
     done = subprocess.run(
         [sys.executable, "-m", "rocket_sink.cli",
          *at(cluster, "tail", "-t", "orders", "--from-start", "--no-follow", "--json")],

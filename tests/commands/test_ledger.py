@@ -70,7 +70,7 @@ def test_the_report(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert err == "" and found["unfolded_epochs"] == 0
 
 
-def test_what_is_not_folded_yet_is_told(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unfolded_epochs_are_noted(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     for epoch in (1, 2):
         spool = SpoolWriter(path, context(epoch=epoch))
         spool.append(accounts(context(epoch=epoch), acked=1))
@@ -81,7 +81,7 @@ def test_what_is_not_folded_yet_is_told(path: str, capsys: pytest.CaptureFixture
     assert list(Path(path, "_spool").rglob("*.arrow")), "reading folds nothing"
 
 
-def test_what_is_put_aside_is_told(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quarantined_files_are_noted(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     aside = Path(path, "_spool", "_quarantine", "q-query", "0", "0-1-x~y.arrow")
     aside.parent.mkdir(parents=True)
     aside.touch()
@@ -129,7 +129,7 @@ def test_without_the_extra_spark_reads(path: str, monkeypatch: pytest.MonkeyPatc
         report_command.report.main(["--ledger", path], standalone_mode=False)
 
 
-def test_a_path_without_a_ledger_is_told_at_once(
+def test_a_path_without_a_ledger_is_an_early_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in (["report"], ["ledger", "show", "epochs"]):

@@ -33,7 +33,7 @@ def test_commands_print_by_this_module_only() -> None:
     assert found == {"commands/common/output.py", "commands/options.py"}
 
 
-def test_counted_steps_are_told_by_quarters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_counted_steps_are_printed_by_quarters(capsys: pytest.CaptureFixture[str]) -> None:
     steps = Steps()
     steps("fetching")
     for number in range(1, 135):
@@ -95,7 +95,7 @@ def test_json_takes_our_values(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_a_backfill_of_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_backfill_of_nothing_prints_that(capsys: pytest.CaptureFixture[str]) -> None:
     from rocket_sink.commands.backfill import _print_done
     from rocket_sink.spark.backfill.backfill import Plan
     from rocket_sink.spark.backfill.resend import Resent

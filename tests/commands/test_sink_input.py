@@ -65,7 +65,7 @@ def test_the_local_cluster_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sink_input.with_name_server({}) == {"nameServer": "env:1"}
 
 
-def test_no_name_server_anywhere_says_how_to_give_one() -> None:
+def test_a_missing_name_server_is_explained() -> None:
     @click.command(cls=Command)
     @sink_options("nameServer")
     def command() -> None:

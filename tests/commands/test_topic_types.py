@@ -55,7 +55,7 @@ def test_a_topic_without_a_type_fits_all() -> None:
     assert findings({}, ordering="strict") == []
 
 
-def test_a_broker_that_does_not_tell_is_noted() -> None:
+def test_a_broker_without_topic_types_is_noted() -> None:
     def refused(topic: str) -> None:
         raise BrokerError("no")
 

@@ -38,7 +38,7 @@ _WAITING = (*STAGED, "queues_changed")
 
 @dataclass
 class Cell:
-    """A schedule in a folder of its own.
+    """A schedule in its own folder.
 
     Attributes:
         kept: copies that were read before their topic was deleted.
@@ -136,7 +136,7 @@ class Cell:
             # Of a write: what tells that the next one is the one that died.
             options["appId"] = f"app-{self.number}"
         if self.batch and one.delivery == "effectively_once" and one.event == "driver_killed":
-            # A write that died is run again as a write that nobody knows.
+            # A write that died is run again as a new write.
             options["replayCheck"] = "always"
         return options
 

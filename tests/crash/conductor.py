@@ -120,13 +120,13 @@ class Round:
         write_whole(cell.folder / "go", "on")
         yield from self._after_failure(cell, 1, cell.create_topic)
 
-    def _after_failure(self, cell: Cell, number: int, mend: Callable[[], None]) -> Any:
+    def _after_failure(self, cell: Cell, number: int, repair: Callable[[], None]) -> Any:
         role = self._driver_of(cell).role
         while not (cell.folder / f"failed.{role}.{number}").exists():
             if self._ended(cell):
                 return
             yield
-        yield from _persist(mend)
+        yield from _persist(repair)
         write_whole(cell.folder / f"again.{role}.{number}", "again")
         yield from self._after_failure(cell, number + 1, lambda: None)
 
@@ -151,7 +151,7 @@ class Round:
             yield
 
     def _brokers(self) -> Any:
-        """One event for all cells that wait for it: what breaks is there for everybody."""
+        """One event for all cells that wait for it, because brokers are shared."""
         first, second = self._cluster.brokers[:2]
         while not all(cell.has_queues or self._ended(cell) for cell in self.cells):
             yield

@@ -150,7 +150,7 @@ def main(plan: dict[str, Any]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    # Not stopped in good order: nobody needs it, and that takes seconds.
+    # Not stopped cleanly, which takes seconds.
     os._exit(0)
 
 

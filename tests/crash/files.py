@@ -16,7 +16,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def await_file(path: Path) -> None:
-    """Raises TimeoutError when nobody writes it."""
+    """Raises TimeoutError when it is not written."""
     until_s = time.monotonic() + WAIT_S
     while not path.exists():
         if time.monotonic() > until_s:

@@ -35,7 +35,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Sent:
-    """A request as the ledger has it; `queue` is None where nobody knows where it went."""
+    """A request in the ledger; `queue` is None if it is unknown."""
 
     outcome: str
     count: int

@@ -84,7 +84,7 @@ class Driver:
         return dict(json.loads((self.folder / f"driver.{self.role}.json").read_text()))
 
     def check(self) -> None:
-        """Raises when the process died although nobody killed it."""
+        """Raises when the process ended without being killed."""
         if self.process is not None and self.process.poll() not in (None, 0):
             raise AssertionError(f"the driver {self.role} ended: {self._log.read_text()[-6000:]}")
 

@@ -132,7 +132,7 @@ def transactional() -> World:
 
 
 def leave_half(world: World) -> None:
-    """A decided half message that nobody commits."""
+    """A half message of a committed epoch that is not committed."""
     del world.copies[7]
 
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from rocket_sink.cluster import LocalCluster
-from tests.clusters import mend
+from tests.clusters import repair
 
 
 @pytest.fixture
 def cluster(local_cluster: LocalCluster) -> LocalCluster:
     """The worker's two real brokers, both of them at work."""
-    return mend(local_cluster)
+    return repair(local_cluster)

@@ -165,7 +165,7 @@ def test_an_epoch_of_foreach_is_confirmed_with_sparks_rows(
 
 
 def _confirmed(spark: Any, ledger: Ledger) -> list[dict[str, Any]]:
-    """All epochs, once the listener has heard of them: its events come late."""
+    """All epochs, after the listener's events, which are late."""
     until_s = time.monotonic() + 120
     while True:
         ledger.sync(spark)

@@ -56,21 +56,21 @@ class Sending:
             {"nameServer": cluster.name_server, "topic": self.topic, "ledger": str(ledger),
              **options}
         )  # fmt: skip
-        self._mends: list[Future[None]] = []
+        self._repairs: list[Future[None]] = []
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Mend a broker beside the sends; `run` returns when it is mended.
+        """Repair a broker during the sends; `run` returns when it is repaired.
 
         Sends need not wait for a broker that is away, but the reading afterwards and the next
         test's topic do: a started broker takes seconds, and half a minute on a busy machine.
         """
 
-        def mend() -> None:
+        def repair() -> None:
             time.sleep(delay_s)
             action()
 
         thread = ThreadPoolExecutor(1)
-        self._mends.append(thread.submit(mend))
+        self._repairs.append(thread.submit(repair))
         thread.shutdown(wait=False)
 
     def run(self, during: Callable[[], None]) -> Any:
@@ -89,8 +89,8 @@ class Sending:
             raise
         finally:
             pool.close()
-            for mend in self._mends:
-                mend.result()
+            for one in self._repairs:
+                one.result()
 
     def stored(self) -> list[Any]:
         """All of the topic, of brokers that were away as well."""

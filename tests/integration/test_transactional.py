@@ -79,7 +79,7 @@ def test_epochs_are_seen_once_decided_and_once(
         assert not seen()
         sink.write_batch(_rows(spark, 0), 0)
         assert seen() == _all(0)
-        # One whose driver dies after it: nobody but the ledger knows.
+        # One whose driver dies after it: only the ledger has it.
         _killed(sink, spark, 1, monkeypatch, TransactionCommitter, "_end", _die)
         endings = TransactionCommitter(spark, sink.options)
         rows = endings.open_epochs()

@@ -1,4 +1,4 @@
-"""Dead letters keep everything, in order, whatever is in the row."""
+"""Dead letters keep all fields and the order of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small files: what a reader sees is one writer's text, whole, whoever else writes."""
+"""Small files: a reader sees the complete text of one writer, with concurrent writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When held keys are let go: not before the ledger knows that none of their letters is pending."""
+"""Held keys are released when the ledger has no pending dead letters of them."""
 
 from __future__ import annotations
 
@@ -99,6 +99,6 @@ def test_a_newer_attempt_on_its_way_to_the_table_keeps_its_keys(spark: Any, tmp_
     newer = context(epoch=2, run_id="run-2", task_attempt_id=1)
     keys = PendingKeys(place)
     keys.note(newer, {"t": {"a"}})
-    # Its letters are not in the table, so nothing of the key seems to be pending.
+    # Its dead letters are not in the table, so the key seems to have none.
     assert release(spark, place) == 0
     assert keys.held_for(context(epoch=9)) == {"t": {"a"}}

@@ -64,7 +64,7 @@ def test_a_clock_that_is_set_back(spark: Any, tmp_path: Path) -> None:
         assert pending(ledger) == ([b"parked"] if way == "unparked" else [])
     ledger.append(spark, resolution_rows({"letter_id": ["l"], "resolution": "dropped"}, by_hand))
 
-    # Of two runs that nobody has confirmed the one that ended last counts.
+    # Of two unconfirmed runs the one that ended last counts.
     old, new = context(), context(run_id="run-2", task_attempt_id=1)
     ledger.append(spark, at(letter(old, b"old"), 50), at(accounts(old, dead=1), 50))
     ledger.append(spark, at(letter(new, b"new"), 10), at(accounts(new, dead=1), 10))

@@ -605,7 +605,7 @@ VALUES: tuple[Defect, ...] = (
         "rocket_sink/option_spec.py",
         """        return "***" if self._text else "''"\n""",
         "        return repr(self._text)\n",
-        ("tests/test_options.py::test_a_secret_never_prints_and_tells_digests_apart",),
+        ("tests/test_options.py::test_a_secret_is_not_printed_and_digests_differ",),
         "the secret key is in the repr of the options, and so in notebooks and logs",
     ),
 )

@@ -56,9 +56,7 @@ def test_c66_the_clients_key_has_a_password(authority, serve, version):
         ask(address, **trusted(authority, **{**keys, "tlsKeyPassword": "4321"}))
 
 
-def test_the_password_is_read_from_where_the_option_says(
-    authority, serve, version, tmp_path, monkeypatch
-):
+def test_the_password_is_read_from_its_source(authority, serve, version, tmp_path, monkeypatch):
     address = mutual(authority, serve, version, ssl.CERT_REQUIRED)
     keys = client(authority, password="1234")
     monkeypatch.setenv("KEY_PASSWORD", "1234")

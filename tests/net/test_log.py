@@ -97,7 +97,7 @@ def test_names_of_peers_do_not_fill_the_memory():
     assert sum(one is not None for one in passed) <= 1000 + BURST
 
 
-def test_the_log_says_how_many_were_held_back(written):
+def test_the_number_of_suppressed_records_is_logged(written):
     logger = log.logger("rocket_sink.test")
     for number in range(5000):
         logger.warning("frame %d", number, extra={"peer": "10.0.0.1:10911"})

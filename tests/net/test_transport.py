@@ -179,7 +179,7 @@ def test_names_are_resolved(serve):
 
 
 class Names:
-    """The system's resolver with names of ours; those of `hanging` are told when `go` is set."""
+    """The system's resolver with test names; look-ups of `hanging` end when `go` is set."""
 
     def __init__(self, monkeypatch) -> None:
         self.known = {"broker.example": "127.0.0.1", "slow.example": "127.0.0.1"}
@@ -254,7 +254,7 @@ def named(address, host):
     return f"{host}:{address.rpartition(':')[2]}"
 
 
-def test_a_name_that_is_looked_up_for_long_holds_up_nobody_else(serve, names, client):
+def test_a_slow_look_up_does_not_delay_others(serve, names, client):
     address = serve()
     slow = [Asked(client, named(address, "slow.example")) for _ in range(3)]
     assert Asked(client, address).wait() == b"hello"
@@ -282,7 +282,7 @@ def test_the_end_of_a_look_up_ends_the_wait(serve, names, client):
     assert asked.wait() == b"hello"
 
 
-def test_an_unknown_name_is_told_with_its_option(names, client):
+def test_an_unknown_name_is_an_error_with_its_option(names, client):
     error = Asked(client, "nobody.example:9876").wait()
     assert type(error) is UnknownHostError and isinstance(error, ConnectError)
     assert error.host == "nobody.example" and error.address == "nobody.example:9876"
@@ -491,7 +491,7 @@ def say_nothing(peer):
     linger(peer)
 
 
-def test_a_handshake_that_takes_too_long_says_what_was_heard(plain):
+def test_a_handshake_timeout_reports_the_servers_answer(plain):
     with pytest.raises(ConnectError, match=r"too long.*tlsMode=off"):
         ask(plain(say_nothing), tlsMode="insecure", connectTimeoutMs=300)
 
@@ -509,13 +509,13 @@ def test_a_tls_server_that_closes_in_the_middle_is_none_without_tls(plain):
 
 @pytest.mark.parametrize("name", ["UNKNOWN_CA", "CERTIFICATE_REQUIRED", "PROTOCOL_VERSION"])
 @pytest.mark.parametrize("protocol", ["TLSV1", "SSLV3", "TLSV13"])
-def test_an_alert_is_known_by_its_name_alone(name, protocol):
+def test_an_alert_is_recognised_by_its_name(name, protocol):
     alert = worded(f"{protocol}_ALERT_{name}")
     assert tls.is_final(alert) and tls.refuses_us(alert) == ("PROTOCOL" not in name)
     assert "tlsMode=off" not in tls.explain(alert, "127.0.0.1", answered=True)
 
 
-def test_plain_to_a_tls_server_says_so(authority, serve):
+def test_plain_to_a_tls_server_is_explained(authority, serve):
     address = serve(authority.server("ip", IP))
     with pytest.raises(Exception, match=r"tlsMode|peer closed|reset") as caught:
         ask(address)

@@ -16,7 +16,7 @@ from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
 from rocket_sink.wire.stored import StoredMessage
-from tests.clusters import make_topic, mend
+from tests.clusters import make_topic, repair
 
 
 @pytest.fixture
@@ -63,18 +63,18 @@ def real(local_cluster: LocalCluster) -> LocalCluster:
 def topic(real: LocalCluster, request: Any) -> str:
     """A topic of the test's own on both brokers, four queues each."""
     name = "p-" + re.sub("[^a-z0-9-]", "", request.node.name.replace("_", "-"))[-60:]
-    make_topic(mend(real), name)
+    make_topic(repair(real), name)
     return name
 
 
 def stored(real: LocalCluster, topic: str) -> list[StoredMessage]:
-    """What a topic of a real cluster holds now."""
+    """The messages of a topic of a real cluster."""
     # a name server on a busy machine may need seconds to answer
     return list(read_topic(real.name_server, topic, timeout_s=30.0))
 
 
 def request(token: Any = None, **more: Any) -> SendRequest:
-    """A request of one message whose body tells its token."""
+    """A request of one message with the token in its body."""
     key = f"ID{token}"
     return SendRequest(
         "orders",

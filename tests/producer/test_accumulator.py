@@ -51,7 +51,7 @@ def test_by_size_without_waiting(cluster, make):
     assert len({future.result(0).message_id for future in futures}) == 20
 
 
-def test_what_cannot_share_goes_alone(cluster, make):
+def test_what_cannot_be_batched_is_sent_alone(cluster, make):
     producer = make(batchMaxDelayMs=30_000, batchMaxBytes=1000)
     queue = producer.fetch_publish_message_queues("orders")[0]
     futures = [

@@ -25,7 +25,7 @@ def limit_bodies(cluster, most):
         )
 
 
-def test_a_body_near_the_limit_goes_alone_and_not_in_batch_form(cluster, make_producer):
+def test_a_body_near_the_limit_is_sent_as_a_single_message(cluster, make_producer):
     producer = make_producer(maxMessageSize=1000)
     small, large = Message("orders", bytes(10)), Message("orders", bytes(990))
     limit_bodies(cluster, 1000)
@@ -52,7 +52,7 @@ def test_a_refused_batch_is_halved_under_the_same_ids(cluster, make_producer):
     assert len(sent(cluster, RequestCode.SEND_BATCH_MESSAGE)) < 11
 
 
-def test_only_the_guilty_message_fails(cluster, make_producer):
+def test_only_the_illegal_message_fails(cluster, make_producer):
     class Told(SendHook):
         def __init__(self):
             self.ids = []

@@ -79,7 +79,7 @@ def test_the_end_of_a_transaction_goes_again_too(cluster, make_producer):
 
 
 @pytest.mark.parametrize("second", [Credentials("old", "s1"), RuntimeError("vault is down")])
-def test_the_refusal_is_told_when_there_are_no_new_ones(cluster, make_producer, queue, second):
+def test_the_refusal_is_raised_without_new_credentials(cluster, make_producer, queue, second):
     vault = Vault(Credentials("old", "s1"), second)
     producer = make_producer(credentials=vault)
     cluster.brokers[0].on_send(REFUSED, times=1)

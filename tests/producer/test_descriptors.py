@@ -1,4 +1,4 @@
-"""Out of file descriptors: an error of ours with the cause, no broker blamed, and on it goes."""
+"""Without file descriptors: LocalResourcesError, no isolation, and recovery."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_name_server_cannot_be_asked(cluster):
 
 
 def test_descriptors_that_come_free_in_time_are_used(make_engine, cluster, monkeypatch):
-    """Tried again until the deadline; with no broker to blame."""
+    """Retried until the deadline; no broker is isolated."""
     real, refused = transport._new_socket, []
 
     def sometimes(*kind):

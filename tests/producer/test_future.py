@@ -1,4 +1,4 @@
-"""The cheap future behaves as the standard one, whenever somebody asks."""
+"""SendFuture behaves as the standard future, at any time of access."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def stops_at(step: int, reached: threading.Event, go_on: threading.Event) -> Any
 
 @pytest.mark.parametrize("step", range(1, 4))
 @pytest.mark.parametrize("way", ["result", "callback", "as_completed"])
-def test_who_asks_between_two_lines_of_the_end_hears_of_it(way: str, step: int) -> None:
+def test_access_during_completion_gets_the_result(way: str, step: int) -> None:
     future, told = make(), list[Any]()
     reached, go_on = threading.Event(), threading.Event()
 
@@ -124,7 +124,7 @@ def test_who_asks_between_two_lines_of_the_end_hears_of_it(way: str, step: int) 
 
 
 @pytest.mark.parametrize("way", ["result", "callback", "as_completed", "wait"])
-def test_who_asks_while_it_ends_hears_of_it_once(way: str) -> None:
+def test_concurrent_access_gets_the_result_once(way: str) -> None:
     futures, told = [make() for _ in range(ROUNDS)], list[Any]()
     start = threading.Barrier(2)
 

@@ -1,4 +1,4 @@
-"""Hooks hear of every send, and cannot break one."""
+"""Hooks are called for every send; their errors do not fail it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def hooked(cluster):
         yield producer, recorder
 
 
-def test_every_mode_is_told(hooked, cluster):
+def test_hooks_are_called_in_every_mode(hooked, cluster):
     producer, told = hooked
     one = Message("orders", b"x")
     result = producer.send(one)
@@ -70,7 +70,7 @@ def test_every_mode_is_told(hooked, cluster):
     assert end.message_id == told.before[4].message_ids[0]
 
 
-def test_failures_are_told(hooked, cluster):
+def test_hooks_get_failures(hooked, cluster):
     producer, told = hooked
     for broker in cluster.brokers:
         broker.on_send(Answer(13, "illegal"), times=None)

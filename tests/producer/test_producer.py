@@ -30,7 +30,7 @@ from rocket_sink.wire.codes import RequestCode
 from tests.producer.waiting import until
 
 
-def test_send_writes_what_the_message_says(cluster, make_producer):
+def test_send_writes_all_fields_of_the_message(cluster, make_producer):
     message = Message(
         "orders", b"body", tags="a", keys=["k1", "k2"], sharding_key="u1",
         properties={"x": "1"}, flag=7,
@@ -182,7 +182,7 @@ def test_a_callback_may_send(cluster, make_producer):
     assert second and second[0].outcome is Outcome.ACKED
 
 
-def test_a_raising_callback_harms_nobody(cluster, make_producer, caplog):
+def test_a_raising_callback_affects_no_other_send(cluster, make_producer, caplog):
     producer = make_producer()
 
     def bad(result, error):
@@ -193,7 +193,7 @@ def test_a_raising_callback_harms_nobody(cluster, make_producer, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_async_blocks_at_the_window_and_then_says_so(cluster, make_producer):
+def test_async_blocks_at_the_window_and_then_raises(cluster, make_producer):
     producer = make_producer(maxInFlight=3, sendMsgTimeout=60_000)
     producer.send(Message("orders", b"warm"))
     for broker in cluster.brokers:

@@ -39,7 +39,7 @@ class Broken(RpcHook):
 
 
 @pytest.mark.parametrize("serializer", ["json", "rocketmq"])
-def test_every_request_is_told_and_fields_travel_signed(cluster, make_producer, serializer):
+def test_hooks_get_every_request_and_their_fields_are_signed(cluster, make_producer, serializer):
     producer = make_producer(accessKey="alice", secretKey="s3", serializeType=serializer)
     hook = Recorder(Trace="on")
     producer.add_rpc_hook(Broken())
@@ -68,7 +68,7 @@ def test_every_request_is_told_and_fields_travel_signed(cluster, make_producer, 
         assert sign(ext, frame.body, "alice", "s3")["Signature"] == signature
 
 
-def test_a_request_without_an_answer_is_not_told_after(cluster, make_producer):
+def test_after_response_needs_a_response(cluster, make_producer):
     producer = make_producer(sendMsgTimeout=600, retryTimesWhenSendFailed=0)
     producer.send(Message("orders", b"warm"))
     hook = Recorder()

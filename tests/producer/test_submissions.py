@@ -27,7 +27,7 @@ def test_a_sync_send_does_not_overtake_asynchronous_ones(cluster, make_producer)
     assert [int(m.body.rstrip(b"x")) for m in stored] == list(range(90))
 
 
-def test_who_waits_for_room_is_woken(cluster, make_producer, monkeypatch):
+def test_a_thread_that_waits_for_room_is_woken(cluster, make_producer, monkeypatch):
     monkeypatch.setattr(driver, "STEP_S", 3600.0)
     producer, told = make_producer(maxInFlight=3), []
 

@@ -1,4 +1,4 @@
-"""Brokers whose certificates will not do, or who will not have ours: fatal at once, for every lane.
+"""Untrusted certificates of brokers or of the client: fatal, for every lane.
 
 The name server's certificate is good, so that the failure is the brokers' alone.
 """
@@ -78,7 +78,7 @@ def front(cluster, authority, tmp_path):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("wrong", NAMED)
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_one_attempt_and_no_broker_is_blamed(front, wrong, version):
+def test_one_attempt_and_no_isolation(front, wrong, version):
     relays, options = front(wrong, version)
     # the deadline is far: what waits for it, fails by the test's own time-out
     with Producer(**options, sendMsgTimeout=600_000) as producer:
@@ -97,7 +97,7 @@ def test_one_attempt_and_no_broker_is_blamed(front, wrong, version):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("wrong", ["wrong CA", "expired", "wrong host"])
-def test_a_oneway_message_is_told_too(front, wrong):
+def test_a_oneway_message_raises_too(front, wrong):
     _, options = front(wrong)
     with (
         Producer(**options, sendMsgTimeout=600_000) as producer,

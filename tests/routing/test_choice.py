@@ -207,7 +207,7 @@ def test_weighted_without_weights_sends_half_to_a_broker_twice_as_slow():
     assert 1.8 < chosen["a"] / chosen["b"] < 2.2
 
 
-def test_least_latency_prefers_the_quick_and_the_idle_and_starves_nobody():
+def test_least_latency_prefers_fast_idle_brokers_and_starves_none():
     info, choose = info_of({"a": 2, "b": 2}), chooser("least_latency")
     quick = Counter(
         choose.select(info, load=Loads({"a": 1.0, "b": 50.0})).broker_name for _ in range(2000)
@@ -245,7 +245,7 @@ def test_brokers_without_a_master_are_never_chosen():
     assert choose.select(TopicPublishInfo.of("u", TopicRoute())) is None
 
 
-def test_static_topics_are_judged_by_the_broker_that_hosts_the_queue():
+def test_static_topics_use_the_broker_that_hosts_the_queue():
     mapping = {
         "b1": QueueMapping("b1", 4, 1, queue_ids={0: 0, 3: 1}),
         "b2": QueueMapping("b2", 4, 1, queue_ids={1: 0, 2: 1}),

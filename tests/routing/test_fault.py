@@ -195,7 +195,7 @@ def test_many_failures_at_once_are_one_event():
     assert again.from_s == NOW + 60
 
 
-def test_probes_are_claimed_once_per_interval_by_all_who_share_the_store():
+def test_probes_are_claimed_once_per_interval_and_store():
     store = MemoryFaultStore()
     one, other = table(store=store), table(store=store)
     bad(one, "a")
@@ -260,7 +260,7 @@ steps = st.lists(
 
 
 @given(st.sampled_from(sorted(PROFILES)), steps)
-def test_every_isolation_ends_by_the_clock_alone(profile, history):
+def test_every_isolation_ends_by_time(profile, history):
     faults, now_s = table(profile), NOW
     for kind, name, latency_ms, wait_s in history:
         now_s += wait_s

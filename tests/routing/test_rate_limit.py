@@ -10,7 +10,7 @@ from rocket_sink.routing.rate_limit import BURST_S, AimdWindow, TokenBucket
 
 
 def _spend_all(bucket: TokenBucket, amounts: list[float], now_s: float) -> list[float]:
-    """When each amount goes, for a sender that always waits as long as it is told."""
+    """The time of each amount, for a sender that waits for `wait_s`."""
     times = []
     for amount in amounts:
         while (wait_s := bucket.wait_s(amount, now_s)) > 0:

@@ -1,4 +1,4 @@
-"""Rendezvous and jump hashing: who must move, and nobody else."""
+"""Rendezvous and jump hashing: only the keys that must move do."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_f22_f23_busy_brokers_get_a_jittered_wait(code):
     assert all(0.025 <= delay <= 0.05 for delay in delays)
 
 
-def test_busy_answers_cost_the_patient_only_time():
+def test_retry_while_busy_does_not_count_attempts():
     busy = errors.BrokerBusyError
     earlier = [busy] * 6
     decision = call(busy, 3, retry_while_busy=True, earlier=earlier)
@@ -169,7 +169,7 @@ def test_busy_answers_cost_the_patient_only_time():
         errors.NameServerUnavailableError,
     ],
 )  # fmt: skip
-def test_nobody_to_ask_costs_the_patient_only_time(error):
+def test_retry_while_busy_covers_missing_brokers(error):
     assert call(error, 3, retry_while_busy=True).retries and not call(error, 3).retries
     refused = call(errors.TlsRefusedError, 1, retry_while_busy=True)
     assert not refused.retries, "a refused certificate stays refused"

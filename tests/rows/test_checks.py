@@ -98,7 +98,7 @@ def test_a_row_as_a_message_is_the_message_that_the_row_stands_for(frame: Frame)
 
 @THOROUGH
 @given(frames())
-def test_dropping_illegal_properties_judges_the_row_without_them(frame: Frame) -> None:
+def test_dropping_illegal_properties_checks_the_row_without_them(frame: Frame) -> None:
     names = frame.table.schema.names
     options = SinkOptions.parse(topic="" if "topic" in names else "t", propertyPolicy="drop")
     checked = check(frame.table, options)
@@ -161,7 +161,7 @@ def test_each_rule_has_its_code(columns: dict[str, Any], expected: str | None) -
     ["t", "%RETRY%g", "a|b-c_1", "x" * 127, "x" * 128, "", " ", "a b", "a\n", "a.b", "töpic", None,
      *sorted(FORBIDDEN_TOPICS), "TBW102"],
 )  # fmt: skip
-def test_a_topic_column_is_judged_as_the_message_judges_it(topic: str | None) -> None:
+def test_a_topic_column_has_the_rules_of_message(topic: str | None) -> None:
     options = SinkOptions.parse()
     table = pa.table({"body": ["x", "x"], "topic": pa.array(["good", topic])})
     row = {"body": b"x", "body_is_text": True, "topic": None if topic is None else topic.encode()}
@@ -288,7 +288,7 @@ def _decodes(value: bytes) -> bool:
     return True
 
 
-def test_bytes_under_a_null_accuse_nobody() -> None:
+def test_bytes_under_a_null_are_ignored() -> None:
     buffers = pa.array(["a", "\x01", "c"]).buffers()
     validity = pa.py_buffer(np.packbits([1, 0, 1], bitorder="little"))
     tags = pa.Array.from_buffers(pa.string(), 3, [validity, *buffers[1:]])

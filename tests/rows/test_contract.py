@@ -162,7 +162,7 @@ def test_case_is_ignored_unless_the_session_minds_it() -> None:
         ({"tags": TEXT}, {"bodyFormat": "json"}, ["nothing to pack"]),
     ],
 )
-def test_an_error_names_what_mends_it(
+def test_an_error_names_the_remedy(
     columns: dict[str, pa.DataType], options: dict[str, Any], words: list[str]
 ) -> None:
     text = error(columns, **options).text
@@ -175,7 +175,7 @@ def test_the_topic_option_wins_over_the_column() -> None:
     assert rows({"body": ["x"], "topic": ["other"]}, topic="").topic.to_pylist() == ["other"]
 
 
-def test_a_topic_that_nobody_may_send_to_is_an_option_error() -> None:
+def test_a_forbidden_topic_is_an_option_error() -> None:
     with pytest.raises(OptionError, match=r"option topic: .*forbidden"):
         plan({"body": TEXT}, topic="SCHEDULE_TOPIC_XXXX")
 

@@ -95,7 +95,7 @@ def test_what_is_no_row_is_refused() -> None:
         RowBatcher(OPTIONS).batch([(1, 2)])
 
 
-def test_columns_taken_from_others_are_judged_too() -> None:
+def test_mapped_columns_are_checked_too() -> None:
     gatherer = RowBatcher(OPTIONS.with_(columns="body=payload, keys=id", orderBy="n"))
     batch = gatherer.batch([Row(payload="a", id="k", n=3)])
     assert batch.schema.names == ["payload", "id", "n"]

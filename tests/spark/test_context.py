@@ -1,4 +1,4 @@
-"""Where a task is, by what Spark tells its workers."""
+"""The task context, from what Spark passes to its workers."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def rows_of(count: int) -> pa.Table:
 
 def _crash_at(body: Any, requests: int) -> None:
     if body.summary.requests >= requests:
-        # What the kernel has is sent, though nobody waits for the answers.
+        # The kernel sends what it has; no thread waits for the answers.
         body._engine.drive(0.0)
         raise Crash
 
@@ -158,7 +158,7 @@ def test_a_batch_that_a_killed_broker_stored_in_part(
 
 
 def test_a_batch_stored_in_part_by_a_broker_that_the_route_lacks(world: World) -> None:
-    """A name server forgets a killed broker, and hears of it some time after it is back."""
+    """A name server removes a killed broker, and adds it some time after its restart."""
     broker = world.cluster.brokers[0]
     broker.on_send(CloseConnection())
     _store_in_part(broker, lambda: _away(broker, 1.5))
@@ -343,7 +343,7 @@ def test_a_checkpoint_that_was_cut_back_is_a_replay(cluster: FakeCluster, tmp_pa
 def test_a_broker_that_cannot_be_asked_stops_the_replay(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """Its messages cannot be told from those that are missing, whatever its route says."""
+    """Its messages cannot be distinguished from missing ones."""
     world = World(cluster, tmp_path)
     world.run(CTX)
     cluster.brokers[0].kill()

@@ -1,4 +1,4 @@
-"""One task attempt over one batch, with a pool and routes of its own.
+"""One task attempt over one batch, with its own pool and routes.
 
 Routes that workers share may be a few milliseconds old: a task would not see what a test changed
 just before.

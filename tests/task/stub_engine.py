@@ -1,4 +1,4 @@
-"""A send engine that keeps what it stores in lists and fails as a test tells it to."""
+"""A send engine that stores messages in lists and fails as scripted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dead-letter topic: what a letter's message says, and that only the ledger may not fail."""
+"""The option deadLetterTopic: its messages; its errors do not fail the task."""
 
 from __future__ import annotations
 

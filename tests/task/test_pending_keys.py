@@ -1,4 +1,4 @@
-"""onPendingKey: later epochs of a key wait for the backfill of its letters, or overtake them."""
+"""onPendingKey: later epochs of a key wait for the backfill of its dead letters, or pass."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_pass_lets_it_overtake(cluster: FakeCluster, tmp_path: Path) -> None:
 
 
 def test_held_rows_hold_their_key_too(cluster: FakeCluster, tmp_path: Path) -> None:
-    """Until all letters of a key are resolved, and not only the first."""
+    """Until all dead letters of a key are resolved."""
     refuse(cluster, 1)
     send(cluster, tmp_path, CTX, "a")
     (first,) = (tmp_path / "_pending").iterdir()

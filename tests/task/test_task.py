@@ -48,7 +48,7 @@ def _ledger() -> str:
 
 
 class Run:
-    """A task over some tables; `letters` are the ledger's dead letters as dicts."""
+    """A task over some tables; `letters`: the dead letters of the ledger as dicts."""
 
     def __init__(
         self, engine: StubEngine, clock: Callable[[], float] = time.monotonic, **options: Any
@@ -442,7 +442,7 @@ def test_rows_wait_longer_than_a_producers_message(ordering: str) -> None:
 
 
 class Stuck(StubEngine):
-    """Answers nothing while it is stuck; whoever waits for it sees time pass."""
+    """Answers nothing while it is stuck; waiting advances the clock."""
 
     def __init__(self) -> None:
         super().__init__()

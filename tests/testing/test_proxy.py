@@ -103,7 +103,7 @@ def test_garbage_and_foreign_answers(proxy: FaultProxy) -> None:
     assert client.socket.recv(100) == b"HTTP/1.1"
 
 
-def test_other_requests_are_left_alone_and_chance_is_seeded(cluster: FakeCluster) -> None:
+def test_other_requests_are_unchanged_and_chance_is_seeded(cluster: FakeCluster) -> None:
     def codes(seed: int) -> list[int]:
         with FaultProxy(cluster.brokers[0].address, seed=seed) as proxy:
             proxy.on(RequestCode.HEART_BEAT, Answer(1))

@@ -32,7 +32,7 @@ def test_version_names(ordinal: int, name: str):
     assert version_name(ordinal) == name
 
 
-def test_a_newer_client_is_told_to_go_away():
+def test_a_newer_client_gets_go_away():
     """Brokers send GO_AWAY to clients newer than 5.3.1 only; others just lose the connection."""
     assert CURRENT_VERSION > V5_3_1
     assert mq_version(5, 3, 3) == CURRENT_VERSION

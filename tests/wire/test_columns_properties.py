@@ -99,7 +99,7 @@ def test_a_map_is_measured_without_joining_it(rows: list[dict[str, Any]]) -> Non
         assert len(entries_of(part)[0]) == sum(len(pairs) for pairs in part.to_pylist())
 
 
-def test_absent_columns_leave_wait_alone() -> None:
+def test_without_columns_there_is_wait_only() -> None:
     assert joined(2).to_pylist() == [b"WAIT\x01true\x02"] * 2
     assert joined(0).to_pylist() == []
 

@@ -278,5 +278,5 @@ def test_requests_are_signed_when_there_are_credentials(serialize):
     assert "Signature" in (sent(connection.send_oneway(REQUEST)).ext or {})
 
 
-def test_repr_tells_the_state():
+def test_repr_has_the_state():
     assert repr(Connection()) == "<Connection open, 0 in flight>"

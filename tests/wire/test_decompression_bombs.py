@@ -131,7 +131,7 @@ def test_a_pull_into_the_middle_of_an_inner_batch() -> None:
     assert offsets == list(range(count))
 
 
-def test_a_message_over_the_room_of_a_poll_comes_alone() -> None:
+def test_a_message_over_the_limit_of_a_poll_is_the_only_one() -> None:
     large = encode_stored(StoredMessage("t", bytes(DEFAULT_LIMITS.poll_bytes - 900)))
     messages, left_out = decode_poll(large * 2)
     assert (len(messages), left_out) == (1, 0)
@@ -163,7 +163,7 @@ def test_the_estimate_is_no_less_than_the_truth() -> None:
         assert taken / len(kept) <= memory_bytes(kept[0]) <= 5 * taken / len(kept)
 
 
-def test_the_error_tells_which_message_it_is() -> None:
+def test_the_error_names_the_message() -> None:
     """Reading can go on behind it."""
     data = bomb(CompressionType.LZ4, 9 * MIB, offset=41)
     with pytest.raises(RemoteProtocolError, match=r"offset 41 of queue 0 of t: .*8388608"):

@@ -45,7 +45,7 @@ def test_c04_a_response_keeps_opaque_and_remark(ext):
     assert (answer.opaque, answer.remark, answer.ext) == (77, "done", ext)
 
 
-def test_c05_an_error_response_says_so():
+def test_c05_an_error_response_has_its_code():
     text = "not set any response code"
     answer = response_to(request(), ResponseCode.SYSTEM_ERROR, remark=text)
     assert answer.is_response
@@ -128,7 +128,7 @@ def test_binary_headers_are_javas_bytes(frame: Frame, golden: str, feed: Feed):
 
 
 def test_c14_an_empty_value_is_no_value_in_the_binary_form():
-    """Java reads it as null; we do not write it, so that nobody depends on it."""
+    """Java reads it as null, so it is not written."""
     written = encode_frame(request(ext={"empty": "", "key": "value"}), serialize="rocketmq")
     assert written == encode_frame(request(ext={"key": "value"}), serialize="rocketmq")
     pairs = bytes.fromhex("0003 6b6579 00000000")

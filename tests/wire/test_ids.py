@@ -42,7 +42,7 @@ def test_c26_only_addresses_have_ids():
             decode_offset_message_id(text)
 
 
-def test_c28_two_ids_in_a_row_count_up_and_tell_who_and_when():
+def test_c28_consecutive_ids_count_up_and_hold_process_and_time():
     start_ms = month_start_ms(1_700_000_000_123, timezone.utc)
     ids = MessageIds(ip=LOCAL, pid=70_000, class_hash=0xCAFEBABE, start_ms=start_ms)
     first, second = (decode_message_id(ids.next(1_700_000_000_123)) for _ in range(2))

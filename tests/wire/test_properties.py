@@ -125,7 +125,7 @@ WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1
     st.one_of(st.none(), st.just("MINE")),
     st.booleans(),
 )
-def test_the_usual_way_says_what_the_general_way_says(
+def test_the_fast_path_equals_the_general_path(
     keys: list[str], tags: str | None, sharding_key: str | None, message_id: str | None, wait: bool
 ) -> None:
     message = Message(

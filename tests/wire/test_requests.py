@@ -23,7 +23,7 @@ def test_c17_the_short_names_of_a_send_header():
     }  # fmt: skip
 
 
-def test_a_batch_says_so():
+def test_a_batch_has_its_code_and_flag():
     frame = requests.send_message_v2(
         batch=True,
         producer_group="group", topic="test", queue_id=5, born_ms=1234, properties="",
@@ -108,7 +108,7 @@ def test_header_fields(frame: Frame, code: RequestCode, ext: dict[str, str] | No
     assert frame.ext == ext
 
 
-def test_a_pull_waits_at_the_broker_only_when_told_to():
+def test_a_pull_waits_at_the_broker_only_with_a_timeout():
     fields = {
         "consumer_group": "g", "topic": "t", "queue_id": 1, "queue_offset": 5, "max_msg_nums": 32,
     }  # fmt: skip

@@ -73,7 +73,7 @@ def test_quoting_takes_linear_time():
         max_leaves=10,
     )
 )
-def test_strict_json_is_left_alone(value: object):
+def test_strict_json_is_unchanged(value: object):
     text = json.dumps(value).encode()
     assert quote_numeric_keys(text) == text
 

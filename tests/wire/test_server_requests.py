@@ -67,6 +67,6 @@ def test_a_compressed_reply():
     assert decode_pushed_reply(Frame(326, ext, zlib.compress(b"body"))).body == b"body"
 
 
-def test_a_reply_to_nobody_is_refused():
+def test_a_reply_without_a_request_is_refused():
     with pytest.raises(RemoteProtocolError, match="correlation"):
         decode_pushed_reply(Frame(326, {**REPLY_EXT, "properties": "x\x011\x02"}, b"body"))

@@ -114,13 +114,9 @@ def one_line(error: BaseException) -> str:
     ours = _OURS.findall(text)
     if ours:
         return _short(ours[-1][1])
-    if _is_sparks(error):
+    if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
         return _short(_spark_text(error))
     return _short(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-
-
-def _is_sparks(error: BaseException) -> bool:
-    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
 
 
 def _spark_text(error: BaseException) -> str:

@@ -112,7 +112,6 @@ def print_json(value: Any) -> None:
 
 
 def print_json_line(value: Any) -> None:
-    """One JSON document on one line."""
     click.echo(json_text(value, default=_plain))
 
 

@@ -82,7 +82,6 @@ class Report:
     counts: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
         return asdict(self)
 
     def as_text(self) -> str:

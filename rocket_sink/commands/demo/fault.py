@@ -39,12 +39,11 @@ class FaultInjector:
         self._say = say
         self._clock = clock
         self._victim: Broker | None = None
-        self._mend_at_s: float | None = None
+        self._repair_at_s: float | None = None
         self._down_since_s: dict[str, float] = {}
         self.done = fault == "none"
 
     def report_to(self, say: Callable[[str], None]) -> None:
-        """Replace `say`."""
         self._say = say
 
     def step(self, *, due: bool) -> None:
@@ -53,13 +52,13 @@ class FaultInjector:
         if due and not self.done:
             self.done = True
             self._break(now_s)
-        elif self._mend_at_s is not None and now_s >= self._mend_at_s:
-            self.mend()
+        elif self._repair_at_s is not None and now_s >= self._repair_at_s:
+            self.repair()
         self._restart_dead(now_s)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """End the fault now."""
-        victim, self._victim, self._mend_at_s = self._victim, None, None
+        victim, self._victim, self._repair_at_s = self._victim, None, None
         if victim is None:
             return
         if victim.alive:
@@ -70,7 +69,7 @@ class FaultInjector:
 
     def restart_all(self) -> None:
         """End the fault, and restart all dead brokers at once."""
-        self.mend()
+        self.repair()
         for broker in self._cluster.brokers:
             if not broker.alive:
                 self._restart(broker)
@@ -86,7 +85,7 @@ class FaultInjector:
             victim.kill()
             self._say(f"{victim.name} is killed (SIGKILL) and will be down for {self._seconds:g} s")
         self._victim = victim
-        self._mend_at_s = now_s + self._seconds
+        self._repair_at_s = now_s + self._seconds
 
     def _restart_dead(self, now_s: float) -> None:
         for broker in self._cluster.brokers:

@@ -44,22 +44,18 @@ class Settings:
 
     @property
     def flights(self) -> Path:
-        """The files that the stream reads."""
         return self.out / "flights"
 
     @property
     def checkpoint(self) -> Path:
-        """Spark's checkpoint of the query."""
         return self.out / "checkpoint"
 
     @property
     def ledger(self) -> Path:
-        """The Delta ledger."""
         return self.out / "ledger"
 
     @property
     def cluster(self) -> Path:
-        """Stores and logs of the brokers."""
         return self.out / "cluster"
 
 

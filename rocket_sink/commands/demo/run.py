@@ -46,7 +46,7 @@ def run(settings: Settings, *, keep: bool, as_json: bool) -> bool:
     with _cluster(settings, keep=keep) as cluster, _session(settings) as spark:
         note(f"cluster: name server {cluster.name_server}, "
              f"{', '.join(broker.name for broker in cluster.brokers)}")  # fmt: skip
-        injector = _injector(cluster, settings)
+        injector = FaultInjector(cluster, fault=settings.fault, seconds=settings.fault_s, say=note)
         streamed_s = time.monotonic()
         _stream(spark, cluster, flights, settings, injector)
         streamed_s = time.monotonic() - streamed_s
@@ -94,10 +94,6 @@ def _session(settings: Settings) -> Iterator[SparkSession]:
     warehouse = f"spark.sql.warehouse.dir={settings.checkpoint / 'warehouse'}"
     with spark_session("demo", spark_conf=[warehouse]) as spark:
         yield spark
-
-
-def _injector(cluster: LocalCluster, settings: Settings) -> FaultInjector:
-    return FaultInjector(cluster, fault=settings.fault, seconds=settings.fault_s, say=note)
 
 
 def _stream(

@@ -183,7 +183,6 @@ class DemoSummary:
         return not self.failures
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
         seen = asdict(self.verdict)
         missing = len(seen.pop("missing"))
         return {
@@ -196,7 +195,6 @@ class DemoSummary:
         }
 
     def tables(self) -> list[RenderableType]:
-        """For people."""
         return [
             self._accounts(), self._stored(), self._latencies(), self._isolated(), self._closing(),
         ]  # fmt: skip

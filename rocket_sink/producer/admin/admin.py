@@ -81,7 +81,6 @@ class Admin:
         return responses.decode_cluster_info(self._ask(requests.get_broker_cluster_info()))
 
     def topics(self) -> tuple[str, ...]:
-        """The names of all topics."""
         return responses.decode_topics(self._ask(requests.get_all_topics()))
 
     def queues(self, topic: str) -> list[MessageQueue]:

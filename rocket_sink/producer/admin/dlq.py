@@ -43,7 +43,6 @@ class DeadLetter:
 
     @property
     def origin_topic(self) -> str | None:
-        """Its origin topic."""
         properties = self.message.properties
         return properties.get(RETRY_TOPIC) or properties.get(DLQ_ORIGIN_TOPIC)
 
@@ -64,7 +63,6 @@ class DeadLetter:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Its index keys."""
         return split_keys(self.message.properties)
 
     def to_message(self, topic: str) -> Message:

@@ -1,4 +1,4 @@
-"""Dead-letter topics: what is read, what is sent again and what is not; the scripted cluster."""
+"""Dead-letter topics on the scripted cluster: reading and resending."""
 
 from __future__ import annotations
 

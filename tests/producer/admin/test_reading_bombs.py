@@ -70,7 +70,7 @@ def test_tail(cluster: FakeCluster, topic: str, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == ""
 
 
-def test_a_look_up_by_key_says_what_to_do(cluster: FakeCluster, topic: str) -> None:
+def test_a_query_by_key_beyond_the_limit_is_explained(cluster: FakeCluster, topic: str) -> None:
     with Admin(nameServer=cluster.name_server) as admin:
         with memory_below(90 * MIB), pytest.raises(RemoteProtocolError, match="ask for fewer"):
             admin.query_by_key(topic, "k")

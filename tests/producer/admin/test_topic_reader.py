@@ -56,7 +56,7 @@ def test_a_broker_in_its_first_second_is_asked_again(
     assert lagging == [0]
 
 
-def test_a_broker_that_does_not_tell_is_read_at_once(cluster: FakeCluster) -> None:
+def test_a_broker_without_dispatch_figures_is_read_at_once(cluster: FakeCluster) -> None:
     cluster.create_topic("t", 1)
     with Admin(nameServer=cluster.name_server) as admin:
         assert not await_dispatched(admin, "t")

@@ -84,7 +84,7 @@ def test_timed_messages_go_to_new_brokers_only(guarded):
     [None, replace(KEYS, access_key="nobody"), replace(KEYS, secret_key="wrong-secret")],
     ids=["no credentials", "unknown user", "wrong secret"],
 )
-def test_c58_c63_strangers_are_refused_at_the_first_attempt(guarded, stranger):
+def test_c58_c63_wrong_credentials_are_refused_at_the_first_attempt(guarded, stranger):
     options = stranger.options() if stranger else {}
     before = len(found(guarded))
     with Producer(nameServer=guarded.name_server, **options) as producer:

@@ -80,7 +80,7 @@ def test_c46_a_sync_send_and_a_body_at_the_compression_limit(cluster, make_produ
 
 
 class Ends:
-    """Counts what a call came to: raised at once, or told by the callback."""
+    """Counts the results of calls: raised, or passed to the callback."""
 
     def __init__(self):
         self.good, self.bad, self.calls = 0, 0, 0
@@ -173,7 +173,7 @@ def test_c50_a_brokers_error_comes_with_its_remark(cluster, make_producer):
     assert (caught.value.response_code, caught.value.attempts) == (1, 3)
 
 
-def test_c51_async_tells_the_transports_own_error(cluster, make_producer):
+def test_c51_async_passes_the_transports_error(cluster, make_producer):
     on_all(cluster, Drop(stores=False))
     producer, told = make_producer(sendMsgTimeout=600, retryTimesWhenSendFailed=0), []
     future = producer.send_async(Message("orders", b"x"), lambda *end: told.append(end))

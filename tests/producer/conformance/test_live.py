@@ -76,7 +76,7 @@ def test_c69_the_longest_properties_that_we_let_pass_are_stored(real, topic, pro
         producer.send(Message(topic, b"x", properties={"p": "v" * (room + 1)}))
 
 
-def test_c70_a_queue_that_is_not_there_is_told_to_the_callback(topic, producer):
+def test_c70_a_missing_queue_is_an_error_of_the_callback(topic, producer):
     told = []
     queue = MessageQueue(topic, "broker-a", 100)
     future = producer.send_async(Message(topic, b"x"), lambda *end: told.append(end), queue=queue)
@@ -86,7 +86,7 @@ def test_c70_a_queue_that_is_not_there_is_told_to_the_callback(topic, producer):
 
 
 @pytest.mark.parametrize(("queue_id", "code"), [(100, 29), (-100, 0)])
-def test_c70_what_the_broker_says_to_such_queues(real, topic, queue_id, code):
+def test_c70_the_brokers_answer_to_a_missing_queue(real, topic, queue_id, code):
     """A negative number is any queue, and the answer names the one that was chosen."""
     broker = real.brokers[0]
     frame = send_message_v2(

@@ -1,4 +1,4 @@
-"""The producer on real brokers: every mode, a freeze, a kill; read back with two witnesses."""
+"""The producer on real brokers: every mode, a freeze, a kill; read back by two clients."""
 
 from __future__ import annotations
 

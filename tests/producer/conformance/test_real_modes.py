@@ -1,4 +1,4 @@
-"""Every mode of the producer on real brokers, read back; RocketMQ's own tool is second witness."""
+"""Every mode of the producer on real brokers, read back here and by RocketMQ's admin tool."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def enforcing() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory):
-    """Certificates of an authority that nobody here trusts."""
+    """Certificates of an untrusted authority."""
     return make_certificates(tmp_path_factory.mktemp("strangers"))
 
 
@@ -81,13 +81,13 @@ def test_c66_without_a_client_certificate(requiring, enforcing):
         send(requiring, **verified(requiring))
 
 
-def test_c66_with_a_client_certificate_of_a_stranger(requiring, strangers):
+def test_c66_with_a_client_certificate_of_another_authority(requiring, strangers):
     more = {"tlsCert": strangers.client_cert, "tlsKey": strangers.client_key}
     with pytest.raises(NotSentError, match="tlsCert"):
         send(requiring, **verified(requiring, **more))
 
 
-def test_c66_a_server_certificate_of_a_stranger(requiring, strangers):
+def test_c66_a_server_certificate_of_another_authority(requiring, strangers):
     with pytest.raises(SendError, match="tlsCa"):
         send(requiring, **mutual(requiring) | {"tlsCa": strangers.ca})
     assert send(requiring, **mutual(requiring) | {"tlsMode": "insecure"}) == "SEND_OK"
@@ -114,7 +114,7 @@ def test_c66_tls_to_brokers_without(real):
 @pytest.mark.parametrize(
     ("case", "named"), [("wrong CA", "tlsCa"), ("no client certificate", "tlsCert")]
 )
-def test_a_refusal_of_the_brokers_alone_is_fatal_at_once(
+def test_a_refusal_by_the_brokers_only_is_fatal_at_once(
     requiring, authority, tmp_path, case, named
 ):
     """The name server's certificate is one of ours, so that only Netty's handshake fails."""

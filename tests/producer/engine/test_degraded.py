@@ -49,7 +49,7 @@ def test_on_degraded_fail_reaches_every_caller(cluster, make_producer, mode, cod
 
 @pytest.mark.parametrize(("code", "sends"), [(10, 2), (11, 1), (12, 2)])
 def test_on_degraded_retry_through_the_producer(cluster, make_producer, code, sends):
-    """Of a missing slave (11) another attempt would hear the same."""
+    """With a missing slave (11) another attempt would get the same answer."""
     cluster.brokers[0].on_send(Answer(code), times=1)
     producer = make_producer(onDegraded="retry")
     queue = MessageQueue("orders", cluster.brokers[0].name, 0)
@@ -76,7 +76,7 @@ def test_a_request_that_a_living_broker_holds_is_not_doubled(cluster, make_produ
 
 
 def test_a_frozen_broker_gets_no_more_than_its_share(cluster, make_engine):
-    """It was heard of just before, and then no more."""
+    """The broker sent bytes just before, and then none."""
     engine = make_engine(sendMsgTimeout="60s", retryTimesWhenSendFailed=59)
     frozen = cluster.brokers[0]
     send(engine, "warm", queue=MessageQueue("orders", frozen.name, 0))

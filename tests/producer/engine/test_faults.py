@@ -405,7 +405,7 @@ def test_a_broker_that_answers_others_is_slow_and_not_dead(cluster, make_engine)
 
 
 def test_what_is_moved_off_a_suspect_connection_may_be_no_send(cluster, make_engine):
-    """Its owner hears of it, and is free to ask again; nobody waits for ever."""
+    """The call fails and can be repeated; no thread waits without limit."""
     engine = make_engine()
     broker = cluster.brokers[0]
     send(engine, "warm", queue=MessageQueue("orders", broker.name, 0))

@@ -121,7 +121,7 @@ def test_a_probe_has_its_time_while_the_engine_is_driven(cluster, dead):
 
 
 def test_a_sync_producer_finds_a_broker_that_is_back_between_its_sends(cluster):
-    """The thread of the heartbeats sends the probe and reads its answer; nobody else does."""
+    """Only the heartbeat thread sends the probe and reads its answer."""
     options = {"detectInterval": 1000, "heartbeatBrokerInterval": "1h"}
     options |= {"latencyMax": "50", "notAvailableDuration": "600000"}
     with Producer(nameServer=cluster.name_server, **options) as producer:

@@ -118,7 +118,7 @@ def test_an_answer_without_proof_is_unknown(cluster, make_engine):
 
 
 def test_unknown_wins_over_what_follows(cluster, make_engine):
-    """First attempt unknown, then the broker is gone: nobody may call that `not sent`."""
+    """First attempt unknown, then the broker is gone: the outcome must not be NOT_SENT."""
     engine = make_engine(sendMsgTimeout=900)
     engine.publish_info("orders")
     for broker in cluster.brokers:

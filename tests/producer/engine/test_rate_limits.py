@@ -41,7 +41,7 @@ def test_the_stricter_limit_decides() -> None:
     assert not both.allows(1, 1, 0.5001), "five messages are saved up, but no bytes"
 
 
-def test_nobody_sleeps_past_the_time_of_a_waiting_request() -> None:
+def test_no_thread_sleeps_past_the_time_of_a_waiting_request() -> None:
     mine = pace(maxMessagesPerSecond=10)
     mine.allows(1, 0, 0.0)
     assert mine.wait_s(5.0, 0.02) == pytest.approx(0.08)
@@ -86,7 +86,7 @@ def test_further_attempts_do_not_count(cluster, make_engine):
     assert engine.has_room(request(2, message_count=0)), "a retry left a debt"
 
 
-def test_a_producer_that_cannot_wait_so_long_says_which_option(cluster):
+def test_a_rate_limit_beyond_the_timeout_names_the_option(cluster):
     with Producer(
         nameServer=cluster.name_server, maxMessagesPerSecond=1, sendMsgTimeout=300
     ) as producer:

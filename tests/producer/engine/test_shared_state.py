@@ -70,7 +70,7 @@ def test_a_process_maps_a_store_once(tmp_path):
     assert mappings(tmp_path) == 0
 
 
-def test_a_store_that_closes_gives_up_nobodys_lock(tmp_path):
+def test_a_store_that_closes_releases_no_other_lock(tmp_path):
     """Of its process: fcntl drops all locks on a file with any descriptor of it."""
     first, second = open_in(tmp_path), open_in(tmp_path)
     assert first._file is not None and first._file.lock()
@@ -146,7 +146,7 @@ def _table(path):
     return file, MappedTable(file, 0, 64, 256)
 
 
-def test_a_torn_slot_reads_as_absent_and_is_mended(tmp_path):
+def test_a_torn_slot_reads_as_absent_and_is_repaired(tmp_path):
     file, table = _table(tmp_path)
     assert table.put("a", b"one")
     at = file.data.find(b"one")
@@ -184,7 +184,7 @@ def _write_for_ever(path):
 
 @pytest.mark.parametrize("round_", range(8))
 def test_killed_writers_leave_a_readable_table(tmp_path, round_):
-    """SIGKILL at random moments: values are whole or absent, and nobody is locked out."""
+    """SIGKILL at random moments: values are complete or absent, and no process is locked out."""
     _, table = _table(tmp_path)
     writers = [FORK.Process(target=_write_for_ever, args=(tmp_path,)) for _ in range(2)]
     for writer in writers:
@@ -212,7 +212,7 @@ def _hold_the_lock(path, held):
     time.sleep(30)
 
 
-def test_a_stopped_writer_stops_nobody(tmp_path):
+def test_a_stopped_writer_blocks_no_process(tmp_path):
     _, table = _table(tmp_path)
     held = FORK.Event()
     holder = FORK.Process(target=_hold_the_lock, args=(tmp_path, held))

@@ -81,7 +81,7 @@ def test_a_batch_is_proved_by_its_ends(cluster, make_engine):
     assert {(r.ext or {})["key"] for r in asked} == {"B0", "B49"}
 
 
-def test_nobody_answers_then_the_outcome_stays_unknown(cluster, make_engine):
+def test_without_an_answer_the_outcome_stays_unknown(cluster, make_engine):
     for broker in cluster.brokers:
         broker.on_send(Drop(), times=None)
         broker.on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)

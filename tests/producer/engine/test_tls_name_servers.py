@@ -1,4 +1,4 @@
-"""Name servers whose certificates will not do: said at once, each address tried once."""
+"""Name servers with untrusted certificates: an error after one attempt per address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ assert authority  # a fixture
 
 
 class Handshakes(Echo):
-    """A TLS server that counts connections; nobody gets as far as a request."""
+    """A TLS server that counts connections; no handshake succeeds."""
 
     def __init__(self, files, before=None) -> None:
         self.count = 0
@@ -60,7 +60,7 @@ def send(servers, ca, **options):
 
 
 @pytest.mark.timeout(60)
-def test_each_name_server_is_tried_once_and_the_reason_told(authority, serve):
+def test_each_name_server_is_tried_once_and_the_reason_reported(authority, serve):
     servers = [serve(), serve()]  # certificates without a name
     with pytest.raises(TlsError, match="tlsServerName") as caught:
         send(servers, authority.file, sendMsgTimeout=600_000)
@@ -69,7 +69,7 @@ def test_each_name_server_is_tried_once_and_the_reason_told(authority, serve):
 
 
 @pytest.mark.timeout(60)
-def test_an_untrusted_issuer_is_told_by_every_way_to_ask(serve, tmp_path):
+def test_an_untrusted_issuer_is_reported_by_every_request(serve, tmp_path):
     (tmp_path / "bad").mkdir()
     stranger, server = Authority(tmp_path / "bad", "bad-ca"), serve(IP)
     options = {"tlsMode": "verify-full", "tlsCa": str(stranger.file), "sendMsgTimeout": 600_000}
