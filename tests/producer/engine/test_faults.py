@@ -12,6 +12,7 @@ from rocket_sink.testing import Delay, Drop, FaultProxy
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.requests import heartbeat
 from tests.producer.conftest import is_well, request, send
+from tests.producer.waiting import until
 
 
 def _stream(engine, seconds, first, enough=float("inf")):
@@ -367,7 +368,7 @@ def test_peers_requests_are_answered_with_code_3(cluster, make_engine):
     assert answers[0].code == 3
 
 
-def test_heartbeat_names_the_group_and_good_bye_is_said(cluster, make_engine):
+def test_heartbeats_and_unregister_have_the_group(cluster, make_engine):
     engine = make_engine(producerGroup="mine")
     for _ in range(4):
         send(engine)
@@ -375,12 +376,14 @@ def test_heartbeat_names_the_group_and_good_bye_is_said(cluster, make_engine):
     engine.process(())
     engine.client.poll(0.05)
     engine.close()
-    time.sleep(0.05)
-    seen = [f for b in cluster.brokers for f in b.requests]
-    beats = [f for f in seen if f.code == RequestCode.HEART_BEAT]
+
+    def received(code):
+        return [f for b in cluster.brokers for f in b.requests if f.code == code]
+
+    until(lambda: received(RequestCode.UNREGISTER_CLIENT))
+    beats = received(RequestCode.HEART_BEAT)
     assert beats and b'"mine"' in bytes(beats[0].body)
-    farewells = [f for f in seen if f.code == RequestCode.UNREGISTER_CLIENT]
-    assert farewells and farewells[0].ext["producerGroup"] == "mine"
+    assert received(RequestCode.UNREGISTER_CLIENT)[0].ext["producerGroup"] == "mine"
 
 
 def test_a_broker_that_answers_others_is_slow_and_not_dead(cluster, make_engine):
