@@ -36,7 +36,8 @@ GATHER_BYTES: Final = 16 << 20
 """Of bodies gathered at most, however few rows that are: 8,000 rows of 16 KiB are 130 MB, and as
 much again as an Arrow batch."""
 _LOOK_ROWS: Final = 100
-_FIRST_LOOK: Final = 10
+_FIRST_LOOK: Final = 1
+"""The owner knows since when rows wait."""
 
 
 class RowBatcher:
@@ -119,6 +120,9 @@ class RowBuffer:
 
     The owner appends to `rows`, and asks `is_full` once there are `look_at`. So the sizes of small
     rows are looked at by the hundred, those of large ones row by row.
+
+    Another thread may `take` while the owner appends, if a lock of theirs is around `take` and
+    `is_full`: what is appended meanwhile stays.
     """
 
     __slots__ = ("_body", "_gatherer", "_largest", "_limit", "_seen", "_size", "look_at", "rows")
@@ -161,8 +165,9 @@ class RowBuffer:
         """
         if not self.rows:
             return None
-        batch = self._gatherer.batch(self.rows)
-        self.rows.clear()
+        taken = self.rows[:]
+        batch = self._gatherer.batch(taken)
+        del self.rows[: len(taken)]
         self._begin()
         return batch
 

@@ -22,82 +22,25 @@ What Spark does and the foreach lane must stand (pyspark 4.2 `_construct_foreach
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from rocket_sink.errors import ConfigurationError, OptionError
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.table import LedgerToken
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan
-from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
-from rocket_sink.spark.context import run_context, streaming_query
 from rocket_sink.spark.foreach_batch import BatchWriter
+from rocket_sink.spark.foreach_task import ForeachTask
 from rocket_sink.spark.frames import plan_of, quoted, select_needed
 from rocket_sink.spark.ledger_token import spool_token
 from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.session_checks import check_session, refuse_budget, with_task_rate
-from rocket_sink.task.runner import TaskRunner
 from rocket_sink.task.totals import WriteSummary
 from rocket_sink.task.transaction_marker import needs_append
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-
-_DRIVE_ROWS: Final = 500
-"""Rows (some milliseconds of Spark's time) after which answers are looked for."""
-
-
-class ForeachTask:
-    """One task attempt of the foreach lane."""
-
-    def __init__(
-        self, options: SinkOptions, plan: ColumnPlan | None, partition: int, epoch: int,
-        token: LedgerToken | None = None,
-    ) -> None:  # fmt: skip
-        refuse_budget(options)
-        ctx = run_context(options, "foreach", epoch=epoch, partition=partition)
-        self._run = TaskRunner(options, ctx, token=token, streaming_query=streaming_query())
-        self._gatherer = RowBatcher(options, plan)
-        self._pile = RowBuffer(self._gatherer, options.gather_rows)
-        self._rows = self._pile.rows
-        self._driven = 0
-        self._ended = False
-
-    def process(self, row: Any) -> None:
-        """Take a row; raises as soon as the task cannot succeed any more."""
-        rows = self._rows
-        rows.append(row)
-        if len(rows) >= self._pile.look_at:
-            self._look()
-
-    def _look(self) -> None:
-        if self._pile.is_full():
-            self._flush()
-        elif len(self._rows) - self._driven >= _DRIVE_ROWS:
-            self._driven = len(self._rows)
-            self._run.drive()
-
-    def close(self, error: BaseException | None) -> None:
-        """Send what is left and await every answer; after an error, only let go."""
-        if self._ended:
-            return
-        self._ended = True
-        if error is not None:
-            self._run.abort()
-            return
-        try:
-            self._flush()
-            self._run.finish()
-        except BaseException:
-            self._run.abort()
-            raise
-
-    def _flush(self) -> None:
-        batch, self._driven = self._pile.take(), 0
-        if batch is not None:
-            self._run.feed(batch, self._gatherer.plan)
 
 
 class RocketSink:

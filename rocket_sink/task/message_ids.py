@@ -7,8 +7,8 @@ What is stored twice then shares one id, so that readers can tell, and the accou
 An id is a digest of query (of a batch, the write), epoch and partition, and of all rows that the
 task has sent up to the end of the row's batch, with the row's place in the batch: an attempt that
 gets other rows, or the same in other batches, makes other ids, and no two rows ever share one.
-(`content_ids` finds a row whatever its place, at five times the cost; here no brokers are asked, so
-nothing depends on finding it.)
+(`ContentIds` finds a row whatever its place, at five times the cost; here no brokers are asked, so
+nothing depends on finding it. Where batches are cut by the clock there is no other way.)
 
 The shape is that of Java's ids (MessageClientIDSetter) with the digest in the place of address,
 process and class loader, and 0 for the milliseconds since the month began: by those, tools look for
@@ -107,8 +107,11 @@ _WEIGHTS: Final = np.random.Generator(np.random.PCG64(20_240_611)).integers(
 """Fixed, as attempts on different machines must agree (numpy keeps PCG64's stream)."""
 
 
-def task_ids(ctx: RunContext) -> TaskIds | None:
+def task_ids(ctx: RunContext, *, timed: bool = False) -> MessageIds | None:
     """None where nothing names the write: the ids of two of them could meet.
+
+    Args:
+        timed: another attempt may get the same rows in other batches; costs a digest per row.
 
     Also None for a table without Spark: nobody runs its send again, and the ids of `Producer` cost
     less.
@@ -117,7 +120,9 @@ def task_ids(ctx: RunContext) -> TaskIds | None:
         return None
     # An appId names all writes of a job: two of them may have equal rows, and are no replays.
     write = ctx.run_id if ctx.lane == "batch" else ctx.query_id
-    return None if write in _NOBODY else TaskIds(write, ctx.epoch, ctx.partition)
+    if write in _NOBODY:
+        return None
+    return ContentIds(ctx, dated=True) if timed else TaskIds(write, ctx.epoch, ctx.partition)
 
 
 class TaskIds:
@@ -192,9 +197,14 @@ _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class ContentIds:
-    """Makes the ids of one task; `rocket_sink.task.message_ids.MessageIds`."""
+    """Makes the ids of one task; `rocket_sink.task.message_ids.MessageIds`.
 
-    def __init__(self, ctx: RunContext) -> None:
+    Args:
+        dated: with 0 where Java's ids have the milliseconds since the month began, as `TaskIds`.
+    """
+
+    def __init__(self, ctx: RunContext, *, dated: bool = False) -> None:
+        self._dated = dated
         text = json.dumps([ctx.query_id, ctx.epoch, ctx.partition])
         self._base = hashlib.blake2b(text.encode(), digest_size=_BYTES)
         self._seen = _Seen()
@@ -203,7 +213,9 @@ class ContentIds:
         digests = self._digests(rows).reshape(len(rows), _BYTES)
         halves = digests.view(np.uint64)
         ordinals = self._seen.ordinals(halves[:, 0])
-        halves[:, 1] += ordinals.astype(np.uint64) * _SPREAD
+        halves[:, 0 if self._dated else 1] += ordinals.astype(np.uint64) * _SPREAD
+        if self._dated:
+            digests[:, 10:14] = 0
         return hex_column(digests)
 
     def _digests(self, rows: RowBatch) -> np.ndarray[Any, np.dtype[np.uint8]]:

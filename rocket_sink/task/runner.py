@@ -37,6 +37,8 @@ class TaskRunner:
         emit: takes the ledger rows (lane 3); None: they are spooled under the ledger's path, or
             dropped where no ledger is configured.
         check_group: the producer group of half messages; only `delivery=transactional` needs it.
+        timed: the caller cuts its batches by the clock, so that another attempt of the task cuts
+            the same rows in other places.
         again: the rows may have been sent before, and the ledger has no trace of it.
         keeps_letters: `emit` keeps dead letters although there is no ledger.
         token: proves, before anything is sent, that this process has the driver's ledger.
@@ -56,6 +58,7 @@ class TaskRunner:
         emit: Callable[[pa.RecordBatch], None] | None = None,
         pool: ProducerPool | None = None,
         check_group: str = "",
+        timed: bool = False,
         again: bool = False,
         keeps_letters: bool = False,
         token: LedgerToken | None = None,
@@ -65,6 +68,7 @@ class TaskRunner:
             needs_append(options, f"the lane {ctx.lane!r}")
         self._check_group = check_group
         self._options = options
+        self._timed = timed
         self._again = again
         self._keeps_letters = keeps_letters
         self._token = token
@@ -87,10 +91,9 @@ class TaskRunner:
             self._body = self._open(plan)
         self._body.feed(batch)
 
-    def drive(self) -> None:
-        """Read answers while the caller gathers rows (`TaskSender.drive`)."""
-        if self._body is not None:
-            self._body.drive()
+    def drive(self) -> bool:
+        """Read answers while the caller gathers rows; whether more are to come."""
+        return self._body is not None and self._body.drive()
 
     def finish(self) -> TaskSummary:
         """Await all answers, make the ledger rows durable, give the engine back."""
@@ -136,7 +139,7 @@ class TaskRunner:
         if self._options.delivery == "effectively_once":
             replay = ReplayCheck(self._options, self._ctx, self._engine, ContentIds(self._ctx))
         elif self._options.delivery == "at_least_once":
-            ids = task_ids(self._ctx)
+            ids = task_ids(self._ctx, timed=self._timed)
         group = self._check_group
         held = self._pending_keys.held_for(self._ctx) if self._pending_keys is not None else None
         return TaskSender(

@@ -121,19 +121,22 @@ class TaskSender:
         for part in parts_of(batch):
             self._feed(normalise(part, self._plan))
 
-    def drive(self) -> None:
+    def drive(self) -> bool:
         """Read what has been answered; called now and then while the caller gathers rows.
 
         An answer counts as arrived when it is read: unread, it makes its broker look slow.
+
+        Returns: whether there are answers to come.
         """
-        if self._in_flight:
+        if self._awaits_answers:
             self._poll(0.0)
+        return self._awaits_answers
 
     def finish(self) -> TaskSummary:
         """Await every answer and settle the accounts; the task has succeeded if this returns."""
         for rows in self._sorter.sorted_rows():
             self._send(rows)
-        while self._in_flight or self._ordered.waiting or self._letter_topic.in_flight:
+        while self._awaits_answers or self._ordered.waiting:
             self._poll(_POLL_S)
         self._accounts.check_balance()
         self._close(complete=True)
@@ -155,6 +158,10 @@ class TaskSender:
         self._letter_topic.close()
         self._ordered.close()
         self._sorter.close()
+
+    @property
+    def _awaits_answers(self) -> bool:
+        return bool(self._in_flight or self._letter_topic.in_flight)
 
     def _feed(self, rows: RowBatch) -> None:
         self.summary.rows_in += len(rows)

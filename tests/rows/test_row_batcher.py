@@ -140,6 +140,24 @@ class TestPile:
         found = self.batches([1] * 1000 + [5000] * 400, limit=8000)
         assert max(found[1:]) * 5000 <= 1.1 * 100_000
 
+    def test_what_comes_while_a_batch_is_made_stays(self) -> None:
+        """Another thread takes while the owner appends (foreach)."""
+        pile: RowBuffer
+
+        class Slow(RowBatcher):
+            def batch(self, rows: Any) -> pa.RecordBatch:
+                made = super().batch(rows)
+                pile.rows.append(Row(body=b"later"))
+                return made
+
+        pile = RowBuffer(Slow(OPTIONS), 1000)
+        pile.rows.append(Row(body=b"first"))
+        made = [pile.take(), pile.take()]
+        assert [batch and batch.to_pydict() for batch in made] == [
+            {"body": [b"first"]}, {"body": [b"later"]},
+        ]  # fmt: skip
+        assert len(pile.rows) == pile.look_at == 1
+
     def test_what_is_no_body_is_the_row_contracts_business(self) -> None:
         pile = RowBuffer(RowBatcher(OPTIONS), 1000)
         pile.rows += [Row(body=7)] * 20

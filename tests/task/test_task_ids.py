@@ -88,6 +88,31 @@ def test_two_batch_writes_of_one_app_are_no_replays():
 
 def test_ids_of_a_large_batch_differ():
     assert len(set(ids(rows_of(body=[b"x"] * 70_000)))) == 70_000
+    assert len(set(timed_ids(rows_of(body=[b"x"] * 70_000)))) == 70_000
+
+
+def timed_ids(*batches: RowBatch) -> list[str]:
+    maker = task_ids(CTX, timed=True)
+    assert maker is not None
+    return [one for batch in batches for one in maker.ids(batch.with_(topic="t")).to_pylist()]
+
+
+@given(texts, st.integers(0, 12), st.integers(0, 12))
+def test_ids_of_a_task_that_the_clock_cuts_do_not_depend_on_the_cuts(bodies, first, second):
+    def cut_at(place: int) -> list[str]:
+        parts = [part for part in (bodies[:place], bodies[place:]) if part]
+        return timed_ids(*(rows_of(body=part) for part in parts))
+
+    made = cut_at(first)
+    assert made == cut_at(second)
+    assert len(set(made)) == len(made)
+
+
+def test_and_have_the_shape_of_the_others():
+    (one,), (other,) = timed_ids(rows_of(body=[b"x"])), ids(rows_of(body=[b"x"]))
+    assert len(one) == len(other) == 32
+    assert one[20:28] == other[20:28] == "0" * 8
+    assert one == one.upper()
 
 
 def test_slices_and_their_copies_are_the_same_rows():

@@ -1,0 +1,176 @@
+"""One task attempt of the foreach lane: rows from Spark's thread, batches to the `TaskRunner`.
+
+Spark calls `process` when it has a row, and nothing while it has none. So a thread of the task
+sends what has waited for `gatherMaxDelayMs`, and reads the answers while Spark is silent. Two
+threads then use the task, its engine included; one lock is around whatever either does with them:
+
+- `process` appends without it, and takes it only where `RowBuffer.look_at` says so: at the first
+  row of a batch, then every hundred rows or so;
+- what the thread takes out of the buffer it also feeds under the lock, so rows keep their order;
+- an error of the thread makes `look_at` 0: the next `process`, or `close`, raises it. The thread
+  has ended by then, and nothing more is sent;
+- `close` says under the lock that it is over, and from then on the thread touches nothing.
+
+A forked child has no such thread, and neither sends the rows nor reads the answers of its parent.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.options import SinkOptions
+from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
+from rocket_sink.spark.context import run_context, streaming_query
+from rocket_sink.spark.session_checks import refuse_budget
+from rocket_sink.task.runner import TaskRunner
+
+if TYPE_CHECKING:
+    from rocket_sink.ledger.table import LedgerToken
+    from rocket_sink.rows.contract import ColumnPlan
+
+_DRIVE_ROWS: Final = 500
+"""Rows (some milliseconds of Spark's time) after which answers are looked for."""
+_ANSWERS_S: Final = 0.002
+"""Between two looks for answers while Spark is silent."""
+
+
+class ForeachTask:
+    """What Spark calls, by way of `RocketSink`."""
+
+    def __init__(
+        self, options: SinkOptions, plan: ColumnPlan | None, partition: int, epoch: int,
+        token: LedgerToken | None = None,
+    ) -> None:  # fmt: skip
+        refuse_budget(options)
+        ctx = run_context(options, "foreach", epoch=epoch, partition=partition)
+        self._max_delay_s = options.gather_max_delay_ms / 1000
+        self._run = TaskRunner(
+            options, ctx, token=token, streaming_query=streaming_query(),
+            timed=self._max_delay_s > 0,
+        )  # fmt: skip
+        self._gatherer = RowBatcher(options, plan)
+        self._pile = RowBuffer(self._gatherer, options.gather_rows)
+        self._rows = self._pile.rows
+        self._driven = 0
+        self._ended = False
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._bell = threading.Event()
+        self._failure: BaseException | None = None
+        self._flush_s = math.inf
+        """When the oldest row will have waited for long enough."""
+        self._answers_s = math.inf
+        """When the thread is to look for answers."""
+        self._sleeps_until_s = math.inf
+
+    def process(self, row: Any) -> None:
+        """Take a row; raises as soon as the task cannot succeed any more."""
+        rows = self._rows
+        rows.append(row)
+        if len(rows) >= self._pile.look_at:
+            self._look()
+
+    def _look(self) -> None:
+        self._refuse_child()
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if not self._rows:
+                return  # the thread has taken them since
+            if self._pile.is_full():
+                self._flush()
+                self._expect_thread()
+            elif len(self._rows) - self._driven >= _DRIVE_ROWS:
+                self._driven = len(self._rows)
+                self._run.drive()
+                self._expect_thread()
+            elif self._flush_s == math.inf:
+                self._expect_thread(first_row=True)
+
+    def close(self, error: BaseException | None) -> None:
+        """Send what is left and await every answer; after an error, only let go."""
+        if self._ended:
+            return
+        self._refuse_child()
+        with self._lock:
+            self._ended = True
+            self._bell.set()
+        if self._thread is not None:
+            self._thread.join()
+        if error is not None:
+            self._run.abort()
+            return
+        try:
+            if self._failure is not None:
+                raise self._failure
+            self._flush()
+            self._run.finish()
+        except BaseException:
+            self._run.abort()
+            raise
+
+    def _flush(self) -> None:
+        self._flush_s = math.inf
+        batch, self._driven = self._pile.take(), 0
+        if batch is not None:
+            self._run.feed(batch, self._gatherer.plan)
+
+    def _refuse_child(self) -> None:
+        if self._pid != os.getpid():
+            raise ConfigurationError(
+                "a task of the foreach lane was used in a forked child of the process that Spark "
+                "runs it in; only that one may send its rows"
+            )
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def _expect_thread(self, *, first_row: bool = False) -> None:
+        """Say when the thread is due: for rows, or for answers that Spark's thread has just looked
+        for, and looks for again unless Spark falls silent.
+        """
+        if not self._max_delay_s:
+            return
+        due_s = time.monotonic() + self._max_delay_s
+        if first_row:
+            self._flush_s = due_s
+        else:
+            self._answers_s = due_s
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._serve, name="rocket-sink-flush", daemon=True
+            )
+            self._thread.start()
+        elif due_s < self._sleeps_until_s:
+            self._bell.set()
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                if self._ended:
+                    return
+                self._bell.clear()
+                try:
+                    self._serve_due(time.monotonic())
+                except BaseException as error:
+                    self._failure = error
+                    self._pile.look_at = 0
+                    return
+                until_s = self._sleeps_until_s = min(self._flush_s, self._answers_s)
+            self._bell.wait(None if until_s == math.inf else max(0.0, until_s - time.monotonic()))
+
+    def _serve_due(self, now_s: float) -> None:
+        if now_s >= self._flush_s:
+            self._flush()
+            self._answers_s = now_s
+            if self._rows:
+                # Appended meanwhile, and perhaps without a look.
+                self._flush_s = time.monotonic() + self._max_delay_s
+        if now_s >= self._answers_s:
+            more = self._run.drive()
+            self._answers_s = time.monotonic() + _ANSWERS_S if more else math.inf

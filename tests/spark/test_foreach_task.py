@@ -1,0 +1,215 @@
+"""The foreach lane where Spark hands out rows slowly: `gatherMaxDelayMs` and its thread."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+
+from rocket_sink import RocketSink
+from rocket_sink.errors import ConfigurationError, DeliveryError
+from rocket_sink.testing import Answer, FakeCluster
+
+LONG_S = 60.0
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as fake:
+        yield fake
+
+
+def sink_of(cluster: FakeCluster, ledger: Path, **options: Any) -> RocketSink:
+    given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
+             "sendMsgTimeout": 60_000, "appId": "a", "gatherMaxDelayMs": 1, **options}  # fmt: skip
+    return RocketSink(**given)
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    until_s = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < until_s, "it did not happen"
+        time.sleep(0.002)
+
+
+def bodies(cluster: FakeCluster) -> list[bytes]:
+    return sorted(message.body for message in cluster.messages("t"))
+
+
+def threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "rocket-sink-flush"]
+
+
+def account(ledger: Path) -> dict[str, Any]:
+    """The last row of the only task's spool."""
+    (path,) = ledger.rglob("*.arrow")
+    with pa.ipc.open_stream(str(path)) as reader:
+        rows = reader.read_all().to_pylist()
+    (found,) = [row for row in rows if row["kind"] == "epoch"]
+    return found
+
+
+def test_slow_rows_are_stored_while_the_task_goes_on(cluster: FakeCluster, tmp_path: Path) -> None:
+    sink = sink_of(cluster, tmp_path)
+    sink.open(0, 1)
+    for number in range(5):
+        sink.process(Row(body=str(number)))
+        wait_for(lambda number=number: len(bodies(cluster)) == number + 1)
+    sink.close(None)
+    assert bodies(cluster) == [b"%d" % number for number in range(5)]
+    found = account(tmp_path)
+    assert (found["rows_in"], found["acked"], found["complete"]) == (5, 5, True)
+    assert not threads()
+
+
+def test_answers_are_read_while_spark_is_silent(cluster: FakeCluster, tmp_path: Path) -> None:
+    """A retry needs a look at the answer; a row behind another of its key needs one too."""
+    for broker in cluster.brokers:
+        broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=1)
+    sink = sink_of(cluster, tmp_path, ordering="strict")
+    sink.open(0, 1)
+    sink.process(Row(body="1", sharding_key="k"))
+    time.sleep(0.05)
+    sink.process(Row(body="2", sharding_key="k"))
+    wait_for(lambda: len(bodies(cluster)) == 2)
+    sink.close(None)
+    assert bodies(cluster) == [b"1", b"2"]
+
+
+def test_and_of_a_batch_that_was_full(cluster: FakeCluster, tmp_path: Path) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy"), times=1)
+    sink = sink_of(cluster, tmp_path, gatherRows=1)
+    sink.open(0, 1)
+    sink.process(Row(body="1"))
+    wait_for(lambda: bodies(cluster) == [b"1"])
+    sink.close(None)
+
+
+def test_rows_keep_their_order_and_none_goes_twice(cluster: FakeCluster, tmp_path: Path) -> None:
+    """Both threads cut batches; where they meet is up to chance, so there are many."""
+    chance, total = random.Random(7), 3000
+    sink = sink_of(cluster, tmp_path, ordering="strict", gatherRows=40)
+    sink.open(0, 1)
+    for number in range(total):
+        sink.process(Row(body=str(number), sharding_key=f"k{number % 3}"))
+        if chance.random() < 0.1:
+            time.sleep(chance.choice((0.0005, 0.001, 0.0015, 0.003)))
+    sink.close(None)
+    stored = cluster.messages("t")
+    assert sorted(int(message.body) for message in stored) == list(range(total))
+    of_key: dict[int, list[int]] = defaultdict(list)
+    for message in sorted(stored, key=lambda one: one.queue_offset):
+        of_key[int(message.body) % 3].append(int(message.body))
+    assert all(numbers == sorted(numbers) for numbers in of_key.values())
+    found = account(tmp_path)
+    assert (found["rows_in"], found["acked"]) == (total, total)
+
+
+def test_an_attempt_with_other_pauses_gives_the_same_ids(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    for attempt, gap_s in enumerate((0.004, 0.0)):
+        sink = sink_of(cluster, tmp_path / str(attempt))
+        sink.open(0, 1)
+        for number in range(20):
+            sink.process(Row(body=str(number // 2)))
+            time.sleep(gap_s)
+        sink.close(None)
+    ids = defaultdict(set)
+    for message in cluster.messages("t"):
+        ids[message.body].add(message.properties["UNIQ_KEY"])
+    assert len(cluster.messages("t")) == 40
+    assert {body: len(found) for body, found in ids.items()} == {
+        b"%d" % number: 2 for number in range(10)
+    }
+
+
+class TestErrors:
+    def failed(self, cluster: FakeCluster, tmp_path: Path) -> RocketSink:
+        """A sink whose thread has failed, without a word to Spark's thread."""
+        sink = sink_of(cluster, tmp_path, onInvalid="fail")
+        sink.open(0, 1)
+        sink.process(Row(body="good"))
+        wait_for(lambda: bodies(cluster) == [b"good"])
+        sink.process(Row(body=None))
+        wait_for(lambda: not threads())
+        return sink
+
+    def test_the_next_row_raises_it(self, cluster: FakeCluster, tmp_path: Path) -> None:
+        sink = self.failed(cluster, tmp_path)
+        with pytest.raises(DeliveryError, match="onInvalid") as caught:
+            sink.process(Row(body="later"))
+        with pytest.raises(DeliveryError, match="onInvalid"):
+            sink.process(Row(body="later"))
+        sink.close(caught.value)
+        assert bodies(cluster) == [b"good"]
+
+    def test_close_raises_it(self, cluster: FakeCluster, tmp_path: Path) -> None:
+        sink = self.failed(cluster, tmp_path)
+        with pytest.raises(DeliveryError, match="onInvalid"):
+            sink.close(None)
+        assert bodies(cluster) == [b"good"]
+        assert not account(tmp_path)["complete"]
+
+    def test_the_worker_is_fit_for_the_next_task(
+        self, cluster: FakeCluster, tmp_path: Path
+    ) -> None:
+        sink = self.failed(cluster, tmp_path)
+        sink.close(RuntimeError("upstream"))
+        sink.open(0, 2)
+        sink.process(Row(body="next"))
+        wait_for(lambda: bodies(cluster) == [b"good", b"next"])
+        sink.close(None)
+
+
+def test_a_task_that_is_given_up_leaves_no_thread(cluster: FakeCluster, tmp_path: Path) -> None:
+    sink = sink_of(cluster, tmp_path, gatherMaxDelayMs=30_000)
+    sink.open(0, 1)
+    sink.process(Row(body="x"))
+    assert threads()
+    sink.close(RuntimeError("upstream"))
+    assert not threads() and not bodies(cluster)
+
+
+def test_without_a_delay_rows_wait_and_there_is_no_thread(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    sink = sink_of(cluster, tmp_path, gatherMaxDelayMs=0)
+    sink.open(0, 1)
+    for _ in range(700):
+        sink.process(Row(body="x"))
+    assert not threads()
+    time.sleep(0.05)
+    assert not bodies(cluster)
+    sink.close(None)
+    assert len(bodies(cluster)) == 700
+
+
+def test_a_forked_child_sends_nothing_of_its_parent(cluster: FakeCluster, tmp_path: Path) -> None:
+    sink = sink_of(cluster, tmp_path, gatherMaxDelayMs=300)
+    sink.open(0, 1)
+    sink.process(Row(body="parent"))
+    child = os.fork()
+    if not child:
+        refused = 0
+        for use in (lambda: sink.close(None), lambda: sink.open(0, 1) and sink.close(None)):
+            try:
+                use()
+            except ConfigurationError:
+                refused += 1
+        os._exit(refused)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    wait_for(lambda: bodies(cluster) == [b"parent"])
+    sink.close(None)
+    assert bodies(cluster) == [b"parent"]
