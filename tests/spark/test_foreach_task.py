@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import Row
 
 from rocket_sink import RocketSink
-from rocket_sink.errors import ConfigurationError, DeliveryError
+from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError
 from rocket_sink.testing import Answer, FakeCluster
 
 LONG_S = 60.0
@@ -153,6 +153,17 @@ class TestErrors:
             sink.process(Row(body="later"))
         sink.close(caught.value)
         assert bodies(cluster) == [b"good"]
+
+    def test_also_when_it_came_before_the_rows_were_taken(
+        self, cluster: FakeCluster, tmp_path: Path
+    ) -> None:
+        sink = sink_of(cluster, tmp_path)
+        sink.open(0, 1)
+        sink.process(Row(body=7))
+        wait_for(lambda: not threads())
+        with pytest.raises(ColumnError) as caught:
+            sink.process(Row(body="later"))
+        sink.close(caught.value)
 
     def test_close_raises_it(self, cluster: FakeCluster, tmp_path: Path) -> None:
         sink = self.failed(cluster, tmp_path)
