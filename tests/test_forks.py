@@ -258,6 +258,7 @@ RENEWED = {
     "rocket_sink.producer.request_reply": "of the session",
     "rocket_sink.producer.future": "of one request, which ends in the process that sent it",
     "rocket_sink.spark.listener": "of the thread that folds, which only the driver's process has",
+    "rocket_sink.spark.foreach_task": "of a task, which a child refuses to use",
     "rocket_sink.net.log": "its table is made anew in a child",
     "rocket_sink.ledger.lock": "of the thread that renews, which only the holder has",
     "rocket_sink.spark.backfill.backfill": "of one call",

@@ -1,0 +1,101 @@
+"""Real-time mode (`trigger(realTime=...)`): of our lanes Spark starts foreach, and none else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from rocket_sink import Ledger, RocketSink, register
+from rocket_sink.testing import FakeCluster
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 1),
+        reason="Spark 4.1 has it first",
+    ),
+]
+EPOCH = "5 seconds"
+"""The shortest that Spark takes."""
+
+
+class Source:
+    """Spark's own source for tests of real-time mode: a column of texts."""
+
+    def __init__(self, spark: Any) -> None:
+        jvm = spark._jvm
+        made = jvm.org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream.apply(
+            spark._jsparkSession, 1, jvm.org.apache.spark.sql.Encoders.STRING()
+        )
+        self._jvm, self._stream = jvm, made
+        self.frame = DataFrame(made.toDF(), spark)
+
+    def put(self, text: str) -> None:
+        rows = self._jvm.java.util.ArrayList()
+        rows.add(text)
+        self._stream.addData(self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(rows).toSeq())
+
+
+def start(writer: Any, folder: Path) -> Any:
+    writer = writer.outputMode("update").option("checkpointLocation", str(folder / "checkpoint"))
+    return writer.trigger(realTime=EPOCH).start()
+
+
+def test_foreach_sends_each_row_once(spark: Any, tmp_path: Path) -> None:
+    source, ledger = Source(spark), Ledger(str(tmp_path / "ledger"))
+    with FakeCluster() as cluster:
+        sink = RocketSink(
+            nameServer=cluster.name_server, topic="t", ledger=str(tmp_path / "ledger"),
+            sendMsgTimeout=60_000,
+        )  # fmt: skip
+        query = start(sink.stream(source.frame), tmp_path)
+        try:
+            until_s = time.monotonic() + 300
+            for number in range(20):
+                source.put(str(number))
+            while len(cluster.messages("t")) < 20 and query.isActive:
+                assert time.monotonic() < until_s
+                time.sleep(0.05)
+            assert query.exception() is None
+            # An epoch counts when it has ended.
+            while not any(one["numInputRows"] for one in query.recentProgress):
+                assert time.monotonic() < until_s
+                time.sleep(0.05)
+        finally:
+            query.stop()
+        assert sorted(int(one.body) for one in cluster.messages("t")) == list(range(20))
+    ledger.sync(spark)
+    assert ledger.epochs(spark).selectExpr("sum(acked) AS acked").first().acked == 20
+
+
+def _source(spark: Any, frame: DataFrame, options: dict[str, str]) -> Any:
+    register(spark)
+    return frame.writeStream.format("rocketmq").options(**options)
+
+
+def _batches(spark: Any, frame: DataFrame, options: dict[str, str]) -> Any:
+    return frame.writeStream.foreachBatch(RocketSink(**options).write_batch)
+
+
+@pytest.mark.parametrize("lane", [_source, _batches])
+def test_spark_starts_no_other_lane(
+    spark: Any, tmp_path: Path, lane: Callable[[Any, DataFrame, dict[str, str]], Any]
+) -> None:
+    with FakeCluster() as cluster:
+        options = {"nameServer": cluster.name_server, "topic": "t"}
+        source = Source(spark)
+        with pytest.raises(PySparkException) as caught:
+            query = start(lane(spark, source.frame, options), tmp_path)
+            source.put("x")
+            query.awaitTermination(60)
+            query.stop()
+        assert "REAL_TIME_MODE" in str(caught.value)
+        assert not cluster.messages("t")
