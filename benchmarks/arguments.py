@@ -59,6 +59,7 @@ class Arguments:
     seconds: float
     pause_ms: int | None
     scale: bool
+    latency: bool
     scale_by: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -73,9 +74,9 @@ class Arguments:
 
     @property
     def wants_cases(self) -> bool:
-        """True unless only faults and scaling are measured."""
+        """Something besides faults, scaling and latencies is to be measured."""
         named = self.lanes or self.full or self.ceiling or self.peers or self.kafka
-        return bool(named) or not (self.faults or self.scale)
+        return bool(named) or not (self.faults or self.scale or self.latency)
 
     def plan(self) -> Plan:
         """The selected lanes, ceiling and peers. By default some lanes and the ceiling."""

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     python -m benchmarks --peers --out peers.json --baseline peers-before.json
     python -m benchmarks --faults
     python -m benchmarks --faults --pause-ms 300
-    python -m benchmarks --scale --html curves.html""",
+    python -m benchmarks --scale --html curves.html
+    python -m benchmarks --latency""",
 )
 @click.option(
     "--rows",
@@ -129,6 +130,13 @@ if TYPE_CHECKING:
     type=click.Choice(["rows", "keys", "brokers", "workers"]),
     multiple=True,
     help="--scale: only this; repeatable.",
+)
+@click.option(
+    "--latency",
+    is_flag=True,
+    help="Single rows from arrival to broker and ledger, of foreach, source-stream and "
+    "write_batch: one row per epoch, and 1,000 rows/s for as many seconds as --rows has, at most "
+    "20.",
 )
 @click.option(
     "--out",
@@ -243,6 +251,10 @@ def _measure(arguments: Arguments, results: Results) -> None:
         from benchmarks.scale import run_scale
 
         run_scale(arguments.scaling(), results, note, _scaled_session)
+    if arguments.latency:
+        from benchmarks.latency import Rows, run_latency
+
+        run_latency(Rows.of(arguments.rows), results, note, _session)
 
 
 def _session(packages: tuple[str, ...]) -> Any:

@@ -36,6 +36,8 @@ def markdown(results: Results) -> str:
         parts.append(_faults(results.faults))
     if results.scale:
         parts.append(_curves(results.scale))
+    if results.latency:
+        parts.append(_latency(results.latency))
     return "\n\n".join(parts) + "\n"
 
 
@@ -89,6 +91,18 @@ def _curves(points: list[dict[str, Any]]) -> str:
         values = ", ".join(f"{value:.2f}" for value in cpu.values)
         rows.append((name, span, values, f"{cpu.spread:.2f}", f"{memory.spread:.2f}"))
     names = ("over", "span", "cpu-s/M", "largest / smallest", "memory, largest / smallest")
+    return _table(names, rows)
+
+
+def _latency(records: list[dict[str, Any]]) -> str:
+    rows = [
+        (one["pace"], one["lane"], *(
+            " / ".join(f"{value:,.0f}" for value in one[key].values())
+            for key in ("stored_ms", "ledger_ms")
+        ))
+        for one in records
+    ]  # fmt: skip
+    names = ("rows arrive", "lane", "to the broker, p50 / p95 / p99 ms", "to the ledger")
     return _table(names, rows)
 
 

@@ -42,6 +42,8 @@ def tables(results: Results) -> Iterator[RenderableType]:
     if results.faults:
         yield faults_table(results.faults)
     yield from curve_tables(results.scale)
+    if results.latency:
+        yield latency_table(results.latency)
 
 
 def _machine_line(machine: dict[str, Any]) -> str:
@@ -110,6 +112,22 @@ def faults_table(faults: list[dict[str, Any]]) -> RenderableType:
     )
     numbers = "msg/s pause_s failed longest_send_s announced doubled lost"
     return table(title, names, rows, numbers=numbers)
+
+
+def latency_table(records: list[dict[str, Any]]) -> RenderableType:
+    """One row per lane and pace."""
+    shares = ("p50", "p95", "p99")
+    names = ("rows arrive", "lane", "rows", *(f"{to} {one}" for to in ("stored", "ledger")
+             for one in shares))  # fmt: skip
+    rows = [
+        (one["pace"], one["lane"], one["rows"],
+         *(round(one[f"{to}_ms"][share]) for to in ("stored", "ledger") for share in shares))
+        for one in records
+    ]  # fmt: skip
+    title = (
+        "From a row's arrival to its store time at the broker, and to the ledger's commit, in ms"
+    )
+    return table(title, names, rows, numbers=" ".join(name.replace(" ", "_") for name in names[2:]))
 
 
 def comparison_table(found: Comparison, tolerance: float) -> RenderableType:

@@ -17,15 +17,17 @@ from rocket_sink.ledger.notes import write_bytes
 RUNS: Final = "runs"
 FAULTS: Final = "faults"
 SCALE: Final = "scale"
+LATENCY: Final = "latency"
 
 
 @dataclass
 class Results:
     """The results of one run; parts that were not selected are empty.
 
-    `absent`: {peer: reason}, `failed`: {case: error}; `faults` and `scale` are the records of
-    `benchmarks.faults` and `benchmarks.scale`. `planned`: {part: number}, of the parts begun.
-    `on_added` is called after each finished run, fault and point.
+    `absent` is {peer: why it was not measured}, `failed` {case: why it ended}; `faults`,
+    `scale` and `latency` hold the records of `benchmarks.faults`, `.scale` and `.latency`.
+    `planned` is {part: how many of it there will be}, of the parts begun; a run that was stopped
+    has fewer. `on_added` is called after each finished run, fault and point.
     """
 
     machine: dict[str, Any]
@@ -37,10 +39,11 @@ class Results:
     scale: list[dict[str, Any]] = field(default_factory=list)
     planned: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    latency: list[dict[str, Any]] = field(default_factory=list)
     on_added: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def add(self, part: str, one: Any) -> None:
-        """Add a result of `RUNS` (`Figures`), `FAULTS` or `SCALE` (records)."""
+        """A finished one of `RUNS` (`Figures`), `FAULTS`, `SCALE` or `LATENCY` (records)."""
         getattr(self, part).append(one)
         self.on_added()
 
@@ -65,8 +68,8 @@ class Results:
 
     @property
     def is_empty(self) -> bool:
-        """True without any result."""
-        return not (self.runs or self.faults or self.scale)
+        """Nothing has been measured yet."""
+        return not (self.runs or self.faults or self.scale or self.latency)
 
     @property
     def medians(self) -> list[Figures]:
@@ -91,6 +94,7 @@ class Results:
             "ratios": _dicts(self.ratios),
             "faults": self.faults,
             "scale": self.scale,
+            "latency": self.latency,
             "cases": _dicts(self.cases),
             "runs": _dicts(self.runs),
         }
@@ -118,6 +122,7 @@ def read_results(path: Path) -> Results:
         return Results(
             value["machine"], value["settings"], cases, runs, value["absent"], value["faults"],
             value["scale"], value.get("planned", {}), value.get("failed", {}),
+            value.get("latency", []),
         )  # fmt: skip
     except OSError as error:
         raise ConfigurationError(f"cannot read the results {path}: {error.strerror}") from None

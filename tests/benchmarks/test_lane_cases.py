@@ -15,7 +15,7 @@ def asked(**changes: object) -> Arguments:
         "rows": 1_000_000, "repeat": 1, "brokers": 2, "lanes": (), "orderings": (), "keys": (),
         "bodies": (), "full": False, "without_ledger": False, "ceiling": False, "peers": False,
         "kafka": False, "faults": False, "seconds": 32.0, "pause_ms": None, "scale": False,
-        "scale_by": (), **changes,
+        "scale_by": (), "latency": False, **changes,
     }  # fmt: skip
     return Arguments(**values)  # type: ignore[arg-type]
 
@@ -79,7 +79,8 @@ def test_large_bodies_get_fewer_rows() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "cases"),
-    [({}, True), ({"faults": True}, False), ({"scale": True}, False), ({"peers": True}, True),
+    [({}, True), ({"faults": True}, False), ({"scale": True}, False), ({"latency": True}, False),
+     ({"peers": True}, True),
      ({"faults": True, "lanes": ("foreach",)}, True)],
 )  # fmt: skip
 def test_faults_and_scaling_only_measure_no_cases(changes: dict, cases: bool) -> None:

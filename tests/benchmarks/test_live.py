@@ -45,6 +45,24 @@ def test_a_lane_beside_its_twin(tmp_path: Path) -> None:
     assert ours in done.stdout
 
 
+def test_single_rows_at_both_paces(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--latency", "--rows", "1000", "--out", str(out)],
+        cwd=ROOT, capture_output=True, text=True, timeout=800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())["latency"]
+    lanes = ("foreach", "source-stream", "write_batch")
+    assert [(one["lane"], one["rows"]) for one in found] == [
+        *((lane, 3) for lane in lanes), *((lane, 1000) for lane in lanes),
+    ]  # fmt: skip
+    for one in found:
+        stored, ledger = one["stored_ms"], one["ledger_ms"]
+        assert 0 <= stored["p50"] <= stored["p95"] <= stored["p99"]
+        assert stored["p50"] <= ledger["p50"] <= ledger["p95"] <= ledger["p99"]
+
+
 def test_full_log_files_go_between_runs_and_no_message_with_them(cluster: LocalCluster) -> None:
     """Of 64 MB each; the ones that are written stay."""
     cluster.create_topic("room")

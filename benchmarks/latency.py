@@ -1,0 +1,216 @@
+"""Latency of single rows: from the arrival in Spark's source to the broker, and to the ledger.
+
+Rows come through Spark's socket source, each with the time of its arrival in its body, at two
+paces: one row per epoch (the next one arrives when the epoch of the one before has ended), and
+1,000 a second. The broker's word is the message's store time; the ledger's is the time of the Delta
+commit that brought the row's epoch. All clocks are this machine's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow.parquet as pq
+
+from benchmarks.lanes.cases import Lane, lane_named
+from benchmarks.results import LATENCY, Results
+from benchmarks.rows import body_of, number_of
+from benchmarks.run import scratch_folder
+from rocket_sink.cluster.local import LocalCluster
+from rocket_sink.errors import RocketSinkError
+from rocket_sink.producer.admin.topic_reader import read_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+Say = Callable[[str], None]
+Session = Callable[[tuple[str, ...]], AbstractContextManager["SparkSession"]]
+
+LANES: Final = ("foreach", "source-stream", "write_batch")
+EPOCH: Final = "one row per epoch"
+STEADY: Final = "1,000 rows/s"
+_RATE: Final = 1000
+_BODY_BYTES: Final = 256
+_PATIENCE_S: Final = 120.0
+_POLL_S: Final = 0.02
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How many rows of each pace."""
+
+    epochs: int
+    steady: int
+
+    @classmethod
+    def of(cls, rows: int) -> Rows:
+        """Of so many rows at most."""
+        return cls(max(3, min(50, rows // 400)), min(rows, 20 * _RATE))
+
+
+def run_latency(rows: Rows, results: Results, say: Say, session: Session) -> None:
+    """Every lane at both paces, each after a few rows that are not counted.
+
+    Raises:
+        RocketSinkError: the cluster or Spark does not start, or a row is missing.
+    """
+    paces = ((EPOCH, rows.epochs), (STEADY, rows.steady))
+    results.planned[LATENCY] = len(LANES) * len(paces)
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch_folder())
+        say("starting RocketMQ")
+        cluster = stack.enter_context(LocalCluster(1))
+        say("starting Spark")
+        spark = stack.enter_context(session(()))
+        # They are the count of rows that have been taken; Spark keeps 100 by itself.
+        spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", 10_000)
+        for pace, count in paces:
+            for name in LANES:
+                say(f"{name}, {pace}")
+                case = _Case(spark, cluster.name_server, lane_named(name), folder)
+                cluster.create_topic(case.topic)
+                results.add(LATENCY, case.run(pace, count))
+
+
+class _Source:
+    """Rows for one socket source, which is what connects."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._server.getsockname()[1])
+        self._server.settimeout(_PATIENCE_S)
+        self._spark: socket.socket | None = None
+        self._last_us = 0
+
+    def accept(self) -> None:
+        """Wait for Spark."""
+        self._spark = self._server.accept()[0]
+
+    def put(self) -> None:
+        """A row arrives; no two have the same time."""
+        self._last_us = max(time.time_ns() // 1000, self._last_us + 1)
+        line = body_of(self._last_us, _BODY_BYTES) + b"\n"
+        assert self._spark is not None
+        self._spark.sendall(line)
+
+    def __enter__(self) -> _Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+        if self._spark is not None:
+            self._spark.close()
+
+
+class _Case:
+    def __init__(self, spark: SparkSession, name_server: str, lane: Lane, folder: Path) -> None:
+        self.topic = f"latency-{uuid.uuid4().hex[:8]}"
+        self._spark = spark
+        self._name_server = name_server
+        self._lane = lane
+        self._folder = folder / self.topic
+
+    def run(self, pace: str, count: int) -> dict[str, Any]:
+        """The case's record."""
+        warm_up = 2 if pace == EPOCH else _RATE // 2
+        ledger = self._folder / "ledger"
+        options = {
+            "nameServer": self._name_server, "topic": self.topic, "ledger": str(ledger),
+        }  # fmt: skip
+        with _Source() as source:
+            frame = self._spark.readStream.format("socket")
+            frame = frame.option("host", "127.0.0.1").option("port", source.port)
+            body = frame.load().selectExpr("cast(value AS binary) AS body")
+            assert self._lane.writer is not None
+            writer = self._lane.writer(body, options)
+            writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
+            query = writer.start()
+            try:
+                self._send(source, query, pace, warm_up + count)
+            finally:
+                query.stop()
+        from rocket_sink.ledger.ledger import Ledger
+
+        Ledger(str(ledger)).sync(self._spark)
+        record = self._record(pace, warm_up, warm_up + count, ledger)
+        # The session that is stopped looks once more for what is not folded.
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return record
+
+    def _send(self, source: _Source, query: StreamingQuery, pace: str, count: int) -> None:
+        source.accept()
+        began_s = time.monotonic()
+        for number in range(count):
+            source.put()
+            if pace == EPOCH:
+                _wait(query, number + 1)
+            else:
+                time.sleep(max(0.0, began_s + (number + 1) / _RATE - time.monotonic()))
+        _wait(query, count)
+
+    def _record(self, pace: str, skip: int, count: int, ledger: Path) -> dict[str, Any]:
+        stored = [
+            (number_of(m.body), m.store_ms) for m in read_topic(self._name_server, self.topic)
+        ]
+        stored.sort()
+        commits = list(commits_of(ledger))
+        known = sum(acked for _, acked in commits)
+        if len({at_us for at_us, _ in stored}) != count or known != count:
+            raise RocketSinkError(
+                f"{self._lane.name}, {pace}: of {count:,} rows the brokers hold {len(stored):,}, "
+                f"and the ledger {known:,}"
+            )
+        # Epochs go by in order, and so do their rows: what a commit brings are the next ones.
+        at_ms = [ms for ms, acked in commits for _ in range(acked)]
+        to_broker = [ms - us / 1000 for us, ms in stored][skip:]
+        to_ledger = [ms - us / 1000 for ms, (us, _) in zip(at_ms, stored, strict=False)][skip:]
+        return {
+            "lane": self._lane.name, "pace": pace, "rows": count - skip,
+            "stored_ms": shares(to_broker), "ledger_ms": shares(to_ledger),
+        }  # fmt: skip
+
+
+def _wait(query: StreamingQuery, rows: int) -> None:
+    """Until the epochs of so many rows have ended."""
+    until_s = time.monotonic() + _PATIENCE_S
+    while sum(int(one["numInputRows"]) for one in query.recentProgress) < rows:
+        if (error := query.exception()) is not None:
+            raise error
+        if time.monotonic() > until_s:
+            raise RocketSinkError("the stream takes no rows")
+        time.sleep(_POLL_S)
+
+
+def commits_of(ledger: Path) -> Iterator[tuple[float, int]]:
+    """(time in ms, acknowledged rows of complete epochs) of the commits of a Delta ledger."""
+    for commit in sorted((ledger / "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
+        at_ms = next(one["commitInfo"]["timestamp"] for one in actions if "commitInfo" in one)
+        added = [one["add"]["path"] for one in actions if "add" in one]
+        acked = sum(_acked(ledger / path) for path in added if path.startswith("kind=epoch/"))
+        if acked:
+            yield float(at_ms), acked
+
+
+def _acked(path: Path) -> int:
+    return sum(n or 0 for n in pq.ParquetFile(path).read(["acked"])["acked"].to_pylist())
+
+
+def shares(values: Sequence[float]) -> dict[str, float]:
+    """p50, p95 and p99: the smallest value that so many are not above."""
+    ranked = sorted(values)
+    return {
+        f"p{share}": round(ranked[max(0, math.ceil(len(ranked) * share / 100) - 1)], 1)
+        for share in (50, 95, 99)
+    }
