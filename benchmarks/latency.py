@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import socket
 import time
 import uuid
@@ -25,7 +24,7 @@ import pyarrow.parquet as pq
 from benchmarks.lanes.cases import Lane, lane_named
 from benchmarks.results import LATENCY, Results
 from benchmarks.rows import body_of, number_of
-from benchmarks.run import scratch_folder
+from benchmarks.run import reason_of, scratch_folder
 from rocket_sink.cluster.local import LocalCluster
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.producer.admin.topic_reader import read_topic
@@ -62,8 +61,10 @@ class Rows:
 def run_latency(rows: Rows, results: Results, say: Say, session: Session) -> None:
     """Every lane at both paces, each after a few rows that are not counted.
 
+    A case whose stream fails, or whose rows are not all there, is named in `results.failed`.
+
     Raises:
-        RocketSinkError: the cluster or Spark does not start, or a row is missing.
+        RocketSinkError: the cluster or Spark does not start.
     """
     paces = ((EPOCH, rows.epochs), (STEADY, rows.steady))
     results.planned[LATENCY] = len(LANES) * len(paces)
@@ -80,7 +81,12 @@ def run_latency(rows: Rows, results: Results, say: Say, session: Session) -> Non
                 say(f"{name}, {pace}")
                 case = _Case(spark, cluster.name_server, lane_named(name), folder)
                 cluster.create_topic(case.topic)
-                results.add(LATENCY, case.run(pace, count))
+                try:
+                    record = case.run(pace, count)
+                except Exception as error:  # Spark's have no ancestor in common with ours
+                    results.failed[f"{name}, {pace}"] = reason_of(error)
+                else:
+                    results.add(LATENCY, record)
 
 
 class _Source:
@@ -143,10 +149,7 @@ class _Case:
         from rocket_sink.ledger.ledger import Ledger
 
         Ledger(str(ledger)).sync(self._spark)
-        record = self._record(pace, warm_up, warm_up + count, ledger)
-        # The session that is stopped looks once more for what is not folded.
-        shutil.rmtree(self._folder, ignore_errors=True)
-        return record
+        return self._record(pace, warm_up, warm_up + count, ledger)
 
     def _send(self, source: _Source, query: StreamingQuery, pace: str, count: int) -> None:
         source.accept()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import threading
 import time
 from collections import defaultdict
@@ -17,6 +18,7 @@ from pyspark.sql import Row
 
 from rocket_sink import RocketSink
 from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError
+from rocket_sink.rows.row_batcher import RowBatcher
 from rocket_sink.testing import Answer, FakeCluster
 
 LONG_S = 60.0
@@ -113,6 +115,27 @@ def test_rows_keep_their_order_and_none_goes_twice(cluster: FakeCluster, tmp_pat
     assert all(numbers == sorted(numbers) for numbers in of_key.values())
     found = account(tmp_path)
     assert (found["rows_in"], found["acked"]) == (total, total)
+
+
+def test_a_row_that_comes_while_others_are_taken_waits_no_longer(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RowBatcher.batch
+    late = [Row(body="late")]
+
+    def batch(self: RowBatcher, rows: Any) -> pa.RecordBatch:
+        if late:
+            # As `process` does between its append and the end of `take`: it saw no need to look.
+            sink._task._rows.append(late.pop())  # type: ignore[union-attr]
+        return made(self, rows)
+
+    monkeypatch.setattr(RowBatcher, "batch", batch)
+    sink = sink_of(cluster, tmp_path)
+    sink.open(0, 1)
+    sink.process(Row(body="early"))
+    wait_for(lambda: bodies(cluster) == [b"early", b"late"])
+    sink.close(None)
+    assert bodies(cluster) == [b"early", b"late"]
 
 
 def test_an_attempt_with_other_pauses_gives_the_same_ids(
@@ -212,6 +235,7 @@ def test_a_forked_child_sends_nothing_of_its_parent(cluster: FakeCluster, tmp_pa
     sink.process(Row(body="parent"))
     child = os.fork()
     if not child:
+        signal.alarm(int(LONG_S))  # one that hangs fails the test
         refused = 0
         for use in (lambda: sink.close(None), lambda: sink.open(0, 1) and sink.close(None)):
             try:
