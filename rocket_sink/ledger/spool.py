@@ -78,7 +78,13 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
     folder, start = f"{place.spool}/{_part(ctx.query_id)}", f"{ctx.epoch}-"
     if place.is_local:
         folder, start = f"{folder}/{ctx.epoch}", ""
-    infos = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    selector = fs.FileSelector(folder, allow_not_found=True)
+    try:
+        infos = filesystem.get_file_info(selector)
+    except FileNotFoundError:
+        # Arrow looks whether the folder is there after it could not list it: another task of the
+        # epoch has made it in between.
+        infos = filesystem.get_file_info(selector)
     names = [info.base_name for info in infos if info.base_name.startswith(start)]
     return 1 + max(map(_number, names), default=0)
 

@@ -70,6 +70,19 @@ def test_after_a_seal_the_next_rows_make_another_file(tmp_path):
     assert len(taken(tmp_path)) == 2
 
 
+def test_a_folder_that_another_task_makes_meanwhile_fails_none(tmp_path):
+    """Arrow lists it in vain, looks, and finds it there."""
+
+    class Meanwhile:
+        def get_file_info(self, selector):
+            if not files(tmp_path, ".open"):
+                SpoolWriter(str(tmp_path), context()).append(sends(context(), 1))
+                raise FileNotFoundError(selector.base_dir)
+            return LOCAL.get_file_info(selector)
+
+    assert spool_files.next_number(context(), resolve_path(tmp_path), Meanwhile()) == 2
+
+
 def test_an_aborted_attempts_rows_are_kept(tmp_path):
     writer = SpoolWriter(str(tmp_path), context())
     writer.append(sends(context(), 2))
