@@ -155,7 +155,10 @@ class _Case:
         source.accept()
         began_s = time.monotonic()
         for number in range(count):
-            source.put()
+            try:
+                source.put()
+            except OSError as error:
+                raise (query.exception() or error) from error
             if pace == EPOCH:
                 _wait(query, number + 1)
             else:
