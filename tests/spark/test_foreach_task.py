@@ -47,8 +47,18 @@ def bodies(cluster: FakeCluster) -> list[bytes]:
     return sorted(message.body for message in cluster.messages("t"))
 
 
+_of_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def only_threads_of_this_test() -> None:
+    """Tests of tasks that are never closed leave theirs."""
+    _of_others.update(threading.enumerate())
+
+
 def threads() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name == "rocket-sink-flush"]
+    found = set(threading.enumerate()) - _of_others
+    return [one for one in found if one.name == "rocket-sink-flush"]
 
 
 def account(ledger: Path) -> dict[str, Any]:
