@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ from rocket_sink.ledger.schema import (
 from rocket_sink.text import storable
 
 if TYPE_CHECKING:
-    from rocket_sink.producer.engine.attempt import AttemptRecord
+    from rocket_sink.producer.engine.attempt import AttemptRecord, StoredFrames
     from rocket_sink.routing.fault import Isolation
 
 
@@ -61,6 +61,41 @@ class RunContext:
     lane: str = ""
 
 
+class GroupFacts(NamedTuple):
+    """What a send row says of a group of single messages; columns of the ledger."""
+
+    frames: int
+    last_message_id: str
+    rtt_min_ms: float
+    rtt_p50_ms: float
+    rtt_p95_ms: float
+    rtt_p99_ms: float
+    half_messages: str | None
+
+    @classmethod
+    def of(cls, stored: StoredFrames, message_ids: pa.Array, *, half: bool) -> GroupFacts:
+        """
+        Args:
+            message_ids: client ids of all messages of the group.
+        """
+        ids = message_ids.take(pa.array(stored.indices))
+        halves = None
+        if half:
+            brokers_ids = stored.offset_message_ids.astype(str).tolist()
+            offsets = stored.queue_offsets.tolist()
+            each = zip(ids.to_pylist(), brokers_ids, offsets, strict=True)
+            halves = ",".join(f"{one}:{other}:{offset}" for one, other, offset in each)
+        least, p50, p95, p99 = np.percentile(stored.rtt_ms, (0, 50, 95, 99)).tolist()
+        last = ids[int(stored.indices.argmax())].as_py()
+        return cls(len(stored), last, least, p50, p95, p99, halves)
+
+
+def half_messages(text: str) -> list[tuple[str, str, int]]:
+    """(message_id, offset_message_id, queue_offset) of each half message of a group's row."""
+    found = (one.split(":") for one in text.split(","))
+    return [(message_id, offset_id, int(offset)) for message_id, offset_id, offset in found]
+
+
 def send_rows(
     attempts: Sequence[AttemptRecord],
     ctx: RunContext,
@@ -68,6 +103,7 @@ def send_rows(
     requests: Sequence[int] | None = None,
     maybe_duplicate: Sequence[bool] | None = None,
     half: Sequence[bool] | None = None,
+    groups: Sequence[GroupFacts | None] | None = None,
     secrets: Iterable[str] = (),
 ) -> pa.RecordBatch:
     """One row per request attempt.
@@ -77,6 +113,7 @@ def send_rows(
             `in_flight` row written before.
         maybe_duplicate: per attempt, an earlier attempt of its request has no known outcome.
         half: per attempt, it sent a half message.
+        groups: per attempt, what it says of a group of single messages.
         secrets: texts that no row may hold.
     """
     secrets = tuple(secrets)
@@ -100,6 +137,10 @@ def send_rows(
         [False] * len(attempts) if maybe_duplicate is None else list(maybe_duplicate)
     )
     values["half"] = half
+    if groups is not None and any(groups):
+        none = (None,) * len(GroupFacts._fields)
+        columns = zip(*(group or none for group in groups), strict=True)
+        values |= dict(zip(GroupFacts._fields, map(list, columns), strict=True))
     return build_rows(SEND, len(attempts), values, ctx)
 
 

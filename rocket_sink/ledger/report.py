@@ -478,23 +478,28 @@ def _epochs(read: _Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:
 
 def _brokers(read: _Scoped) -> list[BrokerFigures]:
     broker = "coalesce(broker_name, '-') AS broker"
+    requests = "CAST(sum(coalesce(frames, 1)) AS BIGINT)"
     counted = read(
-        f"SELECT {broker}, outcome, count(*) AS requests FROM sends WHERE {read.where} "
+        f"SELECT {broker}, outcome, {requests} AS requests FROM sends WHERE {read.where} "
         "GROUP BY 1, 2"
     )
     counts = {(row["broker"], row["outcome"]): row["requests"] for row in counted}
-    rtt = "CASE WHEN response_code IS NOT NULL THEN rtt_ms END"
+    # A row of a group has its own percentiles.
+    p50, p95, p99, rtt = (
+        f"CASE WHEN response_code IS NOT NULL THEN {one} END"
+        for one in (*(f"coalesce(rtt_p{p}_ms, rtt_ms)" for p in (50, 95, 99)), "rtt_ms")
+    )
     # in_flight rows name no broker as a rule and are attempts of which nothing more is known.
     rows = read(
-        f"""SELECT {broker}, count(*) AS requests,
+        f"""SELECT {broker}, {requests} AS requests,
             CAST(coalesce(sum(CASE WHEN {_STORED} THEN message_count END), 0) AS BIGINT)
                 AS messages,
             CAST(coalesce(sum(CASE WHEN {_STORED} THEN body_bytes END), 0) AS BIGINT)
                 AS body_bytes,
             max(at) AS last_at,
             count(CASE WHEN attempt > 1 AND outcome <> '{IN_FLIGHT}' THEN 1 END) AS retries,
-            percentile_approx({rtt}, 0.5) AS p50_ms, percentile_approx({rtt}, 0.95) AS p95_ms,
-            percentile_approx({rtt}, 0.99) AS p99_ms, max({rtt}) AS max_ms,
+            percentile_approx({p50}, 0.5) AS p50_ms, percentile_approx({p95}, 0.95) AS p95_ms,
+            percentile_approx({p99}, 0.99) AS p99_ms, max({rtt}) AS max_ms,
             percentile_approx(queue_wait_ms, 0.99) AS wait_p99_ms
         FROM sends WHERE {read.where} GROUP BY 1 ORDER BY 1"""
     )

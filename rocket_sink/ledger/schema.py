@@ -15,7 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 VERSION_PROPERTY: Final = "rocketSink.schemaVersion"
 """Of the Delta table."""
 
@@ -110,6 +110,14 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("remark", "STRING", (SEND, TRANSACTION), "the broker's remark, made printable and cut"),
     Column("maybe_duplicate", "BOOLEAN", (SEND, DEAD_LETTER), "an earlier attempt has no known outcome: messages may be stored twice, under one id (dead_letter: may be stored)"),
     Column("half", "BOOLEAN", (SEND,), "a half message (delivery=transactional): delivered once its epoch is ended"),
+
+    Column("frames", "INT", (SEND,), "requests that the row stands for: single messages of a group that were all acknowledged at once; null: one"),
+    Column("last_message_id", "STRING", (SEND,), "group: client message id of its last message"),
+    Column("rtt_min_ms", "DOUBLE", (SEND,), "group: shortest time to an answer; rtt_ms is the longest"),
+    Column("rtt_p50_ms", "DOUBLE", (SEND,), "group: median time to an answer"),
+    Column("rtt_p95_ms", "DOUBLE", (SEND,), "group: 95th percentile of the times to an answer"),
+    Column("rtt_p99_ms", "DOUBLE", (SEND,), "group: 99th percentile of the times to an answer"),
+    Column("half_messages", "STRING", (SEND,), "group of half messages: message_id:offset_message_id:queue_offset of each, separated by commas"),
 
     Column("letter_id", "STRING", (DEAD_LETTER, RESOLUTION, BACKFILL), "names one dead letter, or one row of a table that a backfill sends"),
     Column("ordinal", "BIGINT", (DEAD_LETTER,), "order of the letters of one task attempt, and so of a key"),

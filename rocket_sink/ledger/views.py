@@ -175,7 +175,7 @@ VIEWS: Final = {
         ON e.query_id = c.query_id AND e.epoch = c.epoch""",
     "task_sends": f"""
         SELECT {", ".join(_ATTEMPT)}, min(at) AS first_send_at, max(lane) AS lane,
-            max(worker) AS worker, count(*) AS send_attempts,
+            max(worker) AS worker, CAST(sum(coalesce(frames, 1)) AS BIGINT) AS send_attempts,
             CAST(sum(CASE WHEN outcome = '{IN_FLIGHT}' THEN message_count ELSE 0 END) AS BIGINT)
                 AS in_flight
         FROM sends WHERE partition IS NOT NULL OR query_id <> 'local'
@@ -200,7 +200,8 @@ VIEWS: Final = {
         SELECT h.*, e.ended_at, {_each("e.{0}", _ENDED)}, e.ended_at IS NULL AS open
         FROM (
             SELECT query_id, epoch, max(run_id) AS run_id, max(lane) AS lane, max(at) AS at,
-                count(*) AS halves, sort_array(collect_set(topic)) AS topics,
+                CAST(sum(coalesce(frames, 1)) AS BIGINT) AS halves,
+                sort_array(collect_set(topic)) AS topics,
                 sort_array(collect_set(broker_name)) AS brokers
             FROM decided_halves GROUP BY query_id, epoch
         ) h

@@ -30,7 +30,14 @@ from rocket_sink.net.transport import (
     StreamState,
     Transport,
 )
-from rocket_sink.wire.connection import Answered, Connection, Event, PeerRequest, Violation
+from rocket_sink.wire.connection import (
+    Answered,
+    AnsweredMany,
+    Connection,
+    Event,
+    PeerRequest,
+    Violation,
+)
 from rocket_sink.wire.frame import Frame
 
 Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
@@ -58,6 +65,11 @@ class WriteQueue:
     def first_owner(self) -> Any:
         """The owner of the first frame; None without one."""
         return self._entries[0][0] if self._entries else None
+
+    @property
+    def begun_owner(self) -> Any:
+        """Whose frame the kernel has taken in part; None when there is none."""
+        return self.first_owner if self._first_done else None
 
     def disown(self, owner: Any) -> None:
         """Keep the frame in the queue without its owner."""
@@ -215,6 +227,8 @@ class Channel:
         for event in events:
             if type(event) is Answered:
                 event.token.on_answer(event.frame, event.sent_s, now_s)  # type: ignore[attr-defined]
+            elif type(event) is AnsweredMany:
+                event.token.on_answers(event.answers, event.sent_s, now_s)  # type: ignore[attr-defined]
             elif type(event) is PeerRequest:
                 self._on_request(self, event.frame)
             elif type(event) is Violation:
@@ -264,10 +278,13 @@ class Channel:
         """
         self.ended, reason = cause, str(cause)
         self.transport.close()
+        begun = self.write_queue.begun_owner
         self.write_queue = WriteQueue()
         for lost in self.connection.close():
             owner: Any = lost.token
-            owner.on_failed(self._lost(cause, reason, written=lost.written), now_s)
+            # Of a group that went in part the first frames may be stored.
+            written = lost.written or (lost.grouped and owner is begun)
+            owner.on_failed(self._lost(cause, reason, written=written), now_s)
 
     def _lost(self, cause: Exception, reason: str, *, written: bool) -> SendError:
         error: SendError

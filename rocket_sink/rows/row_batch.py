@@ -86,13 +86,18 @@ class RowBatch:
 
     def is_timed(self) -> Mask:
         """True for rows that are delivered later: they go one by one, never in a batch."""
-        timed = np.zeros(len(self), np.bool_)
+        timed = self.is_timer()
         if self.delay_level is not None:
             timed |= ints_of(self.delay_level, 0) != 0
+        return timed
+
+    def is_timer(self) -> Mask:
+        """True for rows that are timed by more than a delay level."""
+        timer = np.zeros(len(self), np.bool_)
         for delay in (self.delay_ms, self.delivery_timestamp_ms):
             if delay is not None:
-                timed |= ~nulls_of(delay)
-        return timed
+                timer |= ~nulls_of(delay)
+        return timer
 
     def property_columns(self, message_ids: pa.Array | None = None) -> dict[str, Any]:
         """The arguments of `wire.columns.property_pieces` for these rows.

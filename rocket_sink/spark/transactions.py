@@ -38,7 +38,7 @@ from rocket_sink.ledger.epoch_starts import CommitMarker
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.records import RunContext, transaction_rows
+from rocket_sink.ledger.records import RunContext, half_messages, transaction_rows
 from rocket_sink.ledger.schema import SEND
 from rocket_sink.ledger.table import check_table, is_classic, last_txn_version, txn_app_id
 from rocket_sink.ledger.views import queried
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 _LOG: Final = log.logger(__name__)
 _COLUMNS: Final = (
     "kind", "topic", "broker_name", "queue_id", "queue_offset", "offset_message_id", "message_id",
-    "query_id", "run_id", "lane", "unix_millis(at) AS at_ms",
+    "query_id", "run_id", "lane", "unix_millis(at) AS at_ms", "half_messages",
 )  # fmt: skip
 _ALARM_S: Final = 300
 """Brokers check for 450 s at their defaults (transactionCheckMax 15, transactionCheckInterval
@@ -163,7 +163,8 @@ class TransactionCommitter:
         if last is None or last < epoch:
             return None
         found = self._rows(query_id, epoch)
-        return frozenset(row.message_id for row in found if row.kind == SEND)
+        halves = (half for row in found if row.kind == SEND for half in _halves(row))
+        return frozenset(half.message_id for half in halves)
 
     def _end(
         self, rows: Sequence[Any], query_id: str, epoch: int, *, again: bool, progress: Progress
@@ -171,11 +172,11 @@ class TransactionCommitter:
         started_s, since_ms = time.monotonic(), min(row.at_ms for row in rows)
         mark = CommitMarker(self._place, query_id, epoch)
         begun_before = not mark.begin()
-        found = [_half(row) for row in rows]
+        found = [half for row in rows for half in _halves(row)]
         with self._pool.engine(self._options) as engine:
             commits = HalfMessageCommitter(
                 engine, group=self.group, ordered=self._ordered,
-                since_ms=since_ms, progress=lambda done: progress(done, len(rows)),
+                since_ms=since_ms, progress=lambda done: progress(done, len(found)),
             )  # fmt: skip
             report = commits.commit(found, doubtful=begun_before or again)
         age_s = time.time() - since_ms / 1000
@@ -250,14 +251,24 @@ def check_ended(report: EndReport) -> None:
         )
 
 
-def _half(row: Any) -> Half:
+def _halves(row: Any) -> list[Half]:
+    """The half messages of a send row: one, or those of a group."""
+    found = [(row.message_id, row.offset_message_id, row.queue_offset)]
+    if row.half_messages is not None:
+        found = half_messages(row.half_messages)
+    return [
+        Half(row.topic, row.broker_name, row.queue_id, offset, _commit_log_offset(*ids), ids[0])
+        for *ids, offset in found
+    ]
+
+
+def _commit_log_offset(message_id: str, offset_message_id: str) -> int:
     try:
-        offset = decode_offset_message_id(row.offset_message_id).offset
+        return decode_offset_message_id(offset_message_id).offset
     except ProtocolError as unreadable:
         raise DeliveryError(
-            f"the ledger's half message {row.message_id} has no place in a commit log: {unreadable}"
+            f"the ledger's half message {message_id} has no place in a commit log: {unreadable}"
         ) from unreadable
-    return Half(row.topic, row.broker_name, row.queue_id, row.queue_offset, offset, row.message_id)
 
 
 _EPOCHS: Final = 4

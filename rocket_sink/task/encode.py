@@ -28,8 +28,9 @@ from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.rows.checks import Refused
 from rocket_sink.rows.row_batch import RowBatch
 from rocket_sink.task.message_ids import MessageIds
-from rocket_sink.task.pending import PendingRequest, Piece
-from rocket_sink.wire.columns.buffers import Int64s, ints_of
+from rocket_sink.task.pending import PendingRequest, Piece, SingleColumns
+from rocket_sink.wire.codes import V5_0_0
+from rocket_sink.wire.columns.buffers import Int64s, as_binary, ints_of
 from rocket_sink.wire.columns.encode import (
     EncodedBatch,
     MessageColumns,
@@ -60,7 +61,8 @@ def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def split_rows(rows: RowBatch) -> Iterator[RowBatch]:
-    """Groups of one topic (as text), one WAIT and one kind (timed or not), in row order.
+    """Groups of one topic (as text), one WAIT and one kind (at once, with a delay level, timed), in
+    row order.
 
     A batch may not mix them (MessageBatch.generateFromList; timed messages not at all).
     """
@@ -109,9 +111,11 @@ def _masks(rows: RowBatch) -> Iterator[Mask | None]:
     if not timed.any() and patient.all():
         yield None
         return
-    for is_timed in (False, True):
-        for waits in (True, False):
-            yield (timed == is_timed) & (patient == waits)
+    # Old brokers honour delay levels only.
+    timer = rows.is_timer()
+    for waits in (True, False):
+        for of_kind in (~timed, timed & ~timer, timer):
+            yield of_kind & (patient == waits)
 
 
 def _patient(rows: RowBatch) -> Mask:
@@ -122,6 +126,10 @@ def _patient(rows: RowBatch) -> Mask:
     return mask
 
 
+_GROUP: Final = 256
+"""Most single messages that travel as a group."""
+_GROUPS: Final = 4
+"""Groups that the engine's window has room for at least."""
 _NOT_A_QUEUE: Final = -1
 
 
@@ -227,13 +235,23 @@ def encode_requests(
     if not len(rows):
         return []
     timed = bool(rows.is_timed()[0])
-    groups = group_by_queue(placed.groups, placed.group_count)
-    encoded = _encode(rows, ids).take(groups)
     half = options.delivery == "transactional"
-    most = 1 if timed or half else options.request_max_messages
+    ids_made = ids.ids(rows)
+    groups = group_by_queue(placed.groups, placed.group_count)
+    singles: SingleColumns | None = None
+    if timed or half:
+        if not groups.sorted_already:
+            order = groups.order
+            rows, ids_made = rows.take(order), ids_made.take(pa.array(order))
+        singles = _single_columns(rows, ids_made)
+        encoded = _encode(rows, ids_made, singles.properties)
+        most = max(1, min(_GROUP, options.max_in_flight // _GROUPS))
+    else:
+        encoded = _encode(rows, ids_made).take(groups)
+        most = options.request_max_messages
     slices = cut_requests(encoded.offsets, groups.bounds, options.request_max_bytes, most)
     data, offsets, waits = encoded.data, encoded.offsets, waits_for_store(rows)
-    return [
+    requests = [
         PendingRequest(
             rows.topic,
             placed.queue_of(group),
@@ -243,19 +261,38 @@ def encode_requests(
             timed=timed,
             alone=half,
             waits_for_store=waits,
+            columns=singles.slice(first, last) if singles and last - first > 1 else None,
         )
         for group, first, last in slices
     ]
+    if singles is None or options.ordering == "none":
+        return requests
+    # A broker handles what comes on one connection in several threads: what must stay in order
+    # is sent one by one.
+    apart = ([one] if one.queue is None else one.split() for one in requests)
+    return [one for several in apart for one in several]
 
 
-def _encode(rows: RowBatch, ids: MessageIds) -> EncodedBatch:
+def _single_columns(rows: RowBatch, ids: pa.Array) -> SingleColumns:
+    columns = rows.property_columns(ids)
+    return SingleColumns(
+        as_binary(rows.body),
+        property_pieces(len(rows), **columns).strings(),
+        columns["message_ids"],
+        0 if rows.flag is None else ints_of(rows.flag, 0),
+        V5_0_0 if bool(rows.is_timer()[0]) else 0,
+    )
+
+
+def _encode(rows: RowBatch, ids: pa.Array, properties: pa.Array | None = None) -> EncodedBatch:
     assert isinstance(rows.topic, str)
-    columns = rows.property_columns(ids.ids(rows))
+    if properties is None:
+        pieces = property_pieces(len(rows), **rows.property_columns(ids))
     return encode_columns(
         MessageColumns(
             rows.topic,
             rows.body,
-            property_pieces(len(rows), **columns),
+            pieces if properties is None else properties,
             0 if rows.flag is None else rows.flag,
         )
     )

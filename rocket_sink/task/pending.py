@@ -83,6 +83,29 @@ def decode_message(piece: Piece, index: int = 0) -> DecodedMessage:
     return DecodedMessage(raw[_HEAD.size : body_end], flag, text)
 
 
+class SingleColumns(NamedTuple):
+    """What a group of single messages is made of, beside its piece."""
+
+    body: pa.Array
+    properties: pa.Array
+    """The wire property strings, binary."""
+    message_ids: pa.Array
+    flag: int | Int64s
+    least_version: int
+    """MQVersion ordinal of the oldest broker that honours them; 0: any."""
+
+    def slice(self, first: int, last: int) -> SingleColumns:
+        """The messages `first` to `last` (exclusive), without a copy."""
+        count, flag = last - first, self.flag
+        return SingleColumns(
+            self.body.slice(first, count),
+            self.properties.slice(first, count),
+            self.message_ids.slice(first, count),
+            flag if isinstance(flag, int) else flag[first:last],
+            self.least_version,
+        )
+
+
 class SpillState(enum.Enum):
     """Where the bytes of a waiting request are (`rocket_sink.task.ordering`)."""
 
@@ -100,7 +123,8 @@ class PendingRequest:
         queue: the home queue, or the row's own; None lets the engine choose.
         fixed: the queue was the row's own choice (`queue_id`): it never changes.
         timed: one delayed or timed message, which brokers refuse inside a batch.
-        alone: send each message by itself (after a batch was refused: find the poison row).
+        alone: each message is sent by itself (half messages; after a batch was refused, to find
+            the poison row).
         waits_for_store: the messages' WAIT, which a batch has as a whole.
         attempts: made so far, over all submissions.
         maybe_duplicate: an earlier submission ended without a known outcome.
@@ -121,13 +145,20 @@ class PendingRequest:
     first_error: SendError | None = None
     parked: SpillState = SpillState.NOT
     number: int = 0
-    """Number of the submission in its task attempt."""
+    """Number of the submission in its task attempt; of a group, of its first message."""
+    columns: SingleColumns | None = None
+    """Set: its messages travel as a group of single ones."""
     message_count: int = field(init=False)
     byte_count: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.message_count = sum(piece.message_count for piece in self.pieces)
         self.byte_count = sum(piece.byte_count for piece in self.pieces)
+
+    @property
+    def requests(self) -> int:
+        """Requests on the wire in one attempt."""
+        return 1 if self.columns is None else self.message_count
 
     def bodies(self) -> Sequence[pa.Buffer]:
         """The request body as buffers to be written one after the other; nothing is copied."""
@@ -179,6 +210,18 @@ class PendingRequest:
         singles = [one for piece in self.pieces for one in piece.singles()]
         kept = [one for one, keep in zip(singles, wanted, strict=True) if keep]
         return self._like(kept, alone=self.alone) if kept else None
+
+    def take_part(self, first: int, last: int) -> PendingRequest:
+        """Messages that leave the group, as a request of their own."""
+        assert self.columns is not None
+        [piece] = self.pieces
+        part = self._like([Piece(piece.data, piece.offsets[first : last + 1])], alone=True)
+        part.submissions, part.number = self.submissions, self.number + first
+        if last - first > 1:
+            part.columns = self.columns.slice(first, last)
+        self.message_count -= part.message_count
+        self.byte_count -= part.byte_count
+        return part
 
     def _like(self, pieces: list[Piece], *, alone: bool) -> PendingRequest:
         return PendingRequest(

@@ -15,6 +15,7 @@ import pyarrow as pa
 from rocket_sink.errors import OptionError
 from rocket_sink.ledger.dead_letters import dead_letter_rows
 from rocket_sink.ledger.records import (
+    GroupFacts,
     RunContext,
     epoch_row,
     in_flight_rows,
@@ -63,7 +64,7 @@ class LedgerRecorder:
         self._include_body = options.include_body
         self._secrets = _secrets_of(options)
         self._intents: list[PendingRequest] | None = [] if intents else None
-        self._attempts: list[tuple[AttemptRecord, int, bool]] = []
+        self._attempts: list[tuple[AttemptRecord, int, bool, GroupFacts | None]] = []
         self._letters = 0
         self.on_letters: Callable[[pa.RecordBatch], None] = lambda batch: None
         """Called with each batch of dead letters after it was handed to the ledger."""
@@ -94,9 +95,14 @@ class LedgerRecorder:
     def attempts(self, completion: Completion) -> None:
         """The attempts of a request that is over."""
         request: PendingRequest = completion.token
-        doubtful = False
+        doubtful, facts = False, None
+        if completion.stored is not None and request.columns is not None:
+            ids = request.columns.message_ids
+            facts = GroupFacts.of(completion.stored, ids, half=self._halves)
         for attempt in completion.attempts:
-            self._attempts.append((attempt, request.number, doubtful or request.maybe_duplicate))
+            group = facts if attempt is completion.attempts[-1] else None
+            maybe_duplicate = doubtful or request.maybe_duplicate
+            self._attempts.append((attempt, request.number, maybe_duplicate, group))
             # A second half of a message is no second message: nobody commits it.
             doubtful = doubtful or (attempt.outcome.value == "unknown" and not self._halves)
         if len(self._attempts) >= _GATHERED:
@@ -104,7 +110,7 @@ class LedgerRecorder:
 
     def letter_attempts(self, completion: Completion) -> None:
         """The attempts of a request to the dead-letter topic."""
-        self._attempts += [(attempt, 0, False) for attempt in completion.attempts]
+        self._attempts += [(attempt, 0, False, None) for attempt in completion.attempts]
         if len(self._attempts) >= _GATHERED:
             self._flush_attempts()
 
@@ -175,7 +181,7 @@ class LedgerRecorder:
     def _flush_attempts(self) -> None:
         gathered, self._attempts = self._attempts, []
         if gathered:
-            attempts, numbers, doubtful = zip(*gathered, strict=True)
+            attempts, numbers, doubtful, groups = zip(*gathered, strict=True)
             self._emit(
                 send_rows(
                     attempts,
@@ -183,6 +189,7 @@ class LedgerRecorder:
                     requests=numbers,
                     maybe_duplicate=doubtful,
                     half=[number > 0 for number in numbers] if self._halves else None,
+                    groups=groups,
                     secrets=self._secrets,
                 )
             )

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
+
 from rocket_sink.errors import DeliveryError, Outcome, ProtocolError
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.routing.sharding import fallback_queue
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.task.pending import DecodedMessage, PendingRequest, decode_message
+from rocket_sink.task.pending import (
+    DecodedMessage,
+    PendingRequest,
+    SingleColumns,
+    decode_message,
+)
 from rocket_sink.task.totals import TaskSummary
 from rocket_sink.wire.codes import V5_0_0, SysFlag
+from rocket_sink.wire.columns.buffers import lengths_of
+from rocket_sink.wire.columns.single_frames import SingleMessages
 from rocket_sink.wire.compress import CompressionType, compress_body
-from rocket_sink.wire.ids import decode_offset_message_id
+from rocket_sink.wire.ids import check_offset_message_ids
 from rocket_sink.wire.properties import (
     TIMER_DELAY_MS,
     TIMER_DELIVER_MS,
@@ -32,10 +42,17 @@ class RequestFactory:
 
     Args:
         half_properties: the wire text that makes its messages half ones; empty: they are whole.
+        on_leave: called with what leaves a group, before it is a request of its own.
     """
 
-    def __init__(self, options: SinkOptions, half_properties: str = "") -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        half_properties: str = "",
+        on_leave: Callable[[PendingRequest], None] = lambda request: None,
+    ) -> None:
         self._options = options
+        self._on_leave = on_leave
         self._half_properties = half_properties
         self._once = options.delivery == "effectively_once"
         self._moved: set[tuple[str, str | None]] = set()
@@ -43,7 +60,9 @@ class RequestFactory:
     def send_request(self, request: PendingRequest) -> SendRequest:
         """The request as it is now; every message of an `alone` or timed one is single."""
         too_big = request.byte_count > self._options.request_max_bytes
-        if request.message_count == 1 and (request.timed or request.alone or too_big):
+        if request.columns is not None and request.message_count > 1:
+            send = self._group(request, request.columns)
+        elif request.message_count == 1 and (request.timed or request.alone or too_big):
             send = self._single(request)
         else:
             send = SendRequest(
@@ -61,6 +80,31 @@ class RequestFactory:
             ids = request.first_message_id, request.last_message_id
             send.verify_ids = ids if request.message_count > 1 else ids[:1]
         return send
+
+    def _group(self, request: PendingRequest, columns: SingleColumns) -> SendRequest:
+        half = self._half_properties
+        body, sys_flag = _compressed_column(columns.body, self._options)
+        if half:
+            sys_flag |= int(SysFlag.TRANSACTION_PREPARED)
+        messages = SingleMessages(
+            body, columns.properties, sys_flag, columns.flag, suffix=half.encode()
+        )
+        return SendRequest(
+            request.topic,
+            b"",
+            message_count=request.message_count,
+            timed=request.timed or bool(half),
+            least_version=columns.least_version,
+            token=request,
+            message_id=columns.message_ids[0].as_py(),
+            group=_Group(messages, request, self),
+        )
+
+    def part_of(self, request: PendingRequest, first: int, last: int) -> SendRequest:
+        """Messages that leave their group."""
+        part = request.take_part(first, last)
+        self._on_leave(part)
+        return self.send_request(part)
 
     def note_move(
         self, request: PendingRequest, stored: MessageQueue, summary: TaskSummary
@@ -87,8 +131,11 @@ class RequestFactory:
             completion.outcome = Outcome.NOT_SENT
         if completion.result is None:
             return
+        ids = [completion.result.offset_message_id.encode()]
+        if completion.stored is not None:
+            ids = completion.stored.offset_message_ids.tolist()
         try:
-            decode_offset_message_id(completion.result.offset_message_id)
+            check_offset_message_ids(ids)
         except ProtocolError as unreadable:
             raise DeliveryError(
                 f"a broker stored a half message and does not say where: {unreadable}"
@@ -127,6 +174,20 @@ class RequestFactory:
         )
 
 
+class _Group:
+    """A request's messages as `SendRequest.group`."""
+
+    def __init__(
+        self, messages: SingleMessages, request: PendingRequest, factory: RequestFactory
+    ) -> None:
+        self.messages = messages
+        self._request = request
+        self._factory = factory
+
+    def leave(self, first: int, last: int) -> SendRequest:
+        return self._factory.part_of(self._request, first, last)
+
+
 class HomeQueueSelector:
     """Where a request of a home queue may go now; it moves whole, so order stays with it.
 
@@ -158,6 +219,16 @@ def compressed(body: bytes, options: SinkOptions) -> tuple[bytes, int]:
     """The body as a single message carries it, and its MessageSysFlag bits."""
     kind = CompressionType.of_option(options.compress_type)
     return compress_body(body, kind, options.compress_level, options.compress_over_bytes)
+
+
+def _compressed_column(bodies: pa.Array, options: SinkOptions) -> tuple[pa.Array, Any]:
+    """As `compressed`, of many bodies; the bits are one number for all, or one for each."""
+    longest = int(lengths_of(bodies).max(initial=0))
+    if options.compress_type == "none" or longest < options.compress_over_bytes:
+        return bodies, 0
+    made = [compressed(body, options) for body in bodies.to_pylist()]
+    flags = np.array([int(sys_flag) for _, sys_flag in made], np.int64)
+    return pa.array([body for body, _ in made], pa.large_binary()), flags
 
 
 def _is_timer(message: DecodedMessage) -> bool:

@@ -90,7 +90,7 @@ class TaskSender:
         self._clock = clock
         self._started_s = clock()
         self._accounts = RowTotals(options, keeps_letters=keeps_letters or bool(options.ledger))
-        self._outgoing = RequestFactory(options, half_properties)
+        self._outgoing = RequestFactory(options, half_properties, self._left_group)
         self._ordered = OrderedQueues(
             max_messages=options.request_max_messages,
             max_bytes=options.request_max_bytes,
@@ -236,14 +236,18 @@ class TaskSender:
         if self._replay is not None:
             self._replay.check()
         request.submissions += 1
-        self.summary.requests += 1
-        request.number = self.summary.requests
+        request.number = self.summary.requests + 1
+        self.summary.requests += request.requests
         self._in_flight += 1
         self._journal.submitted(request)
         if self._limited:
             # The engine may wait for long here, with requests on the wire that nobody knows of.
             self._journal.flush_intents()
         self._engine.submit(self._outgoing.send_request(request))
+
+    def _left_group(self, request: PendingRequest) -> None:
+        """Messages of a group are a request of their own now."""
+        self._in_flight += 1
 
     def _poll(self, timeout_s: float) -> None:
         self._journal.flush_intents()
@@ -257,8 +261,10 @@ class TaskSender:
     def _complete(self, completion: Completion) -> None:
         request: PendingRequest = completion.token
         self._journal.attempts(completion)
-        self.summary.attempts += len(completion.attempts)
-        request.attempts += len(completion.attempts)
+        # A group's attempt is one of each of its messages.
+        attempts = len(completion.attempts)
+        request.attempts += attempts
+        self.summary.attempts += attempts * request.requests
         self._outgoing.note_answer(completion)
         request.maybe_duplicate |= completion.maybe_duplicate
         again: list[PendingRequest] = []

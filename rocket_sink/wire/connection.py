@@ -32,6 +32,7 @@ from rocket_sink.wire.frame import (
     response_to,
 )
 from rocket_sink.wire.headers import ONEWAY_FLAG, Body, Frame
+from rocket_sink.wire.responses import SendAnswers
 
 
 class Answered(NamedTuple):
@@ -39,6 +40,14 @@ class Answered(NamedTuple):
 
     token: object
     frame: Frame
+    sent_s: float | None
+
+
+class AnsweredMany(NamedTuple):
+    """Responses to requests of one group (`Connection.open_group`), all of them stored sends."""
+
+    token: object
+    answers: SendAnswers
     sent_s: float | None
 
 
@@ -66,7 +75,7 @@ class Violation(NamedTuple):
     error: RemoteProtocolError
 
 
-Event = Answered | PeerRequest | LateAnswer | ForeignAnswer | Violation
+Event = Answered | AnsweredMany | PeerRequest | LateAnswer | ForeignAnswer | Violation
 
 
 class Expired(NamedTuple):
@@ -77,19 +86,30 @@ class Expired(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A request in flight when the connection ended; `written` as in `Expired`."""
+    """A request, or what is left of a group of them, in flight when the connection ended; `written`
+    as in `Expired`."""
 
     token: object
     written: bool
+    grouped: bool = False
 
 
 class Pending:
-    """An entry of the request table; `settled` once it has left the table."""
+    """One request in flight, or a group of them, as the request table keeps it; `settled` once it
+    has left."""
 
-    __slots__ = ("deadline_s", "latest_s", "opaque", "sent_s", "settled", "token", "written")
+    __slots__ = (
+        "count", "deadline_s", "grouped", "latest_s", "opaque", "sent_s", "settled", "token",
+        "written",
+    )  # fmt: skip
 
-    def __init__(self, opaque: int, token: object, deadline_s: float, latest_s: float) -> None:
+    def __init__(
+        self, opaque: int, token: object, deadline_s: float, latest_s: float, count: int = 1
+    ) -> None:
         self.opaque = opaque
+        self.count = count
+        """Requests not answered yet; the group's ids are consecutive."""
+        self.grouped = False
         self.token = token
         self.deadline_s = deadline_s
         self.latest_s = latest_s
@@ -130,6 +150,18 @@ class OpaqueIds:
         self._issued = min(self._issued + steps, OPAQUES)
         self._next = (opaque + 1) % OPAQUES
         return opaque
+
+    def take_range(self, count: int, in_flight: Mapping[int, object]) -> int:
+        """The first of `count` consecutive ids that are not in flight."""
+        first = self._next
+        while first + count > OPAQUES or not in_flight.keys().isdisjoint(
+            range(first, first + count)
+        ):
+            first = 0 if first + count > OPAQUES else first + 1
+        steps = (first - self._next) % OPAQUES + count
+        self._issued = min(self._issued + steps, OPAQUES)
+        self._next = (first + count) % OPAQUES
+        return first
 
     def was_given(self, opaque: int) -> bool:
         """True when a request of this connection has had this id."""
@@ -172,6 +204,8 @@ class Connection:
         self._sign = sign
         self._pending: dict[int, Pending] = {}
         self._unwritten: deque[Pending] = deque()
+        self._in_groups = 0
+        """Requests of groups in flight: while there are none, answers are read one by one."""
         self._earliest_s: float | None = None
         self._error: RemoteProtocolError | None = None
         self.state = ConnectionState.OPEN
@@ -208,6 +242,25 @@ class Connection:
         if self._earliest_s is None or deadline_s < self._earliest_s:
             self._earliest_s = deadline_s
         return opaque
+
+    def open_group(
+        self, count: int, *, deadline_s: float, token: object, latest_s: float = float("-inf")
+    ) -> int:
+        """As `open_request` for `count` requests with consecutive ids; returns the first one.
+
+        They have one token, deadline and end: what is not answered by then comes back once, as one
+        `Expired` or `Lost`.
+        """
+        self._check_open()
+        first = self._opaques.take_range(count, self._pending)
+        pending = Pending(first, token, deadline_s, latest_s, count)
+        pending.grouped = True
+        self._in_groups += count
+        self._pending.update(dict.fromkeys(range(first, first + count), pending))
+        self._unwritten.append(pending)
+        if self._earliest_s is None or deadline_s < self._earliest_s:
+            self._earliest_s = deadline_s
+        return first
 
     def send_request(self, frame: Frame, *, deadline_s: float, token: object) -> bytes:
         """Add a request to the table and return its head; the caller writes it and `frame.body`.
@@ -296,14 +349,15 @@ class Connection:
         reader.receive_data(data)
         events: list[Event] = []
         try:
-            while (frame := reader.next_frame()) is not NEED_DATA:
+            while True:
+                if self._in_groups:
+                    while (answers := reader.next_answers()) is not None:
+                        self._answered_many(answers, events)
+                frame = reader.next_frame()
+                if frame is NEED_DATA:
+                    break
                 if frame.flag & 1:
-                    pending = self._pending.pop(frame.opaque, None)
-                    if pending is None:
-                        events.append(self._unexpected(frame))
-                    else:
-                        pending.settled = True
-                        events.append(Answered(pending.token, frame, pending.sent_s))
+                    events.append(self._answered(frame))
                 else:
                     events.append(PeerRequest(frame))
         except RemoteProtocolError as error:
@@ -311,6 +365,39 @@ class Connection:
             self.state = ConnectionState.BROKEN
             events.append(Violation(error))
         return events
+
+    def _answered(self, frame: Frame) -> Event:
+        pending = self._pending.pop(frame.opaque, None)
+        if pending is None:
+            return self._unexpected(frame)
+        if pending.grouped:
+            self._in_groups -= 1
+        pending.count -= 1
+        pending.settled = not pending.count
+        return Answered(pending.token, frame, pending.sent_s)
+
+    def _answered_many(self, answers: SendAnswers, events: list[Event]) -> None:
+        """Part them by the requests that they belong to."""
+        take = self._pending.pop
+        owners = [take(opaque, None) for opaque in answers.opaques.tolist()]
+        start = 0
+        for end in range(1, len(owners) + 1):
+            pending = owners[start]
+            if end < len(owners) and owners[end] is pending:
+                continue
+            if pending is not None and pending.grouped:
+                self._in_groups -= end - start
+                pending.count -= end - start
+                pending.settled = not pending.count
+                part = answers if end - start == len(owners) else answers.take(slice(start, end))
+                events.append(AnsweredMany(pending.token, part, pending.sent_s))
+            else:
+                for index in range(start, end):
+                    frame = answers.frame(index)
+                    if pending is not None:
+                        self._pending[frame.opaque] = pending
+                    events.append(self._answered(frame))
+            start = end
 
     def _unexpected(self, frame: Frame) -> Event:
         if self._opaques.was_given(frame.opaque):
@@ -328,7 +415,8 @@ class Connection:
         """
         if self._earliest_s is None or now_s < self._earliest_s:
             return []
-        due = [pending for pending in self._pending.values() if pending.deadline_s <= now_s]
+        late = (pending for pending in self._pending.values() if pending.deadline_s <= now_s)
+        due = list(dict.fromkeys(late))  # a group is there as often as it has requests
         due = [pending for pending in due if not self._renew(pending, now_s)]
         for pending in due:
             self._settle(pending)
@@ -350,9 +438,11 @@ class Connection:
         return True
 
     def close(self) -> list[Lost]:
-        """Close the connection and return all requests in flight. Idempotent."""
-        lost = [Lost(pending.token, pending.written) for pending in self._pending.values()]
+        """End the connection; everything in flight comes back once. Closing twice is nothing."""
+        left = dict.fromkeys(self._pending.values())
+        lost = [Lost(one.token, one.written, one.grouped) for one in left]
         self._pending.clear()
+        self._in_groups = 0
         self._unwritten.clear()
         self._earliest_s = None
         self.state = ConnectionState.CLOSED
@@ -393,7 +483,12 @@ class Connection:
         if pending.settled:
             return False
         pending.settled = True
-        del self._pending[pending.opaque]
+        if not pending.grouped:
+            del self._pending[pending.opaque]
+            return True
+        self._in_groups -= pending.count
+        for opaque in [opaque for opaque, one in self._pending.items() if one is pending]:
+            del self._pending[opaque]
         return True
 
     def _head(self, frame: Frame) -> bytes:

@@ -11,6 +11,8 @@ import enum
 import struct
 from typing import Final, Literal
 
+import numpy as np
+
 from rocket_sink.errors import LocalProtocolError, RemoteProtocolError
 from rocket_sink.wire.headers import (
     DEFAULT_LIMITS,
@@ -24,7 +26,7 @@ from rocket_sink.wire.headers import (
     encode_json_header,
     response_to,
 )
-from rocket_sink.wire.responses import AnswerShape
+from rocket_sink.wire.responses import AnswerShape, SendAnswers
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -47,6 +49,8 @@ _ROCKETMQ: Final = 1
 _HEADER_LENGTH_MASK: Final = 0xFFFFFF
 _SHAPED_BYTES: Final = 1024
 """Longer headers are mostly the ids of a batch's messages."""
+_AT_ONCE: Final = 8
+"""Fewer answers are read one by one for less."""
 _SHAPES: Final = 8
 """Most patterns learned per stream; headers that change more often are parsed in full."""
 
@@ -133,6 +137,26 @@ class FrameReader:
             self._data = bytearray(memoryview(self._data)[self._at :])
             self._data += data
         self._at = 0
+
+    def next_answers(self) -> SendAnswers | None:
+        """The next frames at once, where they are answers to sends that look alike; else None.
+
+        `next_frame` reads what this leaves.
+        """
+        data, at = self._data, self._at
+        if self._shape is None or len(data) - at < 8 or self._error is not None:
+            return None
+        length, header_bytes = _PREFIX.unpack_from(data, at)
+        size = 4 + length
+        count = (len(data) - at) // size
+        if count < _AT_ONCE or header_bytes + 4 != length:
+            return None
+        frames = np.frombuffer(data, np.uint8, count * size, at).reshape(count, size)
+        answers = self._shape.read_many(frames, _PREFIX.size)
+        if answers is None or len(answers) < _AT_ONCE:
+            return None
+        self._at += len(answers) * size
+        return answers
 
     def next_frame(self) -> Frame | Literal[NeedData.NEED_DATA]:
         """The next frame, or NEED_DATA.

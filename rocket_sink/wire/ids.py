@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import struct
+from collections.abc import Iterable
 from datetime import datetime, tzinfo
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final, NamedTuple
@@ -23,6 +25,7 @@ from rocket_sink.errors import LocalProtocolError, MessageError, RemoteProtocolE
 
 _OFFSET: Final = struct.Struct(">iq")
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
+_OFFSET_IDS: Final = re.compile(rb"(?:[0-9a-fA-F]{32}(?:[0-9a-fA-F]{24})?(?:,(?=.)|$))*", re.DOTALL)
 
 
 class MessageIds:
@@ -113,6 +116,14 @@ def decode_offset_message_id(text: str) -> OffsetId:
     data = _hex_bytes(text, "an offset message id")
     port, offset = _OFFSET.unpack(data[-12:])
     return OffsetId(str(ip_address(data[:-12])), port, offset)
+
+
+def check_offset_message_ids(ids: Iterable[bytes]) -> None:
+    """Raise RemoteProtocolError when one of them is no broker's message id."""
+    joined = b",".join(ids)
+    if not _OFFSET_IDS.fullmatch(joined):
+        for text in joined.split(b","):
+            _hex_bytes(text.decode(errors="replace"), "an offset message id")
 
 
 def _hex_bytes(text: str, what: str) -> bytes:

@@ -14,7 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from rocket_sink.errors import InvalidAnswerError, LocalProtocolError, RemoteProtocolError
 from rocket_sink.text import clean
@@ -72,6 +75,58 @@ class SendAnswer(NamedTuple):
     trace_on: bool
 
 
+Int64s: TypeAlias = npt.NDArray[np.int64]
+
+
+class SendAnswers:
+    """n answers to single messages, all stored, as columns.
+
+    Attributes:
+        opaques, queue_ids, queue_offsets: int64.
+        texts: {header field: ASCII bytes, all of one length}; `msgId` is always there.
+    """
+
+    __slots__ = ("_answer", "_shared", "opaques", "queue_ids", "queue_offsets", "texts")
+
+    def __init__(
+        self,
+        answer: SendAnswer,
+        shared: SharedHeader,
+        opaques: Int64s,
+        queue_ids: Int64s,
+        queue_offsets: Int64s,
+        texts: Mapping[str, npt.NDArray[np.bytes_]],
+    ) -> None:
+        self._answer, self._shared = answer, shared
+        self.opaques = opaques
+        self.queue_ids = queue_ids
+        self.queue_offsets = queue_offsets
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.opaques)
+
+    def take(self, indices: Any) -> SendAnswers:
+        """Some of them, by index array or mask."""
+        return SendAnswers(
+            self._answer, self._shared, self.opaques[indices], self.queue_ids[indices],
+            self.queue_offsets[indices],
+            {name: column[indices] for name, column in self.texts.items()},
+        )  # fmt: skip
+
+    def frame(self, index: int) -> SendAnswerFrame:
+        """One of them, as `AnswerShape.read` gives it."""
+        texts: dict[str, Any] = {
+            _FIELD_OF[name]: column[index].decode() for name, column in self.texts.items()
+        }
+        answer = self._answer._replace(
+            queue_id=int(self.queue_ids[index]),
+            queue_offset=int(self.queue_offsets[index]),
+            **texts,
+        )
+        return SendAnswerFrame(int(self.opaques[index]), answer, self._shared)
+
+
 class SharedHeader(NamedTuple):
     """The parts of a header that are equal in many answers."""
 
@@ -109,6 +164,8 @@ class SendAnswerFrame(Frame):
         }
         if answer.transaction_id is not None:
             ext["transactionId"] = answer.transaction_id
+        if answer.recall_handle is not None:
+            ext["recallHandle"] = answer.recall_handle
         return ext
 
     @property
@@ -334,15 +391,42 @@ _CHANGING: Final = {
     "queueId": "(0|[1-9][0-9]{0,8})",
     "queueOffset": "(0|[1-9][0-9]{0,17})",
     "transactionId": r"([0-9A-Za-z_-]{0,256})",
+    "recallHandle": r"([0-9A-Za-z_=-]{1,512})",
 }
 """Fields that differ between answers; all others must equal those of the first one."""
 _NEEDED: Final = ("msgId", "queueId", "queueOffset")
+_FIELD_OF: Final = {
+    "msgId": "offset_message_id",
+    "transactionId": "transaction_id",
+    "recallHandle": "recall_handle",
+}
+
+
+_ZERO: Final = ord("0")
+_IN_TEXT: Final = np.zeros(256, np.bool_)
+"""Characters of the texts that `_CHANGING` lets pass."""
+_IN_TEXT[list(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_=-")] = True
+
+
+def _numbers(digits: npt.NDArray[np.uint8]) -> Int64s:
+    """Decimal digits, one number per row."""
+    weights = 10 ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.int64)
+    numbers: Int64s = (digits - np.uint8(_ZERO)).astype(np.int64) @ weights
+    return numbers
+
+
+def _texts(characters: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
+    """ASCII texts, one per row."""
+    width = characters.shape[1]
+    if not width:
+        return np.zeros(len(characters), "S1")
+    return np.ascontiguousarray(characters).view(f"S{width}")[:, 0]
 
 
 class AnswerShape:
     """The pattern of one broker's send answers, made from the first one."""
 
-    __slots__ = ("_answer", "_match", "_order", "_shared")
+    __slots__ = ("_answer", "_match", "_order", "_shared", "_texts")
 
     def __init__(self, frame: Frame, answer: SendAnswer) -> None:
         assert frame.ext is not None
@@ -350,6 +434,7 @@ class AnswerShape:
         self._shared = SharedHeader(dict(frame.ext), frame.version, frame.language)
         changing = [name for name in frame.ext if name in _CHANGING]
         order = [changing.index(name) + 1 for name in _CHANGING if name in changing]
+        self._texts = [name for name in _CHANGING if name in changing and name in _FIELD_OF]
         pairs = ",".join(
             f'"{re.escape(name)}":"{_CHANGING.get(name, re.escape(value))}"'
             for name, value in frame.ext.items()
@@ -375,15 +460,51 @@ class AnswerShape:
             return None
         return shape if shape.read(header) is not None else None
 
+    def read_many(self, frames: npt.NDArray[np.uint8], header_at: int) -> SendAnswers | None:
+        """The first frames as columns, as many as have the shape of the first one.
+
+        Args:
+            frames: (n, bytes of a frame), one complete frame per row.
+            header_at: where their headers begin.
+
+        Returns:
+            None when the first one has another shape.
+        """
+        match = self._match(frames[0, header_at:].tobytes())
+        if match is None:
+            return None
+        spans = [match.span(group) for group in self._order]
+        spans = [(start + header_at, end + header_at) for start, end in spans]
+        text_spans = dict(zip(self._texts, (spans[0], *spans[3:-1]), strict=True))
+        numbers = (*spans[1:3], spans[-1])
+        differs = frames != frames[0]
+        for start, end in text_spans.values():
+            differs[:, start:end] = ~_IN_TEXT[frames[:, start:end]]
+        for start, end in numbers:
+            digits = frames[:, start:end]
+            differs[:, start:end] = (digits < _ZERO) | (digits > _ZERO + 9)
+            if end - start > 1:
+                differs[:, start] |= digits[:, 0] == _ZERO
+        other = differs.any(axis=1)
+        frames = frames[: int(other.argmax()) if other.any() else len(frames)]
+        queue_ids, queue_offsets, opaques = (_numbers(frames[:, s:e]) for s, e in numbers)
+        texts = {name: _texts(frames[:, s:e]) for name, (s, e) in text_spans.items()}
+        return SendAnswers(self._answer, self._shared, opaques, queue_ids, queue_offsets, texts)
+
     def read(self, header: bytes) -> SendAnswerFrame | None:
         """The frame without its body; None when the header has another shape."""
         match = self._match(header)
         if match is None:
             return None
         offset_id, queue_id, queue_offset, *more, opaque = match.group(*self._order)
-        _, status, _, _, _, _, batch_id, region, recall_handle, trace_on = self._answer
+        _, status, _, _, _, transaction_id, batch_id, region, recall_handle, trace_on = self._answer
+        if more:
+            if transaction_id is not None:
+                transaction_id = more[0].decode()
+            if recall_handle is not None:
+                recall_handle = more[-1].decode()
         answer = SendAnswer(
             0, status, offset_id.decode(), int(queue_id), int(queue_offset),
-            more[0].decode() if more else None, batch_id, region, recall_handle, trace_on,
+            transaction_id, batch_id, region, recall_handle, trace_on,
         )  # fmt: skip
         return SendAnswerFrame(int(opaque), answer, self._shared)

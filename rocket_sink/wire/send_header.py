@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from json.encoder import encode_basestring
-from typing import Final
+from typing import Final, NamedTuple
 
 from rocket_sink.errors import LocalProtocolError
 from rocket_sink.wire.acl import SIGNATURE, SignedBody, Signer
@@ -19,6 +19,19 @@ from rocket_sink.wire.requests import AUTO_CREATE_TOPIC, fields, send_message_v2
 _PREFIX: Final = struct.Struct(">II")
 _SMALL: Final = 8 * 1024 * 1024
 """Far below the frame limit: up to this size no check is needed."""
+
+
+class HeaderParts(NamedTuple):
+    """What the headers of one queue share, around what differs from message to message.
+
+    start SYS_FLAG before_flag FLAG before_properties PROPERTIES before_opaque OPAQUE end
+    """
+
+    start: bytes
+    before_flag: bytes
+    before_properties: bytes
+    before_opaque: bytes
+    end: bytes
 
 
 class SendTemplate:
@@ -118,6 +131,25 @@ class SendTemplate:
         if length + body_length > _SMALL or length > 0xFFFFF:
             return frame_head(header, body_length)
         return _PREFIX.pack(4 + length + body_length, length) + header
+
+    def parts(self, queue_id: int, born_ms: int, broker_name: str) -> HeaderParts | None:
+        """The pieces of `head` in JSON; None where each head must be made by itself."""
+        if self._serialize != "json" or self._signer is not None:
+            return None
+        broker = self._brokers.get(broker_name) or self._broker(broker_name)
+        return HeaderParts(
+            f'{self._start}{queue_id}","f":"'.encode(),
+            f'","g":"{born_ms}","h":"'.encode(),
+            f'"{broker},"i":"'.encode(),
+            f'"{self._middle}'.encode(),
+            self._end.encode(),
+        )
+
+    @staticmethod
+    def check_lengths(header_bytes: int, frame_bytes: int) -> None:
+        """Raises LocalProtocolError when such a header or frame is too long."""
+        if frame_bytes > _SMALL or header_bytes > 0xFFFFF:
+            frame_head(b" " * header_bytes, frame_bytes - header_bytes)
 
     def _broker(self, broker_name: str) -> str:
         # The route's limit on brokers bounds this cache.

@@ -36,6 +36,7 @@ class StubEngine:
         self.most_in_flight: dict[MessageQueue, int] = {}
         self.broken = False
         self._waiting: deque[tuple[SendRequest, MessageQueue]] = deque()
+        self._ended_groups: list[Completion] = []
         self._turn = 0
 
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
@@ -44,6 +45,12 @@ class StubEngine:
         return publish_info(topic, self.spans)
 
     def submit(self, request: SendRequest) -> None:
+        if request.group is not None:
+            # As an engine does for a busy broker: each message goes by itself.
+            for index in range(request.message_count):
+                self.submit(request.group.leave(index, index + 1))
+            self._ended_groups.append(Completion(request.token, Outcome.ACKED, None, None))
+            return
         queue = self._queue_of(request)
         self.requests.append(request)
         self._waiting.append((request, queue))
@@ -55,7 +62,8 @@ class StubEngine:
     def poll(self, timeout_s: float = 0.0) -> list[Completion]:
         """One answer per call without a time-out, all with one: so that requests pile up."""
         count = len(self._waiting) if timeout_s else min(1, len(self._waiting))
-        return [self._answer(*self._waiting.popleft()) for _ in range(count)]
+        groups, self._ended_groups = self._ended_groups, []
+        return groups + [self._answer(*self._waiting.popleft()) for _ in range(count)]
 
     def drain(self, deadline_s: float | None = None) -> list[Completion]:
         return self.poll(1.0)

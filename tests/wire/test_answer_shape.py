@@ -85,3 +85,75 @@ def test_a_stream_that_changes_its_ways_is_not_learned_for_ever() -> None:
 def test_an_invalid_answer_gives_no_shape(changes: dict[str, str]) -> None:
     header = answer(1, **changes)
     assert AnswerShape.of(decode_any_json_header(header, DEFAULT_LIMITS), header) is None
+
+
+def stream_of(frames: list[Frame]) -> bytes:
+    headers = [encode_json_header(frame) for frame in frames]
+    return b"".join(struct.pack(">II", len(h) + 4, len(h)) + h for h in headers)
+
+
+def read_at_once(stream: bytes) -> tuple[list[Frame], int]:
+    """All frames, and how many of them were read as columns."""
+    reader, frames, many = FrameReader(), [], 0
+    reader.receive_data(stream)
+    while True:
+        answers = reader.next_answers()
+        if answers is not None:
+            frames += [answers.take([i]).frame(0) for i in range(len(answers))]
+            many += len(answers)
+            continue
+        frame = reader.next_frame()
+        if frame is NEED_DATA:
+            return frames, many
+        frames.append(frame)
+
+
+def usual(n: int, **other: str) -> Frame:
+    fields = {
+        "msgId": f"{n * 2**40:032X}", "queueId": str(n % 10), "queueOffset": str(n),
+        "transactionId": f"{n:032X}", "TRACE_ON": "true", **other,
+    }  # fmt: skip
+    return Frame(0, fields, opaque=n, flag=1, version=493)
+
+
+@given(
+    st.lists(
+        st.one_of(st.integers(0, 2**31 - 1).map(usual), answers({"TRACE_ON": "true"})),
+        min_size=9, max_size=40,
+    )
+)  # fmt: skip
+def test_many_at_once_mean_the_same(frames: list[Frame]):
+    headers = [encode_json_header(frame) for frame in frames]
+    found, _ = read_at_once(stream_of(frames))
+    assert [meaning(frame) for frame in found] == [meaning(frame) for frame in read_all(headers)]
+
+
+@pytest.mark.parametrize("other", [{}, {"recallHandle": "djEgdG9waWMg_-A="}])
+def test_many_at_once_are_read_so(other: dict[str, str]):
+    frames = [usual(n, **other) for n in range(90, 400)]
+    found, many = read_at_once(stream_of(frames))
+    assert many > 250
+    assert [meaning(frame) for frame in found] == [meaning(frame) for frame in frames]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"queueOffset": "x77"}, {"queueOffset": "077"}, {"msgId": "7F 00" + "0" * 27},
+        {"TRACE_ON": "ture"}, {"code": 1}, {"flag": 3}, {"version": 485},
+    ],
+)  # fmt: skip
+def test_one_of_another_kind_among_many_is_read_by_itself(changes: dict[str, object]):
+    """All with the same number of bytes."""
+    frames = [usual(n) for n in range(100, 140)]
+    odd = frames[20]
+    for name, value in changes.items():
+        if isinstance(value, str):
+            assert odd.ext is not None
+            odd.ext = {**odd.ext, name: value}
+        else:
+            setattr(odd, name, value)
+    assert len({len(encode_json_header(frame)) for frame in frames}) == 1
+    found, many = read_at_once(stream_of(frames))
+    assert many >= 37, "the first teaches the shape, and the odd one may teach another"
+    assert [meaning(frame) for frame in found] == [meaning(frame) for frame in frames]

@@ -9,6 +9,7 @@ from rocket_sink.wire.acl import Credentials
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.connection import (
     Answered,
+    AnsweredMany,
     Connection,
     ConnectionState,
     Expired,
@@ -280,3 +281,82 @@ def test_requests_are_signed_when_there_are_credentials(serialize):
 
 def test_repr_has_the_state():
     assert repr(Connection()) == "<Connection open, 0 in flight>"
+
+
+class TestGroups:
+    """`open_group`: many requests with one token, which leave the table once each."""
+
+    @staticmethod
+    def answers(opaques: list[int], **other: str) -> bytes:
+        fields = {"msgId": "7F" * 16, "queueId": "3", "queueOffset": "77", **other}
+        frames = (Frame(0, fields, opaque=opaque, flag=1) for opaque in opaques)
+        return b"".join(map(encode_frame, frames))
+
+    def test_answers_come_in_any_order_and_in_pieces(self) -> None:
+        connection = Connection(first_opaque=90)
+        assert connection.open_group(30, deadline_s=3.0, token="a") == 90
+        assert connection.open_group(20, deadline_s=3.0, token="b") == 120
+        single = connection.open_request(deadline_s=3.0, token="c")
+        for token in ("a", "b", "c"):
+            connection.mark_written(token, 1.0)
+        opaques = [*range(119, 89, -1), single, *range(120, 140)]
+        # The first one teaches the shape.
+        stream = self.answers(opaques)
+        found: list[tuple[object, int]] = []
+        for start in range(0, len(stream), 5000):
+            for event in connection.receive_data(stream[start : start + 5000], 2.0):
+                if isinstance(event, AnsweredMany):
+                    found += [(event.token, opaque) for opaque in event.answers.opaques.tolist()]
+                else:
+                    assert isinstance(event, Answered)
+                    found.append((event.token, event.frame.opaque))
+                assert event.sent_s == 1.0
+        names = ["a"] * 30 + ["c"] + ["b"] * 20
+        assert found == list(zip(names, opaques, strict=True))
+        assert connection.in_flight == 0 and connection.close() == []
+
+    def test_answers_twice_are_late_and_those_of_others_foreign(self) -> None:
+        connection = Connection()
+        connection.open_group(10, deadline_s=3.0, token="a")
+        connection.receive_data(self.answers([0]), 0.0)
+        events = connection.receive_data(self.answers([*range(1, 10), *range(10), 77, 78]), 0.0)
+        assert [type(event) for event in events].count(LateAnswer) == 10
+        assert [type(event) for event in events].count(ForeignAnswer) == 2
+        assert connection.in_flight == 0
+
+    @pytest.mark.parametrize("written", [False, True])
+    def test_what_is_left_comes_back_once(self, written: bool) -> None:
+        for end in ("expire", "close"):
+            connection = Connection()
+            connection.open_group(20, deadline_s=3.0, token="a")
+            connection.open_request(deadline_s=9.0, token="b")
+            if written:
+                connection.mark_written("a", 1.0)
+            connection.receive_data(self.answers(list(range(12))), 1.0)
+            if end == "expire":
+                assert connection.expire(3.0) == [Expired("a", written)]
+                assert connection.in_flight == 1 and connection.expire(4.0) == []
+                late = connection.receive_data(self.answers([12, 19]), 4.0)
+                assert [type(event) for event in late] == [LateAnswer] * 2
+                connection.mark_written("b", 5.0)
+            else:
+                assert connection.close() == [Lost("a", written, True), Lost("b", False)]
+
+    def test_unwritten_groups_can_be_withdrawn(self) -> None:
+        connection = Connection()
+        connection.open_group(20, deadline_s=3.0, token="a")
+        connection.open_group(20, deadline_s=3.0, token="b")
+        assert connection.withdraw_unwritten(keep="a") == ["b"]
+        assert connection.in_flight == 20
+        connection.mark_written("a", 1.0)
+
+    def test_ids_are_consecutive_and_not_in_flight(self) -> None:
+        ids = OpaqueIds(2**31 - 5)
+        in_flight: dict[int, object] = {3: None}
+        assert ids.take_range(5, in_flight) == 2**31 - 5
+        assert ids.take_range(3, in_flight) == 0
+        assert ids.take_range(3, in_flight) == 4
+        assert ids.take_range(10, in_flight) == 7
+        assert not ids.was_given(17) and ids.was_given(16)
+        at_the_end = OpaqueIds(2**31 - 5)
+        assert at_the_end.take_range(6, {}) == 0

@@ -6,22 +6,58 @@ import enum
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from rocket_sink.errors import Outcome, SendError
 from rocket_sink.message import MessageQueue, SendResult
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from rocket_sink.net.channel import Channel
     from rocket_sink.producer.engine.brokers import Broker, SendTarget
     from rocket_sink.routing.retry import Ordering
     from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+    from rocket_sink.wire.columns.single_frames import SingleMessages
     from rocket_sink.wire.frame import Frame
 
     Body = Any
     """bytes, or any object with the buffer protocol (pyarrow.Buffer, memoryview), or a list or
     tuple of them."""
     Chooser = Callable[[TopicPublishInfo, Callable[[str], bool]], MessageQueue | None]
+
+
+class FrameGroup(Protocol):
+    """What the engine needs of a group."""
+
+    @property
+    def messages(self) -> SingleMessages:
+        """They must not change until the group is complete."""
+
+    def leave(self, first: int, last: int) -> SendRequest:
+        """The messages `first` to `last` (exclusive) as a request of its own: a single one, or a
+        group; called at most once for each message."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredFrames:
+    """The messages of a group that were acknowledged at once, by columns.
+
+    Attributes:
+        indices: their places in the group, int64, in the order of the answers.
+        queue_offsets: int64.
+        offset_message_ids: the brokers' ids, ASCII bytes.
+        rtt_ms: write to answer, float64.
+    """
+
+    indices: npt.NDArray[np.int64]
+    queue_offsets: npt.NDArray[np.int64]
+    offset_message_ids: npt.NDArray[np.bytes_]
+    rtt_ms: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.indices)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +95,8 @@ class SendRequest:
         attempts: most attempts; None: 1 + `retryTimesWhenSendFailed`.
         retry_while_busy: answers of busy brokers, and having none to ask, do not use up attempts,
             only time: for bulk senders, who would lose thousands of messages to a bad second.
+        group: many single messages in the place of `body`, each in a frame of its own
+            (`producer.engine.frame_group`); never with `ordered`, `batch` or `reply`.
         verify_ids: client ids of the first and the last message. With them an attempt is not given
             up while its connection lives, and when its outcome is unknown it is not repeated
             before its broker was asked for them (`engine.stored_check`).
@@ -85,6 +123,7 @@ class SendRequest:
     least_version: int = 0
     reply: bool = False
     verify_ids: tuple[str, ...] = ()
+    group: FrameGroup | None = None
 
 
 @dataclass(slots=True)
@@ -130,7 +169,8 @@ class Completion:
     than once (or, when the outcome is not delivered, may be stored although no answer said so).
     `outcome` is the request's as a whole: UNKNOWN as soon as one attempt's is unknown and none
     was acknowledged. `found_stored`: no answer said so, but the broker found the messages by their
-    ids (`SendRequest.verify_ids`); the result is made from what it found.
+    ids (`SendRequest.verify_ids`); the result is made from what it found. `stored`: of a group, its
+    messages that were acknowledged at once; each of the others has a Completion of its own.
     """
 
     token: Any
@@ -140,6 +180,7 @@ class Completion:
     attempts: list[AttemptRecord] = field(default_factory=list)
     maybe_duplicate: bool = False
     found_stored: bool = False
+    stored: StoredFrames | None = None
 
 
 class Wait(enum.Enum):
@@ -225,7 +266,7 @@ class SendAttempt:
     def next_attempt(self, now_s: float, *, counts: bool) -> SendAttempt:
         """The request's next one."""
         self.done = True
-        later = SendAttempt(
+        later = type(self)(
             self.ends, self.request, self.body, self.body_bytes, self.ordering, now_s,
             self.deadline_s,
         )  # fmt: skip
@@ -234,6 +275,16 @@ class SendAttempt:
         later.history = self.history
         later.turn = self.turn
         return later
+
+    @property
+    def requests(self) -> int:
+        """Requests that it has in flight."""
+        return 1
+
+    @property
+    def places(self) -> int:
+        """Places in the engine's window that it has."""
+        return 1
 
     @property
     def home(self) -> str:

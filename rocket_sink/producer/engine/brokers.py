@@ -69,12 +69,14 @@ class Broker:
         else:
             self.window.busy(sent_s, self.in_flight, now_s)
 
-    def stored(self, whole: int) -> None:
-        """It has stored a request; a window as large as `whole` is none any more."""
-        assert self.window is not None
-        self.window.stored()
-        if self.window.limit >= whole:
-            self.window = None
+    def stored(self, whole: int, requests: int = 1) -> None:
+        """It has stored requests; a window as large as `whole` is none any more."""
+        for _ in range(requests):
+            if self.window is None:
+                return
+            self.window.stored()
+            if self.window.limit >= whole:
+                self.window = None
 
     def measure(self, rtt_s: float) -> None:
         if not self.latency_s:
@@ -166,10 +168,10 @@ class Brokers:
         home = info.broker_of(queue)
         return SendTarget(queue, home, info.masters.get(home, ""), self.of(home))
 
-    def release(self, broker: Broker) -> None:
-        """A request is not in flight there any more."""
-        broker.in_flight -= 1
-        self.total_in_flight -= 1
+    def release(self, broker: Broker, requests: int = 1) -> None:
+        """They are not in flight there any more."""
+        broker.in_flight -= requests
+        self.total_in_flight -= requests
 
     # --- routing's Load ----------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from rocket_sink.net.client import NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendAttempt, Wait
 from rocket_sink.producer.engine.brokers import FREE_IN_FLIGHT, Brokers, SendTarget
+from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.limits import RequestLimits
 from rocket_sink.producer.engine.routes import Routes
@@ -29,6 +30,8 @@ from rocket_sink.routing.selectors import MachineRoom, QueueChooser, selector_na
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.codes import version_name
 
+_PARTS: Final = 4
+"""Groups that a busy broker's window has room for."""
 _JOINED_BYTES: Final = 2048
 """Below this copying a body costs less than one more buffer in the gathered write."""
 
@@ -122,15 +125,17 @@ class Dispatcher:
             raise NoRouteError(f"broker {target.home} has no master now", topic=request.topic)
         if not oneway:
             broker = target.broker
-            if broker.window is not None and not broker.has_room:
+            if broker.window is not None and broker.room < attempt.requests:
                 return Wait.BROKER
-            broker.in_flight += 1
-            self._brokers.total_in_flight += 1
+            broker.in_flight += attempt.requests
+            self._brokers.total_in_flight += attempt.requests
             attempt.broker, attempt.handed_s = broker, now_s
         if request.least_version and not self._is_new_enough(attempt):
             return Wait.VERSION
         if oneway:
             self._write_oneway(attempt, target, now_s)
+        elif isinstance(attempt, GroupAttempt):
+            self._write_group(attempt, target, now_s)
         else:
             self._write(attempt, target, now_s)
         return None
@@ -145,6 +150,14 @@ class Dispatcher:
         return attempt_deadline(
             now_s, attempt.deadline_s, left, limits.attempt_cap_s, ordering=attempt.ordering
         )
+
+    def group_limit(self, attempt: SendAttempt) -> int:
+        """Most messages of each part of a group whose broker is busy; 0: it needs no parting."""
+        window = attempt.target.broker.window if attempt.target is not None else None
+        if window is None:
+            return 0
+        most = max(1, int(window.limit) // _PARTS)
+        return most if attempt.requests > most else 0
 
     # --- a queue -----------------------------------------------------------------------------
 
@@ -208,6 +221,30 @@ class Dispatcher:
             client.send(channel, attempt, (head + body[0],), size, now_s)
         else:
             client.send(channel, attempt, [head, *body], size, now_s)
+
+    def _write_group(self, attempt: GroupAttempt, target: SendTarget, now_s: float) -> None:
+        request, queue = attempt.request, target.queue
+        assert request.group is not None
+        channel = self._client.channel(target.address, now_s)
+        until_s = self.deadline_s(attempt, now_s)
+        attempt.first_opaque = channel.connection.open_group(
+            attempt.size,
+            deadline_s=until_s,
+            token=attempt,
+            latest_s=attempt.deadline_s if self._limits.attempt_cap_s is None else until_s,
+        )
+        frames = memoryview(
+            request.group.messages.frames(
+                self._headers.template(request.topic, batch=False),
+                first_opaque=attempt.first_opaque,
+                queue_id=queue.queue_id,
+                born_ms=attempt.wall_ms,
+                broker_name=queue.broker_name,
+            )
+        ).cast("B")
+        attempt.channel = channel
+        attempt.wire_bytes = len(frames)
+        self._client.send(channel, attempt, (frames,), len(frames), now_s)
 
     def _header(self, attempt: SendAttempt, target: SendTarget, opaque: int) -> bytes:
         request, queue = attempt.request, target.queue

@@ -19,6 +19,7 @@ from typing import Final
 from rocket_sink.errors import (
     NoRouteError,
     NotSentError,
+    Outcome,
     ProducerClosedError,
     SendError,
     UnwrittenError,
@@ -39,6 +40,7 @@ from rocket_sink.producer.engine.attempt import (
 )
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.dispatcher import Dispatcher
+from rocket_sink.producer.engine.frame_group import GroupAttempt, attempt_kind
 from rocket_sink.producer.engine.headers import CredentialsProvider, HeaderTemplates
 from rocket_sink.producer.engine.heartbeat import Heartbeats
 from rocket_sink.producer.engine.limits import RateLimiter, RequestLimits, Window
@@ -157,11 +159,12 @@ class SendEngine:
         """As `submit`, but False at once when window or rate limit have no place for it."""
         if self._closing:
             raise ProducerClosedError("the producer is closed")
-        body, size = buffers_of(request.body)
+        kind, body, size = attempt_kind(request)
+        requests = 1 if request.group is None else request.message_count
         now_s, rates = self.clock(), self._rates
         if rates is not None and not rates.allows(request.message_count, size, now_s):
             return False
-        if not self.window.take(size):
+        if not self.window.take(size, requests):
             return False
         if rates is not None:
             rates.spend(request.message_count, size, now_s)
@@ -172,8 +175,7 @@ class SendEngine:
             ordering = Ordering.STRICT if request.choose is None else Ordering.BEST_EFFORT
         since_s = request.since_s or now_s
         self._send(
-            SendAttempt(self._ends, request, body, size, ordering, since_s, since_s + timeout_s),
-            now_s,
+            kind(self._ends, request, body, size, ordering, since_s, since_s + timeout_s), now_s
         )
         if self._ends:
             self._settle(now_s)
@@ -220,7 +222,7 @@ class SendEngine:
 
     def has_room(self, request: SendRequest) -> bool:
         """Window and rate limit have a place for it now."""
-        size, rates = buffers_of(request.body)[1], self._rates
+        size, rates = attempt_kind(request)[2], self._rates
         if self._closing:
             return True
         allowed = rates is None or rates.allows(request.message_count, size, self.clock())
@@ -409,6 +411,10 @@ class SendEngine:
                 attempt, what, sent_s, at_s = ends.popleft()
                 if attempt.done:
                     continue
+                if isinstance(attempt, GroupAttempt) and what is not None:
+                    for one, step in handler.group_ended(attempt, what, sent_s, at_s):
+                        self._follow(one, step, at_s)
+                    continue
                 if isinstance(what, Frame):
                     step = handler.answered(attempt, what, sent_s, at_s)
                 elif isinstance(what, SendError):
@@ -431,20 +437,26 @@ class SendEngine:
 
     def _send(self, attempt: SendAttempt, now_s: float) -> None:
         """Bring it on its way; when it fails at once, what follows, until something waits."""
-        following: SendAttempt | None = attempt
-        while following is not None:
-            attempt = following
+        to_send = [attempt]
+        while to_send:
+            attempt = to_send.pop()
             try:
                 wait = self._dispatcher.send(attempt, now_s)
             except SendError as error:
                 step = self._handler.failed(attempt, error, None, now_s)
                 following = self._next_attempt(attempt, step, now_s)
+                if following is not None:
+                    to_send.append(following)
                 continue
             if wait is Wait.VERSION:
                 self._query_version(attempt, self._dispatcher.deadline_s(attempt, now_s), now_s)
+            elif wait is Wait.BROKER and (most := self._dispatcher.group_limit(attempt)):
+                assert isinstance(attempt, GroupAttempt)
+                to_send += attempt.split(most)
+                empty = Completion(attempt.request.token, Outcome.ACKED, None, None)
+                self._complete(attempt, empty, now_s)
             elif wait is not None:
                 self.waiting.add(attempt, wait, now_s + STEP_S)
-            return
 
     def _follow(self, attempt: SendAttempt, step: Completion | NextStep, now_s: float) -> None:
         following = self._next_attempt(attempt, step, now_s)
@@ -472,7 +484,7 @@ class SendEngine:
 
     def _complete(self, attempt: SendAttempt, completion: Completion, now_s: float) -> None:
         attempt.done = True
-        self.window.give_back(attempt.body_bytes)
+        self.window.give_back(attempt.body_bytes, attempt.places)
         self._done.append(completion)
         if attempt.turn is not None:
             self.waiting.leave(attempt, now_s)

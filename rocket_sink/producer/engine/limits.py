@@ -67,15 +67,16 @@ class Window:
         """A quarter of it is free: time to wake who waits for a place, once for many."""
         return 4 * self.requests <= 3 * self._max_requests
 
-    def take(self, size: int) -> bool:
+    def take(self, size: int, requests: int = 1) -> bool:
+        """Take places for a request, or for a group, which passes when one of it would."""
         if not self.has_room(size):
             return False
-        self.requests += 1
+        self.requests += requests
         self.bytes += size
         return True
 
-    def give_back(self, size: int) -> None:
-        self.requests -= 1
+    def give_back(self, size: int, requests: int = 1) -> None:
+        self.requests -= requests
         self.bytes -= size
         assert self.requests >= 0 and self.bytes >= 0, "a place was given back twice"
 

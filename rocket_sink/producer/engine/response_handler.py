@@ -18,6 +18,7 @@ from rocket_sink.errors import (
     InvalidQueueError,
     Isolate,
     NoRouteError,
+    NotSentError,
     Outcome,
     SendError,
     TopicNotFoundError,
@@ -27,6 +28,7 @@ from rocket_sink.net.client import NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import AttemptRecord, Completion, SendAttempt, Wait
 from rocket_sink.producer.engine.brokers import Brokers
+from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.limits import RequestLimits
 from rocket_sink.producer.engine.routes import Routes
@@ -42,7 +44,14 @@ from rocket_sink.routing.retry import (
 )
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
-from rocket_sink.wire.responses import DEFAULT_REGION, SEND_STATUS, SendAnswer, decode_send_answer
+from rocket_sink.wire.responses import (
+    DEFAULT_REGION,
+    SEND_STATUS,
+    SendAnswer,
+    SendAnswerFrame,
+    SendAnswers,
+    decode_send_answer,
+)
 
 _STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, TopicNotFoundError)
 """The route lacks the queue or its broker's master, or the broker says that it is wrong: without a
@@ -137,13 +146,77 @@ class ResponseHandler:
             records = self._recorded(attempt, now_s, sent_s, Outcome.ACKED, answer=answer)
         return _completed(attempt, _result_of(attempt, answer, rtt_s), records)
 
+    def group_ended(
+        self, attempt: GroupAttempt, what: Any, sent_s: float | None, now_s: float
+    ) -> list[tuple[SendAttempt, Completion | NextStep]]:
+        """Answers to a group's messages, or its failure: what follows, of each attempt."""
+        steps: list[tuple[SendAttempt, Completion | NextStep]] = []
+        if isinstance(what, SendAnswers):
+            rtt_s = self._group_stored(attempt, len(what), sent_s, now_s)
+            attempt.answered(what, rtt_s)
+        elif isinstance(what, SendAnswerFrame):
+            rtt_s = self._group_stored(attempt, 1, sent_s, now_s)
+            attempt.answered_one(what.opaque, what.answer, rtt_s)
+        elif isinstance(what, Frame):
+            single = attempt.leave(what.opaque - attempt.first_opaque)
+            steps.append((single, self.answered(single, what, sent_s, now_s)))
+        elif isinstance(what, NotSentError) and attempt.is_whole:
+            return [(attempt, self.failed(attempt, what, sent_s, now_s))]
+        else:
+            for number, single in enumerate(attempt.leave_all()):
+                # One that is asked for gets facts of its own.
+                error = type(what)(what.text, **what.facts)
+                error.__cause__ = what.__cause__
+                step = self.failed(single, error, sent_s, now_s, feedback=not number)
+                steps.append((single, step))
+        if not attempt.open_count:
+            steps.append((attempt, self._group_completion(attempt, now_s, sent_s)))
+        return steps
+
+    def _group_stored(
+        self, attempt: GroupAttempt, count: int, sent_s: float | None, now_s: float
+    ) -> float:
+        """So many of its messages are stored; write to answer (s)."""
+        rtt_s, broker = now_s - (sent_s or attempt.handed_s), attempt.broker
+        assert broker is not None
+        self._brokers.answered(broker, rtt_s, now_s, stored=True)
+        broker.stored(self._options.max_in_flight, count)
+        self._brokers.release(broker, count)
+        return rtt_s
+
+    def _group_completion(
+        self, attempt: GroupAttempt, now_s: float, sent_s: float | None
+    ) -> Completion:
+        """Of those that were stored at once; the others have completions of their own."""
+        answer = attempt.first_answer()
+        if answer is None:
+            return Completion(attempt.request.token, Outcome.ACKED, None, None)
+        records: list[AttemptRecord] = []
+        if self._records or attempt.history is not None:
+            records = self._recorded(attempt, now_s, sent_s, Outcome.ACKED, answer=answer)
+        completion = _completed(attempt, _result_of(attempt, answer, 0.0), records)
+        completion.stored = attempt.stored()
+        if records:
+            records[-1].message_count = len(completion.stored)
+        return completion
+
     def failed(
-        self, attempt: SendAttempt, error: SendError, sent_s: float | None, now_s: float
+        self,
+        attempt: SendAttempt,
+        error: SendError,
+        sent_s: float | None,
+        now_s: float,
+        *,
+        feedback: bool = True,
     ) -> Completion | NextStep:
-        """It ended without being stored, or with an outcome that is not known."""
+        """It ended without being stored, or with an outcome that is not known.
+
+        Args:
+            feedback: what it says about the broker is not known yet.
+        """
         in_flight = attempt.broker is not None
         if attempt.broker is not None:
-            if error.backs_off:
+            if error.backs_off and feedback:
                 attempt.broker.busy(attempt.handed_s, now_s)
             self.release(attempt)
         history, limits = attempt.known_history(), self._limits
@@ -162,7 +235,8 @@ class ResponseHandler:
         if decision.refresh_route and not self.stopping:
             self._routes.refresh(attempt.request.topic, now_s)
         if in_flight:
-            self._apply_feedback(attempt, decision, error, sent_s, now_s)
+            if feedback:
+                self._apply_feedback(attempt, decision, error, sent_s, now_s)
             self._recorded(attempt, now_s, sent_s, error.outcome, error=error)
         if verifies:
             return NextStep(attempt, Wait.VERIFY, error=error)
@@ -198,7 +272,7 @@ class ResponseHandler:
         """It is not in flight at its broker any more."""
         broker, attempt.broker = attempt.broker, None
         assert broker is not None
-        self._brokers.release(broker)
+        self._brokers.release(broker, attempt.requests)
 
     # --- what follows ------------------------------------------------------------------------
 

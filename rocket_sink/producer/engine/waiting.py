@@ -145,8 +145,8 @@ class WaitingRequests:
         for attempt in line:
             if now_s >= attempt.deadline_s:
                 due.append(attempt)
-            elif room > 0:
-                room -= 1
+            elif room >= attempt.requests or not (broker.in_flight or due):
+                room -= attempt.requests
                 due.append(attempt)
             else:
                 kept.append(attempt)

@@ -1,0 +1,147 @@
+"""Frames of many single messages (SEND_MESSAGE_V2), made for a group at a time.
+
+The header of a group is a template with holes: what all its frames share is made once, what differs
+(properties, opaque ids, flags) are columns. No Python runs per message but where each header needs
+it: with credentials (a signature covers the body) and in the binary serialisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.lazy import lazy
+from rocket_sink.wire.columns.buffers import Int64s, as_binary, bytes_of, lengths_of, offsets_of
+from rocket_sink.wire.columns.join import Piece, join_pieces, uniform
+from rocket_sink.wire.send_header import SendTemplate
+
+Ints: TypeAlias = "int | Int64s"
+
+_ESCAPED: Final = np.zeros(256, np.bool_)
+_ESCAPED[:0x20] = True
+_ESCAPED[[ord('"'), ord("\\")]] = True
+_HEAD_BYTES: Final = 8
+
+
+@dataclass(frozen=True, eq=False)
+class SingleMessages:
+    """n messages of one topic, each to be sent in a frame of its own.
+
+    Attributes:
+        body: binary or large binary, compressed already where it is to be.
+        properties: the wire property strings (binary, UTF-8, no nulls).
+        sys_flag, flag: one for all, or n of them (int64).
+        suffix: property strings that follow those of each message.
+    """
+
+    body: pa.Array
+    properties: pa.Array
+    sys_flag: Ints = 0
+    flag: Ints = 0
+    suffix: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    @lazy
+    def body_bytes(self) -> int:
+        return int(lengths_of(self.body).sum())
+
+    def frames(
+        self,
+        template: SendTemplate,
+        *,
+        first_opaque: int,
+        queue_id: int,
+        born_ms: int,
+        broker_name: str,
+    ) -> pa.Buffer:
+        """All frames, one after the other, with consecutive opaque ids.
+
+        Raises:
+            LocalProtocolError: a frame passes the limits.
+        """
+        parts = template.parts(queue_id, born_ms, broker_name)
+        if parts is None:
+            return self._one_by_one(template, first_opaque, queue_id, born_ms, broker_name)
+        count = len(self)
+        opaques = pa.array(np.arange(first_opaque, first_opaque + count)).cast(pa.string())
+        varying: list[tuple[bytes, Piece | None]] = [
+            (parts.start, _text(self.sys_flag)),
+            (parts.before_flag, _text(self.flag)),
+            (parts.before_properties, _json_text(self.properties)),
+            (_json_suffix(self.suffix) + parts.before_opaque, uniform(as_binary(opaques))),
+            (parts.end, None),
+        ]
+        header_bytes = np.full(count, sum(len(shared) for shared, _ in varying), np.int64)
+        pieces: list[Piece] = []
+        for shared, column in varying:
+            pieces.append(shared)
+            if column is not None:
+                pieces.append(column)
+                header_bytes += _sizes(column)
+        lengths = header_bytes + lengths_of(self.body)
+        template.check_lengths(int(header_bytes.max()), int(lengths.max()))
+        prefix = np.empty((count, 2), ">u4")
+        prefix[:, 0] = lengths + 4
+        prefix[:, 1] = header_bytes
+        joined = join_pieces([prefix, *pieces, as_binary(self.body)], count)
+        offsets, data = offsets_of(joined), joined.buffers()[2]
+        assert data is not None
+        return data.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+
+    def _one_by_one(
+        self,
+        template: SendTemplate,
+        first_opaque: int,
+        queue_id: int,
+        born_ms: int,
+        broker_name: str,
+    ) -> pa.Buffer:
+        buffers: list[bytes] = []
+        texts = [text + self.suffix for text in self.properties.to_pylist()]
+        for index, body in enumerate(self.body.to_pylist()):
+            head = template.head(
+                first_opaque + index, queue_id, born_ms, texts[index].decode(), len(body),
+                broker_name, _at(self.sys_flag, index), _at(self.flag, index), body,
+            )  # fmt: skip
+            buffers += (head, body)
+        return pa.py_buffer(b"".join(buffers))
+
+
+def _at(values: Ints, index: int) -> int:
+    return values if isinstance(values, int) else int(values[index])
+
+
+def _text(values: Ints) -> Piece:
+    """The numbers in decimal."""
+    if isinstance(values, int):
+        return str(values).encode()
+    return uniform(as_binary(pa.array(values).cast(pa.string())))
+
+
+def _sizes(piece: Piece) -> Any:
+    """Bytes of the piece in each row."""
+    if isinstance(piece, bytes):
+        return len(piece)
+    return piece.dtype.itemsize if isinstance(piece, np.ndarray) else lengths_of(piece)
+
+
+def _json_suffix(text: bytes) -> bytes:
+    return encode_basestring(text.decode())[1:-1].encode()
+
+
+def _json_text(texts: pa.Array) -> pa.Array:
+    """UTF-8 texts as they stand between the quotes of a JSON string."""
+    texts = as_binary(texts)
+    present = np.unique(bytes_of(texts)[_ESCAPED[bytes_of(texts)]])
+    # The backslash first: the others' escapes have one.
+    for byte in sorted(present.tolist(), key=lambda byte: byte != ord("\\")):
+        raw = chr(byte)
+        texts = pc.replace_substring(texts, pattern=raw, replacement=encode_basestring(raw)[1:-1])
+    return texts

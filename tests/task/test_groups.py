@@ -1,0 +1,260 @@
+"""Groups of single messages against the scripted cluster: whatever leaves a group is accounted for.
+
+Who has what is told by the brokers' stores, by client id and body.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import DeliveryError
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.frame_group import GroupAttempt
+from rocket_sink.testing import (
+    Answer,
+    CloseConnection,
+    CutAnswer,
+    Delay,
+    Drop,
+    FakeCluster,
+    IncompleteAnswer,
+)
+from rocket_sink.testing.broker import FakeBroker
+from rocket_sink.wire.codes import V4_9_4, ResponseCode, SysFlag
+from tests.task.one_task import run_task
+
+TOPIC = "t"
+CTX = RunContext("q", "r", 0, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
+ROWS = 900
+HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600 \x7f'
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2, queues=4) as fake:
+        fake.create_topic(TOPIC, 4)
+        yield fake
+
+
+@pytest.fixture(autouse=True)
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the groups that were begun: a test must not pass without any."""
+    sizes: list[int] = []
+    begin = GroupAttempt.__init__
+
+    def noted(self: GroupAttempt, *given: Any) -> None:
+        begin(self, *given)
+        sizes.append(self.size)
+
+    monkeypatch.setattr(GroupAttempt, "__init__", noted)
+    return sizes
+
+
+def options(cluster: FakeCluster, folder: Path, **more: Any) -> SinkOptions:
+    given = {"sendMsgTimeout": "20s", "connectTimeoutMs": "20s", **more}
+    return SinkOptions.parse(
+        nameServer=cluster.name_server, topic=TOPIC, ledger=str(folder), **given
+    )
+
+
+def delayed(rows: int = ROWS, **more: Any) -> dict[str, Any]:
+    levels = pa.array([3] * rows, pa.int32())
+    return {"body": [b"body-%d" % n for n in range(rows)], "delay_level": levels, **more}
+
+
+def copies(cluster: FakeCluster) -> Counter[bytes]:
+    return Counter(
+        message.body for broker in cluster.brokers for message in broker.store.messages(TOPIC)
+    )
+
+
+def test_each_message_is_whole_and_there_once(
+    cluster: FakeCluster, tmp_path: Path, groups: list[int]
+) -> None:
+    columns = delayed(
+        tags=["tag" if n % 3 else None for n in range(ROWS)],
+        properties=pa.array(
+            [[("name", HOSTILE), (HOSTILE, str(n))] for n in range(ROWS)],
+            pa.map_(pa.string(), pa.string()),
+        ),
+        flag=pa.array(range(ROWS), pa.int32()),
+    )
+    total = run_task(options(cluster, tmp_path), CTX, columns)
+    assert (total.acked, total.requests, total.attempts) == (ROWS, ROWS, ROWS)
+    assert sum(groups) == ROWS and max(groups) > 100
+    found = [one for broker in cluster.brokers for one in broker.store.messages(TOPIC)]
+    assert len({one.properties["UNIQ_KEY"] for one in found}) == len(found) == ROWS
+    for one in found:
+        n = int(one.body.removeprefix(b"body-"))
+        assert (one.properties["name"], one.properties[HOSTILE], one.flag) == (HOSTILE, str(n), n)
+        assert (one.properties.get("TAGS"), one.properties["DELAY"]) == (
+            "tag" if n % 3 else None,
+            "3",
+        )
+
+
+def doubled(found: Counter[bytes]) -> int:
+    """Messages that are there more than once."""
+    return sum(count > 1 for count in found.values())
+
+
+def broker_of(cluster: FakeCluster) -> FakeBroker:
+    return cluster.broker("broker-a")
+
+
+FAULTS = {
+    "busy": Answer(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy"),
+    "error": Answer(ResponseCode.SYSTEM_ERROR, "an error"),
+    "degraded": Answer(ResponseCode.FLUSH_DISK_TIMEOUT, stores=True),
+    "incomplete": IncompleteAnswer(),
+    "cut": CutAnswer(40),
+    "closed": CloseConnection(),
+}
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "effectively_once"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_not_plain_success_leaves_the_group(
+    cluster: FakeCluster, tmp_path: Path, fault: str, delivery: str, groups: list[int]
+) -> None:
+    broker_of(cluster).on_send(FAULTS[fault], times=5, chance=0.1)
+    total = run_task(options(cluster, tmp_path, delivery=delivery), CTX, delayed())
+    found = copies(cluster)
+    assert set(found) == set(delayed()["body"])
+    assert total.acked + total.degraded == ROWS
+    assert total.degraded == (5 if fault == "degraded" else 0)
+    doubles = doubled(found)
+    assert doubles <= total.duplicates_possible
+    if delivery == "effectively_once" or fault in ("busy", "degraded"):
+        assert (doubles, total.duplicates_possible) == (0, 0)
+    assert max(groups) > 100
+
+
+def test_an_answer_that_does_not_come(cluster: FakeCluster, tmp_path: Path) -> None:
+    """Only what the broker did not answer is sent again, each announced."""
+    broker_of(cluster).on_send(Drop(), times=3, chance=0.05)
+    given = options(cluster, tmp_path, sendMsgTimeout="20s", attemptTimeoutMs="1s")
+    total = run_task(given, CTX, delayed())
+    found = copies(cluster)
+    assert set(found) == set(delayed()["body"]) and total.acked == ROWS
+    assert doubled(found) <= total.duplicates_possible
+
+
+def test_only_what_was_not_answered_is_sent_again(cluster: FakeCluster, tmp_path: Path) -> None:
+    """Answers come in another order than the frames went, and the connection ends before some."""
+    for broker in cluster.brokers:
+        broker.on_send(Delay(60_000), times=15, chance=0.1)
+
+    def reset() -> None:
+        until_s = time.monotonic() + 20
+        while sum(copies(cluster).values()) < ROWS and time.monotonic() < until_s:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        for broker in cluster.brokers:
+            broker.reset_connections()
+
+    thread = threading.Thread(target=reset)
+    thread.start()
+    try:
+        total = run_task(options(cluster, tmp_path), CTX, delayed())
+    finally:
+        thread.join()
+    found = copies(cluster)
+    assert set(found) == set(delayed()["body"]) and total.acked == ROWS
+    assert sum(found.values()) - ROWS == total.duplicates_possible == 30
+
+
+@pytest.mark.parametrize("way", ["kill", "freeze"])
+def test_a_broker_goes_while_groups_are_on_their_way(
+    cluster: FakeCluster, tmp_path: Path, way: str
+) -> None:
+    broker = broker_of(cluster)
+    rows = 4 * ROWS
+
+    def trouble() -> None:
+        until_s = time.monotonic() + 20
+        while not broker.store.messages(TOPIC) and time.monotonic() < until_s:
+            time.sleep(0.001)
+        getattr(broker, way)()
+        time.sleep(0.5)
+        broker.restart() if way == "kill" else broker.thaw()
+
+    thread = threading.Thread(target=trouble)
+    thread.start()
+    try:
+        total = run_task(options(cluster, tmp_path), CTX, delayed(rows))
+    finally:
+        thread.join()
+    found = copies(cluster)
+    assert set(found) == set(delayed(rows)["body"]) and total.acked == rows
+    assert doubled(found) <= total.duplicates_possible
+
+
+def test_one_bad_message_is_one_dead_letter(cluster: FakeCluster, tmp_path: Path) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "too long"), times=2, chance=0.02)
+    total = run_task(options(cluster, tmp_path), CTX, delayed())
+    bad = ROWS - sum(copies(cluster).values())
+    assert (total.acked, total.dead, total.unknown) == (ROWS - bad, bad, 0)
+    assert 0 < bad <= 4
+
+
+def test_onFailure_fail_ends_the_task(cluster: FakeCluster, tmp_path: Path) -> None:
+    broker_of(cluster).on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "too long"), times=1)
+    with pytest.raises(DeliveryError, match="too long"):
+        run_task(options(cluster, tmp_path, onFailure="fail"), CTX, delayed())
+
+
+def test_no_group_where_order_counts(
+    cluster: FakeCluster, tmp_path: Path, groups: list[int]
+) -> None:
+    """Brokers handle the frames of one connection in several threads."""
+    columns = delayed(60, sharding_key=["key"] * 60)
+    total = run_task(options(cluster, tmp_path, ordering="strict"), CTX, columns)
+    assert total.acked == 60 and not groups
+    [stored] = [b.store.messages(TOPIC) for b in cluster.brokers if b.store.messages(TOPIC)]
+    assert [one.body for one in stored] == columns["body"]
+
+
+def test_old_brokers_get_delay_levels_and_no_timers(
+    cluster: FakeCluster, tmp_path: Path, groups: list[int]
+) -> None:
+    for broker in cluster.brokers:
+        broker.version = V4_9_4
+    columns = delayed(
+        200,
+        delay_ms=pa.array([60_000 if n % 4 == 0 else None for n in range(200)], pa.int64()),
+    )
+    columns["delay_level"] = pa.array([None if n % 4 == 0 else 3 for n in range(200)], pa.int32())
+    total = run_task(options(cluster, tmp_path), CTX, columns)
+    assert (total.acked, total.dead) == (150, 50)
+    assert all(one.startswith(b"body") and int(one[5:]) % 4 for one in copies(cluster))
+    assert sorted(groups)[-1] > 20
+
+
+def test_compressed_bodies(cluster: FakeCluster, tmp_path: Path, groups: list[int]) -> None:
+    """Long ones are compressed, each with its own flag; short ones are not."""
+    bodies = [b"%d " % n * (4000 if n % 2 else 4) for n in range(300)]
+    run_task(options(cluster, tmp_path), CTX, {**delayed(300), "body": bodies})
+    found = [one for broker in cluster.brokers for one in broker.store.messages(TOPIC)]
+    flags = {one.body: bool(one.sys_flag & SysFlag.COMPRESSED) for one in found}
+    assert len(flags) == 300 and sum(flags.values()) == 150
+    assert max(groups) > 50
+
+
+@pytest.mark.parametrize("more", [{"serializeType": "rocketmq"}, {"maxInFlight": 8}])
+def test_other_headers_and_small_windows(
+    cluster: FakeCluster, tmp_path: Path, more: dict[str, Any], groups: list[int]
+) -> None:
+    total = run_task(options(cluster, tmp_path, **more), CTX, delayed(300))
+    assert total.acked == 300 and set(copies(cluster)) == set(delayed(300)["body"])
+    assert max(groups) == 2 if "maxInFlight" in more else max(groups) > 50

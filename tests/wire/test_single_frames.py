@@ -1,0 +1,89 @@
+"""Frames of a group say byte by byte what the heads of single messages say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocket_sink.errors import LocalProtocolError
+from rocket_sink.wire.acl import Credentials
+from rocket_sink.wire.columns.single_frames import SingleMessages
+from rocket_sink.wire.send_header import SendTemplate
+
+from .feeding import whole
+
+TEXTS = st.one_of(
+    st.text(st.characters(blacklist_categories=["Cs"]), max_size=30),
+    st.text('"\\\x01\x02n', max_size=9),
+)
+
+
+def template(**other: Any) -> SendTemplate:
+    return SendTemplate(producer_group="g", topic="topic", **other)
+
+
+def by_heads(messages: SingleMessages, made: SendTemplate, first: int) -> bytes:
+    """The same frames by `SendTemplate.head`."""
+    parts = []
+    for n, body in enumerate(messages.body.to_pylist()):
+        text = (messages.properties[n].as_py() + messages.suffix).decode()
+        flags = [v if isinstance(v, int) else int(v[n]) for v in (messages.sys_flag, messages.flag)]
+        parts += [made.head(first + n, 3, 1234567, text, len(body), "b-1", *flags, body), body]
+    return b"".join(parts)
+
+
+def frames(messages: SingleMessages, made: SendTemplate, first: int) -> bytes:
+    buffer = messages.frames(
+        made, first_opaque=first, queue_id=3, born_ms=1234567, broker_name="b-1"
+    )
+    return buffer.to_pybytes()
+
+
+KINDS = {
+    "json": {},
+    "binary": {"serialize": "rocketmq"},
+    "signed": {"signer": Credentials("key", "secret").signer()},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    st.lists(st.tuples(st.binary(max_size=40), TEXTS, st.integers(-9, 9)), min_size=1, max_size=8),
+    st.sampled_from([0, 7, 95, 9_997, 2**31 - 9]), TEXTS, st.booleans(),
+)  # fmt: skip
+def test_frames_are_the_heads_and_bodies(
+    kind: str, rows: list[tuple[bytes, str, int]], first: int, suffix: str, flags: bool
+):
+    bodies, texts, numbers = zip(*rows, strict=True)
+    column: Any = np.array(numbers, np.int64) if flags else 5
+    messages = SingleMessages(
+        pa.array(bodies, pa.large_binary() if flags else pa.binary()),
+        pa.array([text.encode() for text in texts], pa.binary()), column, column,
+        suffix=suffix.encode(),
+    )  # fmt: skip
+    if kind == "json" and not any(text + suffix for text in texts):
+        return  # a head leaves empty properties out
+    found, wanted = (make(messages, template(**KINDS[kind]), first) for make in (frames, by_heads))
+    if kind == "json" and not all(text + suffix for text in texts):
+        assert [f.ext.get("i", "") for f in whole(found)] == [
+            f.ext.get("i", "") for f in whole(wanted)
+        ]
+    else:
+        assert found == wanted
+
+
+def test_slices_of_columns():
+    bodies, texts = pa.array([b"a", b"bb", b"ccc"]), pa.array([b"x\x01y\x02"] * 3)
+    messages = SingleMessages(bodies.slice(1), texts.slice(1), 0, 0)
+    assert frames(messages, template(), 5) == by_heads(messages, template(), 5)
+
+
+def test_too_long_a_frame_is_refused():
+    messages = SingleMessages(pa.array([b"", bytes(17 << 20)]), pa.array([b"", b""]))
+    with pytest.raises(LocalProtocolError, match="send fewer or smaller"):
+        frames(messages, template(), 0)
