@@ -61,6 +61,10 @@ class RunContext:
     lane: str = ""
 
 
+_APART: Final = "\x02"
+"""No message id has it: it ends a property on the wire."""
+
+
 class GroupFacts(NamedTuple):
     """What a send row says of a group of single messages; columns of the ledger."""
 
@@ -83,8 +87,8 @@ class GroupFacts(NamedTuple):
         if half:
             brokers_ids = stored.offset_message_ids.astype(str).tolist()
             offsets = stored.queue_offsets.tolist()
-            each = zip(ids.to_pylist(), brokers_ids, offsets, strict=True)
-            halves = ",".join(f"{one}:{other}:{offset}" for one, other, offset in each)
+            each = zip(brokers_ids, offsets, ids.to_pylist(), strict=True)
+            halves = _APART.join(f"{broker_id}:{at}:{one}" for broker_id, at, one in each)
         least, p50, p95, p99 = np.percentile(stored.rtt_ms, (0, 50, 95, 99)).tolist()
         last = ids[int(stored.indices.argmax())].as_py()
         return cls(len(stored), last, least, p50, p95, p99, halves)
@@ -92,8 +96,8 @@ class GroupFacts(NamedTuple):
 
 def half_messages(text: str) -> list[tuple[str, str, int]]:
     """(message_id, offset_message_id, queue_offset) of each half message of a group's row."""
-    found = (one.split(":") for one in text.split(","))
-    return [(message_id, offset_id, int(offset)) for message_id, offset_id, offset in found]
+    found = (one.split(":", 2) for one in text.split(_APART))
+    return [(message_id, offset_id, int(offset)) for offset_id, offset, message_id in found]
 
 
 def send_rows(

@@ -117,7 +117,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("rtt_p50_ms", "DOUBLE", (SEND,), "group: median time to an answer"),
     Column("rtt_p95_ms", "DOUBLE", (SEND,), "group: 95th percentile of the times to an answer"),
     Column("rtt_p99_ms", "DOUBLE", (SEND,), "group: 99th percentile of the times to an answer"),
-    Column("half_messages", "STRING", (SEND,), "group of half messages: message_id:offset_message_id:queue_offset of each, separated by commas"),
+    Column("half_messages", "STRING", (SEND,), "group of half messages: offset_message_id:queue_offset:message_id of each, separated by the character 2"),
 
     Column("letter_id", "STRING", (DEAD_LETTER, RESOLUTION, BACKFILL), "names one dead letter, or one row of a table that a backfill sends"),
     Column("ordinal", "BIGINT", (DEAD_LETTER,), "order of the letters of one task attempt, and so of a key"),

@@ -163,7 +163,7 @@ class TransactionCommitter:
         if last is None or last < epoch:
             return None
         found = self._rows(query_id, epoch)
-        halves = (half for row in found if row.kind == SEND for half in _halves(row))
+        halves = (half for row in found if row.kind == SEND for half in read_halves(row))
         return frozenset(half.message_id for half in halves)
 
     def _end(
@@ -172,7 +172,7 @@ class TransactionCommitter:
         started_s, since_ms = time.monotonic(), min(row.at_ms for row in rows)
         mark = CommitMarker(self._place, query_id, epoch)
         begun_before = not mark.begin()
-        found = [half for row in rows for half in _halves(row)]
+        found = [half for row in rows for half in read_halves(row)]
         with self._pool.engine(self._options) as engine:
             commits = HalfMessageCommitter(
                 engine, group=self.group, ordered=self._ordered,
@@ -251,7 +251,7 @@ def check_ended(report: EndReport) -> None:
         )
 
 
-def _halves(row: Any) -> list[Half]:
+def read_halves(row: Any) -> list[Half]:
     """The half messages of a send row: one, or those of a group."""
     found = [(row.message_id, row.offset_message_id, row.queue_offset)]
     if row.half_messages is not None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -20,12 +21,11 @@ from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN
 from rocket_sink.rows.contract import resolve_columns
-from rocket_sink.spark.transactions import CheckBacks
+from rocket_sink.spark.transactions import CheckBacks, read_halves
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.task.transaction_marker import HalfMark
 from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
-from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.properties import PGROUP, SHARDING_KEY
 from rocket_sink.wire.stored import StoredMessage
 from tests.producer.waiting import until
@@ -93,14 +93,8 @@ def rows_of(count: int) -> pa.Table:
 def halves_of(written: pa.Table) -> list[Half]:
     """As `TransactionCommitter` reads them out of the ledger."""
     rows = written.filter(pa.compute.field("kind") == "send").to_pylist()
-    return [
-        Half(
-            row["topic"], row["broker_name"], row["queue_id"], row["queue_offset"],
-            decode_offset_message_id(row["offset_message_id"]).offset, row["message_id"],
-        )
-        for row in rows
-        if row["half"] and row["outcome"] == "acked"
-    ]  # fmt: skip
+    stored = (row for row in rows if row["half"] and row["outcome"] == "acked")
+    return [half for row in stored for half in read_halves(SimpleNamespace(**row))]
 
 
 ALL = Counter(rows_of(ROWS).column("body").to_pylist())

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import LocalProtocolError
 from rocket_sink.wire.acl import Credentials
-from rocket_sink.wire.columns.single_frames import SingleMessages
+from rocket_sink.wire.columns.single_frames import SingleMessages, fill_frames
+from rocket_sink.wire.headers.command import Frame
 from rocket_sink.wire.send_header import SendTemplate
 
 from .feeding import whole
@@ -87,3 +88,14 @@ def test_too_long_a_frame_is_refused():
     messages = SingleMessages(pa.array([b"", bytes(17 << 20)]), pa.array([b"", b""]))
     with pytest.raises(LocalProtocolError, match="send fewer or smaller"):
         frames(messages, template(), 0)
+
+
+@given(st.lists(st.tuples(TEXTS, st.integers(0, 2**63 - 1)), min_size=1, max_size=8), TEXTS)
+def test_frames_with_filled_fields(rows: list[tuple[str, int]], shared: str):
+    texts, numbers = [text for text, _ in rows], [str(number) for _, number in rows]
+    made = Frame(37, {"one": "x", "shared": shared, "two": ""}, flag=0)
+    columns = {"one": pa.array(texts), "two": pa.array(numbers)}
+    found = whole(fill_frames(made, columns, 98).to_pybytes())
+    assert [frame.opaque for frame in found] == list(range(98, 98 + len(rows)))
+    for frame, text, number in zip(found, texts, numbers, strict=True):
+        assert (frame.code, frame.ext) == (37, {"one": text, "shared": shared, "two": number})

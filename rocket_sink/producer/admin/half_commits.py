@@ -10,10 +10,13 @@ are addressed by their commit-log offset, so they can be committed until the log
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
 
 from rocket_sink.errors import DeliveryError, NotSentError, SendError
 from rocket_sink.net.client import Call
@@ -21,6 +24,7 @@ from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode, SysFlag
+from rocket_sink.wire.responses import SendAnswers
 
 if TYPE_CHECKING:
     from rocket_sink.producer.engine.engine import SendEngine
@@ -69,9 +73,34 @@ class _Lane:
         self.in_flight = 0
         self.stopped = False
 
-    def next(self) -> Half | None:
-        free = self.in_flight < self.width and not self.stopped
-        return self.waiting.popleft() if free and self.waiting else None
+    def next(self) -> list[Half]:
+        """Those that may be sent now; many at once, that they can share a group."""
+        free = self.width - self.in_flight
+        if self.stopped or 2 * free < self.width:
+            return []
+        return [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+
+
+class _Commits:
+    """Half messages of one broker whose commits are on their way together."""
+
+    def __init__(self, committer: HalfMessageCommitter, lane: _Lane, halves: list[Half]) -> None:
+        self.first_opaque = 0
+        self._committer = committer
+        self._lane = lane
+        self._left = dict(enumerate(halves))
+
+    def on_answer(self, frame: Frame, sent_s: float | None, now_s: float) -> None:
+        half = self._left.pop(frame.opaque - self.first_opaque)
+        self._committer.ended(self._lane, half, frame, None)
+
+    def on_answers(self, answers: SendAnswers, sent_s: float | None, now_s: float) -> None:
+        for index in range(len(answers)):
+            self.on_answer(answers.frame(index), sent_s, now_s)
+
+    def on_failed(self, error: SendError, now_s: float) -> None:
+        while self._left:
+            self._committer.ended(self._lane, self._left.popitem()[1], None, error)
 
 
 class HalfMessageCommitter:
@@ -169,7 +198,7 @@ class HalfMessageCommitter:
         topics, engine = {half.topic for half in halves}, self._engine
         while True:
             for lane in lanes.values():
-                while (following := lane.next()) is not None:
+                if following := lane.next():
                     self._end(lane, following)
             if not self._in_flight:
                 break
@@ -181,25 +210,35 @@ class HalfMessageCommitter:
         for lane in lanes.values():
             self._again += lane.waiting
 
-    def _end(self, lane: _Lane, half: Half) -> None:
-        engine = self._engine
-        now_s, address = engine.clock(), engine.routes.addresses().get(half.broker_name)
+    def _end(self, lane: _Lane, halves: list[Half]) -> None:
+        """Commits of one broker."""
+        engine, client = self._engine, self._engine.client
+        now_s, address = engine.clock(), engine.routes.addresses().get(halves[0].broker_name)
         if address is None:
             lane.stopped = True
-            self._again.append(half)
+            self._again += halves
             return
-
-        def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
-            self._in_flight -= 1
-            lane.in_flight -= 1
-            self._ended(lane, half, answer, error)
-
-        self._in_flight += 1
-        lane.in_flight += 1
+        self._in_flight += len(halves)
+        lane.in_flight += len(halves)
         deadline_s = now_s + engine.options.send_msg_timeout_ms / 1000
-        engine.client.call(
-            address, self._frame(half), Call(ended), deadline_s=deadline_s, now_s=now_s
-        )
+        for topic in {half.topic for half in halves}:
+            ours = [half for half in halves if half.topic == topic]
+            if len(ours) > 1 and client.takes_groups:
+                commits, frame = _Commits(self, lane, ours), self._frame(ours[0])
+                commits.first_opaque = client.call_group(
+                    address, frame, _columns(ours), commits, deadline_s=deadline_s, now_s=now_s
+                )
+                continue
+            for half in ours:
+                ended = functools.partial(self._ended_alone, lane, half)
+                client.call(
+                    address, self._frame(half), Call(ended), deadline_s=deadline_s, now_s=now_s
+                )
+
+    def _ended_alone(
+        self, lane: _Lane, half: Half, answer: Frame | None, error: SendError | None, at_s: float
+    ) -> None:
+        self.ended(lane, half, answer, error)
 
     def _frame(self, half: Half) -> Frame:
         return requests.end_transaction(
@@ -213,9 +252,10 @@ class HalfMessageCommitter:
             broker_name=half.broker_name,
         )
 
-    def _ended(
-        self, lane: _Lane, half: Half, answer: Frame | None, error: SendError | None
-    ) -> None:
+    def ended(self, lane: _Lane, half: Half, answer: Frame | None, error: SendError | None) -> None:
+        """One commit was answered, or failed."""
+        self._in_flight -= 1
+        lane.in_flight -= 1
         if answer is not None and answer.code == ResponseCode.SUCCESS:
             self._done(1)
             return
@@ -276,3 +316,14 @@ class HalfMessageCommitter:
         self._heard_s = self._engine.clock()
         self._report.committed += count
         self._progress(self._report.committed)
+
+
+def _columns(halves: Sequence[Half]) -> dict[str, pa.Array]:
+    """What differs in the headers of END_TRANSACTION, as text."""
+    ids = pa.array([half.message_id for half in halves])
+    return {
+        "tranStateTableOffset": pa.array([str(half.half_offset) for half in halves]),
+        "commitLogOffset": pa.array([str(half.commit_log_offset) for half in halves]),
+        "msgId": ids,
+        "transactionId": ids,
+    }

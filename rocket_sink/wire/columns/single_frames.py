@@ -7,7 +7,9 @@ it: with credentials (a signature covers the body) and in the binary serialisati
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from json.encoder import encode_basestring
 from typing import Any, Final, TypeAlias
 
@@ -18,6 +20,8 @@ import pyarrow.compute as pc
 from rocket_sink.lazy import lazy
 from rocket_sink.wire.columns.buffers import Int64s, as_binary, bytes_of, lengths_of, offsets_of
 from rocket_sink.wire.columns.join import Piece, join_pieces, uniform
+from rocket_sink.wire.headers.command import Frame
+from rocket_sink.wire.headers.serialize import encode_json_header
 from rocket_sink.wire.send_header import SendTemplate
 
 Ints: TypeAlias = "int | Int64s"
@@ -90,10 +94,7 @@ class SingleMessages:
         prefix = np.empty((count, 2), ">u4")
         prefix[:, 0] = lengths + 4
         prefix[:, 1] = header_bytes
-        joined = join_pieces([prefix, *pieces, as_binary(self.body)], count)
-        offsets, data = offsets_of(joined), joined.buffers()[2]
-        assert data is not None
-        return data.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+        return _buffer_of(join_pieces([prefix, *pieces, as_binary(self.body)], count))
 
     def _one_by_one(
         self,
@@ -112,6 +113,40 @@ class SingleMessages:
             )  # fmt: skip
             buffers += (head, body)
         return pa.py_buffer(b"".join(buffers))
+
+
+_OPAQUE: Final = 1_987_654_321
+"""Stands for the ids in a header that is cut at its holes."""
+
+
+def fill_frames(frame: Frame, columns: Mapping[str, pa.Array], first_opaque: int) -> pa.Buffer:
+    """JSON frames without a body that differ in some header fields, with consecutive opaque ids.
+
+    Args:
+        frame: what they share.
+        columns: {header field: its text in each frame}.
+    """
+    count = len(next(iter(columns.values())))
+    marks = {name: f"\ue000{number}\ue001" for number, name in enumerate(columns)}
+    header = encode_json_header(replace(frame, ext={**(frame.ext or {}), **marks}, opaque=_OPAQUE))
+    opaques = pa.array(np.arange(first_opaque, first_opaque + count)).cast(pa.string())
+    values = {mark: columns[name] for name, mark in marks.items()} | {str(_OPAQUE): opaques}
+    pieces: list[Piece] = []
+    header_bytes = np.zeros(count, np.int64)
+    for part in re.split(f"({'|'.join(values)})", header.decode()):
+        piece = uniform(_json_text(values[part])) if part in values else part.encode()
+        pieces.append(piece)
+        header_bytes += _sizes(piece)
+    prefix = np.empty((count, 2), ">u4")
+    prefix[:, 0] = header_bytes + 4
+    prefix[:, 1] = header_bytes
+    return _buffer_of(join_pieces([prefix, *pieces], count))
+
+
+def _buffer_of(joined: pa.Array) -> pa.Buffer:
+    offsets, data = offsets_of(joined), joined.buffers()[2]
+    assert data is not None
+    return data.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
 
 
 def _at(values: Ints, index: int) -> int:

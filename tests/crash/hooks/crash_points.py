@@ -111,7 +111,7 @@ def install() -> None:
     _around(confirm, "_confirm", "committed", lambda own, *more: own._options.ledger, after=True)
     _around(
         half_commits.HalfMessageCommitter,
-        "_end",
+        "ended",
         "ending",
         lambda own, *more: own._engine.options.ledger,
     )
