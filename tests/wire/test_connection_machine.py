@@ -103,7 +103,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.opened) > 5)
     @rule()
     def close(self) -> None:
-        for token, written in self.connection.close():
+        for token, written, _ in self.connection.close():
             assert written == (token in self.written)
             self.left[token] += 1
         assert sum(self.left.values()) == len(self.opened)
