@@ -27,7 +27,7 @@ from benchmarks.rows import body_of, number_of
 from benchmarks.run import reason_of, scratch_folder
 from rocket_sink.cluster.local import LocalCluster
 from rocket_sink.errors import RocketSinkError
-from rocket_sink.producer.admin.topic_reader import read_topic
+from rocket_sink.producer.admin.stored_messages import read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

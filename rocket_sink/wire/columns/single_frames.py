@@ -17,11 +17,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocket_sink.lazy import lazy
-from rocket_sink.wire.columns.buffers import Int64s, as_binary, bytes_of, lengths_of, offsets_of
-from rocket_sink.wire.columns.join import Piece, join_pieces, uniform
-from rocket_sink.wire.headers.command import Frame
-from rocket_sink.wire.headers.serialize import encode_json_header
+from rocket_sink.forks import lazy
+from rocket_sink.wire.columns.buffers import (
+    Int64s,
+    Piece,
+    as_binary,
+    bytes_of,
+    join_pieces,
+    lengths_of,
+    offsets_of,
+    uniform,
+)
+from rocket_sink.wire.headers import Frame, encode_json_header
 from rocket_sink.wire.send_header import SendTemplate
 
 Ints: TypeAlias = "int | Int64s"
