@@ -35,11 +35,11 @@ class Round:
         ]
         groups = {name: self._of(name) for name in ("local", "killed", "executors")}
         rivals = [cell for cell in self.cells if cell.schedule.event == "two_drivers"]
-        slots = 2 * len(self.cells) + 2
-        self._local = Driver("local", f"local[{slots},4]", groups["local"], folder)
-        self._killed = Driver("killed", f"local[{slots},4]", groups["killed"], folder)
-        again = [*groups["killed"], *rivals]
-        self._again = Driver("again", f"local[{slots},4]", again, folder)
+        # One task of each cell may wait at its moment; the others end by themselves.
+        master = f"local[{len(self.cells) + 2},4]"
+        # A JVM takes longer than most cells: each of the two has cells of the other later.
+        self._local = Driver("local", master, groups["local"], folder, later=groups["killed"])
+        self._killed = Driver("killed", master, groups["killed"], folder, later=rivals)
         master = "local-cluster[2,4,1024]"
         self._executors = Driver("executors", master, groups["executors"], folder, LOCAL_CLUSTER)
         self._jobs = [self._steps(cell) for cell in groups["local"] + groups["executors"]]
@@ -57,11 +57,11 @@ class Round:
         """Raises AssertionError when a driver dies by itself or the round does not end."""
         for cell in self.cells:
             cell.prepare()
-        drivers = [self._local, self._killed, self._again, self._executors]
+        drivers = [self._local, self._killed, self._executors]
         until_s = time.monotonic() + _DEADLINE_S
         try:
             for driver in drivers:
-                if driver.cells and driver is not self._again:
+                if driver.cells or driver.later:
                     driver.start()
             while not all(self._ended(cell) for cell in self.cells):
                 self._jobs = [job for job in self._jobs if next(job, self) is not self]
@@ -82,7 +82,7 @@ class Round:
 
     def _driver_of(self, cell: Cell) -> Driver:
         group = EVENTS[cell.schedule.event].group
-        return {"local": self._local, "killed": self._again, "executors": self._executors}[group]
+        return self._executors if group == "executors" else self._local
 
     def _ended(self, cell: Cell) -> bool:
         return self._driver_of(cell).is_done(cell)
@@ -111,7 +111,8 @@ class Round:
 
     def _rival(self, cell: Cell) -> Any:
         """The second driver ends the query while the first one waits in the middle of it."""
-        while not self._again.is_done(cell):
+        self._killed.begin(cell)
+        while not self._killed.is_done(cell):
             yield
         write_whole(cell.folder / "go", "on")
 
@@ -177,21 +178,23 @@ class Round:
 
     def _kill_and_start_again(self) -> Any:
         cells = self._killed.cells
-        if cells:
-            while not all(cell.reached or self._killed.is_done(cell) for cell in cells):
-                yield
-            self._killed.kill()
-            waiting = [_who(cell) for cell in cells if cell.reached]
-            # A driver that waits itself has this process for its parent.
-            pids = {pid for who in waiting for pid in (who["worker"], who["daemon"])}
-            await_gone(pids - {os.getpid()})
+        if not cells:
+            return
+        while not all(cell.reached or self._killed.is_done(cell) for cell in cells):
+            yield
+        # Rivals are in the same process. One whose cell did not reach its moment never begins.
+        while not all(
+            self._killed.is_done(cell) or self._ended(cell) for cell in self._killed.later
+        ):
+            yield
+        self._killed.kill()
+        waiting = [_who(cell) for cell in cells if cell.reached]
+        # A driver that waits itself has this process for its parent.
+        pids = {pid for who in waiting for pid in (who["worker"], who["daemon"])}
+        await_gone(pids - {os.getpid()})
         for cell in cells:
             (cell.folder / "armed.json").unlink(missing_ok=True)
-        rivals = [cell for cell in self._again.cells if cell not in cells]
-        while not all(cell.reached or self._ended(cell) for cell in rivals):
-            yield
-        if self._again.cells:
-            self._again.start()
+            self._local.begin(cell)
 
 
 _EVENTS: dict[str, Callable[[Round, Cell], Any]] = {

@@ -106,10 +106,12 @@ def _report(folder: Path, role: str, result: dict[str, Any]) -> None:
     write_whole(folder / f"done.{role}.json", json.dumps(result))
 
 
-def _cell(spark: Any, cell: dict[str, Any], role: str) -> None:
+def _cell(spark: Any, cell: dict[str, Any], role: str, *, later: bool) -> None:
     # Where Spark looks a data source up, only the thread's own session counts.
     spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
     try:
+        if later:
+            await_file(Path(cell["folder"]) / f"begin.{role}")
         _until_done(spark, cell, role)
     except Exception:
         broken = {"ended": False, "errors": [traceback.format_exc()], "epochs": []}
@@ -133,18 +135,20 @@ def _refusals(spark: Any, cell: dict[str, Any]) -> dict[str, str]:
 
 
 def main(plan: dict[str, Any]) -> None:
-    """`plan`: role, master, conf, report (a file for the process's ids), cells."""
+    """`plan`: role, master, conf, report (a file for the process's ids), cells, later."""
     spark = build_session("rocket-sink-crash", master=plan["master"], conf=plan["conf"])
     ids = {"driver": os.getpid(), "jvm": spark.sparkContext._gateway.proc.pid}
     speculates = plan["conf"].get("spark.speculation") == "true"
     refusals = _refusals(spark, plan["cells"][0]) if speculates else {}
     write_whole(Path(plan["report"]), json.dumps({**ids, "refusals": refusals}))
-    if any(cell["lane"].startswith("source") for cell in plan["cells"]):
+    cells = [(cell, False) for cell in plan["cells"]] + [(cell, True) for cell in plan["later"]]
+    if any(cell["lane"].startswith("source") for cell, _ in cells):
         register(spark)
         # Once: two threads that register at the same time disturb each other.
         lanes.register = lambda session: None
     threads = [
-        threading.Thread(target=_cell, args=(spark, cell, plan["role"])) for cell in plan["cells"]
+        threading.Thread(target=_cell, args=(spark, cell, plan["role"]), kwargs={"later": later})
+        for cell, later in cells
     ]
     for thread in threads:
         thread.start()

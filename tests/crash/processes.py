@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from .cell import Cell
+from .files import write_whole
 
 HERE = Path(__file__).parent
 LOCAL_CLUSTER = {
@@ -30,7 +31,11 @@ LOCAL_CLUSTER = {
 }
 
 
-_SMALL = {"spark.sql.shuffle.partitions": "1", "spark.databricks.delta.snapshotPartitions": "1"}
+_SMALL = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+}
 """Most of a round's time goes into Spark's tasks over a ledger of some dozen rows."""
 _NICE = 10
 
@@ -42,13 +47,14 @@ def _more_nice() -> str:
 
 @dataclass
 class Driver:
-    """One driver process and its cells."""
+    """One driver process and its cells; those of `later` begin when they are told to."""
 
     role: str
     master: str
     cells: Sequence[Cell]
     folder: Path
     conf: dict[str, str] = field(default_factory=dict)
+    later: Sequence[Cell] = ()
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -57,6 +63,7 @@ class Driver:
             "role": self.role, "master": self.master, "conf": {**_SMALL, **self.conf},
             "report": str(report),
             "cells": [cell.plan() for cell in self.cells],
+            "later": [cell.plan() for cell in self.later],
         }  # fmt: skip
         path = self.folder / f"plan.{self.role}.json"
         path.write_text(json.dumps(plan))
@@ -87,6 +94,10 @@ class Driver:
         """Raises when the process ended without being killed."""
         if self.process is not None and self.process.poll() not in (None, 0):
             raise AssertionError(f"the driver {self.role} ended: {self._log.read_text()[-6000:]}")
+
+    def begin(self, cell: Cell) -> None:
+        """Tell one of `later`."""
+        write_whole(cell.folder / f"begin.{self.role}", "")
 
     def kill(self) -> None:
         """SIGKILL of both halves: Python and the JVM."""
