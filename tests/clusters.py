@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.producer.admin.admin import Admin
@@ -15,6 +17,9 @@ TRANSACTIONS = {
     "transactionOpBatchInterval": "100",
 }
 """Checks of half messages within seconds."""
+
+LAST_LINES = 50
+"""Of each log that a failure shows."""
 
 
 def two_brokers(**broker_config: str) -> Iterator[LocalCluster]:
@@ -43,3 +48,16 @@ def make_topic(cluster: LocalCluster, name: str, queues: int = 4) -> None:
     with Admin(timeout_s=30.0, nameServer=cluster.name_server) as admin:
         admin.create_topic(name, queues=queues)
     cluster.await_route(name)
+
+
+def kept_logs(cluster: LocalCluster, folder: Path) -> str:
+    """Copies the logs of all processes to `folder`; says where they are, and the last lines."""
+    texts = [f"copied to {folder}"]
+    for log in sorted(cluster.home.glob("*/*.log")):
+        name = f"{log.parent.name}/{log.name}"
+        copy = folder / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, copy)
+        lines = copy.read_text(errors="replace").splitlines()
+        texts.append("\n".join([f"--- {name}", *lines[-LAST_LINES:]]))
+    return "\n".join(texts)

@@ -7,12 +7,13 @@ CPU time (measured on the ledger's views: twice as much).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from hypothesis import HealthCheck, settings
 
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.cluster.jars import only_one
+from rocket_sink.errors import ClusterError
 from rocket_sink.net import log
-from tests.clusters import TRANSACTIONS, two_brokers
+from tests.clusters import TRANSACTIONS, kept_logs, two_brokers
 
 # The cores of a build machine are shared: no time limit per example, nor for making one.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -55,12 +57,11 @@ LONGEST = (
     "integration/test_lanes.py",
     "commands/test_hostile_text.py",
     "integration/test_backfill_kill.py",
-    "spark/test_backfill.py",
+    "spark/backfill/test_backfill.py",
     "integration/test_lanes_faults.py",
     "integration/test_pending_keys_kill.py",
     "cluster/test_cluster_live.py",
     "integration/test_accounts.py",
-    "integration/test_two_backfills.py",
     "ledger/test_fold.py",
     "ledger/test_making.py",
     "spark/test_transactional_epochs.py",
@@ -80,6 +81,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker("spark"):
         _fetch_packages()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Function, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a failure go the logs of its real clusters, which are removed at their end."""
+    report = yield
+    if report.failed and call.when != "teardown":
+        used = {id(one): one for one in item.funcargs.values() if isinstance(one, LocalCluster)}
+        for cluster in used.values():
+            with contextlib.suppress(ClusterError, OSError):
+                kept = item.funcargs["tmp_path_factory"].mktemp("logs")
+                report.sections.append((f"logs of {cluster}", kept_logs(cluster, kept)))
+    return report
 
 
 @functools.cache
