@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rocket_sink.cluster import LocalCluster
+from tests.clusters import make_topic
 from tests.run_command import Done, run_command
 from tests.spark.backfill.test_homes import home
 
@@ -36,7 +37,7 @@ def backfill(spark: Any, cluster: LocalCluster, ledger: Path, *more: str) -> Don
 
 
 def test_keys_wait_for_their_broker(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
-    cluster.create_topic(TOPIC, 4)
+    make_topic(cluster, TOPIC)
     lane = next(lane for lane in LANES if lane.name == "foreach_batch")
     source, ledger = tmp_path / "in", tmp_path / "ledger"
     options = {
