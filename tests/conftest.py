@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,9 @@ def pytest_runtest_makereport(
 @functools.cache
 def _fetch_packages() -> None:
     """Let one JVM fetch Delta: on a new machine several would write into Ivy's cache at once."""
+    delta = f".ivy2*/jars/io.delta_delta-spark_*-{version('delta-spark')}.jar"
+    if any(Path.home().glob(delta)):
+        return
     done = Path(tempfile.gettempdir(), f"rocket-sink-{os.environ['PYTEST_XDIST_TESTRUNUID']}")
     with only_one(done.with_suffix(".lock"), print):
         if not done.exists():
