@@ -3,8 +3,8 @@ cluster, long files first.
 
 The optimising compiler and whole-stage code generation pay off over millions of rows; over the few
 rows of a test they are most of its CPU time (measured on the ledger's views: twice as much). So do
-plans that adapt, several partitions and parallel collection of garbage (`ledger/test_fold.py`: 113 s
-of CPU with them, 81 s without).
+plans that adapt, partitions and parallel collection of garbage (`ledger/test_fold.py`: 113 s of CPU
+with them, 81 s without).
 """
 
 from __future__ import annotations
