@@ -29,12 +29,13 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
+from rocket_sink.ledger.append.appender import Append
+from rocket_sink.ledger.append.data_files import OverBatches
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import FOLDS, SPOOL, LedgerPath, resolve_path
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
 from rocket_sink.ledger.spool import (
     drop_empty_folders,
     is_whole,
@@ -49,9 +50,7 @@ from rocket_sink.ledger.table import (
     fold_tokens,
     is_classic,
     last_txn_version,
-    next_sequence,
     prove_executors,
-    proved,
     upgrade_table,
     written_rows,
 )
@@ -136,7 +135,6 @@ OnStep = Callable[[str], None]
 _File = tuple[int, str]
 """A spool file's number in its fold, and its path."""
 _Read = Callable[[_File, fs.FileSystem], Iterator[pa.RecordBatch]]
-_OverBatches = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _LOG: Final = log.logger(__name__)
 _FAULT_DDL: Final = "path STRING, damaged BOOLEAN, text STRING"
@@ -338,38 +336,30 @@ class _Folder:
     def _append(self, manifest: Manifest, app_id: str) -> None:
         paths = manifest.paths(self._place)
         torn = sum(not is_whole(path, self._fs) for path in paths)
-        sequence = next_sequence(self._spark, self._place)
-        frame, rows = self._frame(manifest, paths, sequence)
-        writer = proved(frame, self._place).write.format("delta").mode("append")
-        writer = writer.option("txnAppId", app_id)
-        writer = writer.option("txnVersion", manifest.number).option("userMetadata", manifest.token)
+        append = Append(self._spark, self._place, app_id, manifest.number, manifest.token)
+        read = partial(_read_file, append.sequence)
         self._check_lock()
         try:
-            writer.save(self._place.uri)
+            if manifest.bytes <= DRIVER_BYTES:
+                batches = [batch for file in enumerate(paths) for batch in read(file, self._fs)]
+                append.save_rows(batches)
+                rows = sum(batch.num_rows for batch in batches)
+            else:
+                files = append.save(append.made_by_tasks(*self._tasks(paths, read)))
+                rows = (
+                    written_rows(self._spark, self._place, manifest.token)
+                    if files is None
+                    else sum(file.rows for file in files)
+                )
         except Exception as error:
             raise LedgerError(
                 f"cannot append to the ledger {self._place.uri}: {first_line(error)}. The rows are "
                 "safe in its _spool; the next fold takes them",
                 path=self._place.uri,
             ) from error
-        if rows is None:
-            rows = written_rows(self._spark, self._place, manifest.token)
         self._add(torn_files=torn, rows=rows)
 
-    def _frame(
-        self, manifest: Manifest, paths: list[str], sequence: int
-    ) -> tuple[DataFrame, int | None]:
-        """The files' rows, in order, and, if known, their number."""
-        read_numbered = partial(_read_file, sequence)
-        if manifest.bytes <= DRIVER_BYTES:
-            files = enumerate(paths)
-            batches = [batch for file in files for batch in read_numbered(file, self._fs)]
-            table = pa.Table.from_batches(batches, LEDGER_SCHEMA)
-            return self._spark.createDataFrame(table).coalesce(1), table.num_rows
-        tasks, read = self._tasks(paths, read_numbered)
-        return tasks.mapInArrow(read, ledger_ddl()), None
-
-    def _tasks(self, paths: list[str], read: _Read) -> tuple[DataFrame, _OverBatches]:
+    def _tasks(self, paths: list[str], read: _Read) -> tuple[DataFrame, OverBatches]:
         """A frame of one row per task, and the function that reads the paths of each."""
         sizes = [info.size or 0 for info in self._fs.get_file_info(paths)]
         bins = _bins(list(enumerate(paths)), sizes)
@@ -447,7 +437,7 @@ def _fault_rows(file: _File, filesystem: fs.FileSystem) -> Iterator[pa.RecordBat
         yield pa.RecordBatch.from_pylist([{"path": file[1], **fault._asdict()}])
 
 
-def _reader(place: LedgerPath, bins: list[list[_File]], read_file: _Read) -> _OverBatches:
+def _reader(place: LedgerPath, bins: list[list[_File]], read_file: _Read) -> OverBatches:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filesystem = place.filesystem()
         for batch in batches:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import backfill_marks, views
+from rocket_sink.ledger.append.appender import Append
 from rocket_sink.ledger.fold import FoldSummary, fold
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.spool import quarantined, waiting_epochs
 from rocket_sink.ledger.table import (
     check_table,
@@ -20,13 +18,12 @@ from rocket_sink.ledger.table import (
     first_line,
     is_table,
     missing,
-    next_sequence,
-    proved,
     read_table,
     table_version,
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
@@ -115,10 +112,8 @@ class Ledger:
     def append(self, spark: SparkSession, *batches: pa.RecordBatch) -> None:
         """Append rows from a driver: resolutions by hand, exported letters."""
         ensure_table(spark, self._place)
-        sequence = next_sequence(spark, self._place)
-        table = pa.Table.from_batches(in_order(batches, sequence), LEDGER_SCHEMA)
-        frame = spark.createDataFrame(table).coalesce(1)
-        proved(frame, self._place).write.format("delta").mode("append").save(self._place.uri)
+        append = Append(spark, self._place)
+        append.save_rows(list(in_order(batches, append.sequence)))
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Every row of every kind, as stored."""

@@ -273,7 +273,7 @@ def in_order(
     """The rows with their place in the table's order.
 
     Args:
-        sequence: of their append (`table.next_sequence`).
+        sequence: of their append (`appender.Append`).
         file: number of their spool file in the fold. Rows of one that has more than 262,144 share
             the last place in it.
     """
@@ -282,7 +282,16 @@ def in_order(
         rows = np.minimum(np.arange(row, row + batch.num_rows), _FILE_ROWS - 1)
         numbers = pa.array(rows + (sequence + file * _FILE_ROWS), pa.int64())
         row += batch.num_rows
-        yield batch.set_column(_SEQUENCE, LEDGER_SCHEMA.field(_SEQUENCE), numbers)
+        yield _with_sequence(batch, numbers)
+
+
+def placed(batch: pa.RecordBatch, sequence: int) -> pa.RecordBatch:
+    """The rows with one place in the table's order."""
+    return _with_sequence(batch, pa.repeat(pa.scalar(sequence, pa.int64()), batch.num_rows))
+
+
+def _with_sequence(batch: pa.RecordBatch, numbers: pa.Array) -> pa.RecordBatch:
+    return batch.set_column(_SEQUENCE, LEDGER_SCHEMA.field(_SEQUENCE), numbers)
 
 
 def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:

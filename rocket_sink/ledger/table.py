@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.errors import CheckpointError, LedgerError
+from rocket_sink.ledger.append.delta_rs import open_table
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import worker_name
@@ -41,11 +42,10 @@ from rocket_sink.ledger.schema import (
     SCHEMA_VERSION,
     STATS_COLUMNS,
     VERSION_PROPERTY,
-    ledger_ddl,
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from deltalake import DeltaTable as RustTable
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -77,8 +77,18 @@ class _Identity(NamedTuple):
     version: str | None
 
 
+def open_direct(spark: SparkSession, place: LedgerPath) -> RustTable | None:
+    """The table where delta-rs may read and append to it; None: Spark's Delta does.
+
+    A client of Spark Connect may be on another host than the driver.
+    """
+    return open_table(place) if is_classic(spark) else None
+
+
 def is_table(spark: SparkSession, place: LedgerPath) -> bool:
     """True when a Delta table is there, of whatever schema."""
+    if open_direct(spark, place) is not None:
+        return True
     with _log_errors(place):
         return bool(_delta_table().isDeltaTable(spark, place.uri))
 
@@ -177,6 +187,10 @@ def last_txn_version(spark: SparkSession, ledger_path: str | LedgerPath, app_id:
         LedgerError: not a classic session, or Delta is not on its class path.
     """
     place = ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
+    table = open_direct(spark, place)
+    if table is not None:
+        found: int | None = table.transaction_version(app_id)
+        return found
     if not is_table(spark, place):
         return None
     with _log_errors(place):
@@ -186,14 +200,12 @@ def last_txn_version(spark: SparkSession, ledger_path: str | LedgerPath, app_id:
 
 def table_version(spark: SparkSession, place: LedgerPath) -> int:
     """Delta's newest version of the table."""
+    table = open_direct(spark, place)
+    if table is not None:
+        return int(table.version())
     if is_classic(spark):
         return int(_snapshot(spark, place).version())
     return int(_delta_table().forPath(spark, place.uri).history(1).head()["version"])
-
-
-def next_sequence(spark: SparkSession, place: LedgerPath) -> int:
-    """The `sequence` of rows that are appended to what is in the table now."""
-    return (table_version(spark, place) + 1) << 32
 
 
 def fold_tokens(spark: SparkSession, place: LedgerPath) -> set[str]:
@@ -330,6 +342,10 @@ def _spark_schema() -> StructType:
 
 
 def _identity(spark: SparkSession, place: LedgerPath) -> _Identity:
+    table = open_direct(spark, place)
+    if table is not None:
+        found = table.metadata()
+        return _Identity(str(found.id), found.configuration.get(VERSION_PROPERTY))
     if not is_table(spark, place):
         raise missing(place)
     with _log_errors(place):
@@ -399,6 +415,12 @@ def first_line(error: BaseException) -> str:
         java = getattr(error, "java_exception", None)
         text = text if java is None else str(java.toString())
     return (text.strip() or type(error).__name__).splitlines()[0]
+
+
+def said_by_task(error: BaseException, place: LedgerPath) -> LedgerError | None:
+    """The `LedgerError` that failed a task of Spark's; None: another error did."""
+    name, _, text = first_line(error).partition(": ")
+    return LedgerError(text, path=place.uri) if name == LedgerError.__name__ else None
 
 
 _FOLDER: Final = "_tokens"
@@ -496,21 +518,15 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
         ) from error
 
 
-def proved(frame: DataFrame, place: LedgerPath) -> DataFrame:
-    """Ledger rows whose tasks look for the driver's ledger before they write them there.
+def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | None:
+    """For tasks on executors that write data files; None: there are none, or they share a store.
 
-    Spark's tasks write data files: on disks of their own these would be lost to the table, which
-    names them, and a fold deletes what it has appended.
+    On disks of their own the files would be lost to the table, which names them, and a fold deletes
+    what it has appended.
     """
-    if not place.is_local or not _has_executors(frame.sparkSession):
-        return frame
-    token = ledger_token(place, spools=False)
-
-    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        token.check()
-        yield from batches
-
-    return frame.mapInArrow(look, ledger_ddl())
+    if not place.is_local or not _has_executors(spark):
+        return None
+    return ledger_token(place, spools=False)
 
 
 def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
@@ -522,21 +538,21 @@ def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
     Raises:
         LedgerError: an executor has another folder, or cannot write; says what to change.
     """
-    if not place.is_local or not _has_executors(spark):
+    token = executors_token(spark, place)
+    if token is None:
         return
     context = spark.sparkContext
     key = (str(context.applicationId), place)
     if key in _proved:
         return
-    token = ledger_token(place, spools=False)
     tasks = max(2, context.defaultParallelism)
     try:
         context.parallelize(range(tasks), tasks).foreachPartition(lambda _: token.check())
     except Exception as error:
-        name, _, text = first_line(error).partition(": ")
-        if name != LedgerError.__name__:
+        said = said_by_task(error, place)
+        if said is None:
             raise
-        raise LedgerError(text, path=place.uri) from error
+        raise said from error
     _proved.add(key)
 
 

@@ -1,8 +1,8 @@
-"""The foreachBatch lane and batch writes: `mapInArrow(send)` *is* the one Delta append.
+"""The foreachBatch lane and batch writes: the sends are the one append to the ledger.
 
-The rows that Delta writes are the results of the sends, so there is exactly one action, and a
-replayed epoch that the ledger already holds (`txnAppId`, `txnVersion`) runs no part of the plan: it
-sends nothing. Delta's test is "not newer", so the app id holds the query id, and a start whose
+The rows that are appended are the results of the sends, so there is exactly one action, and a
+replayed epoch that the ledger already holds (its transaction, `txn`) runs no part of the plan: it
+sends nothing. The test is "not newer", so the app id holds the query id, and a start whose
 ledger is ahead of its checkpoint is refused (`ledger.table.check_not_ahead`).
 """
 
@@ -14,18 +14,21 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.errors import ConfigurationError, LedgerError
+import pyarrow.parquet as pq
+
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.append.appender import Append
+from rocket_sink.ledger.append.data_files import DataFile
 from rocket_sink.ledger.epoch_starts import begin_epoch, begin_write, claim_app_id, end_write
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.pending_keys import release, withdraw
-from rocket_sink.ledger.schema import SEQUENCE, ledger_ddl
+from rocket_sink.ledger.records import placed
+from rocket_sink.ledger.schema import EPOCH, ledger_ddl
 from rocket_sink.ledger.table import (
     LedgerToken,
     check_not_ahead,
     ensure_table,
-    first_line,
     last_txn_version,
-    next_sequence,
     prove_executors,
     txn_app_id,
 )
@@ -67,12 +70,15 @@ class Send:
     Args:
         again: the epoch was begun before, and what it sent then is not in the ledger.
         token: proves that tasks have the driver's ledger; None where Spark alone writes to it.
+        sequence: the rows' place in the table's order: of one append they share it.
     """
 
     def __init__(
         self, options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str,
         check_group: str = "", *, again: bool = False, token: LedgerToken | None = None,
+        sequence: int | None = None,
     ) -> None:  # fmt: skip
+        self._sequence = sequence
         self._options = options
         self._plan = plan
         self._lane = lane
@@ -97,17 +103,22 @@ class Send:
         try:
             for batch in batches:
                 run.feed(batch, self._plan)
-                yield from _taken(rows)
+                yield from self._taken(rows)
             run.finish()
         except BaseException:
             # GeneratorExit too: a killed task must not leave requests in a reused engine.
             run.abort()
             raise
-        yield from rows
+        yield from self._taken(rows)
+
+    def _taken(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        taken, rows[:] = list(rows), []
+        for batch in taken:
+            yield batch if self._sequence is None else placed(batch, self._sequence)
 
 
 class BatchWriter:
-    """Runs sends as Delta appends, on the driver."""
+    """Runs sends as appends to the ledger, on the driver."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -141,18 +152,19 @@ class BatchWriter:
                 release(session, place)
             group = transactions.group if transactions is not None else ""
             again = not place.problem and begin_epoch(place, query, epoch)
+            append = Append(session, place, txn_app_id(query), epoch)
             results = self._results(
-                df, "foreach_batch", epoch, query, run, group, again=again, token=token
+                df, "foreach_batch", epoch, query, run, group, append, again=again, token=token
             )
-            _append(_in_order(session, results, place), place.uri, txn_app_id(query), epoch)
+            files = _append(results, append)
             if transactions is not None:
                 transactions.end(query, epoch)
             if has_budget(self._options):
-                table = session.read.format("delta").load(place.uri)
-                ours = (table.query_id == query) & (table.run_id == run) & (table.epoch == epoch)
-                check_budget(self._options, _counts(table.where(ours)), epoch)
+                counts = _counts(_accounts(session, place, files, query, run, epoch))
+                check_budget(self._options, counts, epoch)
         else:
-            counts = _counts(self._results(df, "foreach_batch", epoch, query, run))
+            results = self._results(df, "foreach_batch", epoch, query, run)
+            counts = _counts(_accounts_of(results))
             check_budget(self._options, counts, epoch)
 
     def write(self, df: DataFrame) -> WriteSummary:
@@ -174,10 +186,13 @@ class BatchWriter:
         transactions = self._transactions(session)
         group = transactions.group if transactions is not None else ""
         again = self._begin_write()
-        results = self._results(df, "batch", 0, query, run, group, again=again, token=token)
         if self._options.ledger:
             try:
-                _append(_in_order(session, results, place), place.uri, txn_app_id(query), 0)
+                append = Append(session, place, txn_app_id(query), 0)
+                results = self._results(
+                    df, "batch", 0, query, run, group, append, again=again, token=token
+                )
+                files = _append(results, append)
             except BaseException:
                 self._withdraw(session, place, query)
                 raise
@@ -185,10 +200,9 @@ class BatchWriter:
                 end_write(place, self._options.app_id)
             if transactions is not None:
                 transactions.end(query, 0)
-            # Not the frame of results again: a second action on it would send again.
-            table = session.read.format("delta").load(place.uri)
-            results = table.where((table.kind == "epoch") & (table.run_id == run))
-        counts = _counts(results)
+            counts = _counts(_accounts(session, place, files, query, run, 0))
+        else:
+            counts = _counts(_accounts_of(self._results(df, "batch", 0, query, run)))
         check_budget(self._options, counts, 0)
         return WriteSummary.of(
             counts, query_id=query, ledger=self._options.ledger,
@@ -196,24 +210,18 @@ class BatchWriter:
         )  # fmt: skip
 
     def _results(
-        self,
-        df: DataFrame,
-        lane: str,
-        epoch: int,
-        query: str,
-        run: str,
-        group: str = "",
-        *,
-        again: bool = False,
-        token: LedgerToken | None = None,
-    ) -> DataFrame:
+        self, df: DataFrame, lane: str, epoch: int, query: str, run: str, group: str = "",
+        append: Append | None = None, *, again: bool = False, token: LedgerToken | None = None,
+    ) -> DataFrame:  # fmt: skip
         session = df.sparkSession
         check_session(self._options, session)
         needed, plan = select_needed(df, plan_of(df, self._options))
         send = Send(
             with_task_rate(self._options, session), plan, lane, epoch, query, run, group,
-            again=again, token=token,
+            again=again, token=token, sequence=append.sequence if append is not None else None,
         )  # fmt: skip
+        if append is not None:
+            return append.made_by_tasks(needed, send.__call__)
         results: DataFrame = needed.mapInArrow(send.__call__, ledger_ddl())
         return results
 
@@ -276,35 +284,36 @@ class BatchWriter:
         return query, streaming_run(context.getLocalProperty) or query
 
 
-def _in_order(session: SparkSession, results: DataFrame, place: LedgerPath) -> DataFrame:
-    """The rows with their place in the table's order: of one append they share it."""
-    from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
-
-    return results.withColumn(SEQUENCE, F.lit(next_sequence(session, place)).cast("bigint"))
+def _append(results: DataFrame, append: Append) -> list[DataFile] | None:
+    """The one action: the tasks send, and the driver commits."""
+    return append.save(results)
 
 
-def _append(results: DataFrame, uri: str, app_id: str, version: int) -> None:
-    # Options of this write only: the session settings of that name leak into later writes.
-    writer = results.write.format("delta").mode("append")
-    writer = writer.option("txnAppId", app_id).option("txnVersion", str(version))
-    try:
-        writer.save(uri)
-    except Exception as error:
-        name, _, text = first_line(error).partition(": ")
-        if name != LedgerError.__name__:
-            raise
-        raise LedgerError(text, path=uri) from error  # Spark's own says nothing of the reason
+def _accounts(
+    session: SparkSession, place: LedgerPath, files: list[DataFile] | None, query: str, run: str,
+    epoch: int,
+) -> list[Any]:  # fmt: skip
+    """What an append's tasks have counted.
+
+    Not from the frame of results: a second action on it would send again.
+    """
+    if files is not None:
+        paths = [f"{place.root}/{file.path}" for file in files if file.kind == EPOCH]
+        columns = ["first_error", *COUNTS]
+        return [row for path in paths for row in pq.read_table(path, columns=columns).to_pylist()]
+    table = session.read.format("delta").load(place.uri)
+    ours = (table.query_id == query) & (table.run_id == run) & (table.epoch == epoch)
+    return _accounts_of(table.where(ours))
 
 
-def _counts(results: DataFrame) -> dict[str, Any]:
-    """The tasks' accounts summed up; one action on `results`."""
-    rows = results.where("kind = 'epoch'").select("first_error", *COUNTS).collect()
-    totals: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in COUNTS}
-    totals["first_error"] = next((row.first_error for row in rows if row.first_error), "")
-    totals["tasks"] = len(rows)
+def _accounts_of(rows: DataFrame) -> list[Any]:
+    return rows.where(f"kind = '{EPOCH}'").select("first_error", *COUNTS).collect()
+
+
+def _counts(accounts: list[Any]) -> dict[str, Any]:
+    """The tasks' accounts summed up."""
+    totals: dict[str, Any] = {name: sum(row[name] or 0 for row in accounts) for name in COUNTS}
+    errors = (row["first_error"] for row in accounts)
+    totals["first_error"] = next((error for error in errors if error), "")
+    totals["tasks"] = len(accounts)
     return totals
-
-
-def _taken(rows: list[Any]) -> Iterator[Any]:
-    taken, rows[:] = list(rows), []
-    yield from taken

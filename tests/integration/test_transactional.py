@@ -127,7 +127,7 @@ def _killed(
             sink.write_batch(_rows(spark, epoch), epoch)
 
 
-def _run_without_append(results: Any, uri: str, app_id: str, version: int) -> None:
+def _run_without_append(results: Any, append: Any) -> None:
     results.collect()
     raise Killed
 

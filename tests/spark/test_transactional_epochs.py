@@ -102,7 +102,7 @@ def die(*given: Any, **more: Any) -> Any:
     raise Killed
 
 
-def run_without_append(results: Any, uri: str, app_id: str, version: int) -> None:
+def run_without_append(results: Any, append: Any) -> None:
     """All tasks run, and the driver dies before Delta commits."""
     results.collect()
     raise Killed

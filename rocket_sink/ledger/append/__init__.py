@@ -1,0 +1,1 @@
+"""Appends to the ledger's table, by delta-rs or by Spark's Delta."""

@@ -1,0 +1,125 @@
+"""One append to the table: by delta-rs where it may, by Spark's Delta elsewhere.
+
+By delta-rs the rows become data files where they are made, by tasks or the driver, and the driver
+commits the files. By Spark's Delta the rows are what it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from rocket_sink.ledger.append.data_files import (
+    FILES_DDL,
+    DataFile,
+    OverBatches,
+    told_files,
+    write_data_files,
+    writing_files,
+)
+from rocket_sink.ledger.append.delta_rs import commit
+from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
+from rocket_sink.ledger.table import (
+    LedgerToken,
+    executors_token,
+    open_direct,
+    said_by_task,
+    table_version,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Append:
+    """Begun before its rows are made; for one thread, and one call of `save` or `save_rows`.
+
+    Args:
+        app_id, version: the transaction, which the table takes once; empty: none.
+        token: named beside the commit where Spark's Delta makes it.
+
+    Attributes:
+        sequence: of its rows.
+    """
+
+    def __init__(
+        self, spark: SparkSession, place: LedgerPath, app_id: str = "", version: int = 0,
+        token: str = "",
+    ) -> None:  # fmt: skip
+        self._spark = spark
+        self.place = place
+        self._app_id = app_id
+        self._version = version
+        self._token = token
+        self._table = table = open_direct(spark, place)
+        last = table.transaction_version(app_id) if table is not None and app_id else None
+        self._is_held = last is not None and last >= version
+        seen = table_version(spark, place) if table is None else table.version()
+        self.sequence = (seen + 1) << 32
+
+    def made_by_tasks(self, frame: DataFrame, make: OverBatches) -> DataFrame:
+        """For `save`: its one action makes the ledger rows, by `mapInArrow(make)`."""
+        token = executors_token(self._spark, self.place)
+        if token is not None:
+            make = partial(_proved, token, make)
+        if self._table is None:
+            return frame.mapInArrow(make, ledger_ddl())
+        return frame.mapInArrow(writing_files(self.place.root, make), FILES_DDL)
+
+    def save(self, made: DataFrame) -> list[DataFile] | None:
+        """Run the tasks and commit; nothing where the table holds the transaction.
+
+        Returns the files, None where Spark's Delta has committed.
+
+        Raises:
+            LedgerError: a task has it, or the commit has failed.
+        """
+        try:
+            if self._table is None:
+                self._save_by_spark(made)
+                return None
+            if self._is_held:
+                return []
+            files = told_files(made.collect())
+        except Exception as error:
+            said = said_by_task(error, self.place)
+            if said is None:
+                raise
+            raise said from error  # Spark's own says nothing of the reason
+        commit(self.place, self._table, files, self._app_id, self._version)
+        return files
+
+    def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Append rows of the driver."""
+        if self._table is not None:
+            files = write_data_files(self.place.root, batches)
+            commit(self.place, self._table, files, self._app_id, self._version)
+            return
+        rows = pa.Table.from_batches(batches, LEDGER_SCHEMA)
+        frame = self._spark.createDataFrame(rows).coalesce(1)
+        token = executors_token(self._spark, self.place)
+        if token is not None:
+            frame = frame.mapInArrow(partial(_proved, token, iter), ledger_ddl())
+        self._save_by_spark(frame)
+
+    def _save_by_spark(self, rows: DataFrame) -> None:
+        # Options of this write only: the session settings of that name leak into later writes.
+        writer = rows.write.format("delta").mode("append")
+        if self._app_id:
+            writer = writer.option("txnAppId", self._app_id)
+            writer = writer.option("txnVersion", str(self._version))
+        if self._token:
+            writer = writer.option("userMetadata", self._token)
+        writer.save(self.place.uri)
+
+
+def _proved(
+    token: LedgerToken, make: OverBatches, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Spark's tasks may be on other hosts: what they write to disks of their own is lost."""
+    token.check()
+    yield from make(batches)

@@ -1,0 +1,165 @@
+"""Parquet files of the table, written by tasks or by the driver; a commit takes them in.
+
+One file per kind, with the statistics that Delta's readers skip files by. A file that is in no
+commit is in no version of the table; `vacuum` removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
+
+FILES_DDL: Final = "files STRING"
+"""What tasks tell the driver of the files that they have written."""
+OverBatches = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""A function for `mapInArrow`."""
+
+_KIND: Final = LEDGER_SCHEMA.get_field_index("kind")
+_SCHEMA: Final = LEDGER_SCHEMA.remove(_KIND)
+"""A partition column's values are in the commit, not in the files."""
+_GROUP_BYTES: Final = 16 * 1024 * 1024
+"""Rows of so many bytes make a row group."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file that is whole; `path` is below the table's folder, `stats` is Delta's JSON."""
+
+    path: str
+    kind: str
+    rows: int
+    size: int
+    modified_ms: int
+    stats: str
+
+
+class DataFileWriter:
+    """Writes ledger rows as files of the table at `root`, a local folder."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._files: dict[str, _KindFile] = {}
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        kinds = pc.unique(batch.column(_KIND)).to_pylist()
+        for kind in kinds:
+            rows = batch if len(kinds) == 1 else batch.filter(pc.equal(batch.column(_KIND), kind))
+            if kind not in self._files:
+                self._files[kind] = _KindFile(self._root, kind)
+            self._files[kind].write(rows)
+
+    def close(self) -> list[DataFile]:
+        return [file.close() for file in self._files.values()]
+
+    def abort(self) -> None:
+        """Remove what is written; never raises."""
+        for file in self._files.values():
+            file.abort()
+
+
+def write_data_files(root: str, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
+    """The rows as files, or no file after an error."""
+    writer = DataFileWriter(root)
+    try:
+        for batch in batches:
+            writer.write(batch)
+        return writer.close()
+    except BaseException:
+        # GeneratorExit too, of a killed task.
+        writer.abort()
+        raise
+
+
+def writing_files(root: str, make: OverBatches) -> OverBatches:
+    """For `mapInArrow`: writes the ledger rows that `make` makes, and yields `FILES_DDL`."""
+    return partial(_write_and_tell, root, make)
+
+
+def _write_and_tell(
+    root: str, make: OverBatches, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    files = write_data_files(root, make(batches))
+    if files:
+        yield pa.RecordBatch.from_pydict({"files": [json.dumps([asdict(one) for one in files])]})
+
+
+def told_files(rows: Iterable[Any]) -> list[DataFile]:
+    """The files of collected `FILES_DDL`."""
+    return [DataFile(**one) for row in rows for one in json.loads(row.files)]
+
+
+class _KindFile:
+    def __init__(self, root: str, kind: str) -> None:
+        self._kind = kind
+        self._name = f"kind={kind}/part-{uuid.uuid4()}.snappy.parquet"
+        self._path = Path(root, self._name)
+        self._path.parent.mkdir(exist_ok=True)
+        self._metadata: list[pq.FileMetaData] = []
+        self._writer = pq.ParquetWriter(
+            str(self._path), _SCHEMA, store_schema=False, metadata_collector=self._metadata
+        )
+        self._waiting: list[pa.RecordBatch] = []
+        self._bytes = 0
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._waiting.append(rows)
+        self._bytes += rows.nbytes
+        if self._bytes >= _GROUP_BYTES:
+            self._flush()
+
+    def close(self) -> DataFile:
+        self._flush()
+        self._writer.close()
+        metadata = self._metadata[0]
+        return DataFile(
+            self._name, self._kind, metadata.num_rows, self._path.stat().st_size,
+            time.time_ns() // 1_000_000, json.dumps(_stats(metadata)),
+        )  # fmt: skip
+
+    def abort(self) -> None:
+        with contextlib.suppress(Exception):
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+    def _flush(self) -> None:
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if waiting:
+            table = pa.Table.from_batches(waiting, LEDGER_SCHEMA).remove_column(_KIND)
+            self._writer.write_table(table, row_group_size=table.num_rows)
+
+
+def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
+    """Delta's statistics, from those of the row groups."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    places = {groups[0].column(n).path_in_schema: n for n in range(groups[0].num_columns)}
+    least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
+    for name in STATS_COLUMNS:
+        found = [group.column(places[name]).statistics for group in groups]
+        nulls[name] = sum(one.null_count for one in found)
+        # Without bounds are columns of nulls, and groups whose texts are too long for them.
+        bounded = [one for one in found if one.num_values]
+        if bounded and all(one.has_min_max for one in bounded):
+            least[name] = _in_json(min(one.min for one in bounded))
+            most[name] = _in_json(max(one.max for one in bounded))
+    return {
+        "numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls,
+    }  # fmt: skip
+
+
+def _in_json(value: Any) -> Any:
+    """Times in UTC to the microsecond, as the column has them."""
+    return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if hasattr(value, "strftime") else value

@@ -1,0 +1,124 @@
+"""The table as delta-rs opens it and commits to it: some milliseconds, and no Spark job.
+
+Only for plain tables in local folders, seen from the driver. Elsewhere Spark's Delta knows what
+else a commit must keep to: a table's further features, and who else writes to a store and how.
+
+delta-rs makes a commit's file by a link, which fails when the version is there; then it looks at
+what came first, and tries the next version when nothing of that is in its way. Spark's Delta looks
+and renames, in a local folder: the two must not be further apart than that, so what commits often
+commits here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append.data_files import DataFile
+from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.net import log
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_LOG: Final = log.logger(__name__)
+_TRIES: Final = 10
+"""Of delta-rs's own 15 each."""
+_CHECKPOINT_COMMITS: Final = 10
+"""Spark's default: its readers read each commit since the last checkpoint."""
+_KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
+
+
+def open_table(place: LedgerPath) -> DeltaTable | None:
+    """The newest version; None where Spark's Delta is to be asked, which says what is wrong."""
+    if not place.is_local or not Path(place.root, "_delta_log").is_dir():
+        return None
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        table = DeltaTable(place.root)
+    except DeltaError:
+        return None
+    protocol = table.protocol()
+    is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
+    is_known = {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
+    return table if is_plain and is_known else None
+
+
+def commit(
+    place: LedgerPath, table: DeltaTable, files: Sequence[DataFile], app_id: str, version: int
+) -> None:
+    """Append the files, as the transaction `version` of `app_id` (empty: as none).
+
+    Args:
+        table: a version in which the transaction is not.
+
+    Raises:
+        LedgerError: another process has committed it since, or the commit failed: no row is in.
+    """
+    from deltalake import CommitProperties, PostCommitHookProperties, Transaction
+    from deltalake.exceptions import CommitFailedError, DeltaError
+    from deltalake.transaction import AddAction
+
+    now_ms = time.time_ns() // 1_000_000
+    actions: list[Any] = [
+        AddAction(one.path, one.size, {"kind": one.kind}, one.modified_ms, True, one.stats)
+        for one in files
+    ]
+    ours = [Transaction(app_id, version, now_ms)] if app_id else None
+    ledger_id, tries = table.metadata().id, 0
+    while True:
+        tries += 1
+        try:
+            table.create_write_transaction(
+                actions, "append", table.schema(), ["kind"],
+                commit_properties=CommitProperties(app_transactions=ours),
+                # An error of these would look as if the commit had failed.
+                post_commithook_properties=PostCommitHookProperties(False, False),
+            )  # fmt: skip
+            break
+        except (DeltaError, OSError) as error:
+            newer = open_table(place)
+            if newer is None or newer.metadata().id != ledger_id or tries == _TRIES:
+                raise _failed(place, str(error)) from error
+            last = newer.transaction_version(app_id) if app_id else None
+            if last is not None and last >= version:
+                raise _failed(place, f"another process has committed {app_id} {last}") from error
+            if not isinstance(error, CommitFailedError):
+                raise _failed(place, str(error)) from error
+            table = newer
+    _checkpoint(place, table)
+
+
+def _failed(place: LedgerPath, reason: str) -> LedgerError:
+    reason = reason.strip().splitlines()[0]
+    return LedgerError(f"cannot commit to the ledger {place.uri}: {reason}", path=place.uri)
+
+
+def _checkpoint(place: LedgerPath, table: DeltaTable) -> None:
+    """Sum up the log when many commits follow the last checkpoint; what fails is tried again."""
+    log_folder = Path(place.root, "_delta_log")
+    try:
+        if table.version() + 1 - _last_checkpoint(log_folder) < _CHECKPOINT_COMMITS:
+            return
+        table.update_incremental()
+        # Hadoop's checksum of the one that Spark wrote: of ours there is none, and Spark would
+        # hold it to be damaged.
+        (log_folder / "._last_checkpoint.crc").unlink(missing_ok=True)
+        table.create_checkpoint()
+        table.cleanup_metadata()
+    except Exception as error:
+        _LOG.warning("no checkpoint of the ledger %s: %s", place.uri, error)
+
+
+def _last_checkpoint(log_folder: Path) -> int:
+    try:
+        note: dict[str, Any] = json.loads((log_folder / "_last_checkpoint").read_text())
+        return int(note["version"])
+    except FileNotFoundError:
+        return 0
