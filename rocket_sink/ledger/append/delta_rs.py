@@ -11,7 +11,9 @@ commits here.
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,12 +32,16 @@ _TRIES: Final = 10
 """Of delta-rs's own 15 each."""
 _CHECKPOINT_COMMITS: Final = 10
 """Spark's default: its readers read each commit since the last checkpoint."""
+_ESCAPED: Final = frozenset("%#?")
+"""In a path, delta-rs may take them for another folder's name, or for the end of it."""
 _KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
 
 
 def open_table(place: LedgerPath) -> DeltaTable | None:
     """The newest version; None where Spark's Delta is to be asked, which says what is wrong."""
-    if not place.is_local or not Path(place.root, "_delta_log").is_dir():
+    if not place.is_local or _ESCAPED.intersection(place.root):
+        return None
+    if not Path(place.root, "_delta_log").is_dir() or not _keeps_transactions():
         return None
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
@@ -93,6 +99,23 @@ def commit(
                 raise _failed(place, str(error)) from error
             table = newer
     _checkpoint(place, table)
+
+
+@functools.lru_cache(maxsize=1)
+def _keeps_transactions() -> bool:
+    """False of a delta-rs before 1.6, which commits files without the transaction they are given.
+
+    A package manager may leave one that another package wants.
+    """
+    given = os.environ.get("RUST_LOG")
+    # Read at the import. Its warnings are of commits that came first, which is no fault.
+    os.environ["RUST_LOG"] = given or "error"
+    try:
+        from deltalake import __version__
+    finally:
+        if given is None:
+            del os.environ["RUST_LOG"]
+    return tuple(map(int, __version__.split(".")[:2])) >= (1, 6)
 
 
 def _failed(place: LedgerPath, reason: str) -> LedgerError:
