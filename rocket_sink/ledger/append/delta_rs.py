@@ -4,9 +4,9 @@ Only for plain tables in local folders, seen from the driver. Elsewhere Spark's 
 else a commit must keep to: a table's further features, and who else writes to a store and how.
 
 delta-rs makes a commit's file by a link, which fails when the version is there; then it looks at
-what came first, and tries the next version when nothing of that is in its way. Spark's Delta looks
-and renames, in a local folder: the two must not be further apart than that, so what commits often
-commits here.
+what came first, and tries the next version when nothing of that is in its way. Spark's Delta, in a
+local folder, looks and then renames, within microseconds, and is alone only in its own JVM: so what
+rocket-sink does to such a table while queries run, it does here.
 """
 
 from __future__ import annotations

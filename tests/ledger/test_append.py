@@ -1,0 +1,304 @@
+"""Appends by delta-rs and by Spark's Delta to one table: nothing lost, nothing twice.
+
+The judge of what is in the table is Spark, or delta-rs's own reader.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from rocket_sink import Ledger
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append import data_files, delta_rs
+from rocket_sink.ledger.append.appender import Append
+from rocket_sink.ledger.append.data_files import DataFile, DataFileWriter, write_data_files
+from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
+from rocket_sink.ledger.table import last_txn_version
+
+from .values import accounts, confirmed, context, letter, sends
+
+pytestmark = pytest.mark.spark
+ROWS = 3
+
+
+@pytest.fixture(scope="module")
+def new(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table that Spark has made; tests copy it."""
+    folder = tmp_path_factory.mktemp("new") / "ledger"
+    Ledger(folder).create(spark)
+    return folder
+
+
+@pytest.fixture
+def place(new: Path, tmp_path: Path) -> LedgerPath:
+    shutil.copytree(new, tmp_path / "the ledger, ü")
+    return resolve_path(tmp_path / "the ledger, ü")
+
+
+def by_delta_rs(spark: Any, place: LedgerPath, query: str, version: int) -> None:
+    append = Append(spark, place, query, version)
+    append.save_rows([sends(context(query_id=query, epoch=version), ROWS)])
+
+
+def by_spark(spark: Any, place: LedgerPath, query: str, version: int) -> None:
+    rows = pa.Table.from_batches([sends(context(query_id=query, epoch=version), ROWS)])
+    writer = spark.createDataFrame(rows).coalesce(1).write.format("delta").mode("append")
+    writer = writer.option("txnAppId", query).option("txnVersion", version)
+    writer.save(place.uri)
+
+
+def rows_in(spark: Any, place: LedgerPath) -> dict[tuple[str, int], int]:
+    rows = spark.read.format("delta").load(place.uri).groupBy("query_id", "epoch").count()
+    return {(row[0], row[1]): row[2] for row in rows.collect()}
+
+
+def forget_logs(spark: Any) -> None:
+    """What a session that starts now does not know."""
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+
+def commits(place: LedgerPath, query: str) -> int:
+    """Commits of the log that name the transaction, whatever was made of the log since."""
+    logs = Path(place.root, "_delta_log").glob("*.json")
+    return sum(f'"appId":"{query}"' in log.read_text() for log in logs)
+
+
+def test_a_table_of_sparks_is_appended_to_by_both(spark: Any, place: LedgerPath) -> None:
+    """Past checkpoints of both, in a session that knows the log and one that does not."""
+    wanted = {}
+    for version in range(24):
+        # Spark makes the first checkpoint and its checksum, delta-rs those that follow.
+        write = by_spark if version < 11 or version % 7 == 0 else by_delta_rs
+        write(spark, place, "both", version)
+        wanted["both", version] = ROWS
+    log = Path(place.root, "_delta_log")
+    assert json.loads((log / "_last_checkpoint").read_text())["version"] > 11
+    assert commits(place, "both") == 24
+    assert rows_in(spark, place) == wanted
+    forget_logs(spark)
+    assert rows_in(spark, place) == wanted
+    # One whose checksum is another one's would cost each new session seconds.
+    assert not (log / "._last_checkpoint.crc").exists()
+    assert last_txn_version(spark, place, "both") == 23
+    snapshot = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(
+        spark._jsparkSession, place.uri
+    )._2()
+    assert snapshot.transactions().get("both").get() == 23
+    by_spark(spark, place, "both", 23)  # Spark knows what delta-rs has committed
+    assert rows_in(spark, place) == wanted
+
+
+@pytest.mark.parametrize("by", ["spark", "ledger"])
+def test_optimize_and_vacuum(spark: Any, place: LedgerPath, by: str) -> None:
+    ledger = Ledger(place.root)
+    for version in range(4):
+        (by_delta_rs if version % 2 else by_spark)(spark, place, "q", version)
+    wanted = {("q", version): ROWS for version in range(4)}
+    begun = Append(spark, place, "begun", 0)  # before the files are others
+    if by == "spark":
+        spark.sql(f"OPTIMIZE delta.`{place.uri}`")
+    else:
+        assert ledger.optimize(spark)["files_removed"] == 4
+    assert len(DeltaTable(place.root).file_uris()) == 1
+    begun.save_rows([sends(context(query_id="begun"), ROWS)])
+    name = "spark.databricks.delta.retentionDurationCheck.enabled"
+    spark.conf.set(name, "false")
+    try:
+        ledger.vacuum(spark, 0)
+    finally:
+        spark.conf.unset(name)
+    by_delta_rs(spark, place, "q", 4)
+    wanted |= {("begun", 0): ROWS, ("q", 4): ROWS}
+    assert rows_in(spark, place) == wanted
+    quick = open_quick(place.root)
+    assert quick is not None
+    found = quick.query("SELECT query_id, epoch, count(*) AS n FROM sends GROUP BY ALL")
+    assert {(r["query_id"], r["epoch"]): r["n"] for r in found.to_pylist()} == wanted
+
+
+def test_a_transaction_is_taken_once(spark: Any, place: LedgerPath) -> None:
+    """Two drivers are at one epoch; both have seen that it is not there."""
+    first, second = (Append(spark, place, "twice", 0) for _ in range(2))
+    first.save_rows([sends(context(query_id="twice"), ROWS)])
+    with pytest.raises(LedgerError, match="another process has committed twice 0"):
+        second.save_rows([sends(context(query_id="twice"), ROWS)])
+    assert rows_in(spark, place) == {("twice", 0): ROWS}
+
+    def never(batches: Iterator[Any]) -> Iterator[Any]:
+        raise AssertionError("the plan of an epoch that the table holds is run")
+
+    again = Append(spark, place, "twice", 0)
+    assert again.save(again.made_by_tasks(spark.range(1), never)) == []
+
+
+def test_a_change_of_the_table_meanwhile(spark: Any, place: LedgerPath) -> None:
+    """As another rocket-sink's that brings the table up to its version."""
+    begun = Append(spark, place, "begun", 0)
+    spark.sql(f"ALTER TABLE delta.`{place.uri}` SET TBLPROPERTIES ('some.property' = '1')")
+    spark.sql(f"ALTER TABLE delta.`{place.uri}` ADD COLUMNS (later STRING)")
+    begun.save_rows([sends(context(query_id="begun"), ROWS)])
+    assert rows_in(spark, place) == {("begun", 0): ROWS}
+
+
+def test_another_table_at_the_path_gets_no_rows(spark: Any, place: LedgerPath, new: Path) -> None:
+    begun = Append(spark, place, "begun", 0)
+    shutil.rmtree(place.root)
+    Ledger(place.root).create(spark)
+    by_spark(spark, place, "other", 0)
+    with pytest.raises(LedgerError, match="cannot commit to the ledger"):
+        begun.save_rows([sends(context(query_id="begun"), ROWS)])
+    assert rows_in(spark, place) == {("other", 0): ROWS}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')",
+        "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')",
+        "ADD CONSTRAINT positive CHECK (epoch >= 0)",
+    ],
+)
+def test_tables_with_further_features_are_sparks(
+    spark: Any, place: LedgerPath, change: str
+) -> None:
+    assert delta_rs.open_table(place) is not None
+    spark.sql(f"ALTER TABLE delta.`{place.uri}` {change}")
+    assert delta_rs.open_table(place) is None
+    by_delta_rs(spark, place, "q", 0)
+    by_delta_rs(spark, place, "q", 0)
+    assert rows_in(spark, place) == {("q", 0): ROWS}
+
+
+def test_a_delta_rs_that_drops_transactions_commits_nothing(
+    place: LedgerPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import deltalake
+
+    monkeypatch.setattr(deltalake, "__version__", "1.5.1")
+    delta_rs._keeps_transactions.cache_clear()
+    try:
+        assert delta_rs.open_table(place) is None
+    finally:
+        delta_rs._keeps_transactions.cache_clear()
+
+
+def test_the_files_of_a_failed_attempt_go(tmp_path: Path) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield sends(context(), ROWS)
+        assert list(tmp_path.rglob("*.parquet"))
+        raise KeyError("the task failed")
+
+    with pytest.raises(KeyError):
+        write_data_files(str(tmp_path), rows())
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def files_of(root: Path, *batches: pa.RecordBatch) -> dict[str, DataFile]:
+    writer = DataFileWriter(str(root))
+    for batch in batches:
+        writer.write(batch)
+    return {file.kind: file for file in writer.close()}
+
+
+def test_statistics_are_those_of_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_files, "_GROUP_BYTES", 1)  # a row group for each batch
+    batches = [sends(context(epoch=epoch, query_id=f"q{epoch}"), 2) for epoch in (5, 3, 9)]
+    mixed = pa.Table.from_batches([*batches, letter(context(), body=b"x")]).combine_chunks()
+    files = files_of(tmp_path, *mixed.to_batches(), accounts(context(), acked=1))
+    assert {kind: file.rows for kind, file in files.items()} == {
+        "send": 6, "dead_letter": 1, "epoch": 1,
+    }  # fmt: skip
+    stats = json.loads(files_of(tmp_path, *batches)["send"].stats)
+    assert stats["numRecords"] == 6
+    assert (stats["minValues"]["epoch"], stats["maxValues"]["epoch"]) == (3, 9)
+    assert (stats["minValues"]["query_id"], stats["maxValues"]["query_id"]) == ("q3", "q9")
+    assert stats["minValues"]["at"] == "2023-11-14T22:13:20.123000Z"
+    assert stats["nullCount"] == {name: 6 * (name == "letter_id") for name in STATS_COLUMNS}
+    assert "letter_id" not in stats["minValues"]
+    # Texts that Parquet keeps no bounds of have none here: a reader must not skip them.
+    longest = letter(context(query_id="z" * 10_000))
+    stats = json.loads(files_of(tmp_path, longest, letter(context()))["dead_letter"].stats)
+    assert "query_id" not in stats["minValues"] and "query_id" not in stats["maxValues"]
+    assert stats["minValues"]["epoch"] == 0
+
+
+def test_readers_skip_files_and_find_microseconds(spark: Any, place: LedgerPath) -> None:
+    """Spark's own statistics of times are cut to milliseconds."""
+    number = LEDGER_SCHEMA.get_field_index("at")
+    for us in (1_700_000_000_123_456, 1_700_000_000_123_457, 1_700_000_001_000_000):
+        batch = sends(context(query_id=str(us)))
+        at = pa.array([us], LEDGER_SCHEMA.field("at").type)
+        batch = batch.set_column(number, LEDGER_SCHEMA.field("at"), at)
+        Append(spark, place).save_rows([batch])
+    forget_logs(spark)
+    rows = spark.read.format("delta").load(place.uri)
+    for us in (456, 457):
+        found = rows.where(f"at = timestamp_micros(1700000000123{us})").collect()
+        assert [row.query_id for row in found] == [f"1700000000123{us}"]
+    assert rows.where("at > timestamp_micros(1700000000123457)").count() == 1
+    assert rows.where("query_id = '1700000000123456'").count() == 1
+    zone = dt.timezone.utc
+    table = DeltaTable(place.root).to_pyarrow_table(filters=[("query_id", "=", "1700000001000000")])
+    assert table["at"].to_pylist() == [dt.datetime(2023, 11, 14, 22, 13, 21, tzinfo=zone)]
+
+
+WRITER = """
+    import sys, time
+    from rocket_sink.ledger.append.data_files import write_data_files
+    from rocket_sink.ledger.append.delta_rs import commit, open_table
+    from rocket_sink.ledger.path import resolve_path
+    from tests.ledger.values import context, sends
+
+    place, query = resolve_path(sys.argv[1]), sys.argv[2]
+    for version in range(30):
+        rows = [sends(context(query_id=query, epoch=version), 3)]
+        commit(place, open_table(place), write_data_files(place.root, rows), query, version)
+        time.sleep(0.05)  # Spark's commits need a moment without another one
+"""
+
+
+def test_writers_of_both_kinds_at_once_lose_nothing(spark: Any, place: LedgerPath) -> None:
+    script = textwrap.dedent(WRITER)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    writers = [
+        subprocess.Popen([sys.executable, "-c", script, place.root, name], env=environment)
+        for name in ("w0", "w1")
+    ]
+    try:
+        for version in range(6):
+            by_spark(spark, place, "spark", version)
+            by_delta_rs(spark, place, "driver", version)
+            if version == 3:
+                spark.sql(f"OPTIMIZE delta.`{place.uri}`")
+        assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
+    finally:
+        for writer in writers:
+            writer.kill()
+    wanted = {(query, version): ROWS for query in ("spark", "driver") for version in range(6)}
+    wanted |= {(query, version): ROWS for query in ("w0", "w1") for version in range(30)}
+    assert rows_in(spark, place) == wanted
+
+
+def test_an_older_ledger_is_brought_up_and_appended_to(spark: Any, place: LedgerPath) -> None:
+    name = "rocketSink.schemaVersion"
+    by_spark(spark, place, "old", 0)
+    spark.sql(f"ALTER TABLE delta.`{place.uri}` SET TBLPROPERTIES ('{name}' = '3')")
+    ledger = Ledger(place.root)
+    ledger.append(spark, confirmed(context(query_id="new"), 1))
+    assert DeltaTable(place.root).metadata().configuration[name] == "4"
+    assert rows_in(spark, place) == {("old", 0): ROWS, ("new", 0): 1}
