@@ -69,7 +69,7 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
     That is: without the extra `fast`, on a remote file system, and where there is no table, a
     foreign one, or one of another schema version or with features that delta-rs does not know.
     """
-    if find_spec("deltalake") is None or find_spec("duckdb") is None or "://" in os.fspath(path):
+    if find_spec("duckdb") is None or "://" in os.fspath(path):
         return None
     place = resolve_path(path)
     if not Path(place.root, "_delta_log").is_dir():

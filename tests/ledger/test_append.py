@@ -208,6 +208,18 @@ def test_the_files_of_a_failed_attempt_go(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+def test_a_folder_that_cannot_be_written_is_one_clear_error(spark: Any, place: LedgerPath) -> None:
+    Path(place.root, "kind=send").write_text("in the folder's place")
+    with pytest.raises(LedgerError, match="cannot write data files of the ledger"):
+        by_delta_rs(spark, place, "q", 0)
+    rows = [sends(context(), ROWS)]
+    append = Append(spark, place, "q", 0)
+    with pytest.raises(LedgerError, match=r"^cannot write data files of the ledger") as caught:
+        append.save(append.made_by_tasks(spark.range(1), lambda _: iter(rows)))
+    assert "\n" not in str(caught.value)
+    assert rows_in(spark, place) == {}
+
+
 def files_of(root: Path, *batches: pa.RecordBatch) -> dict[str, DataFile]:
     writer = DataFileWriter(str(root))
     for batch in batches:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
 
 FILES_DDL: Final = "files STRING"
@@ -47,27 +48,45 @@ class DataFile:
 
 
 class DataFileWriter:
-    """Writes ledger rows as files of the table at `root`, a local folder."""
+    """Writes ledger rows as files of the table at `root`, a local folder.
+
+    Raises from `write` and `close`:
+        LedgerError: they cannot be written.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._files: dict[str, _KindFile] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
-        kinds = pc.unique(batch.column(_KIND)).to_pylist()
-        for kind in kinds:
-            rows = batch if len(kinds) == 1 else batch.filter(pc.equal(batch.column(_KIND), kind))
-            if kind not in self._files:
-                self._files[kind] = _KindFile(self._root, kind)
-            self._files[kind].write(rows)
+        column = batch.column(_KIND)
+        kinds = pc.unique(column).to_pylist()
+        with self._errors():
+            for kind in kinds:
+                rows = batch if len(kinds) == 1 else batch.filter(pc.equal(column, kind))
+                if kind not in self._files:
+                    self._files[kind] = _KindFile(self._root, kind)
+                self._files[kind].write(rows)
 
     def close(self) -> list[DataFile]:
-        return [file.close() for file in self._files.values()]
+        with self._errors():
+            return [file.close() for file in self._files.values()]
 
     def abort(self) -> None:
         """Remove what is written; never raises."""
         for file in self._files.values():
             file.abort()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise LedgerError(
+                f"cannot write data files of the ledger {self._root}: {error}. Driver and "
+                "executors need to write below the ledger's folder",
+                path=self._root,
+            ) from error
 
 
 def write_data_files(root: str, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
