@@ -155,13 +155,15 @@ def test_a_change_of_the_table_meanwhile(spark: Any, place: LedgerPath) -> None:
     assert rows_in(spark, place) == {("begun", 0): ROWS}
 
 
-def test_another_table_at_the_path_gets_no_rows(spark: Any, place: LedgerPath, new: Path) -> None:
-    begun = Append(spark, place, "begun", 0)
-    shutil.rmtree(place.root)
-    Ledger(place.root).create(spark)
+def test_files_that_are_gone_are_not_committed(spark: Any, place: LedgerPath) -> None:
+    """A version that names one cannot be read: the ledger's folder was deleted and made anew."""
+    files = write_data_files(place.root, [sends(context(), ROWS)])
+    table = delta_rs.open_table(place)
+    assert table is not None
+    shutil.rmtree(Path(place.root, "kind=send"))
+    with pytest.raises(LedgerError, match=r"cannot commit .* is gone"):
+        delta_rs.commit(place, table, files, "q", 0)
     by_spark(spark, place, "other", 0)
-    with pytest.raises(LedgerError, match="cannot commit to the ledger"):
-        begun.save_rows([sends(context(query_id="begun"), ROWS)])
     assert rows_in(spark, place) == {("other", 0): ROWS}
 
 

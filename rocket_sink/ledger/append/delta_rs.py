@@ -71,6 +71,12 @@ def commit(
     from deltalake.exceptions import CommitFailedError, DeltaError
     from deltalake.transaction import AddAction
 
+    for one in files:
+        if not Path(place.root, one.path).is_file():
+            # A version that names it could not be read again.
+            raise _failed(
+                place, f"{one.path} is gone; was the folder deleted, or vacuumed for 0 hours?"
+            )
     now_ms = time.time_ns() // 1_000_000
     actions: list[Any] = [
         AddAction(one.path, one.size, {"kind": one.kind}, one.modified_ms, True, one.stats)
@@ -134,7 +140,8 @@ def _checkpoint(place: LedgerPath, table: DeltaTable) -> None:
         # hold it to be damaged.
         (log_folder / "._last_checkpoint.crc").unlink(missing_ok=True)
         table.create_checkpoint()
-        table.cleanup_metadata()
+        if table.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
+            table.cleanup_metadata()
     except Exception as error:
         _LOG.warning("no checkpoint of the ledger %s: %s", place.uri, error)
 
