@@ -125,7 +125,7 @@ def _keeps_transactions() -> bool:
 
 
 def _failed(place: LedgerPath, reason: str) -> LedgerError:
-    reason = reason.strip().splitlines()[0]
+    reason = (reason.strip() or "no reason given").splitlines()[0]
     return LedgerError(f"cannot commit to the ledger {place.uri}: {reason}", path=place.uri)
 
 
