@@ -12,7 +12,7 @@ import pytest
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from tests.clusters import make_topic, mend
+from tests.clusters import make_topic, repair
 from tests.java_client import GENERATIONS, JavaMessage, read_with_java
 from tests.task.one_task import run_task
 
@@ -40,7 +40,7 @@ def read(cluster: LocalCluster, topic: str, version: str) -> list[JavaMessage]:
 def test_java_reads_what_was_sent_in_groups(
     local_cluster: LocalCluster, tmp_path: Path, column: str, value: int, version: str
 ) -> None:
-    mend(local_cluster)
+    repair(local_cluster)
     topic = f"groups-{column.replace('_', '-')}"
     make_topic(local_cluster, topic)
     bodies = [b"%d " % n * (2000 if n % 100 == 0 else 5) for n in range(ROWS)]

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocket_sink.wire.headers.command import Frame
 
 from rocket_sink.errors import LocalProtocolError
 from rocket_sink.wire.acl import Credentials
 from rocket_sink.wire.columns.single_frames import SingleMessages, fill_frames
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.send_header import SendTemplate
 
 from .feeding import whole

@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 FILES_DDL: Final = "files STRING"
 """What tasks tell the driver of the files that they have written."""
@@ -60,6 +61,9 @@ class DataFileWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         column = batch.column(_KIND)
+        # Not at the top: the processes that plan and commit a stream write no files.
+        import pyarrow.compute as pc
+
         kinds = pc.unique(column).to_pylist()
         with self._errors():
             for kind in kinds:
@@ -126,6 +130,8 @@ class _KindFile:
         self._name = f"kind={kind}/part-{uuid.uuid4()}.snappy.parquet"
         self._path = Path(root, self._name)
         self._path.parent.mkdir(exist_ok=True)
+        import pyarrow.parquet as pq
+
         self._metadata: list[pq.FileMetaData] = []
         self._writer = pq.ParquetWriter(
             str(self._path), _SCHEMA, store_schema=False, metadata_collector=self._metadata
