@@ -45,7 +45,7 @@ def repair(cluster: LocalCluster) -> LocalCluster:
 
 def make_topic(cluster: LocalCluster, name: str, queues: int = 4) -> None:
     """Make a topic on all brokers, as `LocalCluster.create_topic` does, without a JVM for it."""
-    with Admin(timeout_s=30.0, nameServer=cluster.name_server) as admin:
+    with Admin(timeout_s=30.0, **cluster.client_options()) as admin:
         admin.create_topic(name, queues=queues)
     cluster.await_route(name)
 

@@ -163,6 +163,15 @@ class LocalCluster:
         """host:port of the name server, the value of the option nameServer."""
         return self._running().name_server.address
 
+    def client_options(self) -> dict[str, str]:
+        """Options of a client: nameServer, and credentials and TLS where the cluster has them."""
+        options = {"nameServer": self.name_server}
+        if keys := self._wanted.acl:
+            options |= {"accessKey": keys.access_key, "secretKey": keys.secret_key}
+        if self.tls_ca:
+            options |= {"tlsMode": "verify-full", "tlsCa": str(self.tls_ca)}
+        return options
+
     @property
     def brokers(self) -> list[Broker]:
         return list(self._running().brokers)

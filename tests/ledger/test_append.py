@@ -27,7 +27,7 @@ from rocket_sink.ledger.append.appender import Append
 from rocket_sink.ledger.append.data_files import DataFile, DataFileWriter, write_data_files
 from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, STATS_COLUMNS
 from rocket_sink.ledger.table import last_txn_version
 
 from .values import accounts, confirmed, context, letter, sends
@@ -314,5 +314,5 @@ def test_an_older_ledger_is_brought_up_and_appended_to(spark: Any, place: Ledger
     spark.sql(f"ALTER TABLE delta.`{place.uri}` SET TBLPROPERTIES ('{name}' = '3')")
     ledger = Ledger(place.root)
     ledger.append(spark, confirmed(context(query_id="new"), 1))
-    assert DeltaTable(place.root).metadata().configuration[name] == "4"
+    assert DeltaTable(place.root).metadata().configuration[name] == str(SCHEMA_VERSION)
     assert rows_in(spark, place) == {("old", 0): ROWS, ("new", 0): 1}

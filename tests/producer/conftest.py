@@ -70,7 +70,8 @@ def topic(real: LocalCluster, request: Any) -> str:
 def stored(real: LocalCluster, topic: str) -> list[StoredMessage]:
     """The messages of a topic of a real cluster."""
     # a name server on a busy machine may need seconds to answer
-    return list(read_topic(real.name_server, topic, timeout_s=30.0))
+    options = real.client_options()
+    return list(read_topic(options.pop("nameServer"), topic, timeout_s=30.0, **options))
 
 
 def request(token: Any = None, **more: Any) -> SendRequest:

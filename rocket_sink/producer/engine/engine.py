@@ -362,7 +362,10 @@ class SendEngine:
         if self.identity.of_pid != os.getpid():
             self.abandon()
             return
-        self._abandon_pending(ProducerClosedError("the producer was closed before it was sent"))
+        if self.pending:
+            # Closes connections: with none pending a heartbeat that is not answered must not do so,
+            # for brokers would not hear that the producer ends.
+            self._abandon_pending(ProducerClosedError("the producer was closed before it was sent"))
         self._closing = True
         self.heartbeats.unregister(timeout_s)
         self.client.close()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def producer(real):
-    with Producer(nameServer=real.name_server) as one:
+    with Producer(**real.client_options()) as one:
         yield one
 
 
@@ -93,7 +93,7 @@ def test_c70_the_brokers_answer_to_a_missing_queue(real, topic, queue_id, code):
         producer_group="g", topic=topic, queue_id=queue_id, born_ms=1, properties="",
         broker_name=broker.name, body=b"x",
     )  # fmt: skip
-    client = NetworkClient(SinkOptions.parse({"nameServer": real.name_server}))
+    client = NetworkClient(SinkOptions.parse(real.client_options()))
     answer = invoke(client, broker.address, frame, 10.0)
     client.close()
     assert answer.code == code
@@ -147,7 +147,7 @@ def test_c71_queue_types(real, producer, kind):
 
 
 def test_c73_order_per_queue(real, topic):
-    with Producer(nameServer=real.name_server, ordering="strict") as producer:
+    with Producer(**real.client_options(), ordering="strict") as producer:
         for number in range(60):
             producer.send(Message(topic, b"%d" % number, sharding_key=f"key-{number % 6}"))
     places: dict[tuple[int, int], list[int]] = {}

@@ -85,7 +85,7 @@ def test_c73_transactions_end_in_five_ways(real, topic):
     def execute(message, arg):
         return {"commit": COMMIT, "rollback": ROLLBACK}.get(arg)
 
-    options = {"nameServer": real.name_server, "producerGroup": "tx-group"}
+    options = {**real.client_options(), "producerGroup": "tx-group"}
     with Producer(**options) as sender, Producer(**options, transaction_listener=listen) as hears:
         hears.listen_for_checks(topic)
         results = {}
@@ -124,7 +124,7 @@ def test_recall_takes_a_message_back_and_leaves_the_other(real, topic):
 
 def test_c73_delay_levels(real, topic):
     timed = real.version.startswith("5.")
-    with Producer(nameServer=real.name_server) as producer:
+    with Producer(**real.client_options()) as producer:
         began = time.time()
         for level in (1, 2):
             producer.send(Message(topic, b"%d" % level, delay_level=level))

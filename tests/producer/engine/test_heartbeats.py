@@ -11,10 +11,10 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.identity import new_message_ids
 from rocket_sink.producer.producer import Producer
-from rocket_sink.testing import Answer
+from rocket_sink.testing import Answer, Drop
 from rocket_sink.wire.codes import RequestCode
 from tests.decoding import decode_message_id
-from tests.producer.conftest import send
+from tests.producer.conftest import request, send
 from tests.producer.waiting import until
 
 
@@ -154,3 +154,18 @@ def test_two_processes_of_one_address_and_number_make_other_ids():
     one, other = (decode_message_id(new_message_ids("10.0.0.1").next(1)) for _ in range(2))
     assert (one.ip, one.pid) == (other.ip, other.pid)
     assert one.class_hash != other.class_hash
+
+
+def test_brokers_hear_of_the_end_although_a_heartbeat_is_not_answered(cluster, make_engine):
+    engine = make_engine()
+    for broker in cluster.brokers:
+        broker.on(RequestCode.HEART_BEAT, Drop(), times=None)
+    engine.submit(request())
+    engine.drain()
+
+    def asked(code):
+        return any(frame.code == code for one in cluster.brokers for frame in one.requests)
+
+    until(lambda: engine.drive() or asked(RequestCode.HEART_BEAT))
+    engine.close()
+    assert asked(RequestCode.UNREGISTER_CLIENT)
