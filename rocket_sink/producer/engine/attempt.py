@@ -225,6 +225,12 @@ class SendAttempt:
         "target", "turn", "waits", "wall_ms", "wire_bytes",
     )  # fmt: skip
 
+    # Of the class, as each message asks for them; a group has its own.
+    requests: int = 1
+    """Requests that it has in flight."""
+    places: int = 1
+    """Places in the engine's window that it has."""
+
     def __init__(
         self,
         ends: deque[End],
@@ -275,16 +281,6 @@ class SendAttempt:
         later.history = self.history
         later.turn = self.turn
         return later
-
-    @property
-    def requests(self) -> int:
-        """Requests that it has in flight."""
-        return 1
-
-    @property
-    def places(self) -> int:
-        """Places in the engine's window that it has."""
-        return 1
 
     @property
     def home(self) -> str:

@@ -159,8 +159,12 @@ class SendEngine:
         """As `submit`, but False at once when window or rate limit have no place for it."""
         if self._closing:
             raise ProducerClosedError("the producer is closed")
-        kind, body, size = attempt_kind(request)
-        requests = 1 if request.group is None else request.message_count
+        kind, requests = SendAttempt, 1
+        if request.group is None:
+            body, size = buffers_of(request.body)
+        else:
+            kind, body, size = attempt_kind(request)
+            requests = request.message_count
         now_s, rates = self.clock(), self._rates
         if rates is not None and not rates.allows(request.message_count, size, now_s):
             return False

@@ -50,11 +50,11 @@ class GroupAttempt(SendAttempt):
         self.first_opaque = 0
 
     @property
-    def requests(self) -> int:
+    def requests(self) -> int:  # type: ignore[override]
         return self.open_count
 
     @property
-    def places(self) -> int:
+    def places(self) -> int:  # type: ignore[override]
         return self.size - self._left
 
     @property
