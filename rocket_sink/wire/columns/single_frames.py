@@ -8,7 +8,7 @@ it: with credentials (a signature covers the body) and in the binary serialisati
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from json.encoder import encode_basestring
 from typing import Any, Final, TypeAlias
@@ -80,28 +80,16 @@ class SingleMessages:
         parts = template.parts(queue_id, born_ms, broker_name)
         if parts is None:
             return self._one_by_one(template, first_opaque, queue_id, born_ms, broker_name)
-        count = len(self)
-        opaques = pa.array(np.arange(first_opaque, first_opaque + count)).cast(pa.string())
-        varying: list[tuple[bytes, Piece | None]] = [
-            (parts.start, _text(self.sys_flag)),
-            (parts.before_flag, _text(self.flag)),
-            (parts.before_properties, _json_text(self.properties)),
-            (_json_suffix(self.suffix) + parts.before_opaque, uniform(as_binary(opaques))),
-            (parts.end, None),
-        ]
-        header_bytes = np.full(count, sum(len(shared) for shared, _ in varying), np.int64)
-        pieces: list[Piece] = []
-        for shared, column in varying:
-            pieces.append(shared)
-            if column is not None:
-                pieces.append(column)
-                header_bytes += _sizes(column)
+        pieces: list[Piece] = [
+            parts.start, _text(self.sys_flag), parts.before_flag, _text(self.flag),
+            parts.before_properties, _json_text(self.properties),
+            _json_suffix(self.suffix) + parts.before_opaque, _opaques(first_opaque, len(self)),
+            parts.end,
+        ]  # fmt: skip
+        header_bytes = _header_bytes(pieces, len(self))
         lengths = header_bytes + lengths_of(self.body)
         template.check_lengths(int(header_bytes.max()), int(lengths.max()))
-        prefix = np.empty((count, 2), ">u4")
-        prefix[:, 0] = lengths + 4
-        prefix[:, 1] = header_bytes
-        return _buffer_of(join_pieces([prefix, *pieces, as_binary(self.body)], count))
+        return _framed([*pieces, as_binary(self.body)], header_bytes, lengths)
 
     def _one_by_one(
         self,
@@ -136,21 +124,31 @@ def fill_frames(frame: Frame, columns: Mapping[str, pa.Array], first_opaque: int
     count = len(next(iter(columns.values())))
     marks = {name: f"\ue000{number}\ue001" for number, name in enumerate(columns)}
     header = encode_json_header(replace(frame, ext={**(frame.ext or {}), **marks}, opaque=_OPAQUE))
-    opaques = pa.array(np.arange(first_opaque, first_opaque + count)).cast(pa.string())
-    values = {mark: columns[name] for name, mark in marks.items()} | {str(_OPAQUE): opaques}
-    pieces: list[Piece] = []
-    header_bytes = np.zeros(count, np.int64)
-    for part in re.split(f"({'|'.join(values)})", header.decode()):
-        piece = uniform(_json_text(values[part])) if part in values else part.encode()
-        pieces.append(piece)
-        header_bytes += _sizes(piece)
-    prefix = np.empty((count, 2), ">u4")
-    prefix[:, 0] = header_bytes + 4
+    values = {mark: uniform(_json_text(columns[name])) for name, mark in marks.items()}
+    values[str(_OPAQUE)] = _opaques(first_opaque, count)
+    parts = re.split(f"({'|'.join(values)})", header.decode())
+    pieces = [values[part] if part in values else part.encode() for part in parts]
+    header_bytes = _header_bytes(pieces, count)
+    return _framed(pieces, header_bytes, header_bytes)
+
+
+def _opaques(first: int, count: int) -> Piece:
+    return _text(np.arange(first, first + count))
+
+
+def _header_bytes(pieces: Sequence[Piece], count: int) -> Int64s:
+    sizes = np.zeros(count, np.int64)
+    for piece in pieces:
+        sizes += _sizes(piece)
+    return sizes
+
+
+def _framed(pieces: Sequence[Piece], header_bytes: Int64s, lengths: Int64s) -> pa.Buffer:
+    """The pieces behind their frames' two lengths (`wire.frame`); `lengths` with the bodies."""
+    prefix = np.empty((len(lengths), 2), ">u4")
+    prefix[:, 0] = lengths + 4
     prefix[:, 1] = header_bytes
-    return _buffer_of(join_pieces([prefix, *pieces], count))
-
-
-def _buffer_of(joined: pa.Array) -> pa.Buffer:
+    joined = join_pieces([prefix, *pieces], len(lengths))
     offsets, data = offsets_of(joined), joined.buffers()[2]
     assert data is not None
     return data.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
