@@ -54,6 +54,7 @@ class Arguments:
     without_ledger: bool
     ceiling: bool
     peers: bool
+    singles: bool
     kafka: bool
     faults: bool
     seconds: float
@@ -75,7 +76,7 @@ class Arguments:
     @property
     def wants_cases(self) -> bool:
         """Something besides faults, scaling and latencies is to be measured."""
-        named = self.lanes or self.full or self.ceiling or self.peers or self.kafka
+        named = self.lanes or self.full or self.ceiling or self.peers or self.kafka or self.singles
         return bool(named) or not (self.faults or self.scale or self.latency)
 
     def plan(self) -> Plan:
@@ -83,7 +84,7 @@ class Arguments:
         from benchmarks.run import Plan
 
         lanes = self.lanes or (LANES if self.full else ())
-        nothing_named = not (lanes or self.ceiling or self.peers or self.kafka)
+        nothing_named = not (lanes or self.ceiling or self.peers or self.kafka or self.singles)
         return Plan(
             rows=self.rows,
             repeat=self.repeat,
@@ -97,6 +98,7 @@ class Arguments:
             java_batches=self.full,
             kafka=self.kafka or self.full,
             peers=self.peers,
+            singles=self.singles,
         )
 
     def schedules(self) -> list[Schedule]:

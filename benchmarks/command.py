@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     python -m benchmarks --lane write_batch --ordering strict --keys 1000 --keys all
     python -m benchmarks --full --out figures.json
     python -m benchmarks --peers --out peers.json --baseline peers-before.json
+    python -m benchmarks --singles --out singles.json
     python -m benchmarks --faults
     python -m benchmarks --faults --pause-ms 300
     python -m benchmarks --scale --html curves.html
@@ -100,6 +101,12 @@ if TYPE_CHECKING:
     "--peers",
     is_flag=True,
     help="Producers one by one and in batches: ours, Java's, the gRPC client.",
+)
+@click.option(
+    "--singles",
+    is_flag=True,
+    help="What shares no batch: delayed and compressed rows, transactions, asynchronous sends, "
+    "automatic batching, each beside Java's where it has it; and epochs of 200 rows.",
 )
 @click.option("--kafka", is_flag=True, help="Also Spark's own Kafka sink on the same rows.")
 @click.option(

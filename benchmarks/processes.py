@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -142,6 +143,7 @@ class ProcessRun:
     Args:
         messages: of a measured run; each sender has its own warm-up before.
         count: compares the stored messages with the sender's figures; None: not possible.
+        delivered_after_s: so long after they are stored, brokers show messages with a delay.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class ProcessRun:
         messages: int,
         brokers_s: Callable[[], float],
         count: StoredCount | None,
+        delivered_after_s: float = 0.0,
     ) -> None:
         self._case = case
         self._launcher = launcher
@@ -163,6 +166,7 @@ class ProcessRun:
         }  # fmt: skip
         self._brokers_s = brokers_s
         self._count = count
+        self._delivered_after_s = delivered_after_s
 
     @property
     def case(self) -> Case:
@@ -175,7 +179,7 @@ class ProcessRun:
         """Raises RocketSinkError: it failed, or reports more than requested, or than is stored."""
         count, arguments = self._count, self._arguments
         ended = self._launcher.run(
-            arguments, self._brokers_s, when_ready=count.start if count else None
+            arguments, self._brokers_s, when_ready=self._start_count if count else None
         )
         said = ended.printed["ok"] + ended.printed["failed"]
         # replayed frames hold many messages each
@@ -186,6 +190,12 @@ class ProcessRun:
             )
         doubled = count.check(ended.printed["ok"], self._case.name) if count else 0
         return process_figures(self._case.name, ended, doubled)
+
+    def _start_count(self) -> None:
+        """Begin to count, when the messages of the warm-up are there."""
+        assert self._count is not None
+        time.sleep(self._delivered_after_s)
+        self._count.start()
 
 
 def process_figures(case: str, ended: Ended, doubled: int = 0) -> Figures:

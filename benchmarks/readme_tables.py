@@ -1,6 +1,6 @@
-"""The tables of README.md here, made from results files of `python -m benchmarks --out`.
+"""The tables of docs/benchmarks.md, made from results files of `python -m benchmarks --out`.
 
-    python -m benchmarks.readme_tables RESULTS.json [RESULTS.json ...] README.md
+    python -m benchmarks.readme_tables RESULTS.json [RESULTS.json ...] docs/benchmarks.md
 
 Several files (lanes, peers, faults) follow each other.
 """
@@ -124,10 +124,12 @@ def with_figures(text: str, results: Iterable[Results]) -> str:
 
 def _main(paths: list[str]) -> None:
     if len(paths) < 2:
-        raise SystemExit("usage: python -m benchmarks.readme_tables RESULTS.json ... README.md")
-    readme = Path(paths[-1])
+        raise SystemExit(
+            "usage: python -m benchmarks.readme_tables RESULTS.json ... docs/benchmarks.md"
+        )
+    page = Path(paths[-1])
     results = [read_results(Path(path)) for path in paths[:-1]]
-    readme.write_text(with_figures(readme.read_text(encoding="utf-8"), results), encoding="utf-8")
+    page.write_text(with_figures(page.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 
 if __name__ == "__main__":

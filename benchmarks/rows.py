@@ -22,11 +22,15 @@ _WARM_UP_FILES: Final = 2
 
 @dataclass(frozen=True)
 class Load:
-    """Number of rows, size of bodies, numbers of sharding keys."""
+    """Number of rows, size of bodies, numbers of sharding keys.
+
+    `epoch_rows`: of each epoch of a stream; 0: as many as ten files have.
+    """
 
     rows: int
     body_bytes: int
     keys: tuple[int, ...] = ()
+    epoch_rows: int = 0
 
     @classmethod
     def capped(cls, rows: int, body_bytes: int, keys: tuple[int, ...], most_bytes: int) -> Load:
@@ -36,6 +40,8 @@ class Load:
     @property
     def file_rows(self) -> int:
         """Rows per file, and so per partition."""
+        if self.epoch_rows:
+            return self.epoch_rows
         return max(1000, min(_FILE_ROWS, _FILE_BYTES // self.body_bytes))
 
 
@@ -50,15 +56,17 @@ class RowFiles:
             _write(spark, load, path)
         self._schema = spark.read.parquet(str(path)).schema
 
-    def frame(self, keys: int, *, warm_up: bool = False) -> DataFrame:
-        """The rows as a batch; `keys` as in `Case`."""
-        return _selected(self._spark.read.schema(self._schema).parquet(self._source(warm_up)), keys)
+    def frame(self, keys: int, more: tuple[str, ...] = (), *, warm_up: bool = False) -> DataFrame:
+        """The rows as a batch; `keys` as in `Case`, `more` are further columns (SQL)."""
+        frame = self._spark.read.schema(self._schema).parquet(self._source(warm_up))
+        return _selected(frame, keys, more)
 
-    def stream(self, keys: int, *, warm_up: bool = False) -> DataFrame:
+    def stream(self, keys: int, more: tuple[str, ...] = (), *, warm_up: bool = False) -> DataFrame:
         """The rows as a stream of epochs of some files each."""
         reader = self._spark.readStream.schema(self._schema)
-        reader = reader.option("maxFilesPerTrigger", _EPOCH_FILES)
-        return _selected(reader.parquet(self._source(warm_up)), keys)
+        files = 1 if self.load.epoch_rows else _EPOCH_FILES
+        reader = reader.option("maxFilesPerTrigger", files)
+        return _selected(reader.parquet(self._source(warm_up)), keys, more)
 
     def _source(self, warm_up: bool) -> str:
         if not warm_up:
@@ -71,8 +79,8 @@ class RowFiles:
         return str(some)
 
 
-def _selected(frame: DataFrame, keys: int) -> DataFrame:
-    columns = ["body", "tags", "keys"]
+def _selected(frame: DataFrame, keys: int, more: tuple[str, ...]) -> DataFrame:
+    columns = ["body", "tags", "keys", *more]
     if keys:
         columns.append(f"{_key_column(keys)} AS sharding_key")
     return frame.selectExpr(*columns)

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from benchmarks.figures import Subject
-from benchmarks.lanes.cases import NOOPS, LaneCase, lane_cases
+from benchmarks.lanes.cases import (
+    COMPRESSED_BYTES,
+    DELAYED,
+    NOOPS,
+    LaneCase,
+    lane_cases,
+    single_cases,
+)
 from benchmarks.lanes.runs import LaneRun, SparkBench
 from benchmarks.log_room import QUICK_ROUNDS, LogRoom
 from benchmarks.peers import cases as peers_cases
@@ -34,6 +41,12 @@ Session = Callable[[tuple[str, ...]], AbstractContextManager["SparkSession"]]
 
 TOPIC: Final = "benchmark"
 _QUEUES: Final = 4
+_SINGLE_SHARE: Final = 0.3
+"""Of the rows, where each is a message by itself."""
+_DELIVERED_AFTER_S: Final = 12.0
+"""Longer than the delay of delayed messages."""
+_EPOCHS: Final = 40
+"""Small ones."""
 _FAILED_IN_A_ROW: Final = 3
 T = TypeVar("T")
 
@@ -54,12 +67,13 @@ class Plan:
     java_batches: bool = False
     kafka: bool = False
     peers: bool = False
+    singles: bool = False
     most_bytes: int = 1 << 30
 
     @property
     def spark(self) -> bool:
         """Spark is needed."""
-        return bool(self.lanes) or self.kafka
+        return bool(self.lanes) or self.kafka or self.singles
 
     def load(self, body_bytes: int) -> Load:
         """The rows of one body size."""
@@ -81,6 +95,23 @@ class Plan:
             (*self.lanes, *NOOPS) if self.lanes else (), self.orderings, self.keys, self.bodies,
             peers=self.against, without_ledger=self.without_ledger,
         )  # fmt: skip
+
+    def single_cases(self) -> list[LaneCase]:
+        """The lanes' cases with rows that share no batch, and with small epochs."""
+        return single_cases(_java_beside) if self.singles else []
+
+    def single_load(self, made: LaneCase) -> Load:
+        """The rows of such a case."""
+        epoch_rows = made.kind.epoch_rows
+        if epoch_rows:
+            return Load(_EPOCHS * epoch_rows, made.case.body_bytes, (), epoch_rows)
+        rows = int(self.rows * _SINGLE_SHARE)
+        return Load.capped(rows, made.case.body_bytes, (), self.most_bytes)
+
+
+def _java_beside(kind: str, body_bytes: int) -> tuple[str, ...]:
+    """The Java client's case beside a lane's."""
+    return (peers_cases.java_delayed_title(body_bytes),) if kind == DELAYED.title else ()
 
 
 def run_plan(plan: Plan, results: Results, say: Say, session: Session) -> None:
@@ -200,7 +231,7 @@ class _Subjects:
 
     def _find_peers(self) -> None:
         plan = self._plan
-        if plan.peers or plan.java_batches:
+        if plan.peers or plan.java_batches or plan.singles:
             self._try(peers_cases.JAVA, lambda: java_launcher(
                 self._cluster.java, self._cluster.classpath, self._folder))  # fmt: skip
         if plan.peers:
@@ -230,6 +261,12 @@ class _Subjects:
                 yield from peers_cases.peer_cases(body, frozenset(self._launchers))
             elif plan.java_batches and peers_cases.JAVA in self._launchers:
                 yield peers_cases.java_batches(body)
+            if plan.singles:
+                others = frozenset(self._launchers)
+                yield from peers_cases.single_cases(body, others, peers=plan.peers)
+
+        if plan.singles and peers_cases.JAVA in self._launchers:
+            yield peers_cases.java_delayed(COMPRESSED_BYTES)
 
     def _process(self, made: PeerCase) -> ProcessRun:
         arguments = {"nameServer": self._cluster.name_server, "topic": TOPIC, **made.arguments}
@@ -237,7 +274,7 @@ class _Subjects:
         return ProcessRun(
             made.case, self._launchers[made.who], arguments,
             messages=max(100, int(rows * made.share)), brokers_s=self._cluster.cpu_s,
-            count=self._count,
+            count=self._count, delivered_after_s=_DELIVERED_AFTER_S if made.delayed else 0.0,
         )  # fmt: skip
 
     def _spark_subjects(self, session: Session) -> Iterator[Subject]:
@@ -250,6 +287,13 @@ class _Subjects:
         }
         for made in self._plan.lane_cases():
             yield LaneRun(bench, made, files[made.case.body_bytes])
+        singles: dict[Load, RowFiles] = {}
+        for made in self._plan.single_cases():
+            load = self._plan.single_load(made)
+            if load not in singles:
+                path = self._folder / f"single-rows-{len(singles)}"
+                singles[load] = RowFiles(spark, load, path)
+            yield LaneRun(bench, made, singles[load])
         if self._kafka is not None:
             for rows in files.values():
                 yield kafka.KafkaRun(bench, self._kafka, rows, stream=True)

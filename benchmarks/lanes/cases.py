@@ -5,8 +5,8 @@ A new lane is a new line in `LANES`; its twin reads the same rows in the same wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from benchmarks.figures import Case
@@ -41,12 +41,38 @@ class Lane:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What sets rows of single messages or small epochs apart.
+
+    Args:
+        columns: further ones, as SQL.
+        epoch_rows: as `Load.epoch_rows`.
+    """
+
+    title: str = ""
+    columns: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    epoch_rows: int = 0
+
+
+DELAY_LEVEL: Final = 3
+"""10 s: brokers deliver after most of a run, for all senders alike."""
+PLAIN: Final = Kind()
+DELAYED: Final = Kind("delayed", (f"{DELAY_LEVEL} AS delay_level",))
+TRANSACTIONAL: Final = Kind("transactional", options={"delivery": "transactional"})
+SMALL_EPOCHS: Final = Kind("epochs of 200 rows", epoch_rows=200)
+COMPRESSED_BYTES: Final = 16 * 1024
+"""Size of bodies that single messages compress."""
+
+
+@dataclass(frozen=True)
 class LaneCase:
     """A case of a lane; without `ledger` the lane writes none."""
 
     lane: Lane
     case: Case
     ledger: bool = True
+    kind: Kind = PLAIN
 
 
 def _foreach(frame: DataFrame, options: Options) -> Writer:
@@ -181,6 +207,33 @@ def lane_cases(
                         bare = _bare(found[_title(lane.name, ordering, number, body)])
                         found.setdefault(bare.case.name, bare)
     return list(found.values())
+
+
+def single_cases(peers: Callable[[str, int], tuple[str, ...]]) -> list[LaneCase]:
+    """Rows that share no batch, and small epochs, each behind its twin.
+
+    Args:
+        peers: further cases to compare with, by the kind's title and the size of bodies.
+    """
+    wanted = (
+        ("source-stream", DELAYED, 256),
+        ("source-stream", DELAYED, COMPRESSED_BYTES),
+        ("write", TRANSACTIONAL, 256),
+        ("write_batch", SMALL_EPOCHS, 256),
+    )
+    found = []
+    for name, kind, body in wanted:
+        lane = lane_named(name)
+        twin = _of_kind(_case(lane_named(lane.twin), "none", 0, body, ()), kind)
+        against = (twin.case.name, *peers(kind.title, body))
+        found += [twin, _of_kind(_case(lane, "none", 0, body, against), kind)]
+    return found
+
+
+def _of_kind(made: LaneCase, kind: Kind) -> LaneCase:
+    words = made.case.name.split(" ", 1)
+    name = f"{words[0]} {kind.title} {words[1]}"
+    return replace(made, case=replace(made.case, name=name), kind=kind)
 
 
 def _with_twin(

@@ -84,7 +84,7 @@ class LaneRun:
         ledger = bench.scratch("ledger")
         options = {
             "nameServer": bench.brokers.name_server, "topic": bench.topic,
-            "ordering": made.case.ordering,
+            "ordering": made.case.ordering, **made.kind.options,
         }  # fmt: skip
         if made.ledger:
             options["ledger"] = str(ledger)
@@ -100,13 +100,13 @@ class LaneRun:
         return spark_figures(made.case.name, rows, seconds, cost, doubled)
 
     def _measured(self, options: dict[str, Any], warm_up: bool) -> tuple[int, float, Cost]:
-        lane, keys = self._made.lane, self._made.case.keys
+        lane, keys, more = self._made.lane, self._made.case.keys, self._made.kind.columns
         if lane.writer is not None:
-            frame = self._rows.stream(keys, warm_up=warm_up)
+            frame = self._rows.stream(keys, more, warm_up=warm_up)
             checkpoint = self._bench.scratch("checkpoint")
             return run_stream(self._bench.meter(), lane.writer(frame, options), checkpoint)
         assert lane.run is not None
-        frame, run = self._rows.frame(keys, warm_up=warm_up), lane.run
+        frame, run = self._rows.frame(keys, more, warm_up=warm_up), lane.run
         count = frame.count()
         return run_batch(self._bench.meter(), lambda: run(frame, options), count)
 

@@ -25,7 +25,7 @@ import org.apache.rocketmq.common.message.Message;
  *
  * <p>Usage: JavaPeer key=value ... with nameServer, topic, mode (sync | hash | async | autobatch |
  * batch), messages or seconds, size, threads, inflight, batch, warmup, fault (true: latency fault
- * tolerance and detector on), numbers (a file for the numbers of the messages that were
+ * tolerance and detector on), delay (a delay level), numbers (a file for the numbers of the messages that were
  * acknowledged). It prints READY when it is warm and goes on when it reads a line, or the end of
  * its input. A pause is the longest time in which no send ended well.
  */
@@ -169,6 +169,9 @@ public final class JavaPeer {
         byte[] text = Long.toString(number).getBytes(StandardCharsets.US_ASCII);
         System.arraycopy(text, 0, body, 0, Math.min(text.length, body.length));
         Message message = new Message(options.get("topic"), "tag", "key" + number, body);
+        if (options.containsKey("delay")) {
+            message.setDelayTimeLevel((int) number("delay", 0));
+        }
         return message;
     }
 

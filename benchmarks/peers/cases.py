@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.figures import Case
+from benchmarks.lanes.cases import DELAY_LEVEL
 
 GROUP: Final = "Producers"
 ENGINE_GROUP: Final = "Without Spark"
@@ -24,6 +25,11 @@ class PeerCase:
     arguments: Mapping[str, Any]
     share: float = 1.0
 
+    @property
+    def delayed(self) -> bool:
+        """Its messages have a delay level."""
+        return "delay" in self.arguments
+
 
 @dataclass(frozen=True)
 class _Mode:
@@ -33,12 +39,18 @@ class _Mode:
     grpc: bool = False
 
 
+_ASYNC: Final = (
+    _Mode("async", {"mode": "async", "inflight": 400}, 0.3, grpc=True),
+    _Mode("async auto-batch", {"mode": "autobatch", "inflight": 400}, 0.3),
+)
 _ONE_BY_ONE: Final = (
     _Mode("sync", {"mode": "sync"}, 0.05, grpc=True),
     _Mode("sync 2 threads", {"mode": "sync", "threads": 2}, 0.05),
     _Mode("sync by hash", {"mode": "hash"}, 0.05),
-    _Mode("async", {"mode": "async", "inflight": 400}, 0.3, grpc=True),
-    _Mode("async auto-batch", {"mode": "autobatch", "inflight": 400}, 0.3),
+    *_ASYNC,
+)
+_DELAYED: Final = _Mode(
+    "async delayed", {"mode": "async", "inflight": 400, "delay": DELAY_LEVEL}, 0.3
 )
 _BATCHES: Final = (1000, 4000)
 _BATCH_BYTES: Final = 4 << 20
@@ -69,6 +81,39 @@ def peer_cases(body_bytes: int, others: frozenset[str]) -> Iterator[PeerCase]:
             yield _case(GRPC, mode, body_bytes, (), slow=0.1)
     for mode in _TABLES:
         yield _case(OURS, mode, body_bytes, (java_batches_title(body_bytes),))
+
+
+def single_cases(
+    body_bytes: int, others: frozenset[str], *, peers: bool = False
+) -> Iterator[PeerCase]:
+    """What shares no batch, ours beside Java's: delayed rows, asynchronous sends, automatic
+    batching.
+
+    Args:
+        peers: `peer_cases` has what they have in common.
+    """
+    for mode in (_DELAYED,) if peers else (*_ASYNC, _DELAYED):
+        against = (title(JAVA, mode.title, body_bytes),)
+        yield _case(OURS, mode, body_bytes, against)
+        if JAVA in others:
+            yield _case(JAVA, mode, body_bytes, ())
+    yield _engine_delayed(body_bytes)
+
+
+def java_delayed_title(body_bytes: int) -> str:
+    """The name of the Java client's case with a delay."""
+    return title(JAVA, _DELAYED.title, body_bytes)
+
+
+def java_delayed(body_bytes: int) -> PeerCase:
+    """The Java client's asynchronous sends with a delay."""
+    return _case(JAVA, _DELAYED, body_bytes, ())
+
+
+def _engine_delayed(body_bytes: int) -> PeerCase:
+    against = (java_delayed_title(body_bytes),)
+    case = Case(f"engine delayed {body_bytes} B", ENGINE_GROUP, against, body_bytes=body_bytes)
+    return PeerCase(OURS, case, {"mode": "arrow", "delay": DELAY_LEVEL}, 0.3)
 
 
 def java_batches(body_bytes: int) -> PeerCase:

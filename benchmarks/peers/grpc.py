@@ -89,7 +89,7 @@ class GrpcLauncher:
         )  # fmt: skip
         environ = {
             **os.environ,
-            "CLASSPATH": conf.class_path(folder, os.pathsep.join(map(str, self._jars))),
+            "CLASSPATH": os.pathsep.join(map(str, self._jars)),
             "NAMESRV_ADDR": cluster.name_server,
         }
         with _running([*command, "-pm", "cluster", "-pc", str(settings)], environ, folder) as it:

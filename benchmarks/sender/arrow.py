@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import pyarrow as pa
+
 from benchmarks.rows import numbered_table, record_batch
 from benchmarks.sender.modes import Job, Numbers, Send
 from rocket_sink.errors import DeliveryError
@@ -36,6 +38,9 @@ def _sending(job: Job, more: dict[str, str]) -> Iterator[Send]:
     given = {**job.options, "topic": job.topic, "ordering": job.ordering, **more}
     options = SinkOptions.parse(given)
     batch = record_batch(BATCH_ROWS, job.size, job.keys)
+    if job.delay:
+        levels = pa.array([job.delay] * BATCH_ROWS, pa.int32())
+        batch = batch.append_column("delay_level", levels)
     plan = ColumnPlan(tuple((name, name) for name in batch.schema.names), job.topic)
     pool = ProducerPool(make=SendEngine)
 

@@ -28,7 +28,8 @@ _TAKEN: Final = 50
 class Job:
     """What to send and how; `inflight` is of async modes, `batch` the messages of one request.
 
-    `ledger`: for the mode arrow, a ledger whose spool gets rows and is not folded.
+    `ledger`: for the mode arrow, a ledger whose spool gets rows and is not folded. `delay`: the
+    delay level of all messages; 0: none.
     """
 
     topic: str
@@ -41,12 +42,13 @@ class Job:
     keys: int = 0
     ordering: str = "none"
     ledger: bool = False
+    delay: int = 0
 
     def message(self, number: int, sharding_key: str | None = None) -> Message:
         """The message of that number."""
         return Message(
             self.topic, body_of(number, self.size), tags="tag", keys=(f"key{number}",),
-            sharding_key=sharding_key,
+            sharding_key=sharding_key, delay_level=self.delay,
         )  # fmt: skip
 
 

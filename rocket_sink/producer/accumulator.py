@@ -19,8 +19,7 @@ from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.future import SendFuture
 from rocket_sink.producer.request_builder import RequestBuilder, named
 
-Entry: TypeAlias = "tuple[Message, str, bytes, SendFuture]"
-"""A message, its id, its bytes inside a batch, and its future."""
+Entry: TypeAlias = "tuple[Message, SendFuture]"
 
 
 class _OpenBatch:
@@ -53,13 +52,16 @@ class BatchAccumulator:
             and len(message.body) < self._max_bytes
         )
 
-    def add(self, message: Message, message_id: str, encoded: bytes, future: SendFuture) -> None:
+    def add(self, message: Message, size: int, future: SendFuture) -> None:
         """Append the message to its batch; the future gets its result or error.
+
+        Args:
+            size: its bytes in a batch, about (`RequestBuilder.batch_bytes`).
 
         Raises:
             ProducerClosedError
         """
-        key, size = (message.topic, message.wait_store), len(encoded)
+        key = (message.topic, message.wait_store)
         full: list[_OpenBatch] = []
         is_first = due_earlier = False
         with self._lock:
@@ -72,7 +74,7 @@ class BatchAccumulator:
             if batch is None:
                 batch = self._open[key] = _OpenBatch(self._clock() + self._delay_s)
                 is_first = True
-            batch.entries.append((message, message_id, encoded, future))
+            batch.entries.append((message, future))
             batch.size += size
             if batch.size >= self._max_bytes:
                 full.append(self._open.pop(key))
@@ -111,32 +113,37 @@ class BatchAccumulator:
     # --- a batch and its end -----------------------------------------------------------------
 
     def _send(self, batch: _OpenBatch) -> None:
-        entries = batch.entries
-        messages, ids, encoded, _ = zip(*entries, strict=True)
-        request = self._builder.batch_of(messages, encoded, ids)
+        """Encode the messages together, and send them in as few requests as they fit in."""
+        builder, messages = self._builder, [message for message, _ in batch.entries]
+        ids = builder.ids(messages)
+        for start, encoded in builder.encoded(messages, ids, self._max_bytes):
+            part = slice(start, start + len(encoded))
+            self._submit(batch.entries[part], ids[part], encoded)
+
+    def _submit(self, entries: list[Entry], ids: list[str], encoded: list[bytes]) -> None:
+        request = self._builder.batch_of([message for message, _ in entries], encoded, ids)
         try:
             self._driver.submit_nowait(
-                request, Waiter(lambda completion: self._ended(entries, completion))
+                request, Waiter(lambda completion: self._ended(entries, ids, completion))
             )
         except NotSentError as error:
-            for *_, future in entries:
+            for _, future in entries:
                 future.ended(None, error)
 
-    def _ended(self, entries: list[Entry], completion: Completion) -> None:
+    def _ended(self, entries: list[Entry], ids: list[str], completion: Completion) -> None:
         result = completion.result
         if result is not None:
-            results = results_of(result, [message_id for _, message_id, _, _ in entries])
-            for (*_, future), own in zip(entries, results, strict=True):
+            for (_, future), own in zip(entries, results_of(result, ids), strict=True):
                 future.ended(own, None)
         elif isinstance(completion.error, MessageIllegalError) and len(entries) > 1:
-            self._send_singly(entries)
+            self._send_singly(entries, ids)
         else:
-            for *_, future in entries:
+            for _, future in entries:
                 future.ended(None, completion.error)
 
-    def _send_singly(self, entries: list[Entry]) -> None:
+    def _send_singly(self, entries: list[Entry], ids: list[str]) -> None:
         """After the broker refused the batch, so that only the illegal message fails."""
-        for message, message_id, _, future in entries:
+        for (message, future), message_id in zip(entries, ids, strict=True):
             try:
                 self._driver.submit_nowait(self._builder.single(named(message, message_id)), future)
             except NotSentError as error:

@@ -12,11 +12,13 @@ can submit. Callbacks run without it on the leading thread, and may send.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from rocket_sink.errors import (
     AuthenticationError,
@@ -34,12 +36,20 @@ from rocket_sink.producer.engine.attempt import Completion, SendRequest, buffers
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.future import SendFuture
 from rocket_sink.producer.hooks import Hooks
+from rocket_sink.producer.send_group import (
+    GROUP_LEAST,
+    GROUP_MOST,
+    SendGroup,
+    group_key,
+    group_request,
+)
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.properties import keys_of
 
 _LOG: Final = log.logger(__name__)
+Ended: TypeAlias = "Waiter | SendFuture | SendGroup"
 _IDLE_S: Final = 1.0
 STEP_S: Final = 0.05
 """Longest sleep of a follower whose request is not in flight."""
@@ -51,6 +61,11 @@ SUBMITTED_BYTES: Final = 16 * 1024
 """Larger bodies are submitted under the lock: the submission queue is bounded by number only."""
 SUBMITTED_TOGETHER: Final = 32
 """Queued submissions from which the submitting thread drains and writes them itself."""
+
+GATHER_LEAST: Final = 64
+"""Requests in flight from which the producer's thread lets answers and submissions gather, instead
+of waking for each: a switch between threads costs as much as several messages."""
+GATHER_S: Final = 0.0005
 
 
 class Waiter:
@@ -119,17 +134,47 @@ class SubmissionQueue:
         )
 
     def drain(self) -> None:
-        """Submit to the engine as many requests as its window has room for."""
-        requests, engine = self.requests, self._engine
+        """Submit to the engine as many requests as its window has room for, together those that
+        may share a group."""
+        requests, window = self.requests, self._engine.window
+        # Hooks of requests see each one by itself.
+        grouping = len(requests) >= GROUP_LEAST and not self._engine.client.rpc_hooks
+        groups: dict[Hashable, list[SendRequest]] = {}
+        count = size = 0
         while requests:
-            try:
-                if not engine.try_submit(requests[0]):
-                    return
-            except Exception as error:
-                # The submitting thread has returned: the error goes to the future.
-                failed = error if isinstance(error, SendError) else UnwrittenError(repr(error))
-                self._refuse(requests[0], failed)
+            request = requests[0]
+            key = group_key(request) if grouping else None
+            if key is None:
+                if not self._submit(request):
+                    break
+            elif window.has_room(size + len(request.body), count):
+                groups.setdefault(key, []).append(request)
+                count, size = count + 1, size + len(request.body)
+            else:
+                break
             requests.popleft()
+        for together in groups.values():
+            for start in range(0, len(together), GROUP_MOST):
+                self._submit_together(together[start : start + GROUP_MOST])
+
+    def _submit_together(self, together: list[SendRequest]) -> None:
+        """Submit requests as a group, or in their order; what there is no room for goes back."""
+        if len(together) >= GROUP_LEAST:
+            left = [] if self._submit(group_request(together)) else together
+        else:
+            taken = itertools.takewhile(self._submit, together)
+            left = together[sum(1 for _ in taken) :]
+        self.requests.extendleft(reversed(left))
+
+    def _submit(self, request: SendRequest) -> bool:
+        """False: there is no room."""
+        try:
+            return self._engine.try_submit(request)
+        except Exception as error:
+            # The submitting thread has returned: the error goes to the future.
+            failed = error if isinstance(error, SendError) else UnwrittenError(repr(error))
+            self._refuse(request, failed)
+            return True
 
     def close(self) -> None:
         """Fail the remaining requests."""
@@ -146,7 +191,10 @@ class SubmissionQueue:
         return False
 
     def _refuse(self, request: SendRequest, error: SendError) -> None:
-        self.refused.append(Completion(request.token, Outcome.NOT_SENT, None, error))
+        tokens: Sequence[Ended] = (request.token,)
+        if type(request.token) is SendGroup:
+            tokens = request.token.tokens
+        self.refused += [Completion(token, Outcome.NOT_SENT, None, error) for token in tokens]
 
 
 class HeartbeatThread:
@@ -208,7 +256,8 @@ class Driver:
         self._tasks: tuple[TimerTask, ...] = ()
         self._leader: int | None = None
         self._followers: dict[Waiter, None] = {}
-        self._window_waiters: dict[Waiter, None] = {}
+        self._window_waiters: dict[Waiter, tuple[float, float]] = {}
+        """When half of the wait for the window is over, and all of it (engine's clock)."""
         self._thread: threading.Thread | None = None
         self.closing = False
         every_s = engine.options.heartbeat_broker_interval_ms / 1000 / _CHECKS_PER_INTERVAL
@@ -266,24 +315,35 @@ class Driver:
         """
         engine, submissions = self.engine, self._submissions
         request.token = waiter
-        deadline_s = engine.clock() + (request.timeout_s or self._timeout_s)
-        while True:
-            with self.lock:
-                if self.closing:
-                    raise ProducerClosedError("the producer is closed")
-                # The leader may write small requests with a callback together.
-                large = len(request.body) >= SUBMITTED_BYTES
-                self._wakeup.flush_immediately = large or waiter.on_done is None
-                if submissions.requests:
-                    submissions.drain()
-                if not submissions.requests and engine.try_submit(request):
-                    return
-            if engine.clock() >= deadline_s:
-                raise self._no_room(request)
-            window_waiter = Waiter()
-            self._window_waiters[window_waiter] = None
-            self._drive_until(lambda: self._has_room(request), window_waiter, STEP_S)
-            self._window_waiters.pop(window_waiter, None)
+        timeout_s = request.timeout_s or self._timeout_s
+        deadline_s = engine.clock() + timeout_s
+        window_waiter: Waiter | None = None
+        try:
+            while True:
+                with self.lock:
+                    if self.closing:
+                        raise ProducerClosedError("the producer is closed")
+                    # The leader may write small requests with a callback together.
+                    large = len(request.body) >= SUBMITTED_BYTES
+                    self._wakeup.flush_immediately = large or waiter.on_done is None
+                    if submissions.requests:
+                        submissions.drain()
+                    free = not submissions.requests and not self._gives_way(deadline_s)
+                    if free and engine.try_submit(request):
+                        return
+                if engine.clock() >= deadline_s:
+                    raise self._no_room(request)
+                if window_waiter is None:
+                    window_waiter = Waiter()
+                    self._window_waiters[window_waiter] = (deadline_s - timeout_s / 2, deadline_s)
+                self._drive_until(
+                    lambda: self._has_room(request) and not self._gives_way(deadline_s),
+                    window_waiter,
+                    STEP_S,
+                )
+        finally:
+            if window_waiter is not None:
+                del self._window_waiters[window_waiter]
 
     def submit_nowait(self, request: SendRequest, waiter: Waiter | SendFuture) -> None:
         """As `submit`, for asynchronous sends: it takes no lock while there is room. Starts the
@@ -500,6 +560,10 @@ class Driver:
                 left_s = until_s - engine.clock()
                 wait_s = engine.prepare(self._until_task_s(max(0.0, left_s)))
                 wakeup.waiting, wakeup.long = True, wait_s > TICK_S
+            if self._may_gather() and wait_s > 0:
+                wakeup.asleep = False
+                time.sleep(min(wait_s, GATHER_S))
+                wait_s = 0.0
             ready = engine.client.wait(0.0 if engine.has_completions else wait_s)
             wakeup.asleep = False
             with self.lock:
@@ -516,6 +580,17 @@ class Driver:
             if stop:
                 return
 
+    def _may_gather(self) -> bool:
+        """Asynchronous sends only, and so many in flight that answers come faster than they can be
+        dealt with one by one."""
+        engine = self.engine
+        return (
+            engine.pending >= GATHER_LEAST
+            and not self._followers
+            and not engine.has_completions
+            and self._thread is threading.current_thread()
+        )
+
     def _write_submissions(self) -> None:
         """Drain and write in the submitting thread, under the lock, without a thread switch."""
         client, wakeup = self.engine.client, self._wakeup
@@ -527,7 +602,7 @@ class Driver:
             wakeup.asleep = False
             client.wake()
 
-    def _take_completions(self) -> list[tuple[Waiter | SendFuture, Completion]]:
+    def _take_completions(self) -> list[tuple[Ended, Completion]]:
         """Take completions and wake their waiters; returns those with a callback."""
         called = []
         ended = self.engine.take()
@@ -588,6 +663,15 @@ class Driver:
     def _has_left(self) -> bool:
         return bool(self.engine.pending or self._submissions.requests)
 
+    def _gives_way(self, deadline_s: float) -> bool:
+        """Another thread has waited for half of its time, and has less left than one until
+        `deadline_s`: a thread that leads sees each place first, and would take them all."""
+        if not self._window_waiters:
+            return False
+        now_s = self.engine.clock()
+        waiting = list(self._window_waiters.values())
+        return any(half_s <= now_s and other_s < deadline_s for half_s, other_s in waiting)
+
     def _has_room(self, request: SendRequest) -> bool:
         return not self._submissions.requests and self.engine.has_room(request)
 
@@ -611,7 +695,7 @@ class Driver:
         )  # fmt: skip
 
 
-def _call_back(done: list[tuple[Waiter | SendFuture, Completion]]) -> None:
+def _call_back(done: list[tuple[Ended, Completion]]) -> None:
     """Call the callbacks, without the lock."""
     for waiter, completion in done:
         assert waiter.on_done is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from rocket_sink import forks
 from rocket_sink.errors import (
     ConfigurationError,
     MessageIllegalError,
@@ -28,7 +29,7 @@ from rocket_sink.producer.engine.brokers import BrokerHealth
 from rocket_sink.producer.engine.headers import CredentialsProvider
 from rocket_sink.producer.future import Callback, SendFuture
 from rocket_sink.producer.hooks import Hooks, SendHook
-from rocket_sink.producer.request_builder import Part
+from rocket_sink.producer.request_builder import Part, named
 from rocket_sink.producer.tracing import Tracer
 from rocket_sink.producer.transactions import Execute, TransactionListener, TransactionResult
 from rocket_sink.routing.fault import Isolation
@@ -150,7 +151,7 @@ class Producer:
         session, hooks, context = self._live_session(), self._hooks, None
         accumulator = session.accumulator
         plain = queue is None and selector is None and timeout_ms is None
-        if plain and accumulator is not None and accumulator.takes(message):
+        if accumulator is not None and plain and accumulator.takes(message):
             return self._accumulate(session, accumulator, message, callback)
         request = self._request(session, message, queue, selector, arg, timeout_ms)
         if hooks.hooks:
@@ -328,7 +329,9 @@ class Producer:
         """
         if self._closed:
             raise ProducerClosedError("the producer is closed")
-        session = self._current_session()
+        session = self._session
+        if session.of_pid != forks.pid:
+            session = self._current_session()
         if not session.driver.heartbeats.started:
             session.driver.heartbeats.start()
         return session
@@ -399,13 +402,14 @@ class Producer:
         message: Message,
         callback: Callback | None,
     ) -> Future[SendResult]:
-        message_id, encoded = session.builder.encoded(message)
-        context = None
+        size, context = session.builder.batch_bytes(message), None
         if self._hooks.hooks:
+            [message_id] = session.builder.ids((message,))
+            message = named(message, message_id)
             topic = session.builder.topic(message.topic)
             context = self._hooks.before("async", topic, (message,), (message_id,))
         future = SendFuture(self._hooks, context, callback)
-        accumulator.add(message, message_id, encoded, future)
+        accumulator.add(message, size, future)
         return future
 
     def _send_parts(

@@ -6,17 +6,23 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendRequest
-from rocket_sink.wire.batch import check_batch, encode_inner
+from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES, check_batch, encode_inner
 from rocket_sink.wire.codes import V5_0_0
 from rocket_sink.wire.compress import CompressionType, compress_body
 from rocket_sink.wire.ids import MessageIds
-from rocket_sink.wire.properties import properties_of
+from rocket_sink.wire.properties import ENCODED_LIMIT, properties_of
+
+_ANY_ID: Final = "0" * 56
+"""As long as a client id with an IPv6 address."""
+_PROPERTY_BYTES: Final = len(_ANY_ID) + 30
+"""Of the properties that each message has, and the names of tags and keys."""
 
 
 @dataclass(frozen=True)
@@ -93,55 +99,73 @@ class RequestBuilder:
             MessageError: INVALID_BATCH (Java: MessageBatch.generateFromList), or as `single`.
         """
         check_batch(messages)
-        encoded: list[bytes] = []
-        ids: list[str] = []
-        start = size = 0
+        ids = self.ids(messages)
+        for start, encoded in self.encoded(messages, ids, self._limit):
+            end = start + len(encoded)
+            yield self._part(messages[start:end], encoded, ids[start:end], queue)
+
+    def ids(self, messages: Sequence[Message]) -> list[str]:
+        """Their client ids, new ones where a message has none."""
         with self._lock:
             new_ids = self._ids.several(len(messages), time.time_ns() // 1_000_000)
-        for position, new_id in enumerate(new_ids):
-            message = messages[position]
-            message_id = message.message_id or new_id
-            one = self._inner(message, message_id)
-            if encoded and size + len(one) > self._limit:
-                yield self._part(messages[start:position], encoded, ids, queue)
-                encoded, ids, start, size = [], [], position, 0
-            encoded.append(one)
-            ids.append(message_id)
+        return [
+            message.message_id or new_id for message, new_id in zip(messages, new_ids, strict=True)
+        ]
+
+    def encoded(
+        self, messages: Sequence[Message], ids: Sequence[str], limit: int
+    ) -> Iterator[tuple[int, list[bytes]]]:
+        """The messages as they are inside batches of at most `limit` bytes, or of one message: the
+        number of the first one of each batch, and their bytes.
+
+        Raises:
+            MessageError: as `single`.
+        """
+        start, size, batch, extra = 0, 0, list[bytes](), self._extra
+        for number, (message, message_id) in enumerate(zip(messages, ids, strict=True)):
+            body = message.body
+            if len(body) > self._limit:
+                raise self._too_large(message)
+            properties = properties_of(message, message_id=message_id, extra=extra)
+            one = encode_inner(body, properties, message.flag)
+            if batch and size + len(one) > limit:
+                yield start, batch
+                start, size, batch = number, 0, []
+            batch.append(one)
             size += len(one)
-        yield self._part(messages[start:], encoded, ids, queue)
+        yield start, batch
+
+    def batch_bytes(self, message: Message) -> int:
+        """About as many bytes as the message takes inside a batch.
+
+        Raises:
+            MessageError: as `single`.
+        """
+        size = len(message.body)
+        if size > self._limit:
+            raise self._too_large(message)
+        texts = len(message.tags or "") + sum(map(len, message.keys)) + _PROPERTY_BYTES
+        if message.properties or self._extra is not None or texts * 4 > ENCODED_LIMIT:
+            texts = len(properties_of(message, message_id=_ANY_ID, extra=self._extra).encode())
+        return size + texts + INNER_OVERHEAD_BYTES
 
     def split(self, part: Part) -> list[Part]:
         """A refused batch in two halves, with the same ids; a half of one is a single message."""
         ids = part.request.message_id.split(",")
         messages = [named(*pair) for pair in zip(part.messages, ids, strict=True)]
-        middle = (len(messages) + 1) // 2
-        return [
-            self._single_part(half[0], part.request.queue)
-            if len(half) == 1
-            else self._part(half, [*map(self._inner, half, ids)], ids, part.request.queue)
-            for half, ids in ((messages[:middle], ids[:middle]), (messages[middle:], ids[middle:]))
-            if half
-        ]
-
-    def encoded(self, message: Message) -> tuple[str, bytes]:
-        """A message's client id, and its bytes inside a batch.
-
-        Raises:
-            MessageError: as `single`.
-        """
-        message_id = message.message_id or self._new_id()
-        return message_id, self._inner(message, message_id)
+        middle, queue = (len(messages) + 1) // 2, part.request.queue
+        halves: list[Part] = []
+        for half, own in ((messages[:middle], ids[:middle]), (messages[middle:], ids[middle:])):
+            if len(half) == 1:
+                halves.append(self._single_part(half[0], queue))
+            elif half:
+                [(_, encoded)] = self.encoded(half, own, self._limit)
+                halves.append(self._part(half, encoded, own, queue))
+        return halves
 
     def _new_id(self) -> str:
         with self._lock:
             return self._ids.next(time.time_ns() // 1_000_000)
-
-    def _inner(self, message: Message, message_id: str) -> bytes:
-        body = message.body
-        if len(body) > self._limit:
-            raise self._too_large(message)
-        properties = properties_of(message, message_id=message_id, extra=self._extra)
-        return encode_inner(body, properties, message.flag)
 
     def _part(
         self,

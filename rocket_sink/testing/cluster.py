@@ -49,6 +49,7 @@ class FakeCluster:
         self._loop.call(self._port.open)
         self._topics: dict[str, dict[str, TopicConfig]] = {}
         self.brokers: list[FakeBroker] = []
+        self._unregistered: set[str] = set()
         self.order_topic_conf: dict[str, str] = {}
         if isinstance(brokers, int):
             brokers = [f"broker-{_letters(number)}" for number in range(brokers)]
@@ -101,6 +102,14 @@ class FakeCluster:
     def start_name_server(self) -> None:
         self._loop.call(self._port.open)
 
+    def forget_brokers(self) -> None:
+        """As a name server that was started anew: it knows no broker, and so no topic."""
+        self._unregistered = set(self._topics)
+
+    def register(self, *names: str) -> None:
+        """Brokers (by default all) register again, with their topics."""
+        self._unregistered -= set(names or self._topics)
+
     def messages(self, topic: str) -> list[StoredMessage]:
         """All stored messages of a topic by broker, in the order of storing."""
         return [message for broker in self.brokers for message in broker.store.messages(topic)]
@@ -113,7 +122,11 @@ class FakeCluster:
         self._loop.stop()
 
     def route(self, topic: str) -> TopicRoute:
-        on = {name: topics[topic] for name, topics in self._topics.items() if topic in topics}
+        on = {
+            name: topics[topic]
+            for name, topics in self._topics.items()
+            if topic in topics and name not in self._unregistered
+        }
         return TopicRoute(
             queues=tuple(QueueData(n, c.queues, c.queues, c.perm) for n, c in on.items()),
             brokers=tuple(
@@ -157,6 +170,7 @@ class FakeCluster:
 
     def _cluster_info(self) -> dict[str, object]:
         """ClusterInfo (RouteInfoManager.getAllClusterInfo)."""
+        registered = [one for one in self.brokers if one.name not in self._unregistered]
         return {
             "brokerAddrTable": {
                 broker.name: {
@@ -164,9 +178,9 @@ class FakeCluster:
                     "brokerName": broker.name,
                     "cluster": CLUSTER_NAME,
                 }
-                for broker in self.brokers
+                for broker in registered
             },
-            "clusterAddrTable": {CLUSTER_NAME: [broker.name for broker in self.brokers]},
+            "clusterAddrTable": {CLUSTER_NAME: [broker.name for broker in registered]},
         }
 
 

@@ -32,7 +32,7 @@ from rocket_sink.wire.frame import (
     response_to,
 )
 from rocket_sink.wire.headers import ONEWAY_FLAG, Body, Frame
-from rocket_sink.wire.responses import SendAnswers
+from rocket_sink.wire.responses import PlainAnswers, SendAnswers
 
 
 class Answered(NamedTuple):
@@ -44,10 +44,10 @@ class Answered(NamedTuple):
 
 
 class AnsweredMany(NamedTuple):
-    """Responses to requests of one group (`Connection.open_group`), all of them stored sends."""
+    """Responses to requests of one group (`Connection.open_group`), all of success."""
 
     token: object
-    answers: SendAnswers
+    answers: SendAnswers | PlainAnswers
     sent_s: float | None
 
 
@@ -376,7 +376,7 @@ class Connection:
         pending.settled = not pending.count
         return Answered(pending.token, frame, pending.sent_s)
 
-    def _answered_many(self, answers: SendAnswers, events: list[Event]) -> None:
+    def _answered_many(self, answers: SendAnswers | PlainAnswers, events: list[Event]) -> None:
         """Part them by the requests that they belong to."""
         take = self._pending.pop
         owners = [take(opaque, None) for opaque in answers.opaques.tolist()]

@@ -26,7 +26,7 @@ from rocket_sink.wire.headers import (
     encode_json_header,
     response_to,
 )
-from rocket_sink.wire.responses import AnswerShape, SendAnswers
+from rocket_sink.wire.responses import AnswerShape, PlainAnswers, PlainShape, SendAnswers
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -49,7 +49,7 @@ _ROCKETMQ: Final = 1
 _HEADER_LENGTH_MASK: Final = 0xFFFFFF
 _SHAPED_BYTES: Final = 1024
 """Longer headers are mostly the ids of a batch's messages."""
-_AT_ONCE: Final = 8
+_AT_ONCE: Final = 16
 """Fewer answers are read one by one for less."""
 _SHAPES: Final = 8
 """Most patterns learned per stream; headers that change more often are parsed in full."""
@@ -111,7 +111,9 @@ class FrameReader:
     (`limits.frame_bytes`) and the bytes of the last `receive_data`.
     """
 
-    __slots__ = ("_at", "_data", "_error", "_limits", "_shape", "_shapes_left", "_small")
+    __slots__ = (
+        "_at", "_data", "_error", "_limits", "_plain_shape", "_shape", "_shapes_left", "_small",
+    )  # fmt: skip
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
@@ -119,6 +121,7 @@ class FrameReader:
         self._at = 0
         self._error: RemoteProtocolError | None = None
         self._shape: AnswerShape | None = None
+        self._plain_shape: PlainShape | None = None
         self._shapes_left = _SHAPES
         self._small = min(limits.frame_bytes, limits.header_bytes) - 8
         """A frame up to this length is within both limits."""
@@ -138,13 +141,14 @@ class FrameReader:
             self._data += data
         self._at = 0
 
-    def next_answers(self) -> SendAnswers | None:
-        """The next frames at once, where they are answers to sends that look alike; else None.
+    def next_answers(self) -> SendAnswers | PlainAnswers | None:
+        """The next frames at once, where they are answers of success that look alike; else None.
 
         `next_frame` reads what this leaves.
         """
         data, at = self._data, self._at
-        if self._shape is None or len(data) - at < 8 or self._error is not None:
+        shapes = (self._shape, self._plain_shape)
+        if not any(shapes) or len(data) - at < 8 or self._error is not None:
             return None
         length, header_bytes = _PREFIX.unpack_from(data, at)
         size = 4 + length
@@ -152,11 +156,12 @@ class FrameReader:
         if count < _AT_ONCE or header_bytes + 4 != length:
             return None
         frames = np.frombuffer(data, np.uint8, count * size, at).reshape(count, size)
-        answers = self._shape.read_many(frames, _PREFIX.size)
-        if answers is None or len(answers) < _AT_ONCE:
-            return None
-        self._at += len(answers) * size
-        return answers
+        for shape in shapes:
+            answers = shape.read_many(frames, _PREFIX.size) if shape is not None else None
+            if answers is not None and len(answers) >= _AT_ONCE:
+                self._at += len(answers) * size
+                return answers
+        return None
 
     def next_frame(self) -> Frame | Literal[NeedData.NEED_DATA]:
         """The next frame, or NEED_DATA.
@@ -193,16 +198,23 @@ class FrameReader:
                 seen = self._shape.read(header)
                 if seen is not None:
                     return seen
+            if self._plain_shape is not None:
+                plain = self._plain_shape.read(header)
+                if plain is not None:
+                    return plain
             frame = decode_json_header(header, self._limits)
             if self._shapes_left and len(header) < _SHAPED_BYTES:
-                shape = AnswerShape.of(frame, header)
-                if shape is not None:
-                    self._shape = shape
-                    self._shapes_left -= 1
+                self._learn(frame, header)
             return frame
         if kind == _ROCKETMQ:
             return decode_binary_header(header, self._limits)
         raise RemoteProtocolError(f"a header of the unknown serialisation {kind}")
+
+    def _learn(self, frame: Frame, header: bytes) -> None:
+        shape, plain = AnswerShape.of(frame, header), PlainShape.of(frame, header)
+        self._shape, self._plain_shape = shape or self._shape, plain or self._plain_shape
+        if shape is not None or plain is not None:
+            self._shapes_left -= 1
 
     def _check_lengths(self, length: int, header_length: int) -> None:
         limits = self._limits

@@ -12,7 +12,8 @@ parsed in full; both ways give the same result (tested).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -403,9 +404,9 @@ _FIELD_OF: Final = {
 
 
 _ZERO: Final = ord("0")
-_IN_TEXT: Final = np.zeros(256, np.bool_)
-"""Characters of the texts that `_CHANGING` lets pass."""
-_IN_TEXT[list(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_=-")] = True
+_NOT_IN_TEXT: Final = np.ones(256, np.bool_)
+"""Characters that the texts of `_CHANGING` never have."""
+_NOT_IN_TEXT[list(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_=-")] = False
 
 
 def _numbers(digits: npt.NDArray[np.uint8]) -> Int64s:
@@ -421,6 +422,84 @@ def _texts(characters: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
     if not width:
         return np.zeros(len(characters), "S1")
     return np.ascontiguousarray(characters).view(f"S{width}")[:, 0]
+
+
+Span: TypeAlias = "tuple[int, int]"
+
+
+def _alike(
+    frames: npt.NDArray[np.uint8], texts: Iterable[Span], numbers: Iterable[Span]
+) -> npt.NDArray[np.uint8]:
+    """The first frames, as many as equal the first one but for these texts and numbers."""
+    differs = frames != frames[0]
+    for start, end in texts:
+        differs[:, start:end] = _NOT_IN_TEXT.take(frames[:, start:end])
+    for start, end in numbers:
+        digits = frames[:, start:end]
+        differs[:, start:end] = (digits < _ZERO) | (digits > _ZERO + 9)
+        if end - start > 1:
+            differs[:, start] |= digits[:, 0] == _ZERO
+    # Row by row only when there is another one: that takes as long as all the rest.
+    return frames[: int(differs.any(axis=1).argmax())] if differs.any() else frames
+
+
+class PlainAnswers:
+    """n answers of success without any field (END_TRANSACTION)."""
+
+    __slots__ = ("_frame", "opaques")
+
+    def __init__(self, frame: Frame, opaques: Int64s) -> None:
+        self._frame, self.opaques = frame, opaques
+
+    def __len__(self) -> int:
+        return len(self.opaques)
+
+    def take(self, indices: Any) -> PlainAnswers:
+        """Some of them, by index array or slice."""
+        return PlainAnswers(self._frame, self.opaques[indices])
+
+    def frame(self, index: int) -> Frame:
+        """One of them."""
+        return replace(self._frame, opaque=int(self.opaques[index]))
+
+
+class PlainShape:
+    """The pattern of one peer's answers of success without any field, made from the first one."""
+
+    __slots__ = ("_frame", "_match")
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        ext = "" if frame.ext is None else '"extFields":\\{\\},'
+        pattern = (
+            f'\\{{"code":0,{ext}"flag":{RESPONSE_FLAG},"language":"{language_name(frame.language)}",'
+            '"opaque":(0|[1-9][0-9]{0,8}),"serializeTypeCurrentRPC":"JSON",'
+            f'"version":{frame.version}\\}}'
+        )
+        self._match = re.compile(pattern.encode()).fullmatch
+
+    @classmethod
+    def of(cls, frame: Frame, header: bytes) -> PlainShape | None:
+        """The shape of this header; None when it is no such answer."""
+        if frame.code or frame.ext or frame.flag != RESPONSE_FLAG or frame.remark is not None:
+            return None
+        shape = cls(frame)
+        return shape if shape.read(header) is not None else None
+
+    def read_many(self, frames: npt.NDArray[np.uint8], header_at: int) -> PlainAnswers | None:
+        """As `AnswerShape.read_many`."""
+        match = self._match(frames[0, header_at:].tobytes())
+        if match is None:
+            return None
+        start, end = match.span(1)
+        span = (start + header_at, end + header_at)
+        frames = _alike(frames, (), (span,))
+        return PlainAnswers(self._frame, _numbers(frames[:, slice(*span)]))
+
+    def read(self, header: bytes) -> Frame | None:
+        """The frame without its body; None when the header has another shape."""
+        match = self._match(header)
+        return None if match is None else replace(self._frame, opaque=int(match.group(1)))
 
 
 class AnswerShape:
@@ -477,16 +556,7 @@ class AnswerShape:
         spans = [(start + header_at, end + header_at) for start, end in spans]
         text_spans = dict(zip(self._texts, (spans[0], *spans[3:-1]), strict=True))
         numbers = (*spans[1:3], spans[-1])
-        differs = frames != frames[0]
-        for start, end in text_spans.values():
-            differs[:, start:end] = ~_IN_TEXT[frames[:, start:end]]
-        for start, end in numbers:
-            digits = frames[:, start:end]
-            differs[:, start:end] = (digits < _ZERO) | (digits > _ZERO + 9)
-            if end - start > 1:
-                differs[:, start] |= digits[:, 0] == _ZERO
-        other = differs.any(axis=1)
-        frames = frames[: int(other.argmax()) if other.any() else len(frames)]
+        frames = _alike(frames, text_spans.values(), numbers)
         queue_ids, queue_offsets, opaques = (_numbers(frames[:, s:e]) for s, e in numbers)
         texts = {name: _texts(frames[:, s:e]) for name, (s, e) in text_spans.items()}
         return SendAnswers(self._answer, self._shared, opaques, queue_ids, queue_offsets, texts)

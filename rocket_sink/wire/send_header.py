@@ -7,6 +7,7 @@ There is one template per producer group and topic. Its heads are those of
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from json.encoder import encode_basestring
 from typing import Final, NamedTuple
 
@@ -121,16 +122,52 @@ class SendTemplate:
             f'{self._start}{queue_id}","f":"{sys_flag}","g":"{born_ms}","h":"{flag}"{broker}'
             f"{quoted}{signature}{self._middle}{opaque}{self._end}"
         )
-        try:
-            header = text.encode()
-        except UnicodeEncodeError as error:
-            raise LocalProtocolError(
-                f"the properties hold text that is not valid Unicode: {error.reason}"
-            ) from None
+        header = _utf8(text)
         length = len(header)
         if length + body_length > _SMALL or length > 0xFFFFF:
             return frame_head(header, body_length)
         return _PREFIX.pack(4 + length + body_length, length) + header
+
+    def frames(
+        self,
+        messages: Iterable[tuple[bytes, str, int, int]],
+        *,
+        first_opaque: int,
+        queue_id: int,
+        born_ms: int,
+        broker_name: str,
+    ) -> bytes:
+        """Whole frames, one after the other, with consecutive opaque ids.
+
+        Args:
+            messages: of each its body, properties, system flag and flag.
+
+        Raises:
+            LocalProtocolError: as `head`.
+        """
+        pieces: list[bytes] = []
+        parts = self.parts(queue_id, born_ms, broker_name)
+        if parts is None:
+            for opaque, (body, properties, sys_flag, flag) in enumerate(messages, first_opaque):
+                head = self.head(
+                    opaque, queue_id, born_ms, properties, len(body), broker_name, sys_flag, flag,
+                    body,
+                )  # fmt: skip
+                pieces += (head, body)
+            return b"".join(pieces)
+        start, before_flag, before_text, after_text, end = (part.decode() for part in parts)
+        before_text, after_text = before_text[:-1], after_text[1:]  # the text brings its quotes
+        pack = _PREFIX.pack
+        for opaque, (body, properties, sys_flag, flag) in enumerate(messages, first_opaque):
+            header = _utf8(
+                f"{start}{sys_flag}{before_flag}{flag}{before_text}"
+                f"{encode_basestring(properties)}{after_text}{opaque}{end}"
+            )
+            length, body_length = len(header), len(body)
+            if length + body_length > _SMALL or length > 0xFFFFF:
+                self.check_lengths(length, length + body_length)
+            pieces += (pack(4 + length + body_length, length), header, body)
+        return b"".join(pieces)
 
     def parts(self, queue_id: int, born_ms: int, broker_name: str) -> HeaderParts | None:
         """The pieces of `head` in JSON; None where each head must be made by itself."""
@@ -185,6 +222,15 @@ class SendTemplate:
             ext.update(self._signer(ext, body))
         signed = Frame(self._code, ext, opaque=opaque)
         return encode_head(signed, body_length, serialize=self._serialize)
+
+
+def _utf8(header: str) -> bytes:
+    try:
+        return header.encode()
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(
+            f"the properties hold text that is not valid Unicode: {error.reason}"
+        ) from None
 
 
 def _code(*, batch: bool, reply: bool) -> RequestCode:

@@ -26,7 +26,9 @@ class Late(Echo):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*files)
         super().__init__(context)
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        # Little beside what is sent, but more than a segment of the loopback: one that has no room
+        # is dropped, again and again, until the sender's TCP_USER_TIMEOUT.
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 << 10)
 
     def _serve(self, peer):
         reader = FrameReader()

@@ -31,7 +31,7 @@ def make_engine(cluster: FakeCluster) -> Iterator[Callable[..., SendEngine]]:
     made: list[SendEngine] = []
 
     def make(shared: Any = None, **options: Any) -> SendEngine:
-        parsed = SinkOptions.parse(nameServer=cluster.name_server, **options)
+        parsed = SinkOptions.parse({"nameServer": cluster.name_server, **options})
         made.append(SendEngine(parsed, shared=shared))
         return made[-1]
 

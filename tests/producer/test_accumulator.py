@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocket_sink.errors import ProducerClosedError, RejectedError
+from rocket_sink.errors import MessageError, ProducerClosedError, RejectedError
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer
@@ -49,6 +49,23 @@ def test_by_size_without_waiting(cluster, make):
     assert not futures[-1].done()  # it waits for company
     producer.close(2)
     assert len({future.result(0).message_id for future in futures}) == 20
+
+
+def test_texts_that_take_more_bytes_than_characters(cluster, make):
+    producer = make(batchMaxDelayMs=30_000, batchMaxBytes=2000)
+    futures = [producer.send_async(Message("orders", b"x", keys=("ü" * 300,))) for _ in range(20)]
+    producer.close(2)
+    assert len({future.result(0).message_id for future in futures}) == 20
+    bodies = [len(f.body) for b in cluster.brokers for f in b.requests if f.body]
+    assert max(bodies) <= 2000 and len(bodies) < 20
+
+
+def test_properties_that_are_too_large_are_refused_at_once(make):
+    producer = make(batchMaxDelayMs=30_000)
+    for texts in ({"keys": ("ü" * 20_000,)}, {"properties": {"p": "x" * 40_000}}):
+        with pytest.raises(MessageError, match="the limit is") as caught:
+            producer.send_async(Message("orders", b"x", **texts))
+        assert caught.value.code == "PROPERTIES_TOO_LARGE"
 
 
 def test_what_cannot_be_batched_is_sent_alone(cluster, make):

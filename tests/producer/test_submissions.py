@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 
 import pytest
 
 from rocket_sink.errors import ProducerClosedError, UnwrittenError, WindowFullError
 from rocket_sink.message import Message
 from rocket_sink.producer import driver
-from rocket_sink.producer.driver import SubmissionQueue
+from rocket_sink.producer.driver import SubmissionQueue, Waiter
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.testing import Drop
 
@@ -46,6 +48,41 @@ def test_a_thread_that_waits_for_room_is_woken(cluster, make_producer, monkeypat
     producer.close(20)
     assert len(told) == 300 and all(error is None for _, error in told)
     assert len({message.body for message in cluster.messages("orders")}) == 300
+
+
+def test_a_thread_that_wakes_late_gets_its_place_before_its_time_is_over(
+    make_producer, monkeypatch
+):
+    """A thread that leads sees each token of the rate limit first."""
+
+    class Sleepy(Waiter):
+        def wait(self, timeout_s):
+            super().wait(timeout_s)
+            if threading.current_thread() is late:
+                time.sleep(0.3)
+
+    producer = make_producer(maxMessagesPerSecond=5, sendMsgTimeout=3000)
+    monkeypatch.setattr(driver, "Waiter", Sleepy)
+    over, ended = threading.Event(), []
+
+    def send_always():
+        while not over.is_set():
+            producer.send(Message("orders", b"x"))
+
+    def send_late():
+        for _ in range(2):
+            with contextlib.suppress(WindowFullError):
+                ended.append(producer.send(Message("orders", b"late")))
+
+    late = threading.Thread(target=send_late)
+    quick = [threading.Thread(target=send_always) for _ in range(2)]
+    for thread in (*quick, late):
+        thread.start()
+    late.join(60)
+    over.set()
+    for thread in quick:
+        thread.join(60)
+    assert len(ended) == 2
 
 
 def test_a_callback_may_send_into_a_full_window(cluster, make_producer):

@@ -136,6 +136,41 @@ def test_many_at_once_are_read_so(other: dict[str, str]):
     assert [meaning(frame) for frame in found] == [meaning(frame) for frame in frames]
 
 
+PLAIN = st.integers(0, 2**31 - 1).map(
+    lambda n: Frame(0, None, opaque=n, flag=1, version=493, language=0)
+)
+
+
+@given(st.lists(st.one_of(PLAIN, PLAIN, PLAIN, answers()), min_size=20, max_size=60))
+def test_plain_answers_mean_the_same(frames: list[Frame]):
+    headers = [encode_json_header(frame) for frame in frames]
+    found, _ = read_at_once(stream_of(frames))
+    wanted = [decode_any_json_header(header, DEFAULT_LIMITS) for header in headers]
+    assert [meaning(frame) for frame in found] == [meaning(frame) for frame in wanted]
+
+
+@pytest.mark.parametrize("odd", [{"code": 1}, {"flag": 3}, {"remark": "no"}, {"version": 485}])
+def test_plain_answers_are_read_at_once(odd: dict[str, object]):
+    frames = [Frame(0, opaque=n, flag=1, version=493) for n in range(1000, 1400)]
+    for name, value in odd.items():
+        setattr(frames[200], name, value)
+    found, many = read_at_once(stream_of(frames))
+    assert many >= 380 and type(found[1]) is Frame
+    assert [meaning(frame) for frame in found] == [meaning(frame) for frame in frames]
+
+
+def test_plain_answers_with_an_empty_object_of_fields():
+    headers = [
+        encode_json_header(Frame(0, opaque=n, flag=1)).replace(b'"flag"', b'"extFields":{},"flag"')
+        for n in range(1000, 1100)
+    ]
+    found, many = read_at_once(
+        b"".join(struct.pack(">II", len(h) + 4, len(h)) + h for h in headers)
+    )
+    assert many == 99
+    assert found == [decode_any_json_header(header, DEFAULT_LIMITS) for header in headers]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -24,7 +24,7 @@ from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode, SysFlag
-from rocket_sink.wire.responses import SendAnswers
+from rocket_sink.wire.responses import PlainAnswers, SendAnswers
 
 if TYPE_CHECKING:
     from rocket_sink.producer.engine.engine import SendEngine
@@ -94,9 +94,12 @@ class _Commits:
         half = self._left.pop(frame.opaque - self.first_opaque)
         self._committer.ended(self._lane, half, frame, None)
 
-    def on_answers(self, answers: SendAnswers, sent_s: float | None, now_s: float) -> None:
-        for index in range(len(answers)):
-            self.on_answer(answers.frame(index), sent_s, now_s)
+    def on_answers(
+        self, answers: SendAnswers | PlainAnswers, sent_s: float | None, now_s: float
+    ) -> None:
+        for opaque in answers.opaques.tolist():
+            del self._left[opaque - self.first_opaque]
+        self._committer.committed(self._lane, len(answers))
 
     def on_failed(self, error: SendError, now_s: float) -> None:
         while self._left:
@@ -254,11 +257,11 @@ class HalfMessageCommitter:
 
     def ended(self, lane: _Lane, half: Half, answer: Frame | None, error: SendError | None) -> None:
         """One commit was answered, or failed."""
+        if answer is not None and answer.code == ResponseCode.SUCCESS:
+            self.committed(lane, 1)
+            return
         self._in_flight -= 1
         lane.in_flight -= 1
-        if answer is not None and answer.code == ResponseCode.SUCCESS:
-            self._done(1)
-            return
         if answer is not None:
             if answer.code == ResponseCode.MESSAGE_ILLEGAL or answer.remark in _GONE:
                 self._done(0)
@@ -275,6 +278,12 @@ class HalfMessageCommitter:
         )
         if not clean:
             self._doubtful.add(half)
+
+    def committed(self, lane: _Lane, count: int) -> None:
+        """So many commits were answered with success."""
+        self._in_flight -= count
+        lane.in_flight -= count
+        self._done(count)
 
     def _not_visible(self, halves: Sequence[Half]) -> list[Half]:
         """Those that are not visible to consumers; the others are counted."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rocket_sink.producer.engine.brokers import Broker, SendTarget
     from rocket_sink.routing.retry import Ordering
     from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-    from rocket_sink.wire.columns.single_frames import SingleMessages
     from rocket_sink.wire.frame import Frame
+    from rocket_sink.wire.send_header import SendTemplate
 
     Body = Any
     """bytes, or any object with the buffer protocol (pyarrow.Buffer, memoryview), or a list or
@@ -28,11 +28,42 @@ if TYPE_CHECKING:
     Chooser = Callable[[TopicPublishInfo, Callable[[str], bool]], MessageQueue | None]
 
 
-class FrameGroup(Protocol):
-    """What the engine needs of a group."""
+class SingleFrames(Protocol):
+    """Messages of one topic, each in a frame of its own (`wire.columns.single_frames`)."""
+
+    def __len__(self) -> int: ...
 
     @property
-    def messages(self) -> SingleMessages:
+    def body_bytes(self) -> int:
+        """Bytes of all bodies."""
+
+    def bytes_of(self, indices: npt.NDArray[np.int64]) -> int:
+        """Bytes of some bodies."""
+
+    def frames(
+        self,
+        template: SendTemplate,
+        *,
+        first_opaque: int,
+        queue_id: int,
+        born_ms: int,
+        broker_name: str,
+    ) -> Any:
+        """All frames, one after the other, with consecutive opaque ids: bytes or a buffer."""
+
+
+class FrameGroup(Protocol):
+    """What the engine needs of a group.
+
+    Attributes:
+        in_parts: its messages complete as they are answered, in as many Completions as it takes;
+            False: in one, when all are.
+    """
+
+    in_parts: bool
+
+    @property
+    def messages(self) -> SingleFrames:
         """They must not change until the group is complete."""
 
     def leave(self, first: int, last: int) -> SendRequest:
@@ -42,18 +73,21 @@ class FrameGroup(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StoredFrames:
-    """The messages of a group that were acknowledged at once, by columns.
+    """Messages of a group that were acknowledged at once, by columns.
 
     Attributes:
         indices: their places in the group, int64, in the order of the answers.
         queue_offsets: int64.
         offset_message_ids: the brokers' ids, ASCII bytes.
+        transaction_ids, recall_handles: ASCII bytes; None: not every answer has one.
         rtt_ms: write to answer, float64.
     """
 
     indices: npt.NDArray[np.int64]
     queue_offsets: npt.NDArray[np.int64]
     offset_message_ids: npt.NDArray[np.bytes_]
+    transaction_ids: npt.NDArray[np.bytes_] | None
+    recall_handles: npt.NDArray[np.bytes_] | None
     rtt_ms: npt.NDArray[np.float64]
 
     def __len__(self) -> int:
@@ -134,7 +168,9 @@ class AttemptRecord:
     `queue_wait_ms` is from submit (or from the end of the attempt before) to the hand-over to
     the connection, `connect_ms` the part of it spent on connecting, `rtt_ms` from the last byte
     handed to the kernel to the answer (or to the end of the wait). `queue_offset` is -1 when the
-    broker named none.
+    broker named none. With `wire_bytes` 0 and no address it stands for all attempts in a row that
+    found no broker to go to, as while a strict queue's broker is away: `attempt` is the last of
+    them, `queue_wait_ms` the whole wait.
     """
 
     attempt: int
@@ -161,7 +197,7 @@ class AttemptRecord:
 
 @dataclass(slots=True)
 class Completion:
-    """The end of one request: exactly one per `submit`.
+    """The end of one request: exactly one per `submit` (of a group with `in_parts`, of a part).
 
     `result` is set when the outcome is delivered (`outcome.delivered`), else `error`; with
     `onDegraded=fail` a degraded one has a DegradedError, and the result is a fact of that.
@@ -169,8 +205,9 @@ class Completion:
     than once (or, when the outcome is not delivered, may be stored although no answer said so).
     `outcome` is the request's as a whole: UNKNOWN as soon as one attempt's is unknown and none
     was acknowledged. `found_stored`: no answer said so, but the broker found the messages by their
-    ids (`SendRequest.verify_ids`); the result is made from what it found. `stored`: of a group, its
-    messages that were acknowledged at once; each of the others has a Completion of its own.
+    ids (`SendRequest.verify_ids`); the result is made from what it found. `stored`: of a group,
+    messages that were acknowledged at once, the result being that of the first one; each of the
+    others has a Completion of its own.
     """
 
     token: Any
@@ -192,16 +229,21 @@ class Wait(enum.Enum):
     TURN = "the requests before it in its ordered queue"
     BROKER = "a place at a busy broker"
     VERSION = "its broker's version"
-    VERIFY = "the broker's word whether it is stored"
+    VERIFY = "the broker's answer to whether it is stored"
 
 
 class AttemptHistory:
     """What the attempts of one request share; made when the first one fails."""
 
-    __slots__ = ("degraded", "earlier", "last_broker", "last_error", "records", "unknown")
+    __slots__ = (
+        "degraded", "earlier", "last_broker", "last_error", "records", "unknown", "waited"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.records: list[AttemptRecord] = []
+        self.waited: AttemptRecord | None = None
+        """Attempts in a row that did not get as far as a broker, summed up; the last in `records`
+        as long as no other attempt follows."""
         self.earlier: list[type[Exception]] = []
         self.last_broker: str | None = None
         self.last_error: SendError | None = None
@@ -292,7 +334,7 @@ class SendAttempt:
         return "" if self.target is None else self.target.address
 
     def known_history(self) -> AttemptHistory:
-        """The history, begun if need be."""
+        """The history; made on the first call."""
         if self.history is None:
             self.history = AttemptHistory()
         return self.history

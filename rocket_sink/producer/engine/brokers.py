@@ -3,7 +3,7 @@
 Suspicion comes long before anything is given up: a broker with a request unanswered for longer
 than `suspectAfterMs` (and than its own usual latency explains, or that gives no other sign of life)
 gets no new requests while another will do. A request that was written keeps waiting for its
-attempt's deadline, because giving it up early would double messages at every pause of a broker's
+attempt's deadline: an early retry would duplicate messages at every pause of a broker's garbage
 collector.
 """
 
@@ -106,7 +106,7 @@ class BrokerHealth:
     """What a producer knows of one broker at one moment.
 
     Attributes:
-        available: it is not isolated; `available_in_ms` tells for how long it still is.
+        available: it is not isolated; `available_in_ms`: how long it still is.
         reachable: something answered there last, or a probe has since.
         suspect: a request waits there for longer than is usual; no new ones go there while
             another broker will do.
@@ -141,7 +141,7 @@ class Brokers:
         self.events: deque[Isolation] = deque(maxlen=_EVENTS_MAX)
         """Until they are taken, which no caller has to."""
         self.versions: dict[str, int] = {}
-        """MQVersion ordinals by address, as answers to heartbeats tell (brokerVersionTable)."""
+        """MQVersion ordinals by address, from the answers to heartbeats (brokerVersionTable)."""
         self._floor_s = options.suspect_after_ms / 1000
         self._brokers: dict[str, Broker] = {}
         self._notable_ms = min(
@@ -252,14 +252,14 @@ class Brokers:
             return
         name = broker.name
         if rtt_ms >= self._notable_ms or name in self._isolated or name in self._unreachable:
-            self._note(self.table.update(name, rtt_ms, now_s, isolation=False, reachable=True))
+            self._add_event(self.table.update(name, rtt_ms, now_s, isolation=False, reachable=True))
 
     def isolate(
         self, name: str, rtt_ms: float, now_s: float, cause: str, *, reachable: bool
     ) -> None:
         """A failure that the broker answers for."""
         if self.enabled:
-            self._note(
+            self._add_event(
                 self.table.update(
                     name, rtt_ms, now_s, isolation=True, reachable=reachable, cause=cause
                 )
@@ -268,13 +268,13 @@ class Brokers:
 
     def isolate_topic(self, topic: str, name: str, now_s: float, cause: str) -> None:
         if self.enabled:
-            self._note(self.table.isolate_topic(topic, name, now_s, cause))
+            self._add_event(self.table.isolate_topic(topic, name, now_s, cause))
             self._viewed_s = float("-inf")
 
     def probed(self, name: str, now_s: float, *, alive: bool) -> None:
-        self._note(self.table.probed(name, now_s, alive=alive))
+        self._add_event(self.table.probed(name, now_s, alive=alive))
 
-    def _note(self, event: Isolation | None) -> None:
+    def _add_event(self, event: Isolation | None) -> None:
         if event is not None:
             self.events.append(event)
 

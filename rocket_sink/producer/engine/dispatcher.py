@@ -39,8 +39,8 @@ _JOINED_BYTES: Final = 2048
 class QueueRotation:
     """The queues of one route that can be sent to, and whose turn it is.
 
-    It deals as `selectors.RoundRobin` does while every broker is well, from a table made once per
-    route, so that a message costs an index instead of a choice.
+    The order is that of `selectors.RoundRobin` while every broker is available, from a table made
+    once per route, so that a message costs an index instead of a choice.
     """
 
     __slots__ = ("_next", "_targets", "info")
@@ -144,7 +144,7 @@ class Dispatcher:
         """When the attempt ends at the latest, if it begins now."""
         limits, request = self._limits, attempt.request
         if request.verify_ids:
-            # A broker answers all that it has read, however late, and no other word is as sure.
+            # A broker answers all that it has read, however late; nothing else is as certain.
             return now_s + limits.stored_check_s
         left = (request.attempts or limits.max_attempts) - attempt.counted + 1
         return attempt_deadline(
@@ -178,8 +178,8 @@ class Dispatcher:
         if request.choose is None:
             last = attempt.history.last_broker if attempt.history is not None else None
             return self._spread(info, last)
-        well = brokers.available_for(request.topic)
-        queue = request.choose(info, lambda name: well(name) and not brokers.of(name).suspect)
+        available = brokers.available_for(request.topic)
+        queue = request.choose(info, lambda name: available(name) and not brokers.of(name).suspect)
         return None if queue is None else brokers.target(info, queue)
 
     def _spread(self, info: TopicPublishInfo, last: str | None) -> SendTarget | None:
@@ -280,7 +280,7 @@ class Dispatcher:
     # --- what keeps it from being sent -------------------------------------------------------
 
     def _is_new_enough(self, attempt: SendAttempt) -> bool:
-        """False: the broker has not told its version yet."""
+        """False: the broker's version is not known yet."""
         version, request = self._brokers.versions.get(attempt.address), attempt.request
         if version is not None and version < request.least_version:
             name = version_name(version)

@@ -222,7 +222,7 @@ class SendEngine:
                 return False
             if self._rates is not None:
                 self._rates.spend(count, size, now_s)
-        return self._has_gone(attempt, now_s)
+        return self._is_written(attempt, now_s)
 
     def has_room(self, request: SendRequest) -> bool:
         """Window and rate limit have a place for it now."""
@@ -261,7 +261,7 @@ class SendEngine:
     def drain(self, deadline_s: float | None = None) -> list[Completion]:
         """Drive until nothing is pending, or until `deadline_s` on the engine's clock.
 
-        At the deadline what is left completes too (NOT_SENT or UNKNOWN), so that no request is
+        At the deadline the rest completes, too (NOT_SENT or UNKNOWN), so that no request is
         ever without a Completion.
         """
         while self.pending and (deadline_s is None or self.clock() < deadline_s):
@@ -376,7 +376,7 @@ class SendEngine:
         self._shared.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's connections without a word to the peers."""
+        """In a forked child: close the parent's connections without sending anything."""
         self._closing = True
         self.client.abandon()
 
@@ -413,6 +413,7 @@ class SendEngine:
     def _settle(self, now_s: float) -> None:
         """Deal with the ends of attempts, and with what is due, until there is no more."""
         ends, waiting, handler = self._ends, self.waiting, self._handler
+        answered: dict[GroupAttempt, None] = {}
         while True:
             while ends:
                 attempt, what, sent_s, at_s = ends.popleft()
@@ -421,6 +422,8 @@ class SendEngine:
                 if isinstance(attempt, GroupAttempt) and what is not None:
                     for one, step in handler.group_ended(attempt, what, sent_s, at_s):
                         self._follow(one, step, at_s)
+                    if attempt.in_parts:
+                        answered[attempt] = None
                     continue
                 if isinstance(what, Frame):
                     step = handler.answered(attempt, what, sent_s, at_s)
@@ -435,6 +438,8 @@ class SendEngine:
                     self._complete(attempt, step, at_s)
                 else:
                     self._follow(attempt, step, at_s)
+            if answered:
+                self._complete_parts(answered, now_s)
             due = waiting.pop_due(now_s) if waiting.size and not handler.stopping else ()
             if not due:
                 return
@@ -496,6 +501,16 @@ class SendEngine:
         if attempt.turn is not None:
             self.waiting.leave(attempt, now_s)
 
+    def _complete_parts(self, answered: dict[GroupAttempt, None], now_s: float) -> None:
+        """Complete what was answered of groups that are not complete."""
+        for attempt in answered:
+            if not attempt.done:
+                completion = self._handler.part_ended(attempt, now_s)
+                if completion.stored is not None:
+                    self.window.give_back(*attempt.release(completion.stored))
+                    self._done.append(completion)
+        answered.clear()
+
     def _move_unsent(self, broker_name: str, now_s: float) -> None:
         """Requests that no byte has been sent of go elsewhere, or queue again where they must."""
         address = self.routes.addresses().get(broker_name)
@@ -516,7 +531,7 @@ class SendEngine:
         def known(error: SendError | None, at_s: float) -> None:
             if error is not None and not isinstance(error, NotSentError):
                 # only the heartbeat's outcome is unknown
-                text = f"{attempt.address} did not tell its version: {error.text}"
+                text = f"{attempt.address} did not say its version: {error.text}"
                 error = UnwrittenError(text)
             attempt.ends.append((attempt, error, None, at_s))
 
@@ -525,7 +540,7 @@ class SendEngine:
     def _verified(self, attempt: SendAttempt, result: CheckResult, now_s: float) -> None:
         self._ends.append((attempt, result, None, now_s))
 
-    def _has_gone(self, attempt: SendAttempt, now_s: float) -> bool:
+    def _is_written(self, attempt: SendAttempt, now_s: float) -> bool:
         channel = attempt.channel
         assert channel is not None
         ended = channel.ended

@@ -5,14 +5,19 @@ ids, one write, answers read in bulk. What is not plain success leaves the group
 then an attempt of its own, with all that single requests have (retry, isolation, unknown outcome).
 A group of which no byte was sent is tried again, or given up, as a whole. Never used for ordered
 requests: a broker handles the frames of one connection in several threads.
+
+Tasks make groups of columns, and want one end of each for their ledger. The producer makes groups
+of the messages of asynchronous sends (`producer.send_group`), whose futures must not wait for each
+other: such a group completes in parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from rocket_sink.producer.engine.attempt import (
     AttemptHistory,
@@ -21,7 +26,9 @@ from rocket_sink.producer.engine.attempt import (
     StoredFrames,
     buffers_of,
 )
-from rocket_sink.wire.responses import SendAnswer, SendAnswers
+from rocket_sink.wire.responses import PlainAnswers, SendAnswer, SendAnswers
+
+Texts: TypeAlias = npt.NDArray[np.bytes_]
 
 
 class GroupAttempt(SendAttempt):
@@ -29,10 +36,11 @@ class GroupAttempt(SendAttempt):
 
     __slots__ = (
         "_answers",
-        "_left",
+        "_ended",
         "_open",
         "_single_answers",
         "first_opaque",
+        "in_parts",
         "open_count",
         "size",
     )
@@ -43,10 +51,12 @@ class GroupAttempt(SendAttempt):
         assert group is not None
         self.size = self.open_count = len(group.messages)
         """Of `size` messages those without an answer, which have not left."""
+        self.in_parts = group.in_parts
         self._open = np.ones(self.size, np.bool_)
         self._answers: list[tuple[SendAnswers, float]] = []
         self._single_answers: list[tuple[int, SendAnswer, float]] = []
-        self._left = 0
+        self._ended = 0
+        """Messages that have left, or completed."""
         self.first_opaque = 0
 
     @property
@@ -55,15 +65,21 @@ class GroupAttempt(SendAttempt):
 
     @property
     def places(self) -> int:  # type: ignore[override]
-        return self.size - self._left
+        return self.size - self._ended
 
     @property
     def is_whole(self) -> bool:
         """No message was answered, or has left."""
         return self.open_count == self.size
 
-    def on_answers(self, answers: SendAnswers, sent_s: float | None, now_s: float) -> None:
-        self.ends.append((self, answers, sent_s, now_s))
+    def on_answers(
+        self, answers: SendAnswers | PlainAnswers, sent_s: float | None, now_s: float
+    ) -> None:
+        if isinstance(answers, SendAnswers):
+            self.ends.append((self, answers, sent_s, now_s))
+            return
+        for index in range(len(answers)):  # no broker answers sends so
+            self.on_answer(answers.frame(index), sent_s, now_s)
 
     def answered(self, answers: SendAnswers, rtt_s: float) -> None:
         """They are stored."""
@@ -89,7 +105,7 @@ class GroupAttempt(SendAttempt):
         assert group is not None and self._open[index:last].all()
         self._open[index:last] = False
         self.open_count -= last - index
-        self._left += last - index
+        self._ended += last - index
         request = group.leave(index, last)
         kind, body, size = attempt_kind(request)
         made = kind(self.ends, request, body, size, self.ordering, self.ready_s, self.deadline_s)
@@ -115,28 +131,71 @@ class GroupAttempt(SendAttempt):
         starts = range(0, self.size, most)
         return [self.leave(start, min(start + most, self.size)) for start in starts]
 
-    def stored(self) -> StoredFrames:
-        """What was answered so far."""
-        many, single = self._answers, self._single_answers
-        indices = [one.opaques - self.first_opaque for one, _ in many]
-        offsets = [one.queue_offsets for one, _ in many]
-        ids = [one.texts["msgId"] for one, _ in many]
-        rtts = [np.full(len(one), rtt_s) for one, rtt_s in many]
-        if single:
-            indices.append(np.array([index for index, _, _ in single], np.int64))
-            offsets.append(np.array([answer.queue_offset for _, answer, _ in single], np.int64))
-            ids.append(np.array([answer.offset_message_id for _, answer, _ in single], "S"))
-            rtts.append(np.array([rtt_s for _, _, rtt_s in single]))
-        return StoredFrames(
-            np.concatenate(indices), np.concatenate(offsets), np.concatenate(ids),
-            np.concatenate(rtts) * 1000,
-        )  # fmt: skip
-
     def first_answer(self) -> SendAnswer | None:
-        """The answer to the first message that was stored ; None: none was."""
+        """One of the answers that `take_stored` gives next; None: there are none."""
         if self._single_answers:
             return self._single_answers[0][1]
         return self._answers[0][0].frame(0).answer if self._answers else None
+
+    def take_stored(self) -> StoredFrames:
+        """What was answered since the last call."""
+        parts = [self._columns_of(*many) for many in self._answers]
+        if self._single_answers:
+            parts.append(_columns_of_singles(self._single_answers))
+        self._answers, self._single_answers = [], []
+        if len(parts) == 1:
+            return parts[0]
+        return StoredFrames(
+            np.concatenate([one.indices for one in parts]),
+            np.concatenate([one.queue_offsets for one in parts]),
+            np.concatenate([one.offset_message_ids for one in parts]),
+            _joined([one.transaction_ids for one in parts]),
+            _joined([one.recall_handles for one in parts]),
+            np.concatenate([one.rtt_ms for one in parts]),
+        )
+
+    def _columns_of(self, answers: SendAnswers, rtt_s: float) -> StoredFrames:
+        texts = answers.texts
+        return StoredFrames(
+            answers.opaques - self.first_opaque,
+            answers.queue_offsets,
+            texts["msgId"],
+            texts.get("transactionId"),
+            texts.get("recallHandle"),
+            np.full(len(answers), rtt_s * 1000),
+        )
+
+    def release(self, stored: StoredFrames) -> tuple[int, int]:
+        """They have completed: their bytes and places, which are the group's no more."""
+        group = self.request.group
+        assert group is not None
+        size, places = group.messages.bytes_of(stored.indices), len(stored)
+        self.body_bytes -= size
+        self._ended += places
+        return size, places
+
+
+def _columns_of_singles(answers: Sequence[tuple[int, SendAnswer, float]]) -> StoredFrames:
+    indices, found, rtts_s = zip(*answers, strict=True)
+    return StoredFrames(
+        np.array(indices, np.int64),
+        np.array([answer.queue_offset for answer in found], np.int64),
+        np.array([answer.offset_message_id for answer in found], "S"),
+        _column([answer.transaction_id for answer in found]),
+        _column([answer.recall_handle for answer in found]),
+        np.array(rtts_s) * 1000,
+    )
+
+
+def _column(texts: Sequence[str | None]) -> Texts | None:
+    """None when one is missing."""
+    return None if None in texts else np.array(texts, "S")
+
+
+def _joined(columns: Sequence[Texts | None]) -> Texts | None:
+    """None when one is missing."""
+    given = [column for column in columns if column is not None]
+    return np.concatenate(given) if len(given) == len(columns) else None
 
 
 def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:

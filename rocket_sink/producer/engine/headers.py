@@ -77,7 +77,7 @@ class HeaderTemplates:
         try:
             self._credentials = self._read()
         except Exception:
-            # A user's code: the refusal that brought us here is the error to tell.
+            # A user's code. The error to raise is the refusal that led here.
             _LOG.exception("the credentials could not be read again")
             return False
         if self._credentials is None or self._credentials.__reduce__()[1] == before:

@@ -65,7 +65,7 @@ class Heartbeats:
     def run(self, now_s: float) -> None:
         self._driven_s += min(now_s - self._run_s, _DRIVEN_MAX_S)
         self._run_s = now_s
-        self._ask_for_life(now_s)
+        self._probe_silent(now_s)
         self._expire_probes(now_s)
         opened = self._client.opened
         if now_s < self._next_look_s and opened == self._opened:
@@ -97,11 +97,12 @@ class Heartbeats:
             if channel.address in names:
                 yield names[channel.address], channel.connection.oldest_sent_s, channel.heard_s
 
-    def _ask_for_life(self, now_s: float) -> None:
-        """A heartbeat on each connection that owes an old answer and is silent otherwise.
+    def _probe_silent(self, now_s: float) -> None:
+        """A heartbeat on each connection with an old unanswered request and no other sign of life.
 
-        Its answer tells a broker that holds a request (it waits for its slave) from a frozen one:
-        `Connection.open_request`, `Brokers.silent`. One at a time; it expires with the request.
+        Its answer distinguishes a broker that holds a request (it waits for its slave) from a
+        frozen one: `Connection.open_request`, `Broker.silent`. One at a time; it
+        expires with the request.
         """
         for channel in self._client.channels:
             sent_s = channel.connection.oldest_sent_s

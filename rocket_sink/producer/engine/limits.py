@@ -91,7 +91,7 @@ class RateLimiter:
     `maxBytesPerSecond`.
 
     Messages and body bytes (as sent: compressed) count when a request is taken; its further
-    attempts do not count again. `due_s` is when the request that was last told to wait may go.
+    attempts do not count again. `due_s` is when the request that was last delayed may go.
     """
 
     __slots__ = ("_bytes", "_messages", "due_s")

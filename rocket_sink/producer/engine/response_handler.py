@@ -1,11 +1,12 @@
 """How an attempt ends, and what follows from it: the one retry loop of all send modes.
 
-It knows the retry tables, and tells brokers and routes what an end says about them; it sends
+It knows the retry tables, and passes on to brokers and routes what an end means for them; it sends
 nothing.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -26,7 +27,13 @@ from rocket_sink.errors import (
 from rocket_sink.message import MessageQueue, SendResult
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.attempt import AttemptRecord, Completion, SendAttempt, Wait
+from rocket_sink.producer.engine.attempt import (
+    AttemptHistory,
+    AttemptRecord,
+    Completion,
+    SendAttempt,
+    Wait,
+)
 from rocket_sink.producer.engine.brokers import Brokers
 from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import HeaderTemplates
@@ -149,7 +156,10 @@ class ResponseHandler:
     def group_ended(
         self, attempt: GroupAttempt, what: Any, sent_s: float | None, now_s: float
     ) -> list[tuple[SendAttempt, Completion | NextStep]]:
-        """Answers to a group's messages, or its failure: what follows, of each attempt."""
+        """Answers to a group's messages, or its failure: what follows, of each attempt.
+
+        Of answered messages nothing follows before the last one (`part_ended`).
+        """
         steps: list[tuple[SendAttempt, Completion | NextStep]] = []
         if isinstance(what, SendAnswers):
             rtt_s = self._group_stored(attempt, len(what), sent_s, now_s)
@@ -164,13 +174,13 @@ class ResponseHandler:
             return [(attempt, self.failed(attempt, what, sent_s, now_s))]
         else:
             for number, single in enumerate(attempt.leave_all()):
-                # One that is asked for gets facts of its own.
+                # `verified` changes the facts of its error.
                 error = type(what)(what.text, **what.facts)
                 error.__cause__ = what.__cause__
                 step = self.failed(single, error, sent_s, now_s, feedback=not number)
                 steps.append((single, step))
         if not attempt.open_count:
-            steps.append((attempt, self._group_completion(attempt, now_s, sent_s)))
+            steps.append((attempt, self.part_ended(attempt, now_s, sent_s)))
         return steps
 
     def _group_stored(
@@ -184,10 +194,10 @@ class ResponseHandler:
         self._brokers.release(broker, count)
         return rtt_s
 
-    def _group_completion(
-        self, attempt: GroupAttempt, now_s: float, sent_s: float | None
+    def part_ended(
+        self, attempt: GroupAttempt, now_s: float, sent_s: float | None = None
     ) -> Completion:
-        """Of those that were stored at once; the others have completions of their own."""
+        """The completion of the messages that were answered since the last one of their group."""
         answer = attempt.first_answer()
         if answer is None:
             return Completion(attempt.request.token, Outcome.ACKED, None, None)
@@ -195,7 +205,7 @@ class ResponseHandler:
         if self._records or attempt.history is not None:
             records = self._recorded(attempt, now_s, sent_s, Outcome.ACKED, answer=answer)
         completion = _completed(attempt, _result_of(attempt, answer, 0.0), records)
-        completion.stored = attempt.stored()
+        completion.stored = attempt.take_stored()
         if records:
             records[-1].message_count = len(completion.stored)
         return completion
@@ -238,6 +248,8 @@ class ResponseHandler:
             if feedback:
                 self._apply_feedback(attempt, decision, error, sent_s, now_s)
             self._recorded(attempt, now_s, sent_s, error.outcome, error=error)
+        elif self._records:
+            _note_wait(attempt, history, error, now_s)
         if verifies:
             return NextStep(attempt, Wait.VERIFY, error=error)
         return self._next_step(attempt, decision, error, now_s)
@@ -260,7 +272,7 @@ class ResponseHandler:
             completion.found_stored = True
             return completion
         if result.decided:
-            # The broker's word that it is not there makes it a refusal.
+            # By the broker's answer it is not stored, which makes it a rejection.
             error.facts["outcome"] = Outcome.REJECTED
             vars(error)["outcome"] = Outcome.REJECTED
             return self.failed(attempt, error, None, now_s)
@@ -386,7 +398,7 @@ class ResponseHandler:
     def _recorded(
         self, attempt: SendAttempt, now_s: float, sent_s: float | None, outcome: Outcome, **end: Any
     ) -> list[AttemptRecord]:
-        """Keep and tell the attempt's record; all records of the request."""
+        """Keep the attempt's record and pass it on; returns all records of the request."""
         history = attempt.history
         if not self._records:
             return history.records if history is not None else []
@@ -395,6 +407,7 @@ class ResponseHandler:
             self._on_attempt(record)
         if history is None:
             return [record]
+        history.waited = None
         history.records.append(record)
         return history.records
 
@@ -475,6 +488,26 @@ def _record_of(
         # the first one only: a record must not keep the ids of a whole batch
         offset_message_id=answer.offset_message_id.partition(",")[0] if answer is not None else "",
     )
+
+
+def _note_wait(
+    attempt: SendAttempt, history: AttemptHistory, error: SendError, now_s: float
+) -> None:
+    """Sum up attempts that no broker was asked in: there may be hundreds, all looks at a route."""
+    waited, wait_ms = history.waited, (now_s - attempt.ready_s) * 1000
+    if waited is None:
+        waited = _record_of(attempt, now_s, None, Outcome.NOT_SENT, error=error)
+        waited.broker_address, waited.wire_bytes, waited.rtt_ms = "", 0, 0.0
+        waited.queue_wait_ms = 0.0
+        waited.started_ms = int(time.time() * 1000 - wait_ms)
+        if attempt.request.queue is not None:
+            waited.broker_name = attempt.request.queue.broker_name
+            waited.queue_id = attempt.request.queue.queue_id
+        history.waited = waited
+        history.records.append(waited)
+    waited.attempt = attempt.number
+    waited.queue_wait_ms += wait_ms
+    waited.error_code, waited.remark = error.code, error.text
 
 
 def _result_of(attempt: SendAttempt, answer: SendAnswer, rtt_s: float) -> SendResult:

@@ -2,13 +2,17 @@
 
 The rules for what the name servers say: an unknown topic falls back to the template topic
 (TBW102); a route that was known is dropped only after two "does not exist" (Java keeps it for
-ever, apache/rocketmq#8025); with all name servers down the old route stays in use; a route without
-a master is no route yet and is asked for again, each second while anything is sent to the topic.
+ever, apache/rocketmq#8025), from a name server that knows any of its brokers: one that was started
+anew knows a topic when a broker has registered, which may take 30 s; with all name servers down the
+old route stays in use, and that of another worker, however old, will do for a new one; a route
+without a master, and any of a name server that knows no broker, is no route yet and is asked for
+again, each second while anything is sent to the topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
 
@@ -20,6 +24,7 @@ from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.responses import decode_cluster_info
 from rocket_sink.wire.route import TopicRoute, decode_route
 
 REFRESH_S: Final = 1.0
@@ -141,16 +146,28 @@ class Routes:
         route = decode_route(body)
         return vip_route(route) if self._vip else route
 
-    def _from_shared(self, topic: str, state: _Topic, now_s: float) -> None:
+    def _from_shared(
+        self, topic: str, state: _Topic, now_s: float, *, of_any_age: bool = False
+    ) -> None:
+        """Take the route that another worker has found."""
         found = self._shared.route(topic)
-        if found is None or not 0 <= now_s - found[1] < self._interval_s:
+        oldest_s = float("inf") if of_any_age else self._interval_s
+        if found is None or not 0 <= now_s - found[1] < oldest_s:
             return
         try:
             info = TopicPublishInfo.of(topic, self._decoded(found[0]))
         except RemoteProtocolError:
             return
         if info.ok:
-            state.info, state.fetched_s = info, found[1]
+            state.info, state.fetched_s, state.error = info, found[1], None
+
+    def _keep(self, topic: str, state: _Topic, now_s: float) -> None:
+        """The name servers cannot tell: stay with the route, or begin with another worker's."""
+        if state.info is None:
+            self._from_shared(topic, state, now_s, of_any_age=True)
+        if state.info is not None:
+            # The next look-up is due in a second, not with every send.
+            state.fetched_s = max(state.fetched_s, now_s - self._interval_s + REFRESH_S)
 
     def _ask(
         self,
@@ -167,9 +184,8 @@ class Routes:
             state.fetching = False
             if frame is None:
                 state.error, state.final = error, isinstance(error, TlsRefusedError)
-                if state.info is not None:
-                    # The next look-up is due in a second, not with every send.
-                    state.fetched_s = max(state.fetched_s, at_s - self._interval_s + REFRESH_S)
+                if state.info is not None or not state.final:
+                    self._keep(topic, state, at_s)
             elif frame.code == ResponseCode.TOPIC_NOT_EXIST:
                 missing(topic, state, at_s)
             else:
@@ -206,12 +222,39 @@ class Routes:
         if state.info is not None and state.misses < MISSES_MAX:
             state.fetched_s = now_s - self._interval_s + REFRESH_S
             return
-        state.drop()
+        if state.info is not None:
+            self._ask_brokers(topic, state, now_s)
+        else:
+            self._ask_template(topic, state, now_s)
+
+    def _ask_template(self, topic: str, state: _Topic, now_s: float) -> None:
         if self._template and topic != self._template:
             template = self._template
-            self._ask(topic, state, template, self._found_template, self._not_found, now_s)
-            return
-        self._not_found(topic, state, now_s)
+            self._ask(topic, state, template, self._found_template, self._ask_brokers, now_s)
+        else:
+            self._ask_brokers(topic, state, now_s)
+
+    def _ask_brokers(self, topic: str, state: _Topic, now_s: float) -> None:
+        """The topic is unknown: ask for the brokers that have registered, and go by that."""
+
+        def ended(frame: Frame | None, error: Unavailable | None, at_s: float) -> None:
+            state.fetching = False
+            registered: Collection[str] | None = None
+            if frame is not None:
+                with contextlib.suppress(RemoteProtocolError):
+                    registered = decode_cluster_info(frame).brokers.keys()
+            info = state.info
+            if info is None:
+                self._not_found(topic, state, registered, at_s)
+            elif registered is not None and not info.queues_by_broker.keys() & registered:
+                self._keep(topic, state, at_s)
+            else:
+                state.drop()
+                self._ask_template(topic, state, at_s)
+            self.look_ups += 1
+
+        state.fetching = True
+        self._name_servers.ask(requests.get_broker_cluster_info(), ended, now_s)
 
     def _found_template(self, topic: str, state: _Topic, frame: Frame, now_s: float) -> None:
         try:
@@ -221,7 +264,14 @@ class Routes:
         info = TopicPublishInfo.default(topic, route, self._queue_nums)
         self._take(topic, state, info, now_s)
 
-    def _not_found(self, topic: str, state: _Topic, now_s: float) -> None:
+    def _not_found(
+        self, topic: str, state: _Topic, registered: Collection[str] | None, now_s: float
+    ) -> None:
+        if registered is not None and not registered:
+            state.final, text = False, "no broker has registered at the name servers yet"
+            state.error = NoRouteError(f"topic {topic!r} has no route: {text}", topic=topic)
+            self._keep(topic, state, now_s)
+            return
         state.final = True
         state.error = NoRouteError(
             f"topic {topic!r} does not exist and is not made on the fly "

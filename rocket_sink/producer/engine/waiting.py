@@ -1,4 +1,4 @@
-"""Requests that are not on a connection: where each of them waits, and who is due."""
+"""Requests that are not on a connection: where each of them waits, and which are due."""
 
 from __future__ import annotations
 

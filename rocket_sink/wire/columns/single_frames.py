@@ -8,7 +8,7 @@ it: with credentials (a signature covers the body) and in the binary serialisati
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from json.encoder import encode_basestring
 from typing import Any, Final, TypeAlias
@@ -63,6 +63,10 @@ class SingleMessages:
     def body_bytes(self) -> int:
         return int(lengths_of(self.body).sum())
 
+    def bytes_of(self, indices: Int64s) -> int:
+        """Bytes of some bodies."""
+        return int(lengths_of(self.body)[indices].sum())
+
     def frames(
         self,
         template: SendTemplate,
@@ -79,7 +83,11 @@ class SingleMessages:
         """
         parts = template.parts(queue_id, born_ms, broker_name)
         if parts is None:
-            return self._one_by_one(template, first_opaque, queue_id, born_ms, broker_name)
+            frames = template.frames(
+                self._messages(), first_opaque=first_opaque, queue_id=queue_id, born_ms=born_ms,
+                broker_name=broker_name,
+            )  # fmt: skip
+            return pa.py_buffer(frames)
         pieces: list[Piece] = [
             parts.start, _text(self.sys_flag), parts.before_flag, _text(self.flag),
             parts.before_properties, _json_text(self.properties),
@@ -91,23 +99,11 @@ class SingleMessages:
         template.check_lengths(int(header_bytes.max()), int(lengths.max()))
         return _framed([*pieces, as_binary(self.body)], header_bytes, lengths)
 
-    def _one_by_one(
-        self,
-        template: SendTemplate,
-        first_opaque: int,
-        queue_id: int,
-        born_ms: int,
-        broker_name: str,
-    ) -> pa.Buffer:
-        buffers: list[bytes] = []
-        texts = [text + self.suffix for text in self.properties.to_pylist()]
-        for index, body in enumerate(self.body.to_pylist()):
-            head = template.head(
-                first_opaque + index, queue_id, born_ms, texts[index].decode(), len(body),
-                broker_name, _at(self.sys_flag, index), _at(self.flag, index), body,
-            )  # fmt: skip
-            buffers += (head, body)
-        return pa.py_buffer(b"".join(buffers))
+    def _messages(self) -> Iterator[tuple[bytes, str, int, int]]:
+        """As `SendTemplate.frames` takes them."""
+        texts = ((text + self.suffix).decode() for text in self.properties.to_pylist())
+        flags = (_list(values, len(self)) for values in (self.sys_flag, self.flag))
+        return zip(self.body.to_pylist(), texts, *flags, strict=True)
 
 
 _OPAQUE: Final = 1_987_654_321
@@ -154,8 +150,8 @@ def _framed(pieces: Sequence[Piece], header_bytes: Int64s, lengths: Int64s) -> p
     return data.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
 
 
-def _at(values: Ints, index: int) -> int:
-    return values if isinstance(values, int) else int(values[index])
+def _list(values: Ints, count: int) -> list[int]:
+    return [values] * count if isinstance(values, int) else values.tolist()
 
 
 def _text(values: Ints) -> Piece:

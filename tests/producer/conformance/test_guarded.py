@@ -32,7 +32,7 @@ class _Keys:
 
 
 _CLUSTERS: dict[str, dict[str, Any]] = {
-    "5.3.3 with ACL and TLS": {"acl": _Keys(), "tls": "enforcing"},
+    "5.3.3 with ACL and TLS": {"version": "5.3.3", "acl": _Keys(), "tls": "enforcing"},
     "4.9.7": {"version": "4.9.7"},
 }
 

@@ -184,3 +184,66 @@ def test_a_topic_that_is_made_after_all_is_found(cluster: FakeCluster, make_engi
         engine.routes.get("orders", engine.clock())
         engine.drive()
     assert send(engine, 2).outcome is Outcome.ACKED
+
+
+def test_a_name_server_that_was_started_anew_takes_no_route_away(
+    cluster: FakeCluster, make_engine: Any
+) -> None:
+    """It knows neither topic nor template before the brokers have registered, every 30 s."""
+    engine = make_engine(pollNameServerInterval=10)
+    assert send(engine).outcome is Outcome.ACKED
+    cluster.forget_brokers()
+    until_s = time.monotonic() + 3.5
+    while time.monotonic() < until_s:
+        assert send(engine).outcome is Outcome.ACKED
+        time.sleep(0.02)
+    cluster.register()
+    assert send(engine).outcome is Outcome.ACKED
+
+
+def test_a_new_sender_waits_for_brokers_to_register(cluster: FakeCluster, make_engine: Any) -> None:
+    cluster.forget_brokers()
+    engine = make_engine(sendMsgTimeout=30_000)
+    timer = threading.Timer(1.5, cluster.register)
+    timer.start()
+    assert send(engine).outcome is Outcome.ACKED
+    timer.join()
+
+
+@pytest.mark.parametrize("fault", ["stop_name_server", "forget_brokers"])
+def test_a_new_worker_begins_with_the_route_of_another_one(
+    cluster: FakeCluster, tmp_path: Path, fault: str
+) -> None:
+    """An old one, while the name servers cannot tell."""
+    options = SinkOptions.parse(
+        {"nameServer": cluster.name_server, "pollNameServerInterval": 10, "sendMsgTimeout": 5000}
+    )
+    one, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))
+    engine = SendEngine(options, shared=one)
+    send(engine)
+    engine.close()
+    getattr(cluster, fault)()
+    time.sleep(0.1)
+    engine = SendEngine(options, shared=other)
+    for number in range(20):
+        engine.submit(request(number))
+    assert {c.outcome for c in engine.drain()} == {Outcome.ACKED}
+    engine.close()
+
+
+def test_a_topic_that_a_registered_broker_does_not_have_any_more_is_gone(
+    make_engine: Any,
+) -> None:
+    """Its other broker has not registered with the name server that was started anew."""
+    with FakeCluster(queues=0) as cluster:
+        cluster.create_topic("orders")
+        engine = make_engine(nameServer=cluster.name_server, pollNameServerInterval=10)
+        assert send(engine).outcome is Outcome.ACKED
+        cluster.delete_topic("orders")
+        cluster.forget_brokers()
+        cluster.register("broker-a")
+        until_s = time.monotonic() + 30
+        while send(engine).outcome.delivered:
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+        assert isinstance(send(engine).error, SendError)

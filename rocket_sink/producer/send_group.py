@@ -1,0 +1,120 @@
+"""Asynchronous sends that travel together: a group of the engine, made of requests.
+
+One queue, one write, answers read and futures completed by the hundred
+(`producer.engine.frame_group`). A message that leaves its group is the request that was submitted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rocket_sink.forks import lazy
+from rocket_sink.message import SendResult
+from rocket_sink.producer.engine.attempt import Completion, SendRequest, StoredFrames
+from rocket_sink.producer.future import SendFuture
+from rocket_sink.wire.send_header import SendTemplate
+
+GROUP_LEAST: Final = 8
+"""Fewer messages are sent one by one for less."""
+GROUP_MOST: Final = 256
+
+
+def group_key(request: SendRequest) -> Hashable:
+    """Equal for requests that may travel together; None: it travels alone."""
+    if (
+        request.ordered
+        or request.choose is not None
+        or request.timeout_s is not None
+        or type(request.token) is not SendFuture
+    ):
+        return None
+    return request.topic, request.queue, request.timed, request.least_version
+
+
+def group_request(requests: Sequence[SendRequest]) -> SendRequest:
+    """One request for all of them."""
+    group, first = SendGroup(requests), requests[0]
+    return SendRequest(
+        first.topic, b"", message_count=len(requests), queue=first.queue, token=group,
+        timed=first.timed, least_version=first.least_version, message_id=first.message_id,
+        since_s=first.since_s, group=group,
+    )  # fmt: skip
+
+
+class SendGroup:
+    """`SendRequest.group` of requests with one `group_key`, its messages, and its token."""
+
+    in_parts = True
+
+    def __init__(self, requests: Sequence[SendRequest]) -> None:
+        self._requests = requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def messages(self) -> SendGroup:
+        return self
+
+    @property
+    def tokens(self) -> list[SendFuture]:
+        """The futures of all."""
+        return [request.token for request in self._requests]
+
+    @lazy
+    def body_bytes(self) -> int:
+        return sum(len(request.body) for request in self._requests)
+
+    def bytes_of(self, indices: npt.NDArray[np.int64]) -> int:
+        requests = self._requests
+        return sum(len(requests[index].body) for index in indices.tolist())
+
+    def frames(self, template: SendTemplate, **fields: Any) -> bytes:
+        """As `SendTemplate.frames`."""
+        return template.frames(
+            ((one.body, one.properties, one.sys_flag, one.flag) for one in self._requests),
+            **fields,
+        )
+
+    def leave(self, first: int, last: int) -> SendRequest:
+        if last - first == 1:
+            return self._requests[first]
+        return group_request(self._requests[first:last])
+
+    def on_done(self, completion: Completion) -> None:
+        """Complete the futures of messages that are stored; all, when the group failed as a whole:
+        nothing of it was sent."""
+        if completion.stored is not None and completion.result is not None:
+            self._stored(completion.result, completion.stored)
+        elif (error := completion.error) is not None:
+            for future in self.tokens:
+                own = type(error)(error.text, **error.facts)
+                own.__cause__ = error.__cause__
+                future.ended(None, own)
+
+    def _stored(self, first: SendResult, stored: StoredFrames) -> None:
+        for index, offset, offset_id, transaction_id, recall_handle, rtt_ms in zip(
+            stored.indices.tolist(),
+            stored.queue_offsets.tolist(),
+            stored.offset_message_ids.astype(str).tolist(),
+            _texts(stored.transaction_ids),
+            _texts(stored.recall_handles),
+            stored.rtt_ms.tolist(),
+            strict=False,
+        ):
+            request = self._requests[index]
+            result = SendResult(
+                first.outcome, first.status, request.message_id, offset_id, first.queue, offset,
+                first.broker_address, first.attempts, rtt_ms, first.maybe_duplicate,
+                transaction_id, first.region_id, recall_handle, first.trace_on,
+            )  # fmt: skip
+            request.token.ended(result, None)
+
+
+def _texts(column: npt.NDArray[np.bytes_] | None) -> Iterable[str | None]:
+    return itertools.repeat(None) if column is None else column.astype(str).tolist()

@@ -1,0 +1,67 @@
+"""Half messages are committed in groups; what a broker refuses is told one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.message import Message
+from rocket_sink.producer.admin import half_commits
+from rocket_sink.producer.admin.half_commits import Half, HalfMessageCommitter
+from rocket_sink.producer.transactions import UNKNOWN
+from rocket_sink.testing import Answer
+from rocket_sink.wire.codes import RequestCode, ResponseCode
+from rocket_sink.wire.ids import decode_offset_message_id
+
+COUNT = 120
+
+
+@pytest.fixture
+def halves(make_producer):
+    producer, found = make_producer(producerGroup="halves"), []
+    for number in range(COUNT):
+        message = Message("orders", b"%d" % number)
+        half = producer.send_in_transaction(message, lambda message, arg: UNKNOWN).send_result
+        log_offset = decode_offset_message_id(half.offset_message_id).offset
+        queue = half.queue
+        found.append(
+            Half(
+                "orders", queue.broker_name, queue.queue_id, half.queue_offset, log_offset,
+                half.message_id,
+            )
+        )  # fmt: skip
+    return found
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """How many answers were read together, each time."""
+    counts = []
+    plain = half_commits._Commits.on_answers
+
+    def counted(self, answers, *more):
+        counts.append(len(answers))
+        plain(self, answers, *more)
+
+    monkeypatch.setattr(half_commits._Commits, "on_answers", counted)
+    return counts
+
+
+def committer(engine):
+    return HalfMessageCommitter(engine, group="halves", ordered=False, since_ms=0)
+
+
+def test_answers_are_read_by_columns(cluster, make_engine, halves, at_once):
+    report = committer(make_engine()).commit(halves, doubtful=False)
+    assert (report.committed, report.refused) == (COUNT, [])
+    stored = sorted(int(message.body) for message in cluster.messages("orders"))
+    assert stored == list(range(COUNT)) and max(at_once) >= 16
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR])
+def test_those_without_success_are_committed_again(cluster, make_engine, halves, code):
+    for broker in cluster.brokers:
+        broker.on(RequestCode.END_TRANSACTION, Answer(code, "not now"), times=7)
+    report = committer(make_engine()).commit(halves, doubtful=False)
+    assert report.committed == COUNT and not report.refused
+    stored = sorted(int(message.body) for message in cluster.messages("orders"))
+    assert stored == list(range(COUNT))

@@ -1,0 +1,95 @@
+"""Waits that no broker was asked in are on record: with the attempts they are the whole time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from rocket_sink.errors import Outcome
+from rocket_sink.message import MessageQueue
+from rocket_sink.producer.engine import response_handler
+from rocket_sink.testing import FakeCluster
+from tests.producer.conftest import request, send
+
+SHARE = 0.9
+"""Of the time between submit and answer; the rest are the engine's own steps."""
+
+
+def _away(cluster: FakeCluster, engine: Any) -> Any:
+    """A broker without a master in the route, as the engine knows by now."""
+    broker = cluster.brokers[1]
+    broker.is_master = False
+    broker.kill()
+    until_s = engine.clock() + 20
+    while broker.name in engine.publish_info("orders").masters and engine.clock() < until_s:
+        engine.routes.refresh("orders", engine.clock())
+        engine.drive()
+    return broker
+
+
+def _strict(engine: Any, broker: Any) -> Any:
+    engine.submit(request(1, queue=MessageQueue("orders", broker.name, 0), ordered=True))
+
+
+@pytest.fixture
+def engine(cluster: FakeCluster, make_engine: Any) -> Any:
+    made = make_engine(pollNameServerInterval="200ms", orderWaitMs="60s")
+    send(made)
+    return made
+
+
+def _spent(completion: Any) -> float:
+    return sum(one.queue_wait_ms + one.rtt_ms for one in completion.attempts) / 1000
+
+
+def _waited(cluster: FakeCluster, engine: Any) -> tuple[Any, float]:
+    """A strict request's completion, whose broker came back after a while, and its time (s)."""
+    broker = _away(cluster, engine)
+    began_s = time.monotonic()
+    _strict(engine, broker)
+    while time.monotonic() < began_s + 1.5:
+        engine.drive()
+    broker.fail_over()
+    broker.is_master = True
+    (completion,) = engine.drain(engine.clock() + 30)
+    return completion, time.monotonic() - began_s
+
+
+def test_the_wait_for_a_strict_queues_broker_is_one_row(cluster: FakeCluster, engine: Any) -> None:
+    completion, took_s = _waited(cluster, engine)
+    assert completion.outcome is Outcome.ACKED
+    *waits, stored = completion.attempts
+    assert [one.attempt for one in completion.attempts] == sorted(
+        {one.attempt for one in completion.attempts}
+    )
+    waited = waits[-1]
+    assert (waited.wire_bytes, waited.broker_address, waited.rtt_ms) == (0, "", 0.0)
+    assert (waited.broker_name, waited.queue_id) == (stored.broker_name, 0)
+    assert waited.outcome is Outcome.NOT_SENT and waited.error_code
+    assert stored.attempt == waited.attempt + 1
+    assert SHARE * took_s <= _spent(completion) <= took_s
+
+
+def test_without_the_row_the_time_would_be_missing(
+    cluster: FakeCluster, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted defect: what only looks at a route is not noted."""
+    monkeypatch.setattr(response_handler, "_note_wait", lambda *_: None)
+    completion, took_s = _waited(cluster, engine)
+    assert completion.outcome is Outcome.ACKED
+    assert _spent(completion) < SHARE * took_s
+
+
+def test_a_wait_in_vain_is_on_record(cluster: FakeCluster, make_engine: Any) -> None:
+    engine = make_engine(pollNameServerInterval="200ms", orderWaitMs="800ms")
+    send(engine)
+    broker = _away(cluster, engine)
+    _strict(engine, broker)
+    (completion,) = engine.drain(engine.clock() + 30)
+    assert not completion.outcome.delivered
+    waited = completion.attempts[-1]
+    assert (waited.broker_name, waited.wire_bytes) == (broker.name, 0)
+    assert waited.queue_wait_ms >= SHARE * 800
+    assert waited.attempt > 1, "many looks at the route are one row"

@@ -1,0 +1,219 @@
+"""Asynchronous sends travel in groups; each future ends as if its message had gone alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from rocket_sink.errors import BrokerTooOldError, ConnectError, Outcome
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.net.hooks import RpcHook
+from rocket_sink.producer.engine.frame_group import GroupAttempt
+from rocket_sink.testing import Answer, CloseConnection, CutAnswer, Drop, IncompleteAnswer
+from rocket_sink.wire.codes import V4_9_4, ResponseCode
+from rocket_sink.wire.ids import decode_recall_handle
+
+COUNT = 300
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the groups that are made."""
+    sizes: list[int] = []
+    begin = GroupAttempt.__init__
+
+    def counted(self, *given):
+        begin(self, *given)
+        sizes.append(self.size)
+
+    monkeypatch.setattr(GroupAttempt, "__init__", counted)
+    return sizes
+
+
+def burst(producer, count=COUNT, *, queue=None, **fields):
+    """Send so many while the producer's thread cannot take them, so that groups are large."""
+    producer.fetch_publish_message_queues("orders")
+    driver = producer._session.driver
+    driver.start_thread()
+    with driver.lock:
+        return [producer.send_async(message(n, **fields), queue=queue) for n in range(count)]
+
+
+def open_ones(futures):
+    """The two that are left open, once all others are done."""
+    until_s = time.monotonic() + 60
+    while len(found := [one for one in futures if not one.done()]) > 2:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    return found
+
+
+def message(number, **more):
+    return Message("orders", b"%d" % number, tags="tag", keys=(f'k"{number}',), flag=number, **more)
+
+
+def test_each_future_has_the_result_of_its_own_message(cluster, make_producer, groups):
+    futures = burst(make_producer())
+    results = [future.result(60) for future in futures]
+    stored = {message.properties["UNIQ_KEY"]: message for message in cluster.messages("orders")}
+    assert len(stored) == COUNT and max(groups) > 100
+    for number, result in enumerate(results):
+        there = stored[result.message_id]
+        assert (there.body, there.flag, there.properties["KEYS"]) == (
+            b"%d" % number, number, f'k"{number}',
+        )  # fmt: skip
+        assert (there.queue_id, there.queue_offset) == (result.queue.queue_id, result.queue_offset)
+        assert (result.outcome, result.attempts, result.maybe_duplicate) == (
+            Outcome.ACKED,
+            1,
+            False,
+        )
+    assert len({result.offset_message_id for result in results}) == COUNT
+
+
+@pytest.mark.parametrize("delay", [{"delay_level": 1}, {"delay_ms": 60_000}])
+def test_delayed_ones_travel_together_with_their_recall_handles(
+    cluster, make_producer, groups, delay
+):
+    producer = make_producer()
+    alone = producer.send(message(0, **delay))
+    results = [future.result(60) for future in burst(producer, **delay)]
+    assert max(groups) > 100
+    for result in results:
+        assert (result.recall_handle is None) == (alone.recall_handle is None)
+        if result.recall_handle is not None:
+            assert decode_recall_handle(result.recall_handle).message_id == result.message_id
+
+
+def test_old_brokers_are_not_sent_timers_in_groups(cluster, make_producer, groups):
+    for broker in cluster.brokers:
+        broker.version = V4_9_4
+    futures = burst(make_producer(), 40, delay_ms=60_000)
+    assert all(isinstance(one.exception(60), BrokerTooOldError) for one in futures)
+    assert max(groups) > 10 and not cluster.messages("orders")
+
+
+FAULTS = {
+    "busy": Answer(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy"),
+    "error": Answer(ResponseCode.SYSTEM_ERROR, "an error"),
+    "degraded": Answer(ResponseCode.FLUSH_DISK_TIMEOUT, stores=True),
+    "incomplete": IncompleteAnswer(),
+    "cut": CutAnswer(40),
+    "closed": CloseConnection(),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_not_plain_success_leaves_its_group(cluster, make_producer, groups, fault):
+    # A connection's end is that of all it has in flight: three would use up all attempts.
+    times = 1 if fault in ("cut", "closed") else 4
+    for broker in cluster.brokers:
+        broker.on_send(FAULTS[fault], times=times, chance=0.1)
+    futures = burst(make_producer())
+    results = [future.result(60) for future in futures]
+    copies = Counter(message.body for message in cluster.messages("orders"))
+    assert set(copies) == {b"%d" % number for number in range(COUNT)}
+    doubled = {int(body) for body, count in copies.items() if count > 1}
+    assert doubled <= {n for n, result in enumerate(results) if result.maybe_duplicate}
+    degraded = sum(result.outcome is Outcome.ACKED_DEGRADED for result in results)
+    assert bool(degraded) == (fault == "degraded")
+    if fault in ("busy", "degraded"):
+        assert not doubled
+    assert max(groups) > 50
+
+
+def test_one_without_an_answer_keeps_no_other_waiting(cluster, make_producer, groups):
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=1)
+    futures = burst(make_producer(sendMsgTimeout=3_600_000))
+    assert len(open_ones(futures)) == 2 and max(groups) > 50
+
+
+def test_the_window_bounds_groups(cluster, make_producer, groups):
+    producer = make_producer(maxInFlight=50)
+    most, engine = 0, producer._session.engine
+    take = engine.window.take
+
+    def watched(size, requests=1):
+        nonlocal most
+        taken = take(size, requests)
+        most = max(most, engine.window.requests)
+        return taken
+
+    engine.window = type("Watched", (), {
+        "take": staticmethod(watched), "__getattr__": lambda self, name: getattr(window, name),
+    })()  # fmt: skip
+    window = take.__self__
+    ended = threading.Semaphore(0)
+    for number in range(COUNT):
+        producer.send_async(message(number), lambda *end: ended.release())
+    for _ in range(COUNT):
+        assert ended.acquire(timeout=60)
+    assert most <= 50 and max(groups, default=0) <= 50
+    assert (window.requests, window.bytes) == (0, 0)
+
+
+def test_places_are_given_back_with_each_answer(cluster, make_producer):
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=1)
+    producer = make_producer(sendMsgTimeout=3_600_000)
+    futures = burst(producer)
+    left = open_ones(futures)
+    window = producer._session.engine.window
+    assert window.requests == len(left)
+    assert window.bytes == sum(len(b"%d" % futures.index(future)) for future in left)
+
+
+def test_rpc_hooks_see_each_request(cluster, make_producer, groups):
+    seen = Counter()
+
+    class Hook(RpcHook):
+        def before_request(self, address, request):
+            seen["before"] += request.code == 310
+            request.ext["mine"] = "yes"
+
+        def after_response(self, address, request, response):
+            seen["after"] += request.code == 310
+
+    producer = make_producer()
+    producer.add_rpc_hook(Hook())
+    assert all(future.result(60) for future in burst(producer, 40))
+    assert seen == {"before": 40, "after": 40} and not groups
+
+
+def test_what_was_asked_for_a_queue_goes_there(cluster, make_producer, groups):
+    queue = MessageQueue("orders", "broker-b", 2)
+    futures = burst(make_producer(), queue=queue)
+    assert {future.result(60).queue for future in futures} == {queue} and max(groups) > 100
+
+
+def test_a_group_whose_broker_is_down_goes_to_another_one(cluster, make_producer, groups):
+    producer = make_producer()
+    producer.send(message(0))
+    cluster.broker("broker-a").kill()
+    results = [future.result(60) for future in burst(producer)]
+    assert {result.queue.broker_name for result in results} == {"broker-b"}
+    assert len(results) == COUNT
+
+
+def test_a_group_that_was_not_sent_fails_as_a_whole(cluster, make_producer, groups):
+    producer = make_producer(sendMsgTimeout=2000, retryTimesWhenSendFailed=1)
+    producer.send(message(0))
+    for broker in cluster.brokers:
+        broker.kill()
+    errors = [future.exception(60) for future in burst(producer)]
+    assert all(isinstance(error, ConnectError) and error.attempts for error in errors)
+    assert len(set(map(id, errors))) == COUNT and max(groups) > 100
+    assert producer._session.engine.window.requests == 0
+
+
+def test_closing_ends_what_is_on_its_way(cluster, make_producer, groups):
+    for broker in cluster.brokers:
+        broker.freeze()
+    producer = make_producer(sendMsgTimeout=3_600_000)
+    futures = burst(producer)
+    producer.close(0.3)
+    assert all(future.exception(60) is not None for future in futures) and max(groups) > 50
