@@ -44,6 +44,7 @@ COMMANDS: Final = {
         "List and settle open transactions of a ledger, and answer for them.",
     ),
     "report": ("report:report", "Show what a ledger says about sends, failures and brokers."),
+    "tune": ("tune:tune", "Suggest latency options by what a ledger has recorded."),
     "ledger": ("ledger:ledger", "Fold, show and maintain a ledger."),
     "options": ("options:options", "List every option of the sink, or write a configuration."),
     "benchmark": (

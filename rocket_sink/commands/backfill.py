@@ -59,37 +59,37 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
     "reasons",
     type=click.Choice(_REASONS),
     multiple=True,
-    help="Only letters of this class; repeatable. Default: all but data, which no "
+    help="Only dead letters of this class; repeatable. Default: all but data, which no "
     "broker would take.",
 )
-@click.option("--only-topic", metavar="TOPIC", help="Only letters of this topic.")
-@click.option("--where", metavar="SQL", help="Only letters (rows) for which this is true.")
+@click.option("--only-topic", metavar="TOPIC", help="Only dead letters of this topic.")
+@click.option("--where", metavar="SQL", help="Only dead letters (rows) for which this is true.")
 @click.option(
     "--since", callback=time_value, metavar="TIME",
-    help="Only letters from this time (UTC) on, or from 10m ago; rows by their event_time.",
+    help="Only dead letters from this time (UTC) on, or from 10m ago; rows by their event_time.",
 )  # fmt: skip
-@click.option("--until", callback=time_value, metavar="TIME", help="Only letters before this time.")
+@click.option("--until", callback=time_value, metavar="TIME", help="Only those before this time.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the N oldest.")
 @click.option(
     "--max-tries", type=click.IntRange(1), default=3, show_default=True, metavar="N",
-    help="Leave letters alone that N backfills have failed with, and later ones of their keys.",
+    help="Leave out dead letters that N backfills failed with, and later ones of their keys.",
 )  # fmt: skip
-@click.option("--again", is_flag=True, help="Send also letters that have failed so often.")
+@click.option("--again", is_flag=True, help="Send also dead letters that have failed so often.")
 @click.option(
     "--move-keys", is_flag=True,
-    help="Send letters whose queue's broker is gone to other queues of their topic.",
+    help="Send dead letters whose queue's broker is gone to other queues of their topic.",
 )  # fmt: skip
 @click.option(
     "--no-wait", is_flag=True, help="Give up when another backfill of the ledger is at work."
 )
-@click.option("--to-topic", metavar="TOPIC", help="Send to this topic instead of the letters' own.")
+@click.option("--to-topic", metavar="TOPIC", help="Send to this topic instead of their own.")
 @click.option("--dry-run", is_flag=True, help="Count, show a sample, send nothing.")
 @click.option(
     "--sample",
     type=click.IntRange(0),
     default=5,
     show_default=True,
-    help="Letters that --dry-run shows.",
+    help="Dead letters that --dry-run shows.",
 )
 @spark_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
@@ -105,18 +105,19 @@ def backfill(
 
     In order per sharding key and under the same message ids. Each one stored is noted in the
     ledger as it goes, so a backfill may be run twice, or again after it was killed; one that is
-    started beside another waits for its end. Exits 0 only when every selected letter is stored, or
-    was settled by others meanwhile.
+    started beside another waits for its end. Exits 0 only when every selected dead letter is
+    stored, or was settled by others meanwhile.
 
-    --path or --table sends rows with the columns of the row contract (README) instead; --columns
-    takes them from other names. The ledger remembers which were sent, and is made when it is not
-    there. Order per key is that of -O orderBy=COLUMN, else of event_time, else of the files.
+    --path or --table sends rows with the columns of the row contract (docs/reference/columns.md)
+    instead; --columns takes them from other names. The ledger remembers which were sent, and is
+    made when it is not there. Order per key is that of -O orderBy=COLUMN, else of event_time, else
+    of the files.
 
     --rate and --max-bytes-per-second are divided over the tasks that run at once: -O rateTasks=N,
     else the backfill's tasks, at most Spark's task slots.
 
-    A sharding key stays on its queue: while the broker of it is in no route, its letters are left
-    pending, and the broker is named (also by --dry-run). When it never comes back, --move-keys
+    A sharding key stays on its queue: while the broker of it is in no route, its dead letters are
+    left pending, and the broker is named (also by --dry-run). When it never comes back, --move-keys
     sends them to other queues; consumers may then see a key's messages out of order.
 
     A backfill that failed for want of a way to the brokers does not count for --max-tries.
@@ -221,6 +222,8 @@ def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_jso
         return
     note(f"{plan.pending:,} pending {what}, {plan.selected:,} of them selected "
          f"({plan.selected_bytes:,} bytes); nothing sent")  # fmt: skip
+    if not plan.selected:
+        note(f"  nothing to send{_not_selected(plan, what)}")
     for text in _remarks(plan):
         note(f"  {text}")
     for text in _waits(waiting or {}):
@@ -245,7 +248,7 @@ def _remarks(plan: Plan) -> Iterator[str]:
     if plan.left_alone:
         yield f"{plan.left_alone:,} are left alone: so many backfills failed (--again sends them)"
     if plan.behind:
-        yield f"{plan.behind:,} wait behind such a letter of their key (`ledger park` lets them go)"
+        yield f"{plan.behind:,} wait behind such a one of their key (`ledger park` lets them go)"
     if plan.asked:
         yield f"{plan.asked:,} may be stored (no answer, or a killed backfill): brokers are asked"
     if plan.without_body:
@@ -301,5 +304,8 @@ def _not_selected(plan: Plan, what: str) -> str:
         return f": {plan.left_alone:,} have failed too often (--again sends them)"
     data = plan.by_reason.get("data", 0)
     if data == plan.pending:
-        return f": the {data:,} pending letters are rows that no broker takes (--reason data tries)"
-    return f": none of the {plan.pending:,} pending {what} is selected"
+        return f": the {data:,} pending ones are rows that no broker takes (--reason data tries)"
+    return (
+        f": none of the {plan.pending:,} pending {what} is what --reason, --only-topic, --where, "
+        "--since, --until ask for"
+    )

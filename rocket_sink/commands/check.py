@@ -47,7 +47,7 @@ class Finding:
 @click.command(
     cls=Command,
     example="""
-    rocket-sink check -n 10.0.0.1:9876;10.0.0.2:9876 -t flights
+    rocket-sink check -n '10.0.0.1:9876;10.0.0.2:9876' -t flights
     rocket-sink check --conf rocket-sink.conf --json""",
 )
 @sink_options("nameServer", "topic", "ledger")

@@ -46,7 +46,7 @@ def cluster() -> None:
     show_default=True,
     help="Queues per broker of a topic made on the fly.",
 )
-@click.option("--version", help="RocketMQ version. Default: 5.3.3.")
+@click.option("--version", help="RocketMQ version. Default: 5.5.0.")
 @click.option("--tls", type=click.Choice(["permissive", "enforcing"]), help="Serve TLS.")
 @_json
 def up(

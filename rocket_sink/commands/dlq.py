@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from rocket_sink.commands.common.base import Group, time_value
-from rocket_sink.commands.common.output import note, print_json, print_json_line, show, table
+from rocket_sink.commands.common.output import (
+    check_writable,
+    note,
+    print_json,
+    print_json_line,
+    show,
+    table,
+)
 from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
 
 if TYPE_CHECKING:
@@ -102,10 +109,12 @@ def export(
     """Copy a group's dead letters into a ledger or a file; they stay where they are.
 
     In a ledger they are dead letters of their origin topics with the reason "consumer", which
-    rocket-sink backfill sends. Exporting twice makes no second letter.
+    rocket-sink backfill sends. Exporting twice makes no second dead letter.
     """
     if bool(ledger) == bool(out):
         raise click.UsageError("where to? give --ledger PATH or --out FILE")
+    if out:
+        check_writable(Path(out))
     from rocket_sink.producer.admin import dlq as dead_letters
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.spark.backfill.dlq_export import to_file, to_ledger

@@ -196,8 +196,8 @@ def park(
 ) -> int:  # fmt: skip
     """Put dead letters aside by hand: backfills do not send them any more.
 
-    It writes a resolution per letter and edits nothing. Exits 1 when a letter named by --letter is
-    not pending; the others are parked all the same.
+    It writes a resolution per dead letter and edits nothing. Exits 1 when a dead letter named by
+    --letter is not pending; the others are parked all the same.
     """
     from rocket_sink.spark.backfill.parking import park as park_letters
 
@@ -225,8 +225,9 @@ def unpark(
 ) -> int:  # fmt: skip
     """Take dead letters back that were parked or dropped: backfills send them again.
 
-    It writes a resolution per letter and edits nothing. Exits 1 when a letter named by --letter is
-    not parked; the others are taken back all the same. --where is on the dead letters' columns.
+    It writes a resolution per dead letter and edits nothing. Exits 1 when a dead letter named by
+    --letter is not parked; the others are taken back all the same. --where is on the dead
+    letters' columns.
     """
     from rocket_sink.spark.backfill.parking import unpark as unpark_letters
 
@@ -238,7 +239,7 @@ def unpark(
 
 def _check_named(letters: tuple[str, ...], where: str | None) -> None:
     if not letters and not where:
-        raise click.UsageError("which letters? give --letter ID or --where SQL")
+        raise click.UsageError("which dead letters? give --letter ID or --where SQL")
 
 
 def _parked(done: Parked, way: str, needed: str, *, as_json: bool) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 
 from rocket_sink.commands.common.base import Command
-from rocket_sink.commands.common.output import print_json, show, table
+from rocket_sink.commands.common.output import check_writable, print_json, show, table
 from rocket_sink.errors import ConfigurationError, OptionError
 from rocket_sink.option_spec import Kind, Option
 from rocket_sink.options import GROUPS, find_option, options_in
@@ -29,7 +29,9 @@ from rocket_sink.options import GROUPS, find_option, options_in
 )
 @click.option("--group", type=click.Choice(GROUPS), multiple=True, help="Only this group.")
 @click.option("--conf", "form", flag_value="conf", help="As a commented configuration file.")
-@click.option("--markdown", "form", flag_value="markdown", help="As the README's tables.")
+@click.option(
+    "--markdown", "form", flag_value="markdown", help="As the tables of docs/reference/options.md."
+)
 @click.option("--json", "form", flag_value="json", help="As JSON.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write --conf or --markdown here.")
 def options(group: tuple[str, ...], form: str | None, out: str | None) -> None:
@@ -44,6 +46,7 @@ def options(group: tuple[str, ...], form: str | None, out: str | None) -> None:
     if form in ("conf", "markdown"):
         text = conf_text() if form == "conf" else markdown_table()
         if out:
+            check_writable(Path(out))
             Path(out).write_text(text, encoding="utf-8")
         else:
             click.echo(text, nl=False)

@@ -14,7 +14,7 @@ from rocket_sink.commands.common.ledger_input import (
     fold_option,
     quick_ledger,
 )
-from rocket_sink.commands.common.output import note, print_json, show
+from rocket_sink.commands.common.output import check_writable, print_json, show, write_file
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_options, spark_session
 from rocket_sink.ledger.report import Scope
@@ -46,7 +46,7 @@ from rocket_sink.ledger.report import Scope
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the report to this file.",
+    help="Also write the report as a page with charts: one file, to be read offline.",
 )
 @fold_option
 @spark_options
@@ -61,13 +61,16 @@ def report(
 
     path = absolute(path)
     check_exists(path)
+    if html:
+        check_writable(html)
     scope = Scope(query, since, until)
     if quick := quick_ledger(path, fold, master, spark_conf, packages):
         from rocket_sink.ledger.report import figures
 
         found = figures(quick.query, quick.path, scope, epochs=epochs,
                         unfolded_epochs=quick.unfolded_epochs,
-                        quarantined_files=quick.quarantined_files)  # fmt: skip
+                        quarantined_files=quick.quarantined_files,
+                        series=html is not None)  # fmt: skip
     else:
         with spark_session(
             "report", master=master, spark_conf=spark_conf, packages=packages, small=True
@@ -77,10 +80,12 @@ def report(
 
             ledger = Ledger(path)
             unfolded = ledger.unfolded_epochs() if fold_and_note(ledger, spark).busy else 0
-            found = build_report(spark, ledger, scope, epochs=epochs, unfolded_epochs=unfolded)
+            found = build_report(
+                spark, ledger, scope, epochs=epochs, unfolded_epochs=unfolded,
+                series=html is not None,
+            )  # fmt: skip
     if html:
-        html.write_text(to_html(found), encoding="utf-8")
-        note(f"written to {html}")
+        write_file(html, to_html(found))
     if as_json:
         print_json(found.as_dict())
     else:

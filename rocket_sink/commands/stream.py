@@ -94,7 +94,7 @@ def stream(
     """Stream rows of any Spark source into a topic.
 
     Columns that the sink reads: body (or value), topic, tags, keys, sharding_key, properties,
-    delay_level, delay_ms, delivery_timestamp, message_id and others (README, row contract).
+    delay_level, delay_ms, delivery_timestamp, message_id and others (docs/reference/columns.md).
 
     SIGTERM and Ctrl-C end the query after the micro-batch that is running.
     """

@@ -1,18 +1,18 @@
 """What a backfill leaves for others: its claim, its marks, and what is settled since its plan.
 
-Marks are written around each chunk of letters, before and after; a letter that was stored has a
-resolution instead of the second one. So what a killed backfill may have sent is known to the next
-one, which asks the brokers about just these, and a letter that fails again and again can be left
-alone.
+Marks are written around each chunk of dead letters, before and after; a dead letter that was stored
+has a resolution instead of the second one. So what a killed backfill may have sent is known to the
+next one, which asks the brokers about just these, and a dead letter that fails again and again can
+be left alone.
 
-Two backfills at once would both send the same letters. A driver takes the lock `backfill` of the
-ledger before it plans and keeps it to its end; of a dead one it is free at once (local), or when
-its heartbeats stop. A driver that was only taken for dead, and the workers that outlive a killed
-one, learn from a token beside the lock that another one has the claim: tasks look at it before they
-send, and send nothing more.
+Two backfills at once would both send the same dead letters. A driver takes the lock `backfill` of
+the ledger before it plans and keeps it to its end; of a dead one it is free at once (local), or
+when its heartbeats stop. A driver that was only taken for dead, and the workers that outlive a
+killed one, learn from a token beside the lock that another one has the claim: tasks look at it
+before they send, and send nothing more.
 
-A task may begin hours after its backfill was planned, and letters may have been parked since. The
-commits after the plan's version are few: their files are read as Delta's protocol names them
+A task may begin hours after its backfill was planned, and dead letters may have been parked since.
+The commits after the plan's version are few: their files are read as Delta's protocol names them
 (`_delta_log/<version>.json`, actions `add`; a ledger never removes rows).
 """
 
@@ -74,7 +74,7 @@ class BackfillClaim:
             path = self._place.uri
             raise LedgerError(
                 f"another backfill of the ledger {path} is at work ({self._lock.holder()}): both "
-                "would send the same letters. Wait for its end, or stop it",
+                "would send the same dead letters. Wait for its end, or stop it",
                 path=path,
             )
         try:
@@ -102,7 +102,7 @@ class ClaimCheck:
         self._looked_s: float | None = None
 
     def __call__(self) -> None:
-        """Called before each chunk of letters; looks once a second.
+        """Called before each chunk of dead letters; looks once a second.
 
         Raises:
             LedgerError: another backfill has the claim; this one must send nothing more.
@@ -131,18 +131,18 @@ NO_WAY: Final = frozenset(
         "NO_ROUTE", "REQUEST_TIMEOUT", "TLS", "TLS_REFUSED", "UNKNOWN_HOST", "UNWRITTEN",
     }
 )  # fmt: skip
-"""Error codes that tell of the way to the brokers and nothing of the letter."""
+"""Error codes that tell of the way to the brokers and nothing of the dead letter."""
 
 
 def about_to_send(letters: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
-    """One row per letter; `letters` has `letter_id`, `topic` and `message_id` arrays."""
+    """One row per dead letter; `dead letters` has `letter_id`, `topic` and `message_id` arrays."""
     return _rows({**letters, "outcome": IN_FLIGHT}, ctx)
 
 
 def not_stored(
     letters: Mapping[str, Any], ctx: RunContext, *, outcome: list[str], error_code: list[str]
 ) -> pa.RecordBatch:
-    """One row per letter; outcomes rejected, not_sent or unknown."""
+    """One row per dead letter; outcomes rejected, not_sent or unknown."""
     return _rows({**letters, "outcome": outcome, "error_code": error_code}, ctx)
 
 
@@ -151,10 +151,10 @@ def _rows(values: dict[str, Any], ctx: RunContext) -> pa.RecordBatch:
 
 
 def tries(rows: DataFrame) -> DataFrame:
-    """`letter_id`, `tries`, `open` of every letter that a backfill was about to send.
+    """`letter_id`, `tries`, `open` of every dead letter that a backfill was about to send.
 
-    `tries` counts the backfills that failed for the letter's own sake; `open`: one of them may have
-    stored it, since it was killed or got no valid answer.
+    `tries` counts the backfills that failed for the dead letter's own sake; `open`: one of them may
+    have stored it, since it was killed or got no valid answer.
 
     Args:
         rows: the ledger's, of all kinds.
@@ -177,7 +177,7 @@ def tries(rows: DataFrame) -> DataFrame:
 
 
 def settled_since(place: LedgerPath, version: int) -> set[str]:
-    """`letter_id` of the letters that a commit after this version settled, and none took back.
+    """`letter_id` of the dead letters that a commit after this version settled, and none took back.
 
     Raises:
         LedgerError: the table's log or a file of it cannot be read.

@@ -36,9 +36,10 @@ def dead_letter_rows(
         columns: arrays, or single values for all rows: those of `RowBatch.columns()` and the
             kind's own. `reason`, and arrays for at least one column, are needed. Text that is not
             UTF-8 is kept with the replacement character; `body` is exact bytes.
-        first_ordinal: the first row's place among the letters of its task attempt; the caller
-            counts on, so that the letters of a key keep their order.
-        include_body: False keeps length and digest only, and a backfill cannot send the letter.
+        first_ordinal: the first row's place among the dead letters of its task attempt; the caller
+            counts on, so that the dead letters of a key keep their order.
+        include_body: False keeps length and digest only, and a backfill cannot send the dead
+        letter.
 
     Raises:
         ValueError: an unknown column or reason, columns of different lengths.

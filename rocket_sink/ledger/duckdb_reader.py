@@ -6,24 +6,42 @@ folds nothing; `unfolded_epochs` tells what is missing. Needs the extra `fast`.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
+import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.spool import quarantined, waiting_epochs
+from rocket_sink.ledger.table import damaged, first_line
 from rocket_sink.ledger.views import VIEWS
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+_MEMORY: Final = "1GB"
+"""What queries hold in memory; more goes to temporary files."""
+_GLOB: Final = frozenset("*?[")
+"""In a path, DuckDB takes them for a pattern."""
+_TYPES: Final = {
+    "STRING": "VARCHAR", "BINARY": "BLOB", "BOOLEAN": "BOOLEAN", "INT": "INTEGER",
+    "BIGINT": "BIGINT", "DOUBLE": "DOUBLE", "TIMESTAMP": "TIMESTAMP WITH TIME ZONE",
+    "ARRAY<STRING>": "VARCHAR[]", "MAP<STRING,STRING>": "MAP(VARCHAR, VARCHAR)",
+}  # fmt: skip
+"""DuckDB's types by the names of `schema.COLUMNS`."""
 _SPARKS: Final = (
     "SET TimeZone = 'UTC'",
+    # It would go to standard output, amid the JSON, when a query takes 2 s.
+    "SET enable_progress_bar = false",
     "CREATE MACRO unix_micros(moment) AS epoch_us(moment)",
     "CREATE MACRO timestamp_micros(us) AS make_timestamptz(us)",
     "CREATE MACRO percentile_approx(x, share) AS quantile_disc(x, share)",
@@ -45,17 +63,82 @@ class QuickLedger:
         self.unfolded_epochs = waiting_epochs(place, place.filesystem())
         """Epochs of which tasks have written rows that are not in the table yet, or not all."""
         self.quarantined_files = len(quarantined(place, place.filesystem()))
-        self._session = duckdb.connect()
+        self._session = duckdb.connect(config={
+            "memory_limit": _MEMORY,
+            # Else a folder in the working folder; it is made when it is needed.
+            "temp_directory": f"{tempfile.gettempdir()}/rocket-sink-duckdb-{os.getpid()}",
+            "preserve_insertion_order": "false",
+        })  # fmt: skip
         for statement in _SPARKS:
             self._session.execute(statement)
-        self._session.register("ledger_rows", table.to_pyarrow_dataset())
+        with _readable(self.path):
+            self._open(table)
         # Not as WITH: what is named twice there is read whole, in all its columns.
         for name, text in VIEWS.items():
             self._session.execute(f"CREATE TEMP VIEW {name} AS {_in_duckdb(text)}")
 
+    def _open(self, table: DeltaTable) -> None:
+        """Make `ledger_rows`: by DuckDB's own reader where a table's files are all there is to it.
+
+        It knows how many rows a file has, which tells it what to hold in a join, and takes a
+        quarter of the time and half of the memory of a scan through Arrow.
+        """
+        has_files_only = table.protocol().min_reader_version == 1
+        if not has_files_only or _GLOB.intersection(self.path):
+            self._session.register("ledger_rows", table.to_pyarrow_dataset())
+            return
+        files: dict[str, list[str]] = {}
+        actions = pa.table(table.get_add_actions(flatten=True))
+        for path, kind in zip(
+            actions.column("path").to_pylist(), actions.column("partition.kind").to_pylist(),
+            strict=True,
+        ):  # fmt: skip
+            files.setdefault(kind, []).append(f"{self.path}/{path}")
+        parts = [self._kind(kind, paths) for kind, paths in sorted(files.items())]
+        rows = " UNION ALL ".join(parts) or f"SELECT {_nulls()} WHERE false"
+        self._session.execute(f"CREATE TEMP VIEW ledger_rows AS {rows}")
+
+    def _kind(self, kind: str, paths: list[str]) -> str:
+        """All columns of the rows of one kind; files of an older version lack some."""
+        names = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
+        source = f"read_parquet([{names}], union_by_name=true, hive_partitioning=false)"
+        described = self._session.sql(f"SELECT * FROM {source} LIMIT 0")  # noqa: S608
+        types = dict(zip(described.columns, map(str, described.types), strict=True))
+        terms = []
+        for column in COLUMNS:
+            wanted = _TYPES[column.sql_type]
+            term = f"'{kind}'" if column.name == "kind" else f'"{column.name}"'
+            if column.name != "kind" and types.get(column.name) != wanted:
+                term = f"CAST({term if column.name in types else 'NULL'} AS {wanted})"
+            terms.append(f'{term} AS "{column.name}"')
+        return f"SELECT {', '.join(terms)} FROM {source}"  # noqa: S608
+
     def query(self, select: str) -> pa.Table:
-        """A query over the views."""
-        return self._session.sql(_in_duckdb(select)).to_arrow_table()
+        """A query over the views.
+
+        Raises:
+            LedgerError: files of the table are gone or damaged.
+        """
+        with _readable(self.path):
+            return self._session.sql(_in_duckdb(select)).to_arrow_table()
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    import duckdb
+
+    try:
+        yield
+    except (duckdb.IOException, duckdb.InvalidInputException, OSError) as error:
+        raise LedgerError(
+            f"the ledger {path} cannot be read: {first_line(error)}. Files that the table names "
+            "are gone or damaged: put them back from a backup",
+            path=path,
+        ) from error
+
+
+def _nulls() -> str:
+    return ", ".join(f'CAST(NULL AS {_TYPES[one.sql_type]}) AS "{one.name}"' for one in COLUMNS)
 
 
 def _in_duckdb(text: str) -> str:
@@ -68,6 +151,9 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
 
     That is: without the extra `fast`, on a remote file system, and where there is no table, a
     foreign one, or one of another schema version or with features that delta-rs does not know.
+
+    Raises:
+        LedgerError: its log is damaged, or has no commit.
     """
     if find_spec("duckdb") is None or "://" in os.fspath(path):
         return None
@@ -82,5 +168,19 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
         if table.metadata().configuration.get(VERSION_PROPERTY) != str(SCHEMA_VERSION):
             return None
         return QuickLedger(place, table)
-    except DeltaError:
-        return None
+    except DeltaError as error:
+        if _has_whole_log(place):
+            return None
+        raise damaged(place, first_line(error)) from error
+
+
+def _has_whole_log(place: LedgerPath) -> bool:
+    """There are commits, and each line of them is JSON."""
+    commits = sorted(Path(place.root, "_delta_log").glob("*.json"))
+    try:
+        for commit in commits:
+            for line in commit.read_text(encoding="utf-8").splitlines():
+                json.loads(line)
+    except (OSError, ValueError):
+        return False
+    return any(commit.stat().st_size for commit in commits)

@@ -381,7 +381,7 @@ class _Folder:
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(path)
         if self._place.is_local:
-            # The epoch's folder, when nobody writes there; the query's stays, as the sign that it
+            # The epoch's folder, when no task writes there; the query's stays, as the sign that it
             # spools to this ledger.
             with contextlib.suppress(OSError):
                 Path(path).parent.rmdir()

@@ -111,7 +111,7 @@ class Ledger:
         return quarantined(self._place, self._place.filesystem())
 
     def append(self, spark: SparkSession, *batches: pa.RecordBatch) -> None:
-        """Append rows from a driver: resolutions by hand, exported letters."""
+        """Append rows from a driver: resolutions by hand, exported dead letters."""
         ensure_table(spark, self._place)
         append = Append(spark, self._place)
         append.save_rows(list(in_order(batches, append.sequence)))
@@ -128,8 +128,8 @@ class Ledger:
         """Dead letters, in the columns of the row contract and their own.
 
         Pending are those that are not `settled` and whose task attempt is the one that counts: a
-        failed attempt's letters are the business of the attempt after it. Sort by `epoch`,
-        `partition`, `ordinal` for the order in which a key's letters were given up.
+        failed attempt's dead letters are the business of the attempt after it. Sort by `epoch`,
+        `partition`, `ordinal` for the order in which a key's dead letters were given up.
         """
         return views.view(self.rows(spark), "pending_letters" if pending else "letters")
 
@@ -145,10 +145,10 @@ class Ledger:
         return views.view(self.rows(spark), "settled")
 
     def backfills(self, spark: SparkSession) -> DataFrame:
-        """`letter_id`, `tries`, `open` of the letters that backfills were about to send.
+        """`letter_id`, `tries`, `open` of the dead letters that backfills were about to send.
 
-        `tries`: backfills that failed for the letter's own sake (a broker out of reach is none);
-        `open`: one may have stored it without anybody knowing.
+        `tries`: backfills that failed for the dead letter's own sake (a broker out of reach is
+        none); `open`: one may have stored it without an answer.
         """
         return backfill_marks.tries(self.rows(spark))
 
@@ -158,7 +158,7 @@ class Ledger:
         `open`: in the ledger, so decided, but not known to be ended at all brokers; `pending`
         leaves out the others. `halves` are to become visible, `committed` are, `refused` ones
         their brokers do not have any more. Half messages of attempts that failed before the
-        epoch's append are in no ledger: nobody commits them, and brokers drop them.
+        epoch's append are in no ledger: they are never committed, and brokers drop them.
         """
         found = views.view(self.rows(spark), "transactions")
         return found.where("open") if pending else found

@@ -79,7 +79,7 @@ class LedgerPath:
 
     @property
     def has_spool(self) -> bool:
-        """False where pyarrow knows no such file system: no task can have spooled anything."""
+        """False where pyarrow has no such file system: no task can have spooled anything."""
         return self.is_local or _scheme(self.uri) in _KNOWN
 
     @property
@@ -93,7 +93,7 @@ class LedgerPath:
         """pyarrow's file system; made anew, for those handles must not cross a fork.
 
         Raises:
-            LedgerError: pyarrow knows no such file system, or cannot reach it.
+            LedgerError: pyarrow has no such file system, or cannot reach it.
         """
         from pyarrow import fs
 

@@ -7,12 +7,13 @@ A task attempt that gave up messages of sharding keys writes its keys before its
 later epochs, and of other queries with this ledger, read all such files when they begin: one
 listing, of an empty folder as a rule. A complete attempt removes the files of attempts that went
 before it, for its rows are theirs. A driver lets go of keys (`release`): of those of attempts that
-do not count, and of those with no pending letter any more; whenever the spool is folded, and before
-each epoch of the foreachBatch lane. Only files whose attempt the ledger can know about are looked
-at, so letters that are still on their way hold their keys.
+do not count, and of those with no pending dead letter any more; whenever the spool is folded, and
+before each epoch of the foreachBatch lane. Only files whose attempt the ledger can know about are
+looked at, so dead letters that are still on their way hold their keys.
 
 Rows that were refused for what they are (reason `data`) hold no key: nothing sends them as they
-are. Rows that were held back (`held_back`) hold theirs only behind a letter that was given up and
+are. Rows that were held back (`held_back`) hold theirs only behind a dead letter that was given up
+and
 counts: else keys of an attempt that never counted would hold themselves for ever. Delta looks into
 no folder whose name starts with `_`.
 """
@@ -113,7 +114,7 @@ class PendingKeys:
 
 
 def withdraw(place: LedgerPath, query_id: str) -> None:
-    """Let go of all keys of a batch write that failed: its letters are in no ledger.
+    """Let go of all keys of a batch write that failed: its dead letters are in no ledger.
 
     Raises:
         LedgerError: the ledger's folder cannot be read or written.
@@ -173,7 +174,7 @@ class _Attempts:
             self._counts[attempt] = counts
 
     def knows(self, note: _Note) -> bool:
-        """The letters of the note's attempt are in the table, if they count.
+        """The dead letters of the note's attempt are in the table, if they count.
 
         Another attempt in its place is not enough: this one may be newer, and on its way.
         """
@@ -190,7 +191,7 @@ class _Attempts:
 
 
 def _pending(rows: DataFrame) -> set[tuple[str, str]]:
-    """Keys with a pending letter, and one that was given up for itself, settled or not."""
+    """Keys with a pending dead letter, and one that was given up for itself, settled or not."""
     keys = queried(
         rows,
         """

@@ -124,12 +124,15 @@ def send_rows(
     values: dict[str, Any] = {
         name: [getattr(a, name) for a in attempts]
         for name in (
-            "attempt", "topic", "broker_name", "broker_address", "queue_id", "queue_wait_ms",
-            "connect_ms", "rtt_ms", "message_count", "body_bytes", "wire_bytes", "response_code",
-            "error_code",
+            "attempt", "topic", "queue_wait_ms", "connect_ms", "rtt_ms", "message_count",
+            "body_bytes", "wire_bytes", "response_code", "error_code",
         )
     }  # fmt: skip
     values["at"] = _millis([a.started_ms for a in attempts])
+    # A wait that no broker was asked in names none, or only the one that it was for.
+    values["broker_name"] = [a.broker_name or None for a in attempts]
+    values["broker_address"] = [a.broker_address or None for a in attempts]
+    values["queue_id"] = [a.queue_id if a.queue_id >= 0 else None for a in attempts]
     values["outcome"] = [a.outcome.value for a in attempts]
     values["queue_offset"] = [a.queue_offset if a.queue_offset >= 0 else None for a in attempts]
     values["remark"] = [storable(a.remark, secrets=secrets) for a in attempts]

@@ -2,7 +2,7 @@
 
 Every row has a `kind`, which is the partition column, and says who wrote it (`RUN_COLUMNS`). The
 other columns are null where their kinds do not use them. A dead letter's columns have the names
-of the row contract, so that a letter is a row that the sink takes again as it is.
+of the row contract, so that a dead letter is a row that the sink takes again as it is.
 
 A column is only ever added, with a new `SCHEMA_VERSION`; none changes its type or its meaning.
 """
@@ -34,8 +34,8 @@ topic closed to us; no valid answer, so perhaps stored; an earlier message of it
 consumer group gave it up (exported from its dead-letter topic)."""
 
 UNPARKED: Final = "unparked"
-"""The resolution that takes back the one before it: the letter is pending again. A rocket-sink that
-does not know it goes on to leave the letter out."""
+"""The resolution that takes back the one before it: the dead letter is pending again. A rocket-sink that
+does not know it goes on to leave the dead letter out."""
 
 RESOLUTIONS: Final = ("resent", "parked", "dropped", UNPARKED)
 """Ways to settle a dead letter: stored by a later send; kept aside by hand; not wanted."""
@@ -92,19 +92,19 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("broker_name", "STRING", (SEND, DEAD_LETTER, RESOLUTION, ISOLATION, TRANSACTION), "broker; dead_letter: the one that the row itself asked for"),
     Column("queue_id", "BIGINT", (SEND, DEAD_LETTER, RESOLUTION), "queue; dead_letter: the one that the row itself asked for"),
     Column("message_id", "STRING", (SEND, DEAD_LETTER, RESOLUTION, BACKFILL, TRANSACTION), "client message id (UNIQ_KEY); send: of the request's first message; transaction: of a message that its broker would not commit, null in the row of the epoch"),
-    Column("outcome", "STRING", (SEND, DEAD_LETTER, BACKFILL), "acked, acked_degraded, rejected, not_sent, unknown; in_flight: written before the answer, or before a backfill sends the letter"),
+    Column("outcome", "STRING", (SEND, DEAD_LETTER, BACKFILL), "acked, acked_degraded, rejected, not_sent, unknown; in_flight: written before the answer, or before a backfill sends the dead letter"),
     Column("broker_address", "STRING", (SEND, RESOLUTION), "host:port that was asked"),
     Column("queue_offset", "BIGINT", (SEND, RESOLUTION), "offset of the (first) message in its queue; half: in its broker's half queue"),
     Column("offset_message_id", "STRING", (SEND, RESOLUTION), "the broker's id of the (first) message"),
     Column("body_bytes", "BIGINT", (SEND, DEAD_LETTER, EPOCH), "bytes of the bodies; send: of the request's body"),
 
     Column("request", "BIGINT", (SEND,), "number of the request in its task attempt; its attempts share it"),
-    Column("attempt", "INT", (SEND,), "attempt of the request, 1 for the first"),
-    Column("queue_wait_ms", "DOUBLE", (SEND,), "from submit (or the attempt before) to the hand-over to a connection"),
+    Column("attempt", "INT", (SEND,), "attempt of the request, 1 for the first; of a row that sums up a wait, the last that it stands for"),
+    Column("queue_wait_ms", "DOUBLE", (SEND,), "from submit (in order: from when the row was ready for its queue), or from the attempt before, to the hand-over to a connection"),
     Column("connect_ms", "DOUBLE", (SEND,), "part of queue_wait_ms spent on connecting"),
     Column("rtt_ms", "DOUBLE", (SEND,), "from the last byte written to the answer, or to the end of the wait"),
     Column("message_count", "INT", (SEND,), "messages in the request"),
-    Column("wire_bytes", "BIGINT", (SEND,), "bytes of the whole frame"),
+    Column("wire_bytes", "BIGINT", (SEND,), "bytes of the whole frame; 0: no attempt, but the wait of attempts that found no broker to go to"),
     Column("response_code", "INT", (SEND,), "the broker's response code"),
     Column("error_code", "STRING", (SEND, BACKFILL), "class of the failure"),
     Column("remark", "STRING", (SEND, TRANSACTION), "the broker's remark, made printable and cut"),
@@ -120,7 +120,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("half_messages", "STRING", (SEND,), "group of half messages: offset_message_id:queue_offset:message_id of each, separated by the character 2"),
 
     Column("letter_id", "STRING", (DEAD_LETTER, RESOLUTION, BACKFILL), "names one dead letter, or one row of a table that a backfill sends"),
-    Column("ordinal", "BIGINT", (DEAD_LETTER,), "order of the letters of one task attempt, and so of a key"),
+    Column("ordinal", "BIGINT", (DEAD_LETTER,), "order of the dead letters of one task attempt, and so of a key"),
     Column("body", "BINARY", (DEAD_LETTER,), "message body; null: absent in the row, or left out (body_sha256 is set)"),
     Column("body_sha256", "STRING", (DEAD_LETTER,), "digest of a body that was left out (dlqIncludeBody=false)"),
     Column("tags", "STRING", (DEAD_LETTER,), "tag"),

@@ -56,7 +56,7 @@ SEALED: Final = ".arrow"
 
 _KEPT_FOLDERS: Final = 2
 STALE_AFTER_S: Final = 3600.0
-"""An open file of another host that nobody wrote to for so long has lost its owner."""
+"""An open file of another host that was not written to for so long has lost its owner."""
 
 
 def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:

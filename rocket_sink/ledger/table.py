@@ -391,12 +391,17 @@ def _log_errors(place: LedgerPath) -> Iterator[None]:
     try:
         yield
     except (Py4JError, PySparkException) as error:
-        raise LedgerError(
-            f"Delta cannot read the ledger {place.uri}: {first_line(error)}. When files of its "
-            "_delta_log are damaged or missing, put them back from a backup. Without one, begin a "
-            "new ledger in another folder and move _spool there: what is not folded yet is in it",
-            path=place.uri,
-        ) from error
+        raise damaged(place, first_line(error)) from error
+
+
+def damaged(place: LedgerPath, why: str) -> LedgerError:
+    """The error of a table that is there and cannot be read."""
+    return LedgerError(
+        f"Delta cannot read the ledger {place.uri}: {why.rstrip('.')}. When files of its "
+        "_delta_log are damaged or missing, put them back from a backup. Without one, begin a new "
+        "ledger in another folder and move _spool there: what is not folded yet is in it",
+        path=place.uri,
+    )
 
 
 def first_line(error: BaseException) -> str:

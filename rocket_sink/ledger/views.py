@@ -81,11 +81,21 @@ _MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0),
 VIEWS: Final = {
     "send_rows": _rows(SEND),
     "answered": f"SELECT * FROM send_rows WHERE outcome <> '{IN_FLIGHT}'",
+    # A complete task attempt has awaited all its answers. Only of the others, which died, need the
+    # requests be held against the answers: a ledger may have as many of the ones as of the others.
+    "died_in_flight": f"""
+        SELECT w.* FROM (SELECT * FROM send_rows WHERE outcome = '{IN_FLIGHT}') w
+        ANTI JOIN (SELECT * FROM ledger_rows WHERE kind = '{EPOCH}' AND complete) c
+            ON {_same("w", "c", _ATTEMPT)}""",
     "sends": f"""
         SELECT * FROM answered
         UNION ALL
-        SELECT w.* FROM (SELECT * FROM send_rows WHERE outcome = '{IN_FLIGHT}') w
-        ANTI JOIN answered a ON {_same("w", "a", (*_ATTEMPT, "request"))}""",
+        SELECT w.* FROM died_in_flight w
+        ANTI JOIN (
+            SELECT a.* FROM answered a
+            SEMI JOIN (SELECT DISTINCT {", ".join(_ATTEMPT)} FROM died_in_flight) d
+                ON {_same("a", "d", _ATTEMPT)}
+        ) a ON {_same("w", "a", (*_ATTEMPT, "request"))}""",
     "resolutions": _rows(RESOLUTION),
     "settled": f"""
         SELECT letter_id FROM resolutions GROUP BY letter_id
@@ -175,7 +185,9 @@ VIEWS: Final = {
         ON e.query_id = c.query_id AND e.epoch = c.epoch""",
     "task_sends": f"""
         SELECT {", ".join(_ATTEMPT)}, min(at) AS first_send_at, max(lane) AS lane,
-            max(worker) AS worker, CAST(sum(coalesce(frames, 1)) AS BIGINT) AS send_attempts,
+            max(worker) AS worker, CAST(sum(
+                CASE WHEN wire_bytes = 0 THEN 0 ELSE coalesce(frames, 1) END
+            ) AS BIGINT) AS send_attempts,
             CAST(sum(CASE WHEN outcome = '{IN_FLIGHT}' THEN message_count ELSE 0 END) AS BIGINT)
                 AS in_flight
         FROM sends WHERE partition IS NOT NULL OR query_id <> 'local'

@@ -25,9 +25,9 @@ def test_the_stored_configuration_is_up_to_date() -> None:
     assert stored == conf_text(), "run: rocket-sink options --conf --out conf/rocket-sink.conf"
 
 
-def test_the_readme_table_is_up_to_date() -> None:
-    stored = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert stored == with_options(stored), "run: python -m rocket_sink.commands.options README.md"
+def test_the_stored_table_is_up_to_date() -> None:
+    stored = (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8")
+    assert stored == with_options(stored), "run: python docs/reference_tables.py"
 
 
 def test_the_ci_runs_the_readmes_test_command() -> None:

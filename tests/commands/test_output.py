@@ -11,6 +11,7 @@ from types import MappingProxyType
 import pytest
 
 import rocket_sink
+from rocket_sink.commands.common import output
 from rocket_sink.commands.common.output import Bar, Steps, cell, print_json, table
 from rocket_sink.commands.common.output import show as show_tables
 from rocket_sink.errors import Outcome
@@ -108,3 +109,28 @@ def test_a_backfill_of_nothing_prints_that(capsys: pytest.CaptureFixture[str]) -
     ):
         _print_done(plan, Resent(), "dead letters", as_json=False)
         assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [40, 60, 72, 80, 85, 90, 100, 120])
+def test_tables_break_no_word_that_fits_a_line(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["broker", "attempts", "not acked", "p99 ms", "cause", "last (UTC)", "example"]
+    example = "cannot connect to 127.0.0.1:29126: ECONNREFUSED"
+    row = [
+        "broker-of-the-night",
+        1234567,
+        8,
+        676.25,
+        "CONNECTION_LOST",
+        "11-23 08:04:31.1",
+        example,
+    ]
+    words = {word for text in (*names, *map(cell, row)) for word in text.split()}
+    monkeypatch.setattr(output, "_PIPE_WIDTH", width)
+    show_tables(table("Latency per broker", names, [row, row]))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    shown = [word for line in lines for word in line.split()]
+    assert words <= set(shown)
+    assert shown.count("broker-of-the-night") == 2

@@ -50,8 +50,8 @@ def test_every_figure_is_shown():
     text = shown(FULL)
     parts = (
         "1,234", "broker-a", "4,444", "REQUEST_TIMEOUT", "30.00", "NULL_BODY", "BROKER_BUSY",
-        "05-06 07:08:09.2", "01234567", "1 epochs do not add up", "Isolations (99, last 1)",
-        "/data/ledger", "ERROR: 17 rows that Spark handed to tasks",
+        "05-06 07:08:09.2", "01234567", "Isolations (99, last 1)",
+        "/data/ledger", "17 rows that Spark handed to tasks",
     )  # fmt: skip
     for part in parts:
         assert part in text, part

@@ -66,8 +66,8 @@ def both(spark, ledger, scope: Scope = Scope()) -> Report:  # noqa: B008 (frozen
     """Spark's report, after delta-rs and DuckDB have given the same."""
     quick = open_quick(ledger.path)
     assert quick is not None, "the extra `fast` is part of the extra `test`"
-    found = build_report(spark, ledger, scope)
-    assert figures(quick.query, quick.path, scope) == found
+    found = build_report(spark, ledger, scope, series=True)
+    assert figures(quick.query, quick.path, scope, series=True) == found
     return found
 
 
@@ -102,6 +102,26 @@ def test_brokers(report):
     assert a.p99_ms == pytest.approx(99.0, abs=1)
     assert b.outcomes == {"unknown": 1}
     assert b.p99_ms is None  # no answer: the length of a wait is no latency
+
+
+def test_series_have_the_sums_of_the_figures(report):
+    series, (_, a, b) = report.series, report.brokers
+    messages = dict.fromkeys(("broker-a", "broker-b"), 0)
+    attempts = dict(messages)
+    for _, broker, _, _, requests, stored, *_ in series.cells:
+        messages[broker] += stored
+        attempts[broker] += requests
+    assert messages == {"broker-a": a.messages, "broker-b": b.messages}
+    assert attempts == {"broker-a": a.requests, "broker-b": b.requests}
+    assert sum(row[3] for row in series.queues) == a.messages
+    [(broker, topic, answers, p50, p95, p99, p999, longest)] = series.latency
+    assert (broker, topic, answers, longest) == ("broker-a", "t", a.requests, a.max_ms)
+    assert (p50, p95, p99, p999) == pytest.approx(
+        (a.p50_ms, a.p95_ms, a.p99_ms, a.p999_ms), abs=0.001
+    )
+    assert [(f[3], f[10]) for f in series.failures] == [("t", "REQUEST_TIMEOUT")]
+    given = {(reason): (n, settled) for _, reason, n, settled, _ in series.letters if n}
+    assert given["transport"] == (1, 0) and sum(row[3] for row in series.letters) == 1
 
 
 def test_isolations_noted_by_two_workers_are_one(report):
@@ -220,6 +240,17 @@ class TestWithoutSpark:
         )
         assert found == expected
         assert len(found) > 0
+
+    def test_nothing_is_printed_and_memory_is_bounded(self, ledger):
+        """By default DuckDB shows its progress on standard output, and takes most of the memory."""
+        quick = open_quick(ledger.path)
+        assert quick is not None
+        names = ("enable_progress_bar", "memory_limit", "temp_directory")
+        settings = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
+        (found,) = rows_of(quick.query(f"SELECT {settings}"))
+        assert found["enable_progress_bar"] is False
+        assert found["memory_limit"] in ("953.6 MiB", "1.0 GB", "1GB")
+        assert "rocket-sink-duckdb" in found["temp_directory"]
 
     def test_what_is_not_folded_is_counted(self, ledger):
         spool = SpoolWriter(ledger.path, context(epoch=5))

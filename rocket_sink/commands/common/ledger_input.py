@@ -74,12 +74,26 @@ def note_faults(summary: FoldSummary) -> None:
 
 
 def check_exists(path: str) -> None:
-    """Refuse a local path without a ledger before Spark starts.
+    """Refuse a path without a ledger before Spark starts, where pyarrow can look there.
 
     Raises:
         LedgerError: the path has neither a table nor a spool.
     """
-    if "://" in path:
+    from rocket_sink.ledger.path import resolve_path
+
+    place = resolve_path(path)
+    if place.is_local:
+        found = any(Path(place.root, part).is_dir() for part in ("_delta_log", "_spool"))
+    elif place.problem:
         return
-    if not any((Path(path) / part).is_dir() for part in ("_delta_log", "_spool")):
+    else:
+        try:
+            looked = place.filesystem().get_file_info(
+                [f"{place.root}/{part}" for part in ("_delta_log", "_spool")]
+            )
+        except OSError:
+            return  # Spark may have what it takes
+        # On an object store a folder is there as soon as something is in it.
+        found = any(one.type.name != "NotFound" for one in looked)
+    if not found:
         raise LedgerError(f"there is no ledger in {path}: check the path", path=path)

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -57,6 +58,34 @@ def note(text: str) -> None:
 def note_lines(text: str) -> None:
     """Lines on standard error."""
     click.echo(clean_lines(text), err=True)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before the work for it is done.
+
+    Raises:
+        click.BadParameter: says why.
+    """
+    there = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise click.BadParameter(f"cannot write {path}: {error.strerror or error}") from error
+    if not there:
+        path.unlink()
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file and note it.
+
+    Raises:
+        click.ClickException: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {path}: {error.strerror or error}") from error
+    note(f"written to {path}")
 
 
 class Steps:

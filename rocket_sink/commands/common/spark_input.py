@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+import psutil
 
 from rocket_sink.commands.common.base import debug_wanted
 from rocket_sink.commands.common.output import note
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _STDERR: Final = 2
+_JVM_ENDS_S: Final = 5.0
 _SMALL_PLANS: Final = {
     # For a ledger's rows, compilation is half of a command's CPU time. With one compiler the JVM's
     # code cache is small by default; when it is full, the JVM prints that on standard output.
@@ -74,15 +76,39 @@ def spark_session(
     from rocket_sink.spark.session import build_session
 
     conf = {**(_SMALL_PLANS if small else {}), **pairs(spark_conf, "--spark-conf")}
-    with _log_file() as log:
+    with _log_file() as log, _no_jvm_left():
         with _jvm_output_to(log):
             spark = build_session(
                 f"rocket-sink {name}", master=master, conf=conf, packages=tuple(packages)
             )
         try:
             yield spark
-        finally:
+        except KeyboardInterrupt:
+            raise  # its JVM may be in the midst of anything: see _no_jvm_left
+        except BaseException:
             spark.stop()
+            raise
+        else:
+            spark.stop()
+
+
+@contextlib.contextmanager
+def _no_jvm_left() -> Iterator[None]:
+    """After Ctrl-C, end the processes that were started since: a JVM that is still starting, or
+    waits for its job, would go on for as long as that takes."""
+    earlier = {child.pid for child in psutil.Process().children()}
+    try:
+        yield
+    except KeyboardInterrupt:
+        ours = [one for one in psutil.Process().children(recursive=True) if one.pid not in earlier]
+        for child in ours:
+            with contextlib.suppress(psutil.Error):
+                child.terminate()
+        _, alive = psutil.wait_procs(ours, timeout=_JVM_ENDS_S)
+        for child in alive:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        raise
 
 
 @contextlib.contextmanager

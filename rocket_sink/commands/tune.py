@@ -1,0 +1,81 @@
+"""`rocket-sink tune`: recorded latencies once more, under other settings."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import click
+
+from rocket_sink.commands.common.base import Command, time_value
+from rocket_sink.commands.common.ledger_input import check_exists, quick_ledger
+from rocket_sink.commands.common.output import Bar, print_json, show
+from rocket_sink.commands.common.sink_input import absolute
+from rocket_sink.commands.common.spark_input import spark_options, spark_session
+from rocket_sink.ledger.report.values import Scope
+
+
+@click.command(
+    cls=Command,
+    example="""
+    rocket-sink tune ledger/
+    rocket-sink tune ledger/ --since 2h
+    rocket-sink tune ledger/ --json | jq .options""",
+)
+@click.argument("path", metavar="LEDGER")
+@click.option("--query", metavar="ID", help="Only this streaming query: its whole id.")
+@click.option(
+    "--since",
+    callback=time_value,
+    metavar="TIME",
+    help="From this time on: 2026-01-31T12:00 (UTC), or 90m ago.",
+)
+@click.option("--until", callback=time_value, metavar="TIME", help="Up to this time.")
+@click.option(
+    "--attempts",
+    "limit",
+    type=click.IntRange(1),
+    default=200_000,
+    show_default=True,
+    help="Attempts to replay, the newest ones.",
+)
+@spark_options
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def tune(
+    path: str, query: str | None, since: dt.datetime | None, until: dt.datetime | None,
+    limit: int, master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...],
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Suggest latency options by what a ledger has recorded.
+
+    Replays the recorded sends with other latency classes. Compares isolations, messages that would
+    have gone to another broker, and latencies. What it cannot know: how slow a broker would have
+    been for the requests that were kept away from it.
+    """
+    from rocket_sink.ledger.tune import suggest
+
+    path = absolute(path)
+    check_exists(path)
+    scope = Scope(query, since, until)
+    with Bar("replaying", len(suggest.profiles())) as bar:
+
+        def advance(done: int, _: int) -> None:
+            bar.advance_to(done)
+
+        if quick := quick_ledger(path, master, spark_conf, packages):
+            found = suggest.tune(quick.query, quick.path, scope, limit=limit, progress=advance)
+        else:
+            with spark_session(
+                "tune", master=master, spark_conf=spark_conf, packages=packages, small=True
+            ) as spark:
+                from rocket_sink.ledger.ledger import Ledger
+                from rocket_sink.ledger.views import queried
+
+                rows = Ledger(path).rows(spark)
+                found = suggest.tune(
+                    lambda select: queried(rows, select).toArrow(),
+                    path, scope, limit=limit, progress=advance,
+                )  # fmt: skip
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        show(found)

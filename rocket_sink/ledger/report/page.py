@@ -1,0 +1,332 @@
+"""A report as one page: everything in one file, nothing loaded from anywhere.
+
+Charts are drawn by Vega-Lite, whose marks have labels for screen readers and whose expressions run
+without `eval`; its bundle for browsers comes with the package vl-convert-python (0.9 MB of the
+page). plotly's package has only the whole library, 4.8 MB, and no package keeps up with ECharts.
+Without that package the page has all tables and no chart. The page's policy (CSP) forbids every
+request. Texts of the network are data: JSON here, set as text by `page.js`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import html
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Final
+
+from rocket_sink import __version__
+from rocket_sink.ledger.report.advice import ADVICE
+from rocket_sink.ledger.report.series import COLUMNS, Series
+from rocket_sink.ledger.report.values import plain
+from rocket_sink.text import clean, json_text
+
+CHARTS_PACKAGE: Final = "vl-convert-python"
+# ruff: noqa: ISC004 (texts of several lines in tables)
+_POLICY: Final = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+_CHARTS: Final = (
+    ("rows", "Rows over time", "By what became of them; dead letters when they were given up.", ""),
+    ("bytes", "Bytes over time", "Of message bodies.", ""),
+    ("heat", "Latency by broker and time",
+     "The 99th percentile of the times from the last byte to the answer; red: isolated.", "wide"),
+    ("shares", "Latency by broker and topic", "p50, p95, p99 and p99.9.", ""),
+    ("spent", "Where the time goes",
+     "Waiting for a place or a turn, connecting, waiting for the broker's answer, failed attempts "
+     "and the time until the next, and waiting for the broker of a strict queue.", ""),
+    ("errors", "Failures by class", "Attempts; the table has an example and the next step.", ""),
+    ("retries", "Retries by broker", "Attempts after a request's first.", ""),
+    ("letters", "Dead letters pending", "By reason.", ""),
+    ("held", "Rows held per broker", "Pending letters with a sharding key: later rows wait, too.",
+     ""),
+    ("queues", "Skew", "Messages stored by queue.", "wide"),
+)  # fmt: skip
+
+
+def page_html(figures: Mapping[str, Any], series: Series | None) -> str:
+    """The page.
+
+    Args:
+        figures: `Report.as_dict()`.
+    """
+    bundle = chart_library() if series is not None else ""
+    columns = {name: list(names) for name, names in COLUMNS.items()}
+    data = {
+        "report": figures, "series": _plain_series(series), "columns": columns,
+        "coded": sorted(_TEXTS), "advice": ADVICE, "quoted": shlex.quote(figures["ledger"]),
+    }  # fmt: skip
+    title = f"rocket-sink report: {clean(figures['ledger'])}"
+    body = [
+        _header(figures, charts=series is not None),
+        '<main id="main">',
+        _verdict(figures["verdict"]),
+        _tiles(figures),
+        '<section id="behind" class="card" aria-live="polite" hidden></section>',
+        _charts(drawn=bool(bundle)) if series is not None else "",
+        _tables(figures),
+        "</main>",
+        f"<footer>Made by rocket-sink {__version__}; nothing on this page was loaded from "
+        "elsewhere. docs/operate/report.md explains the figures.</footer>",
+    ]
+    scripts = [f'<script type="module">{bundle}</script>'] if bundle else []
+    scripts += [
+        f'<script type="application/json" id="data">{_json(data)}</script>',
+        f'<script type="module">{_asset("page.js")}</script>',
+    ]
+    return "\n".join((
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<link rel="icon" href="data:,">',
+        f"<title>{html.escape(title)}</title>\n<style>{_asset('page.css')}</style>\n</head>\n<body>",
+        *body, *scripts, "</body>\n</html>\n",
+    ))  # fmt: skip
+
+
+@functools.cache
+def chart_library() -> str:
+    """Vega, Vega-Lite and Vega-Embed for a script element; empty: the package is not there."""
+    if importlib.util.find_spec("vl_convert") is None:
+        return ""
+    import vl_convert
+
+    # A tab in a string of a script is written as an escape here, as all that is not printable.
+    bundle: Any = vl_convert.javascript_bundle  # its stub asks for an argument that may be left out
+    made: str = bundle().replace("\t", "\\t")
+    return re.sub(r"</(?=script)", r"<\\/", made, flags=re.IGNORECASE)
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _json(data: Any) -> str:
+    """For a script element: no character of it can end the element."""
+    text = json_text(data)
+    for one in "<>&":
+        text = text.replace(one, f"\\u{ord(one):04x}")
+    return text
+
+
+_TEXTS: Final = frozenset({
+    "broker", "topic", "query", "outcome", "reason", "cause", "error", "remark", "query_id"
+})  # fmt: skip
+"""Columns whose texts repeat: rows have their numbers in one list."""
+
+
+def _plain_series(series: Series | None) -> dict[str, Any] | None:
+    if series is None:
+        return None
+    found: dict[str, Any] = {
+        name: getattr(series, name) for name in ("step_ms", "first_ms", "last_ms")
+    }
+    texts: dict[str, int] = {}
+    for name, columns in COLUMNS.items():
+        coded = [column in _TEXTS for column in columns]
+        found[name] = [
+            [
+                texts.setdefault(value, len(texts)) if is_text and value is not None else value
+                for value, is_text in zip(plain(list(row)), coded, strict=True)
+            ]
+            for row in getattr(series, name)
+        ]
+    return {**found, "texts": list(texts)}
+
+
+def _header(figures: Mapping[str, Any], *, charts: bool) -> str:
+    scope = figures["scope"]
+    parts = [f"ledger {figures['ledger']}"]
+    parts += [f"query {scope['query_id']}"] if scope["query_id"] else []
+    parts += [f"{name} {scope[name]}" for name in ("since", "until") if scope[name]]
+    made = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+    choices = [
+        ("zone", "Times", (("local", "local zone"), ("utc", "UTC"))),
+        ("theme", "Colours", (("auto", "as the system"), ("light", "light"), ("dark", "dark"))),
+        *([("broker", "Broker", ()), ("topic", "Topic", ())] if charts else []),
+    ]
+    controls = "".join(
+        f'<span><label for="{name}">{label}</label> '
+        f'<select id="{name}">{_options(values)}</select></span>'
+        for name, label, values in choices
+    )
+    return (
+        '<a class="skip" href="#main">To the report</a>\n<header>\n<h1>rocket-sink report</h1>\n'
+        f'<p class="where">{_text(", ".join(parts))}; made {_at(made)} (<span data-zone>UTC</span>)'
+        f'</p>\n</header>\n<div class="controls" role="group" aria-label="What is shown">'
+        f"{controls}</div>"
+    )
+
+
+def _options(values: Iterable[tuple[str, str]]) -> str:
+    return "".join(f'<option value="{value}">{text}</option>' for value, text in values)
+
+
+def _verdict(findings: Sequence[Mapping[str, str]]) -> str:
+    items = []
+    for one in findings:
+        following = (
+            f'<span class="next">Next: {_commands(one["next"])}</span>' if one["next"] else ""
+        )
+        items.append(
+            f'<li class="{one["level"]}"><span class="level">{one["level"]}</span>'
+            f"{_text(one['text'])}{following}</li>"
+        )
+    return f'<h2>Verdict</h2>\n<ul class="verdict" id="verdict">{"".join(items)}</ul>'
+
+
+def _commands(text: str) -> str:
+    """What stands in `backquotes` as code."""
+    parts = text.split("`")
+    return "".join(
+        f"<code>{_text(part)}</code>" if n % 2 else _text(part) for n, part in enumerate(parts)
+    )
+
+
+def _tiles(figures: Mapping[str, Any]) -> str:
+    totals, letters = figures["totals"], figures["dead_letters"]
+    resolved = sum(one["resolved"] for one in letters)
+    pending = sum(one["pending"] for one in letters)
+    tiles = (
+        ("rows_in", "rows in", totals["rows_in"], f"{totals['epochs']:,} epochs"),
+        ("acked", "stored", totals["acked"], ""),
+        ("degraded", "degraded", totals["degraded"], "stored, less durably"),
+        ("dead", "dead", totals["dead"], f"letters: {resolved:,} resolved, {pending:,} pending"),
+        ("unknown", "unknown", totals["unknown"], "perhaps stored"),
+        ("filtered", "filtered", totals["filtered"], "needed no sending"),
+        ("duplicates", "duplicates possible", totals["duplicates_possible"], "under one id"),
+        ("superseded", "superseded", totals["superseded_rows"], "by attempts run again"),
+    )
+    return (
+        '<dl class="tiles">'
+        + "".join(
+            f'<div id="tile-{name}"><dt>{label}</dt><dd>{value:,}</dd><small>{note}</small></div>'
+            for name, label, value, note in tiles
+        )
+        + "</dl>"
+    )
+
+
+def _charts(*, drawn: bool) -> str:
+    missing = (
+        ""
+        if drawn
+        else '<p class="card wide">Charts need one more package: '
+        f"<code>pip install {CHARTS_PACKAGE}</code>. The tables have their figures.</p>"
+    )
+    return f'<section class="charts" aria-label="Charts">{missing}' + "".join(
+        f'<figure id="{name}" class="{width}" aria-labelledby="{name}-title"><figcaption>'
+        f'<h2 id="{name}-title">{title}</h2><p>{text}</p></figcaption>'
+        f'<div class="chart" id="{name}-chart"></div>'
+        f'<details{"" if drawn else " open"}><summary>{title} as a table</summary>'
+        f'<div id="{name}-data"></div></details></figure>'
+        for name, title, text, width in _CHARTS
+    ) + "</section>"  # fmt: skip
+
+
+_TABLES: Final = (
+    ("brokers", "Brokers", (
+        ("broker", "broker", ""), ("requests", "attempts", "n"), ("messages", "messages", "n"),
+        ("body_bytes", "bytes", "n"), ("retries", "retries", "n"), ("degraded", "degraded", "n"),
+        ("not_acked", "not acked", "n"), ("p50_ms", "p50 ms", "n"), ("p95_ms", "p95 ms", "n"),
+        ("p99_ms", "p99 ms", "n"), ("p999_ms", "p99.9 ms", "n"), ("max_ms", "max ms", "n"),
+        ("wait_p99_ms", "p99 wait ms", "n"), ("last_at", "last", "t"),
+    )),
+    ("isolations", "Isolations", (
+        ("start", "from", "t"), ("broker", "broker", ""), ("topic", "topic", ""),
+        ("cause", "cause", ""), ("latency_ms", "latency ms", "n"), ("length_ms", "length ms", "n"),
+        ("reachable", "reachable", ""),
+    )),
+    ("dead_letters", "Dead letters", (
+        ("reason", "reason", ""), ("error_code", "error", ""), ("letters", "letters", "n"),
+        ("pending", "pending", "n"), ("resolved", "resolved", "n"), ("oldest", "oldest", "t"),
+        ("example", "example", "x"),
+    )),
+    ("errors", "Failed attempts", (
+        ("error_code", "error", ""), ("response_code", "code", "n"), ("brokers", "brokers", "n"),
+        ("attempts", "attempts", "n"), ("messages", "messages", "n"), ("last_at", "last", "t"),
+        ("example", "example", "x"),
+    )),
+    ("epochs", "Epochs", (
+        ("query_id", "query", ""), ("epoch", "epoch", "n"), ("at", "at", "t"),
+        ("rows_in", "rows in", "n"), ("acked", "acked", "n"), ("degraded", "degraded", "n"),
+        ("dead", "dead", "n"), ("unknown", "unknown", "n"), ("filtered", "filtered", "n"),
+        ("superseded_rows", "superseded", "n"), ("adds_up", "adds up", ""),
+        ("confirmed", "confirmed", ""),
+    )),
+)  # fmt: skip
+
+
+_QUERY_SHOWN: Final = 8
+"""Characters of a query's id; `--query` takes them."""
+
+
+def _tables(figures: Mapping[str, Any]) -> str:
+    made = []
+    for name, title, columns in _TABLES:
+        rows = figures[name]
+        head = "".join(
+            f'<th scope="col" class="{"n" if kind == "n" else ""}">{label}</th>'
+            for _, label, kind in columns
+        )
+        body = "".join(
+            "<tr>" + "".join(_cell(row, key, kind) for key, _, kind in columns) + "</tr>"
+            for row in rows
+        )
+        shown = (
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table>'
+            f"<caption>{_caption(name, figures)}</caption><thead><tr>{head}</tr></thead>"
+            f"<tbody>{body}</tbody></table></div>"
+            if rows
+            else '<p class="none">Nothing.</p>'
+        )
+        made.append(f'<section class="card" id="table-{name}"><h2>{title}</h2>{shown}</section>')
+    return f'<div class="tables">{"".join(made)}</div>'
+
+
+def _caption(name: str, figures: Mapping[str, Any]) -> str:
+    count = len(figures[name])
+    total = {"isolations": figures["isolation_count"], "epochs": figures["totals"]["epochs"]}
+    return f"the last {count:,} of {total[name]:,}" if total.get(name, count) > count else ""
+
+
+def _cell(row: Mapping[str, Any], key: str, kind: str) -> str:
+    if key in ("degraded", "not_acked") and key not in row:
+        outcomes = row["outcomes"]
+        degraded = outcomes.get("acked_degraded", 0)
+        value: Any = (
+            degraded if key == "degraded" else row["requests"] - outcomes.get("acked", 0) - degraded
+        )
+    else:
+        value = row[key]
+    if value is None:
+        text = "-"
+    elif kind == "t":
+        text = _at(value)
+    elif isinstance(value, bool):
+        text = "yes" if value else "NO"
+    elif isinstance(value, float):
+        text = f"{value:,.1f}" if abs(value) >= 100 else f"{value:,.2f}"
+    elif isinstance(value, int):
+        text = f"{value:,}"
+    else:
+        text = _text(value)
+        if key == "query_id":
+            return f'<td title="{text}">{_text(value[:_QUERY_SHOWN])}</td>'
+    return f'<td class="{kind}">{text}</td>'
+
+
+def _at(moment: str) -> str:
+    """A time that the page shows in the chosen zone."""
+    utc = dt.datetime.fromisoformat(moment).astimezone(dt.timezone.utc)
+    shown = utc.strftime("%Y-%m-%d %H:%M:%S")
+    return f'<time datetime="{utc.isoformat()}" data-at="{utc.isoformat()}">{shown}</time>'
+
+
+def _text(value: object) -> str:
+    return html.escape(clean(value))

@@ -1,0 +1,306 @@
+"""What the charts of a report's page show: sums by time, broker, topic and queue.
+
+Each list is as long as the page may be, however many rows the ledger has: time is cut into at most
+`_STEPS` steps, and of the epochs and attempts behind a step those are kept that failed or took
+longest.
+"""
+# ruff: noqa: S608 (the texts are of our own names; what users give is checked or hexadecimal)
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rocket_sink.ledger.report.sql import (
+    BROKER,
+    REQUESTS,
+    STORED,
+    Scoped,
+    class_of,
+    is_text,
+    latencies,
+    micros,
+    percentile,
+)
+from rocket_sink.ledger.report.values import BrokerFigures
+
+_STEPS: Final = 96
+_STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600,
+                   43_200, 86_400)  # fmt: skip
+"""Lengths of a step that people can read; longer ones are whole days."""
+_TOPICS: Final = 12
+_BROKERS: Final = 24
+_OTHERS: Final = "(others)"
+_QUEUES: Final = 240
+_ISOLATIONS: Final = 400
+_PER_STEP: Final = 6
+"""Epochs of a step and broker whose attempts are shown."""
+_BEHIND: Final = 2000
+_FAILURES: Final = 800
+_EPOCHS: Final = 1500
+_REMARK: Final = 160
+
+
+COLUMNS: Final = {
+    "cells": ("step", "broker", "topic", "outcome", "requests", "messages", "bytes", "wait_ms",
+              "connect_ms", "broker_ms", "retry_ms", "strict_ms"),
+    "heat": ("step", "broker", "answers", "p50", "p95", "p99", "p99.9", "longest"),
+    "latency": ("broker", "topic", "answers", "p50", "p95", "p99", "p99.9", "longest"),
+    "letters": ("step", "reason", "given", "settled", "bytes"),
+    "queues": ("topic", "broker", "queue", "messages", "requests"),
+    "isolations": ("broker", "topic", "cause", "since", "until", "reachable"),
+    "behind": ("step", "broker", "topic", "query", "epoch", "requests", "failed", "messages",
+               "longest", "partition", "message_id", "attempt"),
+    "failures": ("at", "step", "broker", "topic", "queue", "query", "epoch", "partition",
+                 "attempt", "outcome", "error", "code", "rtt", "message_id", "remark"),
+    "epochs": ("query_id", "epoch", "at", "rows_in", "dead", "unknown", "adds_up"),
+}  # fmt: skip
+"""What the places of a series' rows are."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Lists of rows; `COLUMNS` names the places of each. Times are ms since 1970, or the number of
+    a step: step n begins at n times `step_ms`.
+
+    Attributes:
+        cells: what was sent, and what its time went to.
+        heat, latency: percentiles (ms) by step and broker, and by broker and topic.
+        letters: dead letters given up, and settled, in the step.
+        behind: the epochs of a step and broker that failed most or took longest; partition,
+            message and attempt are those of the longest.
+        failures: the first failed attempts of each step, broker and error.
+        epochs: those that `behind` names.
+    """
+
+    step_ms: int
+    first_ms: int
+    last_ms: int
+    cells: list[tuple[Any, ...]] = field(default_factory=list)
+    heat: list[tuple[Any, ...]] = field(default_factory=list)
+    latency: list[tuple[Any, ...]] = field(default_factory=list)
+    letters: list[tuple[Any, ...]] = field(default_factory=list)
+    queues: list[tuple[Any, ...]] = field(default_factory=list)
+    isolations: list[tuple[Any, ...]] = field(default_factory=list)
+    behind: list[tuple[Any, ...]] = field(default_factory=list)
+    failures: list[tuple[Any, ...]] = field(default_factory=list)
+    epochs: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+def read_series(read: Scoped, brokers: Sequence[BrokerFigures]) -> Series:
+    """All series of the scope."""
+    span = _span(read)
+    if span is None:
+        return Series(1000, 0, 0)
+    first, last = span
+    step_s = step_of((last - first).total_seconds())
+    step = f"CAST(floor(unix_micros(at) / {step_s * 1_000_000}) AS BIGINT)"
+    topic = _most(read, "topic", "coalesce(topic, '-')", _TOPICS)
+    broker = _most(read, "broker_name", BROKER, _BROKERS)
+    behind = _behind(read, step, broker, topic)
+    return Series(
+        step_s * 1000,
+        micros(first) // 1000,
+        micros(last) // 1000,
+        _cells(read, step, broker, topic),
+        *_latencies(read, step, broker, topic),
+        _letters(read, step),
+        _queues(read),
+        _isolations(read),
+        behind,
+        _failures(read, step, broker, topic),
+        _epochs(read, behind),
+    )
+
+
+def step_of(length_s: float) -> int:
+    """The length (s) of the steps of so long a time."""
+    least = length_s / _STEPS
+    fitting = (step for step in _STEPS_S if step >= least)
+    return next(fitting, math.ceil(least / 86_400) * 86_400)
+
+
+def _span(read: Scoped) -> tuple[dt.datetime, dt.datetime] | None:
+    (found,) = read(f"SELECT min(at) AS first, max(at) AS last FROM answered WHERE {read.where}")
+    (letters,) = read(f"SELECT min(at) AS first, max(at) AS last FROM letters WHERE {read.where}")
+    moments = [m for row in (found, letters) for m in row.values() if m is not None]
+    return (min(moments), max(moments)) if moments else None
+
+
+def _most(read: Scoped, column: str, text: str, most: int) -> str:
+    """The column's text; of more values than `most`, only the most frequent by name."""
+    rows = read(
+        f"SELECT {column} AS name, count(*) AS requests FROM answered WHERE {read.where} "
+        f"GROUP BY 1 ORDER BY requests DESC, name LIMIT {most + 1}"
+    )
+    if len(rows) <= most:
+        return text
+    kept = " OR ".join(is_text(column, row["name"]) for row in rows[:most] if row["name"])
+    return f"CASE WHEN {kept} THEN {column} ELSE '{_OTHERS}' END"
+
+
+def _rows(read: Scoped, select: str) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in read(select)]
+
+
+def _cells(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any, ...]]:
+    """A row without a frame stands for waits of a strict queue, not for an attempt."""
+    frames = "coalesce(frames, 1)"
+    wait = f"coalesce(queue_wait_ms, 0) * {frames}"
+    spent = {
+        "wait_ms": f"CASE WHEN attempt = 1 AND wire_bytes > 0 THEN {wait} ELSE 0 END",
+        "connect_ms": f"coalesce(connect_ms, 0) * {frames}",
+        "broker_ms": f"CASE WHEN {STORED} THEN coalesce(rtt_p50_ms, rtt_ms) * {frames} ELSE 0 END",
+        "retry_ms": f"CASE WHEN {STORED} THEN 0 ELSE coalesce(rtt_ms, 0) END "
+        f"+ CASE WHEN attempt > 1 AND wire_bytes > 0 THEN {wait} ELSE 0 END",
+        "strict_ms": f"CASE WHEN wire_bytes > 0 THEN 0 ELSE {wait} END",
+    }
+    sums = ", ".join(f"round(sum({text}), 1) AS {name}" for name, text in spent.items())
+    return _rows(
+        read,
+        f"""SELECT {step} AS step, {broker} AS broker, {topic} AS topic, outcome,
+            CAST(sum(CASE WHEN wire_bytes > 0 THEN {frames} ELSE 0 END) AS BIGINT) AS requests,
+            CAST(sum(CASE WHEN {STORED} THEN message_count ELSE 0 END) AS BIGINT) AS messages,
+            CAST(sum(CASE WHEN {STORED} THEN body_bytes ELSE 0 END) AS BIGINT) AS body_bytes,
+            {sums}
+        FROM answered WHERE {read.where} GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4""",
+    )
+
+
+def _latencies(
+    read: Scoped, step: str, broker: str, topic: str
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    rows = latencies(read.where, f"{step} AS step", f"{broker} AS broker", f"{topic} AS topic")
+    table = read.table(
+        f"""SELECT step, broker, topic, class, sum(weight) AS weight, max(ms) AS longest
+        FROM (SELECT *, {class_of("ms")} AS class FROM ({rows}) l) c
+        GROUP BY GROUPING SETS ((step, broker, class), (broker, topic, class))"""
+    )
+    by_step: dict[Any, list[tuple[int, float, float]]] = defaultdict(list)
+    by_topic: dict[Any, list[tuple[int, float, float]]] = defaultdict(list)
+    columns = (table.column(n).to_pylist() for n in range(6))
+    for at, name, of_topic, number, weight, longest in zip(*columns, strict=True):
+        if at is None:
+            by_topic[name, of_topic].append((number, weight, longest))
+        else:
+            by_step[at, name].append((number, weight, longest))
+    return _percentiles(by_step), _percentiles(by_topic)
+
+
+def _percentiles(found: dict[Any, list[tuple[int, float, float]]]) -> list[tuple[Any, ...]]:
+    rows = []
+    for key, classes in sorted(found.items()):
+        classes.sort()
+        longest = max(most for _, _, most in classes)
+        counts = [(number, weight) for number, weight, _ in classes]
+        shares = (percentile(counts, share, longest) for share in (0.5, 0.95, 0.99, 0.999))
+        answers = round(sum(weight for _, weight in counts))
+        rows.append((*key, answers, *(round(ms or 0.0, 3) for ms in shares), round(longest, 3)))
+    return rows
+
+
+def _letters(read: Scoped, step: str) -> list[tuple[Any, ...]]:
+    """Given up and settled per step; a letter that was taken back counts as never settled."""
+    ends = """SELECT letter_id, min(at) AS at FROM resolutions WHERE letter_id IN
+        (SELECT letter_id FROM settled) AND resolution <> 'unparked' GROUP BY letter_id"""
+    return _rows(
+        read,
+        f"""SELECT step, reason, CAST(sum(given) AS BIGINT) AS given,
+            CAST(sum(settled) AS BIGINT) AS settled, CAST(sum(size) AS BIGINT) AS size
+        FROM (
+            SELECT {step} AS step, reason, 1 AS given, 0 AS settled,
+                coalesce(body_bytes, 0) AS size
+            FROM counted_letters WHERE {read.where}
+            UNION ALL
+            SELECT {step} AS step, reason, 0 AS given, 1 AS settled, 0 AS size
+            FROM (
+                SELECT e.at, c.reason
+                FROM (SELECT letter_id, reason FROM counted_letters WHERE {read.where}) c
+                JOIN ({ends}) e ON c.letter_id = e.letter_id
+            ) s
+        ) b GROUP BY step, reason ORDER BY step, reason""",
+    )
+
+
+def _queues(read: Scoped) -> list[tuple[Any, ...]]:
+    return _rows(
+        read,
+        f"""SELECT coalesce(topic, '-') AS topic, {BROKER} AS broker, queue_id,
+            CAST(sum(message_count) AS BIGINT) AS messages, {REQUESTS} AS requests
+        FROM answered WHERE {STORED} AND {read.where}
+        GROUP BY 1, 2, 3 ORDER BY messages DESC, topic, broker, queue_id LIMIT {_QUEUES}""",
+    )
+
+
+def _isolations(read: Scoped) -> list[tuple[Any, ...]]:
+    return _rows(
+        read,
+        f"""SELECT DISTINCT broker_name, topic, cause,
+            CAST(unix_micros(isolated_from) / 1000 AS BIGINT) AS since,
+            CAST(unix_micros(isolated_until) / 1000 AS BIGINT) AS until, reachable
+        FROM isolations WHERE {read.where} ORDER BY since DESC LIMIT {_ISOLATIONS}""",
+    )
+
+
+def _behind(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any, ...]]:
+    longest = "coalesce(rtt_ms, 0)"
+    # Of equally long ones the last attempt.
+    order = f"{longest} + coalesce(attempt, 1) * 1e-6"
+    return _rows(
+        read,
+        f"""SELECT step, broker, topic, query_id, epoch, requests, failed, messages, longest_ms,
+            partition, message_id, attempt
+        FROM (
+            SELECT *, row_number() OVER (
+                PARTITION BY step, broker ORDER BY failed DESC, longest_ms DESC, query_id, epoch
+            ) AS _nth
+            FROM (
+                SELECT {step} AS step, {broker} AS broker, {topic} AS topic, query_id, epoch,
+                    {REQUESTS} AS requests, count(CASE WHEN NOT {STORED} THEN 1 END) AS failed,
+                    CAST(sum(CASE WHEN {STORED} THEN message_count ELSE 0 END) AS BIGINT)
+                        AS messages,
+                    round(max({longest}), 3) AS longest_ms,
+                    max_by(coalesce(partition, -1), {order}) AS partition,
+                    max_by(coalesce(message_id, ''), {order}) AS message_id,
+                    max_by(coalesce(attempt, 1), {order}) AS attempt
+                FROM answered WHERE {read.where} GROUP BY 1, 2, 3, 4, 5
+            ) g
+        ) n WHERE _nth <= {_PER_STEP}
+        ORDER BY failed DESC, longest_ms DESC, step, broker, topic, query_id, epoch
+        LIMIT {_BEHIND}""",
+    )
+
+
+def _failures(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any, ...]]:
+    """The first of each step, broker and error."""
+    return _rows(
+        read,
+        f"""SELECT CAST(unix_micros(at) / 1000 AS BIGINT) AS at_ms, step, broker,
+            {topic} AS topic, queue_id, query_id, epoch, partition, attempt, outcome,
+            error_code, response_code,
+            round(rtt_ms, 3) AS rtt_ms, message_id, substr(remark, 1, {_REMARK}) AS remark
+        FROM (
+            SELECT *, {step} AS step, {broker} AS broker, row_number() OVER (
+                PARTITION BY {step}, {broker}, error_code, outcome ORDER BY at, request, attempt
+            ) AS _nth
+            FROM (SELECT * FROM answered WHERE NOT {STORED} AND {read.where}) a
+        ) f WHERE _nth <= {_PER_STEP}
+        ORDER BY _nth, at_ms, broker, message_id LIMIT {_FAILURES}""",
+    )
+
+
+def _epochs(read: Scoped, behind: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Those that the page names, and those that do not add up, as far as they fit."""
+    numbers = sorted({row[4] for row in behind})
+    named = f"epoch IN ({', '.join(map(str, numbers))})" if numbers else "false"
+    rows = _rows(
+        read,
+        f"SELECT {', '.join(COLUMNS['epochs'])} FROM epochs "
+        f"WHERE {read.where} AND ({named} OR NOT adds_up) ORDER BY adds_up, at DESC, epoch DESC",
+    )
+    behind_them = {(row[3], row[4]) for row in behind}
+    return [row for row in rows if row[:2] in behind_them or not row[-1]][:_EPOCHS]

@@ -1,0 +1,107 @@
+"""Pieces of a report's queries that Spark and DuckDB both understand, and percentiles."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import pyarrow as pa
+
+from rocket_sink.ledger import views
+from rocket_sink.ledger.report.values import Scope
+
+Query = Callable[[str], pa.Table]
+"""Runs a query over the views of one ledger."""
+
+STORED: Final = "outcome IN ('acked', 'acked_degraded')"
+REQUESTS: Final = (
+    "CAST(sum(CASE WHEN wire_bytes = 0 THEN 0 ELSE coalesce(frames, 1) END) AS BIGINT)"
+)
+"""Send attempts; a row without bytes on the wire is a wait, and no attempt."""
+BROKER: Final = "coalesce(nullif(broker_name, ''), '-')"
+_CLASSES: Final = 100
+"""Classes of a histogram per factor e: each is 1 % wide."""
+_LEAST_MS: Final = 0.001
+_GROUP_SHARES: Final = (("rtt_p50_ms", 0.5), ("rtt_p95_ms", 0.45), ("rtt_p99_ms", 0.04),
+                        ("rtt_ms", 0.01))  # fmt: skip
+"""A row of a group has its percentiles: (column, share of its messages that it stands for)."""
+
+
+class Scoped:
+    """Queries whose WHERE ends with the scope's conditions."""
+
+    def __init__(self, query: Query, scope: Scope) -> None:
+        self._query = query
+        conditions = ["true"]
+        if scope.query_id is not None:
+            conditions.append(is_text("query_id", scope.query_id))
+        if scope.since is not None:
+            conditions.append(f"at >= {timestamp(scope.since)}")
+        if scope.until is not None:
+            conditions.append(f"at < {timestamp(scope.until)}")
+        self.where = " AND ".join(conditions)
+
+    def __call__(self, select: str) -> list[dict[str, Any]]:
+        return views.rows_of(self._query(select))
+
+    def table(self, select: str) -> pa.Table:
+        """The same as a table."""
+        return self._query(select)
+
+
+def is_text(column: str, text: str, form: str = "{}") -> str:
+    """A condition; what is quoted otherwise in Spark and in DuckDB goes as hexadecimal digits."""
+    column = form.format(column)
+    if re.fullmatch(r"[\w.-]+", text, re.ASCII):
+        return f"{column} = '{text}'"
+    return f"hex({column}) = '{text.encode().hex().upper()}'"
+
+
+def micros(moment: dt.datetime) -> int:
+    """Since 1970."""
+    return (moment - dt.datetime.fromtimestamp(0, dt.timezone.utc)) // dt.timedelta(microseconds=1)
+
+
+def timestamp(moment: dt.datetime) -> str:
+    return f"timestamp_micros({micros(moment)})"
+
+
+def latencies(where: str, *columns: str) -> str:
+    """A table (columns, class, weight): how many answers took a time of each class."""
+    names = ", ".join(f"{text}" for text in columns)
+    rows = f"FROM answered WHERE response_code IS NOT NULL AND {where}"
+    parts = [f"SELECT {names}, rtt_ms AS ms, CAST(1 AS DOUBLE) AS weight {rows} AND frames IS NULL"]
+    parts += [
+        f"SELECT {names}, coalesce({column}, rtt_ms) AS ms, frames * {share} AS weight "
+        f"{rows} AND frames IS NOT NULL"
+        for column, share in _GROUP_SHARES
+    ]
+    return " UNION ALL ".join(parts)
+
+
+def class_of(column: str) -> str:
+    """The class of a latency in ms."""
+    return f"CAST(floor(ln(greatest({column}, {_LEAST_MS})) * {_CLASSES}) AS INT)"
+
+
+def percentile(
+    counts: Iterable[tuple[int, float]], share: float, longest: float | None = None
+) -> float | None:
+    """The latency (ms) that a share of the answers did not exceed; None of none.
+
+    Args:
+        counts: (class, weight), sorted by class.
+        longest: the longest latency there is.
+    """
+    classes = list(counts)
+    total = sum(weight for _, weight in classes)
+    if total <= 0:
+        return None
+    reached = itertools.accumulate(weight for _, weight in classes)
+    at = next(n for n, passed in enumerate(reached) if passed >= share * total * (1 - 1e-9))
+    middle = round(math.exp((classes[at][0] + 0.5) / _CLASSES), 4)
+    return middle if longest is None else min(middle, longest)

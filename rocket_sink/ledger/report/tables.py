@@ -1,0 +1,250 @@
+"""A report and how it is shown: as tables by rich for terminals and notebooks, as a page.
+
+The verdict stands before all figures.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.ledger.report.page import page_html
+from rocket_sink.ledger.report.series import Series
+from rocket_sink.ledger.report.values import (
+    Absence,
+    BrokerFigures,
+    DeadLetterFigures,
+    EpochFigures,
+    ErrorFigures,
+    Facts,
+    Finding,
+    IsolationFigures,
+    IsolationSums,
+    Scope,
+    Totals,
+    WaitFigures,
+    plain,
+)
+from rocket_sink.ledger.report.verdict import LINES, verdict
+from rocket_sink.tables import table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class Report:
+    """All figures; the lists of epochs and isolations hold the last ones.
+
+    `unfolded_epochs` have rows that are not in the figures yet (read without Spark nothing is
+    folded). `quarantined_files` were damaged, and their rows are in no figure. `series` are the
+    figures of the page's charts, where it was asked for.
+
+    `as_dict` is for JSON; rich consoles and notebooks show the tables below.
+    """
+
+    ledger: str
+    scope: Scope
+    totals: Totals
+    brokers: list[BrokerFigures] = field(default_factory=list)
+    epochs: list[EpochFigures] = field(default_factory=list)
+    isolations: list[IsolationFigures] = field(default_factory=list)
+    isolation_count: int = 0
+    dead_letters: list[DeadLetterFigures] = field(default_factory=list)
+    errors: list[ErrorFigures] = field(default_factory=list)
+    unfolded_epochs: int = 0
+    quarantined_files: int = 0
+    absences: list[Absence] = field(default_factory=list)
+    waiting: list[WaitFigures] = field(default_factory=list)
+    isolated: list[IsolationSums] = field(default_factory=list)
+    series: Series | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """What the verdict is made from."""
+        scope = self.scope
+        in_flight = sum(broker.outcomes.get("in_flight", 0) for broker in self.brokers)
+        return Facts(
+            self.ledger, self.totals, self.brokers, self.isolated, self.dead_letters,
+            self.absences, self.waiting, self.unfolded_epochs, self.quarantined_files,
+            in_flight, scoped=scope != Scope(),
+        )  # fmt: skip
+
+    @property
+    def verdict(self) -> list[Finding]:
+        """What needs to be known first, the gravest before the others."""
+        return verdict(self.facts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values; times as ISO 8601 text in UTC."""
+        values = asdict(replace(self, series=None))
+        del values["series"]
+        found: dict[str, Any] = plain(
+            {"verdict": [asdict(finding) for finding in self.verdict], **values}
+        )
+        return found
+
+    def __rich__(self) -> RenderableType:
+        return render_report(self)
+
+    def _repr_html_(self) -> str:
+        from rich.console import Console
+
+        console = Console(record=True, width=_HTML_WIDTH, file=io.StringIO(), force_jupyter=False)
+        console.print(render_report(self))
+        return console.export_html(inline_styles=True)
+
+
+_HTML_WIDTH: Final = 150
+_QUERY_SHOWN: Final = 8
+"""Characters of a query id; the rest tells nobody anything."""
+_EXAMPLE_SHOWN: Final = 60
+
+
+def render_report(report: Report) -> RenderableType:
+    """All tables; those without rows say so in one line."""
+    from rich.console import Group
+    from rich.text import Text
+
+    findings = report.verdict
+    return Group(
+        _verdict(findings),
+        Text(""),
+        _accounts(report),
+        _more_findings(findings),
+        _brokers_table(report.brokers),
+        _isolations_table(report.isolations, report.isolation_count),
+        _dead_letters_table(report.dead_letters),
+        _errors_table(report.errors),
+        _epochs_table(report.epochs, report.totals.epochs),
+        Text(f"ledger {report.ledger}", style="dim"),
+    )
+
+
+def to_html(report: Report) -> str:
+    """The report as one page: all of it in one file, with charts where the series are there."""
+    return page_html(report.as_dict(), report.series)
+
+
+_STYLES: Final = {"problem": "bold red", "warning": "bold yellow", "note": "", "well": "bold green"}
+
+
+def _verdict(findings: Sequence[Finding]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = [Text(str(one), style=_STYLES[one.level]) for one in findings[:LINES]]
+    more = len(findings) - LINES
+    if more > 0:
+        lines[-1].append(f" (and {more} more, below)", style="dim")
+    return Group(*lines)
+
+
+def _more_findings(findings: Sequence[Finding]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(*(Text(str(one), style=_STYLES[one.level]) for one in findings[LINES:]))
+
+
+def _accounts(report: Report) -> RenderableType:
+    totals = report.totals
+    resolved = sum(d.resolved for d in report.dead_letters)
+    settled = f"; {resolved:,} of all letters are resolved" if resolved else ""
+    notes = {
+        "rows_in": f"in {totals.epochs:,} epochs",
+        "acked": "stored",
+        "degraded": "stored, but less durably than asked for",
+        "dead": f"not stored; dead letters{settled}",
+        "unknown": "perhaps stored; dead letters",
+        "filtered": "needed no sending",
+        "duplicates_possible": "stored, perhaps twice under one id",
+        "superseded_rows": f"stored by {totals.superseded_attempts:,} attempts that do not count",
+    }
+    rows = [(n.replace("_", " "), getattr(totals, n), note) for n, note in notes.items()]
+    return table("Accounts", ("", "rows", "note"), rows)
+
+
+def _brokers_table(brokers: Sequence[BrokerFigures]) -> RenderableType:
+    names = (
+        "broker", "attempts", "stored", "MB", "retries", "degraded", "not acked", "p50 ms",
+        "p95 ms", "p99 ms", "max ms", "p99 wait ms", "last (UTC)",
+    )  # fmt: skip
+    rows = [
+        (
+            b.broker, b.requests, b.messages, round(b.body_bytes / 1e6, 1), b.retries,
+            b.degraded, b.not_acked, b.p50_ms, b.p95_ms, b.p99_ms, b.max_ms, b.wait_p99_ms,
+            _time(b.last_at),
+        )
+        for b in brokers
+    ]  # fmt: skip
+    title = "Latency per broker (last byte to answer)"
+    return _shown(title, names, rows, empty=f"{title}: nothing.")
+
+
+def _isolations_table(events: Sequence[IsolationFigures], total: int) -> RenderableType:
+    rows = [
+        (_time(e.start), e.broker, e.topic or "", e.cause, e.latency_ms, e.length_ms / 1000,
+         {True: "yes", False: "no", None: ""}[e.reachable])
+        for e in events
+    ]  # fmt: skip
+    title = f"Isolations ({total:,}" + (f", last {len(rows):,})" if len(rows) < total else ")")
+    names = ("from (UTC)", "broker", "topic", "cause", "latency ms", "length s", "reachable")
+    return _shown(title, names, rows, empty="No broker was isolated.")
+
+
+def _dead_letters_table(letters: Sequence[DeadLetterFigures]) -> RenderableType:
+    rows = [
+        (d.reason, d.error_code, d.letters, d.pending, d.resolved,
+         "" if d.oldest is None else _time(d.oldest), _short(d.example))
+        for d in letters
+    ]  # fmt: skip
+    names = ("reason", "error", "letters", "pending", "resolved", "oldest (UTC)", "example")
+    return _shown("Dead letters", names, rows, empty="No dead letters.")
+
+
+def _errors_table(errors: Sequence[ErrorFigures]) -> RenderableType:
+    rows = [
+        (e.error_code, "" if e.response_code is None else str(e.response_code), e.brokers,
+         e.attempts, e.messages, _time(e.last_at), _short(e.example))
+        for e in errors
+    ]  # fmt: skip
+    names = ("error", "code", "brokers", "attempts", "messages", "last (UTC)", "example")
+    return _shown("Failed attempts", names, rows, empty="No attempt failed.")
+
+
+def _epochs_table(epochs: Sequence[EpochFigures], total: int) -> RenderableType:
+    names = (
+        "query", "epoch", "at (UTC)", "rows in", "acked", "degraded", "dead", "unknown",
+        "filtered", "superseded", "adds up", "confirmed",
+    )  # fmt: skip
+    rows = [
+        (e.query_id[:_QUERY_SHOWN], e.epoch, _time(e.at), e.rows_in, e.acked, e.degraded, e.dead,
+         e.unknown, e.filtered, e.superseded_rows, _yes(e.adds_up), _yes(e.confirmed))
+        for e in epochs
+    ]  # fmt: skip
+    title = f"Epochs ({total:,}" + (f", last {len(rows):,})" if len(rows) < total else ")")
+    return _shown(title, names, rows, empty="No epochs.")
+
+
+def _shown(
+    title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], empty: str
+) -> RenderableType:
+    from rich.text import Text
+
+    return table(title, names, rows) if rows else Text(empty, style="dim")
+
+
+def _time(at: dt.datetime) -> str:
+    return at.strftime("%m-%d %H:%M:%S.") + f"{at.microsecond // 100_000}"
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "NO"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _EXAMPLE_SHOWN else text[: _EXAMPLE_SHOWN - 3] + "..."

@@ -1,0 +1,232 @@
+"""The figures of a report: plain values, read from a ledger by `ledger.report.queries`."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which rows a report is of; None: all. `query_id` may be the beginning of an id, as reports
+    show it. `since` is included, `until` is not."""
+
+    query_id: str | None = None
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
+
+
+@dataclass(frozen=True)
+class BrokerFigures:
+    """The send attempts to one broker. `messages` and `body_bytes` are what it stored (a failed
+    attempt's messages are those of its retry, too). Latencies are from the last byte to the answer,
+    in ms, of answered attempts; None when there were none. `last_at` is when the last attempt
+    began: a broker that left the route gets none any more; `last_stored_at` is that of the last one
+    that was stored. `broker` is "-" for what reached no broker. Percentiles are those of a
+    histogram whose classes are 1 % wide, so they are off by 0.5 % at most."""
+
+    broker: str
+    requests: int
+    messages: int
+    body_bytes: int
+    retries: int
+    outcomes: dict[str, int]
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    max_ms: float | None
+    wait_p99_ms: float | None
+    last_at: dt.datetime
+    last_stored_at: dt.datetime | None = None
+    p999_ms: float | None = None
+
+    @property
+    def degraded(self) -> int:
+        """Attempts whose messages are stored, but less durably than asked for."""
+        return self.outcomes.get("acked_degraded", 0)
+
+    @property
+    def not_acked(self) -> int:
+        """Attempts without an acknowledgement, degraded or not."""
+        return self.requests - self.outcomes.get("acked", 0) - self.degraded
+
+
+@dataclass(frozen=True)
+class EpochFigures:
+    """One epoch of one query; see `Ledger.epochs`."""
+
+    query_id: str
+    epoch: int
+    at: dt.datetime
+    rows_in: int
+    acked: int
+    degraded: int
+    dead: int
+    unknown: int
+    filtered: int
+    duplicates_possible: int
+    superseded_attempts: int
+    superseded_rows: int
+    adds_up: bool
+    confirmed: bool
+    missing_rows: int = 0
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all epochs within the scope."""
+
+    epochs: int = 0
+    rows_in: int = 0
+    acked: int = 0
+    degraded: int = 0
+    dead: int = 0
+    unknown: int = 0
+    filtered: int = 0
+    duplicates_possible: int = 0
+    superseded_attempts: int = 0
+    superseded_rows: int = 0
+    missing_rows: int = 0
+    not_adding_up: int = 0
+    unconfirmed: int = 0
+
+
+@dataclass(frozen=True)
+class IsolationFigures:
+    """One isolation; the same one noted by several workers is there once, with their number."""
+
+    broker: str
+    topic: str | None
+    cause: str
+    latency_ms: float
+    start: dt.datetime
+    length_ms: float
+    reachable: bool | None
+    workers: int
+
+
+@dataclass(frozen=True)
+class IsolationSums:
+    """All isolations of one broker: `length_ms` is the sum; `first_start`, `last_start` and
+    `last_end` are when the first and the last began, and when the last to end did."""
+
+    broker: str
+    times: int
+    length_ms: float
+    first_start: dt.datetime
+    last_start: dt.datetime
+    last_end: dt.datetime
+    cause: str
+
+
+@dataclass(frozen=True)
+class DeadLetterFigures:
+    """The dead letters of one reason and error.
+
+    `pending` of them wait to be sent again, the oldest since `oldest`; `resolved` are stored by a
+    backfill, or put aside. The others are of task attempts that do not count.
+    """
+
+    reason: str
+    error_code: str
+    letters: int
+    pending: int
+    example: str
+    resolved: int = 0
+    oldest: dt.datetime | None = None
+
+
+@dataclass(frozen=True)
+class ErrorFigures:
+    """Attempts that failed alike; `messages` counts those of a request once, however often it
+    was tried. `example` is one of the remarks."""
+
+    error_code: str
+    response_code: int | None
+    brokers: int
+    attempts: int
+    messages: int
+    first_at: dt.datetime
+    last_at: dt.datetime
+    example: str
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A broker that could not be reached.
+
+    `since` is when the first attempt failed, `last_failed_at` when the last one did, `back_at` when
+    it stored something again (None: not yet); `stored_elsewhere` counts the requests that other
+    brokers have stored since the last that it stored. `left_route`: name servers named it no more.
+    `cause` is the most frequent error's code.
+    """
+
+    broker: str
+    since: dt.datetime
+    last_failed_at: dt.datetime
+    back_at: dt.datetime | None
+    stored_elsewhere: int
+    left_route: bool
+    cause: str
+
+
+@dataclass(frozen=True)
+class WaitFigures:
+    """Pending dead letters with a sharding key: while they wait, so do later rows of their keys.
+
+    `broker` is the one that their key's letters could not be sent to, if that is recorded.
+    """
+
+    broker: str | None
+    rows: int
+    keys: int
+    oldest: dt.datetime
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a report says before its figures.
+
+    Attributes:
+        name: of the rule that found it.
+        level: "problem", "warning", "note" or "well".
+        text: one sentence.
+        next: the command or the deed that mends it; empty: nothing to do.
+    """
+
+    name: str
+    level: str
+    text: str
+    next: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}; next: {self.next}" if self.next else self.text
+
+
+def plain(value: Any) -> Any:
+    """For JSON: times as ISO 8601 text."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value.isoformat() if isinstance(value, dt.datetime) else value
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules of the verdict look at."""
+
+    ledger: str
+    totals: Totals
+    brokers: list[BrokerFigures] = field(default_factory=list)
+    isolated: list[IsolationSums] = field(default_factory=list)
+    dead_letters: list[DeadLetterFigures] = field(default_factory=list)
+    absences: list[Absence] = field(default_factory=list)
+    waiting: list[WaitFigures] = field(default_factory=list)
+    unfolded_epochs: int = 0
+    quarantined_files: int = 0
+    in_flight: int = 0
+    """Requests of task attempts that died before an answer."""
+    scoped: bool = False
+    """The report is of a part of the ledger."""

@@ -1,0 +1,364 @@
+"""What a report says first: rules over its figures, each with a sentence and the next command.
+
+A rule's condition gives the values of its sentence once for each thing that it finds. Findings come
+in the order of `RULES`: problems first, then what may become one, then what is only good to know.
+Nothing here reads a ledger.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from rocket_sink.ledger.report.values import (
+    Absence,
+    BrokerFigures,
+    Facts,
+    Finding,
+    IsolationSums,
+)
+from rocket_sink.text import clean
+
+LINES: Final = 3
+"""A verdict's most lines."""
+SLOW_TIMES: Final = 3.0
+"""A broker whose p99 is so many times the others' is slow,"""
+SLOW_MS: Final = 50.0
+"""if it is also so much longer."""
+_SENT_AGAIN: Final = ("transport", "held_back", "unknown", "consumer")
+"""Reasons of letters that a backfill may send as they are."""
+_NAMES: Final = 80
+
+Case = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Attributes:
+    name: for programs; also the name of its findings.
+    level: problem, warning or note.
+    when: the values of the sentence, once for each thing found.
+    says: the sentence.
+    next: what mends it; empty: nothing.
+    """
+
+    name: str
+    level: str
+    when: Callable[[Facts], Iterable[Case]]
+    says: str
+    next: str = ""
+
+
+def verdict(facts: Facts) -> list[Finding]:
+    """All findings, the gravest first; without a problem or a warning, that all is well."""
+    commands = _commands(facts.ledger)
+    found = [
+        Finding(
+            rule.name, rule.level, rule.says.format_map({**commands, **case}),
+            rule.next.format_map({**commands, **case}),
+        )
+        for rule in RULES
+        for case in rule.when(facts)
+    ]  # fmt: skip
+    levels = ("problem", "warning", "note")
+    found.sort(key=lambda finding: levels.index(finding.level))
+    if any(finding.level != "note" for finding in found):
+        return found
+    return [_well(facts), *found]
+
+
+def _commands(ledger: str) -> dict[str, str]:
+    path = shlex.quote(clean(ledger))
+    return {
+        "backfill": f"rocket-sink backfill --ledger {path} -n HOST:9876",
+        "show": f"rocket-sink ledger show epochs --ledger {path}",
+        "letters": f"rocket-sink ledger show dead-letters --ledger {path}",
+        "sends": f"rocket-sink ledger show sends --ledger {path}",
+        "report": f"rocket-sink report --ledger {path}",
+        "ledger": clean(ledger),
+    }
+
+
+def _well(facts: Facts) -> Finding:
+    totals = facts.totals
+    last = [b.last_at for b in facts.brokers]
+    if not totals.epochs and not last:
+        of = "this part of the ledger" if facts.scoped else "the ledger"
+        return Finding("empty", "well", f"There is nothing in {of} yet: no epoch and no send")
+    brokers = [b for b in facts.brokers if b.broker != "-"]
+    text = (
+        f"All is well: {totals.acked + totals.degraded:,} rows of {_many(totals.epochs, 'epoch')} "
+        "are stored and none waits"
+    )
+    p99 = max((b.p99_ms for b in brokers if b.p99_ms is not None), default=None)
+    if p99 is not None:
+        text += f"; {_many(len(brokers), 'broker')}, p99 at most {_ms(p99)}"
+    if last:
+        text += f"; last send {moment(max(last))}"
+    return Finding("all_is_well", "well", text)
+
+
+# --- conditions ----------------------------------------------------------------------------------
+
+
+def _quarantined(facts: Facts) -> Iterator[Case]:
+    if facts.quarantined_files:
+        yield {"files": _many(facts.quarantined_files, "damaged spool file", "is", "are")}
+
+
+def _unfolded(facts: Facts) -> Iterator[Case]:
+    if facts.unfolded_epochs:
+        yield {"epochs": _many(facts.unfolded_epochs, "epoch")}
+
+
+def _missing(facts: Facts) -> Iterator[Case]:
+    if facts.totals.missing_rows:
+        yield {"rows": _many(facts.totals.missing_rows, "row")}
+
+
+def _unbalanced(facts: Facts) -> Iterator[Case]:
+    if facts.totals.not_adding_up and not facts.totals.missing_rows:
+        yield {"epochs": _many(facts.totals.not_adding_up, "epoch", "does", "do")}
+
+
+def _left_route(facts: Facts) -> Iterator[Case]:
+    for absence in facts.absences:
+        if absence.back_at is None and absence.left_route:
+            yield _absent(facts, absence)
+
+
+def _unreachable(facts: Facts) -> Iterator[Case]:
+    for absence in facts.absences:
+        if absence.back_at is None and not absence.left_route:
+            yield _absent(facts, absence)
+
+
+def _absent(facts: Facts, absence: Absence) -> Case:
+    waits = [w for w in facts.waiting if w.broker == absence.broker]
+    held = ""
+    then = ""
+    if waits:
+        rows, keys = sum(w.rows for w in waits), sum(w.keys for w in waits)
+        held = f"; {_many(rows, 'row')} of {_many(keys, 'key', 'waits', 'wait', of=rows)} for it"
+        then = f", then `{_commands(facts.ledger)['backfill']}`"
+    return {
+        "broker": clean(absence.broker, _NAMES), "since": moment(absence.since),
+        "cause": clean(absence.cause, _NAMES), "held": held, "then": then,
+    }  # fmt: skip
+
+
+def _was_away(facts: Facts) -> Iterator[Case]:
+    for absence in facts.absences:
+        if absence.back_at is not None:
+            yield {
+                "broker": clean(absence.broker, _NAMES), "since": moment(absence.since),
+                "back": moment(absence.back_at), "cause": clean(absence.cause, _NAMES),
+            }  # fmt: skip
+
+
+def _keys_wait(facts: Facts) -> Iterator[Case]:
+    gone = {a.broker for a in facts.absences if a.back_at is None}
+    waits = [w for w in facts.waiting if w.broker not in gone]
+    if waits:
+        rows = sum(w.rows for w in waits)
+        yield {
+            "rows": _many(rows, "row"),
+            "keys": _many(sum(w.keys for w in waits), "key", "waits", "wait", of=rows),
+            "oldest": moment(min(w.oldest for w in waits)),
+        }
+
+
+def _letters(facts: Facts, *reasons: str) -> Iterator[Case]:
+    found = [d for d in facts.dead_letters if d.reason in reasons and d.pending]
+    if not found:
+        return
+    by_class: dict[str, int] = {}
+    for d in found:
+        name = f"{d.reason} {clean(d.error_code, _NAMES)}"
+        by_class[name] = by_class.get(name, 0) + d.pending
+    parts = sorted(by_class.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{count:,} {name}" for name, count in parts[:3])
+    oldest = [d.oldest for d in found if d.oldest is not None]
+    pending = sum(by_class.values())
+    yield {
+        "pending": _many(pending, "dead letter", "is", "are"),
+        "classes": shown + (", ..." if len(parts) > 3 else ""),
+        "oldest": f", the oldest since {moment(min(oldest))}" if oldest else "",
+        "count": pending,
+    }
+
+
+def _sent_again(facts: Facts) -> Iterator[Case]:
+    """Unless the line of a broker that is gone, or of keys that wait, has told of all of them."""
+    told = sum(w.rows for w in facts.waiting)
+    for case in _letters(facts, *_SENT_AGAIN):
+        if case["count"] != told:
+            yield case
+
+
+def _refused(facts: Facts) -> Iterator[Case]:
+    return _letters(facts, "data")
+
+
+def _forbidden(facts: Facts) -> Iterator[Case]:
+    return _letters(facts, "permission")
+
+
+def _in_flight(facts: Facts) -> Iterator[Case]:
+    if facts.in_flight:
+        yield {"requests": _many(facts.in_flight, "request", "has", "have")}
+
+
+def _brokers(facts: Facts) -> list[BrokerFigures]:
+    return [b for b in facts.brokers if b.broker != "-"]
+
+
+def _last_send(facts: Facts) -> dt.datetime | None:
+    return max((b.last_at for b in _brokers(facts)), default=None)
+
+
+def _isolated_now(facts: Facts) -> Iterator[Case]:
+    last = _last_send(facts)
+    for one in _isolated(facts):
+        if last is not None and one.last_end > last:
+            yield {
+                "broker": clean(one.broker, _NAMES), "since": moment(one.last_start),
+                "cause": clean(one.cause, _NAMES),
+            }  # fmt: skip
+
+
+def _was_isolated(facts: Facts) -> Iterator[Case]:
+    last = _last_send(facts)
+    for one in _isolated(facts):
+        if last is None or one.last_end <= last:
+            yield {
+                "broker": clean(one.broker, _NAMES), "times": _many(one.times, "time"),
+                "length": _seconds(one.length_ms / 1000), "last": moment(one.last_start),
+                "cause": clean(one.cause, _NAMES),
+            }  # fmt: skip
+
+
+def _isolated(facts: Facts) -> Iterator[IsolationSums]:
+    """Of brokers that no line says to be gone."""
+    gone = {a.broker for a in facts.absences if a.back_at is None}
+    yield from (one for one in facts.isolated if one.broker not in gone)
+
+
+def _slow(facts: Facts) -> Iterator[Case]:
+    measured = [(b.broker, b.p99_ms) for b in _brokers(facts) if b.p99_ms is not None]
+    for broker, p99 in measured:
+        others = [other for name, other in measured if name != broker]
+        if not others:
+            continue
+        usual = median(others)
+        if p99 >= SLOW_TIMES * usual and p99 - usual >= SLOW_MS:
+            times = f"{p99 / usual:,.0f} times" if usual > 0 else "far above"
+            yield {
+                "broker": clean(broker, _NAMES), "p99": _ms(p99), "times": times,
+                "usual": _ms(usual),
+            }  # fmt: skip
+
+
+def _degraded(facts: Facts) -> Iterator[Case]:
+    if facts.totals.degraded:
+        yield {"rows": _many(facts.totals.degraded, "row", "is", "are")}
+
+
+def _duplicates(facts: Facts) -> Iterator[Case]:
+    if facts.totals.duplicates_possible:
+        yield {"rows": _many(facts.totals.duplicates_possible, "stored row")}
+
+
+def _replays(facts: Facts) -> Iterator[Case]:
+    totals = facts.totals
+    if totals.superseded_attempts:
+        yield {
+            "attempts": _many(totals.superseded_attempts, "task attempt", "was", "were"),
+            "rows": _many(totals.superseded_rows, "row"),
+        }
+
+
+def _unconfirmed(facts: Facts) -> Iterator[Case]:
+    if facts.totals.unconfirmed:
+        yield {"epochs": _many(facts.totals.unconfirmed, "epoch", "is", "are")}
+
+
+RULES: Final = (
+    Rule("broker_left_route", "problem", _left_route,
+         "{broker} left the route at {since} and is not back{held}", "start {broker}{then}"),
+    Rule("broker_unreachable", "problem", _unreachable,
+         "{broker} has stored nothing since {since} ({cause}) and is not back{held}",
+         "start {broker}, or mend the way to it{then}"),
+    Rule("rows_missing", "problem", _missing,
+         "{rows} that Spark handed to tasks are in no accounts: their workers wrote to another "
+         "folder than this ledger's, or files are gone", "`{show} --where 'missing_rows > 0'`"),
+    Rule("spool_damaged", "problem", _quarantined,
+         "{files} put aside: what they hold is in no figure",
+         "look into {ledger}/_spool/_quarantine"),
+    Rule("epochs_do_not_add_up", "problem", _unbalanced,
+         "{epochs} not add up: rows came in of which no account tells what became of them",
+         "`{show} --where 'NOT adds_up'`"),
+    Rule("keys_wait", "problem", _keys_wait,
+         "{rows} of {keys} for a backfill, in strict order, the oldest since {oldest}",
+         "`{backfill}`"),
+    Rule("letters_pending", "problem", _sent_again,
+         "{pending} pending ({classes}){oldest}", "`{backfill}`"),
+    Rule("letters_refused", "problem", _refused,
+         "{pending} pending that no broker would take ({classes}){oldest}",
+         "`{letters} --where \"reason = 'data'\"`, mend the rows where they come from, and park "
+         "the letters"),
+    Rule("letters_forbidden", "problem", _forbidden,
+         "{pending} pending of topics closed to this account ({classes}){oldest}",
+         "allow it to write there, then `{backfill} --reason permission`"),
+    Rule("not_folded", "warning", _unfolded,
+         "rows of {epochs} are not folded yet and in no figure", "`{report} --fold`"),
+    Rule("broker_isolated", "warning", _isolated_now,
+         "{broker} has been isolated since {since} ({cause})",
+         "look at {broker}'s disk and log: it was slow or failed just before the last send"),
+    Rule("broker_slow", "warning", _slow,
+         "{broker} is slow: p99 {p99}, {times} the others' {usual}",
+         "look at {broker}'s disk and page cache"),
+    Rule("requests_in_flight", "warning", _in_flight,
+         "{requests} no known outcome: their tasks died before an answer",
+         "none where the epoch was run again; `{show} --where 'NOT confirmed'` lists those that "
+         "were not"),
+    Rule("rows_degraded", "warning", _degraded,
+         "{rows} stored, but less durably than asked for (flush or replica not awaited)",
+         "look at the brokers' disks and replicas"),
+    Rule("duplicates_announced", "note", _duplicates,
+         "{rows} may be there twice, under one message id (UNIQ_KEY)"),
+    Rule("replays", "note", _replays,
+         "{attempts} run again: {rows} that they had stored may be there twice"),
+    Rule("broker_was_away", "note", _was_away,
+         "{broker} could not be reached from {since} to {back} ({cause}) and is back"),
+    Rule("broker_was_isolated", "note", _was_isolated,
+         "{broker} was isolated {times}, {length} in all, the last at {last} ({cause})"),
+    Rule("epochs_unconfirmed", "note", _unconfirmed,
+         "{epochs} not confirmed by Spark (yet): still running, or the driver ended first"),
+)  # fmt: skip
+"""(name, level, condition, sentence, next command); problems, warnings and notes by weight."""
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def moment(at: dt.datetime) -> str:
+    return at.astimezone(dt.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _many(count: int, what: str, one: str = "", many: str = "", of: int | None = None) -> str:
+    """`1 row`, `2 rows`; with the verb for `of` (by default `count`) things."""
+    verb = one if (count if of is None else of) == 1 else many
+    return f"{count:,} {what}{'' if count == 1 else 's'}{' ' if verb else ''}{verb}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 10 else f"{value:.1f} ms"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.1f} s" if value < 120 else f"{value / 60:,.1f} min"

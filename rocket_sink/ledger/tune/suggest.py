@@ -1,0 +1,249 @@
+"""Replays a ledger's sends under other settings and says which of them to take.
+
+A setting is suggested only where it is clearly better than the default: an isolation has a cost
+that a record of latencies does not show, which is the load that the other brokers must take.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from rocket_sink.ledger.report.sql import Query, Scoped
+from rocket_sink.ledger.report.values import Scope
+from rocket_sink.ledger.tune.attempts import Attempts, read_attempts
+from rocket_sink.ledger.tune.replay import Replayed, replay
+from rocket_sink.ledger.tune.values import Candidate, Suggestion, SuspicionFigures, Tuning
+from rocket_sink.options import SinkOptions
+from rocket_sink.routing.fault import PROFILES, FaultProfile
+
+LIMIT: Final = 200_000
+"""Attempts that are replayed, the newest: some seconds for each candidate."""
+_FIRST_CLASSES_MS: Final = (100, 250, 1000, 2000)
+"""Latencies from which on a broker is isolated, in the candidates beside the profiles."""
+_BETTER: Final = 0.8
+"""A candidate is taken when its p99.9 is below so much of the default's."""
+_AS_GOOD: Final = 1.05
+"""Of candidates within so much of the best p99.9 the one that isolates least is taken."""
+_SUSPECT_MS: Final = (50, 100, 250, 500, 1000, 2000)
+_LATE_SHARE: Final = 0.001
+"""Most of the requests to brokers that are well that may pass `suspectAfterMs`."""
+_UNUSUAL: Final = 4.0
+"""Times a broker's own p95."""
+_FEW: Final = 10_000
+"""With fewer attempts p99.9 rests on less than ten of them."""
+_FULL: Final = 0.9
+_SLOW_BATCH_MS: Final = 500.0
+
+RECORDED: Final = "as recorded"
+DEFAULT: Final = "5.x (default)"
+
+Progress = Callable[[int, int], None]
+"""Called with the candidates that are done, and all of them."""
+
+
+def tune(
+    query: Query, path: str, scope: Scope, *, limit: int = LIMIT, progress: Progress | None = None
+) -> Tuning:
+    """Suggest options by the newest `limit` attempts of the scope.
+
+    Args:
+        query: runs SQL over the ledger's views.
+    """
+    attempts = read_attempts(Scoped(query, scope), limit)
+    if not len(attempts):
+        return Tuning(path, scope, 0, None, None, limited=False)
+    tried = profiles()
+    found: list[Candidate] = []
+    for name, profile in tried.items():
+        found.append(_candidate(name, profile, replay(attempts, profile)))
+        if progress is not None:
+            progress(len(found), len(tried))
+    candidates = _with_best(found)
+    suspicion = _with_least(suspicions(attempts))
+    made = [
+        *_few(attempts),
+        *_table_option(candidates),
+        *_suspicion_option(suspicion),
+        *_batches(attempts),
+    ]
+    return Tuning(
+        path, scope, len(attempts), _moment(attempts.start_s[0]), _moment(attempts.start_s[-1]),
+        limited=len(attempts) >= limit, candidates=candidates, suspicion=suspicion,
+        suggestions=[one for one in made if isinstance(one, Suggestion)],
+        kept=[one for one in made if isinstance(one, str)],
+    )  # fmt: skip
+
+
+def profiles() -> dict[str, FaultProfile | None]:
+    """What is compared: the record, the profiles, and 5.x with its classes moved."""
+    default = PROFILES["5.x"]
+    found: dict[str, FaultProfile | None] = {
+        RECORDED: None, DEFAULT: default, "4.x": PROFILES["4.x"]
+    }  # fmt: skip
+    first_ms = _first_isolating_ms(default)
+    for wanted_ms in _FIRST_CLASSES_MS:
+        classes = tuple(round(ms * wanted_ms / first_ms) for ms in default.latency_max_ms)
+        found[f"from {wanted_ms:,} ms"] = replace(default, latency_max_ms=classes)
+    return found
+
+
+def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
+    """What each value of `suspectAfterMs` would have done to the requests.
+
+    Trouble that is worth a suspicion is a failure, or an answer that took longer than a class that
+    isolates and than is usual of its broker; what else comes late is a false alarm.
+    """
+    usual_ms = np.array(
+        [_p95(attempts.rtt_ms[attempts.stored & (attempts.broker == number)])
+         for number in range(len(attempts.brokers))]
+    )  # fmt: skip
+    slow_ms = np.maximum(_first_isolating_ms(PROFILES["5.x"]), _UNUSUAL * usual_ms)
+    trouble = attempts.isolates | (attempts.stored & (attempts.rtt_ms > slow_ms[attempts.broker]))
+    well = attempts.rtt_ms[attempts.stored & ~trouble]
+    found = []
+    for after_ms in _SUSPECT_MS:
+        late_ms = attempts.rtt_ms[trouble] - after_ms
+        found.append(
+            SuspicionFigures(
+                after_ms,
+                float((well > after_ms).mean()) if len(well) else 0.0,
+                int((late_ms > 0).sum()),
+                float(late_ms.clip(0).sum() / 1000),
+            )
+        )
+    return found
+
+
+def _p95(latencies_ms: Any) -> float:
+    return float(np.quantile(latencies_ms, 0.95)) if len(latencies_ms) else 0.0
+
+
+def _first_isolating_ms(profile: FaultProfile) -> int:
+    pairs = zip(profile.latency_max_ms, profile.not_available_ms, strict=True)
+    return next(limit for limit, duration in pairs if duration)
+
+
+def _candidate(name: str, profile: FaultProfile | None, made: Replayed) -> Candidate:
+    return Candidate(
+        name,
+        profile.latency_max_ms if profile else (),
+        profile.not_available_ms if profile else (),
+        made.isolations, made.isolated_s, made.moved,
+        made.percentile(0.5), made.percentile(0.99), made.percentile(0.999),
+        float(made.latency_ms[-1]) if len(made.latency_ms) else None,
+    )  # fmt: skip
+
+
+def _with_best(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Mark the one to take: the default, unless another's tail is clearly shorter."""
+    tried = {one.name: one for one in candidates if one.p999_ms is not None}
+    default = tried.pop(DEFAULT, None)
+    tried.pop(RECORDED, None)
+    best = default
+    if default is not None and tried:
+        shortest = min(one.p999_ms or 0.0 for one in tried.values())
+        if shortest < _BETTER * (default.p999_ms or 0.0):
+            good = [one for one in tried.values() if (one.p999_ms or 0.0) <= _AS_GOOD * shortest]
+            best = min(good, key=lambda one: (one.isolated_s, one.p999_ms))
+    return [replace(one, suggested=one is best) for one in candidates]
+
+
+def _with_least(figures: Sequence[SuspicionFigures]) -> list[SuspicionFigures]:
+    """Mark the smallest value that few of the stored requests pass."""
+    good = [one for one in figures if one.late_share <= _LATE_SHARE]
+    best = good[0] if good else figures[-1]
+    return [replace(one, suggested=one is best) for one in figures]
+
+
+def _few(attempts: Attempts) -> Iterator[str]:
+    if len(attempts) < _FEW:
+        yield (
+            f"only {len(attempts):,} attempts: p99.9 rests on {max(1, len(attempts) // 1000)} of "
+            "them; a longer record says more"
+        )
+
+
+def _table_option(candidates: Sequence[Candidate]) -> Iterator[Suggestion | str]:
+    best = next((one for one in candidates if one.suggested), None)
+    default = next((one for one in candidates if one.name == DEFAULT), None)
+    if best is None or default is None:
+        return
+    if best is default:
+        yield "latencyMax, notAvailableDuration: no other table has a clearly shorter tail"
+        return
+    reason = (
+        f"p99.9 {best.p999_ms:,.0f} ms instead of {default.p999_ms:,.0f}, "
+        f"{best.isolations:,} isolations instead of {default.isolations:,}"
+    )
+    if best.name in PROFILES:
+        yield Suggestion("faultProfile", best.name, reason)
+    else:
+        yield Suggestion("latencyMax", ",".join(map(str, best.latency_max_ms)), reason)
+        yield Suggestion(
+            "notAvailableDuration", ",".join(map(str, best.not_available_ms)), "goes with it"
+        )
+
+
+def _suspicion_option(figures: Sequence[SuspicionFigures]) -> Iterator[Suggestion | str]:
+    now_ms = SinkOptions().suspect_after_ms
+    best = next(one for one in figures if one.suggested)
+    now = next((one for one in figures if one.suspect_after_ms == now_ms), best)
+    if best.suspect_after_ms == now_ms:
+        yield f"suspectAfterMs: {now.late_share:.2%} of the usual requests took longer than it"
+    elif best.suspect_after_ms > now_ms:
+        yield Suggestion(
+            "suspectAfterMs", str(best.suspect_after_ms),
+            f"{now.late_share:.2%} of the usual requests took longer than {now_ms} ms, "
+            f"{best.late_share:.2%} longer than this",
+        )  # fmt: skip
+    elif best.troubles:
+        yield Suggestion(
+            "suspectAfterMs", str(best.suspect_after_ms),
+            f"{best.late_share:.2%} of the usual requests took longer; {best.troubles:,} failures "
+            f"and delays are noticed {now_ms - best.suspect_after_ms} ms sooner",
+        )  # fmt: skip
+    else:
+        yield "suspectAfterMs: no broker was in trouble, so there is nothing to notice sooner"
+
+
+def _batches(attempts: Attempts) -> Iterator[Suggestion | str]:
+    """By requests that are batches; and by what waits for the window."""
+    options = SinkOptions()
+    batches = attempts.stored & (attempts.frames == 1) & (attempts.messages > 1)
+    if batches.any():
+        largest = float(np.quantile(attempts.bytes[batches], 0.9))
+        slow_ms = float(np.quantile(attempts.rtt_ms[batches], 0.95))
+        if slow_ms > _SLOW_BATCH_MS and largest > options.request_max_bytes / 4:
+            yield Suggestion(
+                "requestMaxBytes", str(max(65_536, int(largest) // 2)),
+                f"5 % of the batches took longer than {slow_ms:,.0f} ms, at {largest:,.0f} bytes",
+            )  # fmt: skip
+        elif (
+            np.quantile(attempts.messages[batches], 0.5) >= _FULL * options.request_max_messages
+            and largest < options.request_max_bytes / 4
+        ):
+            yield Suggestion(
+                "requestMaxMessages", str(min(65_535, 4 * options.request_max_messages)),
+                f"half of the batches are full with {options.request_max_messages:,} messages, and "
+                f"have {largest:,.0f} bytes of {options.request_max_bytes:,}",
+            )  # fmt: skip
+        else:
+            yield "requestMaxMessages, requestMaxBytes: batches are neither slow nor cut short"
+    wait_ms, rtt_ms = np.quantile(attempts.wait_ms, 0.5), np.quantile(attempts.rtt_ms, 0.5)
+    if attempts.stored.any() and wait_ms > 2 * rtt_ms and wait_ms > 1.0:
+        yield Suggestion(
+            "backPressureForAsyncSendSize", str(2 * options.max_in_flight_bytes),
+            f"half of the requests wait {wait_ms:,.1f} ms before they are sent, and "
+            f"{rtt_ms:,.1f} ms for their answer; if memory allows",
+        )  # fmt: skip
+    else:
+        yield "backPressureForAsyncSendNum, -Size: requests do not wait for a place in the window"
+
+
+def _moment(seconds: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(float(seconds), dt.timezone.utc)

@@ -1,0 +1,141 @@
+"""What `tune` finds: candidates beside what was recorded, suggestions, options to paste."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rocket_sink.ledger.report.values import Scope
+from rocket_sink.tables import table
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A latency table, and what it would have made of the recorded sends. Times in ms.
+
+    `isolated_s` is summed over hosts and brokers, `moved` are messages; percentiles are of
+    acknowledged messages, from submit to answer, with their earlier attempts.
+    """
+
+    name: str
+    latency_max_ms: tuple[int, ...]
+    not_available_ms: tuple[int, ...]
+    isolations: int
+    isolated_s: float
+    moved: int
+    p50_ms: float | None
+    p99_ms: float | None
+    p999_ms: float | None
+    max_ms: float | None
+    suggested: bool = False
+
+
+@dataclass(frozen=True)
+class SuspicionFigures:
+    """A value of `suspectAfterMs`.
+
+    `late_share` of the requests that were neither failures nor unusually slow took longer: false
+    alarms. `troubles` (requests that were) lasted longer than it, and were noticed `sooner_s`
+    before their end, in all.
+    """
+
+    suspect_after_ms: int
+    late_share: float
+    troubles: int
+    sooner_s: float
+    suggested: bool = False
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """An option to set, and why."""
+
+    option: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The whole answer."""
+
+    path: str
+    scope: Scope
+    attempts: int
+    first_at: dt.datetime | None
+    last_at: dt.datetime | None
+    limited: bool
+    """There are more attempts in the ledger than were read: the newest were."""
+    candidates: list[Candidate] = field(default_factory=list)
+    suspicion: list[SuspicionFigures] = field(default_factory=list)
+    suggestions: list[Suggestion] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    """What needs no change, and why."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """{option: value} to paste."""
+        return {one.option: one.value for one in self.suggestions}
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "options": self.options}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self._shown()
+
+    def _shown(self) -> Iterator[RenderableType]:
+        if not self.attempts:
+            yield "No sends in this part of the ledger: nothing to learn from."
+            return
+        assert self.first_at is not None
+        assert self.last_at is not None
+        newest = "the newest " if self.limited else ""
+        yield (
+            f"{newest}{self.attempts:,} attempts from {self.first_at:%Y-%m-%d %H:%M:%S} to "
+            f"{self.last_at:%Y-%m-%d %H:%M:%S} UTC\n"
+        )
+        yield table(
+            "Latency classes: what each table would have made of these sends",
+            ("table", "isolations", "isolated s", "messages moved", "p50 ms", "p99 ms",
+             "p99.9 ms", "max ms", ""),
+            [
+                (one.name, one.isolations, round(one.isolated_s, 1), one.moved, _ms(one.p50_ms),
+                 _ms(one.p99_ms), _ms(one.p999_ms), _ms(one.max_ms), _mark(one.suggested))
+                for one in self.candidates
+            ],
+        )  # fmt: skip
+        yield table(
+            "suspectAfterMs: false alarms, and trouble noticed before its end",
+            ("suspectAfterMs", "false alarms %", "troubles", "sooner s", ""),
+            [
+                (one.suspect_after_ms, round(100 * one.late_share, 3), one.troubles,
+                 round(one.sooner_s, 1), _mark(one.suggested))
+                for one in self.suspicion
+            ],
+        )  # fmt: skip
+        yield table("", ("", "option", "why"), [
+            *(("keep", *reason.split(": ", 1)) for reason in self.kept),
+            *(("set", f"{one.option}={one.value}", one.reason) for one in self.suggestions),
+        ])  # fmt: skip
+        yield from self._paste()
+
+    def _paste(self) -> Iterator[RenderableType]:
+        if not self.options:
+            yield "The defaults fit these sends."
+            return
+        yield "Options to paste:"
+        for name, value in self.options.items():
+            yield f"  {name}={value}"
+
+
+def _ms(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def _mark(suggested: bool) -> str:
+    return "<- suggested" if suggested else ""

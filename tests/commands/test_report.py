@@ -1,0 +1,135 @@
+"""`rocket-sink report` on a local ledger, without Spark."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rocket_sink.commands.common import spark_input
+from tests.ledger.night import QUERY, night
+from tests.run_command import Done, run_command
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return night(tmp_path_factory.mktemp("night") / "ledger")
+
+
+def report(*arguments: str, code: int = 0) -> Done:
+    done = run_command("report", *arguments)
+    assert done.code == code, (done.out, done.err)
+    return done
+
+
+def test_the_first_line_names_the_killed_broker(ledger: str) -> None:
+    lines = report("--ledger", ledger).out.splitlines()
+    assert lines[0].startswith(
+        "broker-b left the route at 2026-03-01 14:15:00 UTC and is not back; 300 rows of 6 keys "
+        "wait for it; next: start broker-b, then"
+    )
+    whole = " ".join(report("--ledger", ledger).out.split())
+    assert f"`rocket-sink backfill --ledger {ledger} -n HOST:9876`" in whole
+    assert "2 dead letters are pending that no broker would take (2 data NULL_BODY)" in whole
+    assert "2 of all letters are resolved" in whole
+
+
+def test_json_has_the_verdict(ledger: str) -> None:
+    found = report("--ledger", ledger, "--json").json()
+    assert [one["name"] for one in found["verdict"]] == [
+        "broker_left_route", "letters_refused", "broker_slow", "broker_was_isolated"
+    ]  # fmt: skip
+    (absence,) = found["absences"]
+    assert (absence["broker"], absence["left_route"], absence["back_at"]) == (
+        "broker-b",
+        True,
+        None,
+    )
+    assert absence["stored_elsewhere"] > 1000
+
+
+def test_the_short_id_and_the_times_of_sending(ledger: str) -> None:
+    """Before the kill all is well with broker-b, and the accounts are those of that time."""
+    early = ["--query", QUERY[:8], "--until", "2026-03-01T14:15", "--since", "2026-03-01T14:00"]
+    found = report("--ledger", ledger, *early, "--json").json()
+    assert found["scope"]["query_id"] == QUERY
+    assert [one["name"] for one in found["verdict"]] == ["all_is_well"]
+    assert found["totals"]["epochs"] == 90
+    assert {one["epoch"] for one in found["epochs"]} <= set(range(90, 180))
+    done = report("--ledger", ledger, "--query", "feedbeef", code=1)
+    assert "has no rows of a query 'feedbeef'" in done.err
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_word_breaks(ledger: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocket_sink.commands.common.output._PIPE_WIDTH", width)
+    out = report("--ledger", ledger).out
+    assert max(map(len, out.splitlines())) <= width
+    words = set(out.split())
+    assert {"broker-a", "CONNECTION_LOST", "INVALID_QUEUE", "attempts", "superseded"} <= words
+
+
+def test_a_page_that_cannot_be_written_is_refused_at_once(ledger: str, tmp_path: Path) -> None:
+    done = report("--ledger", ledger, "--html", str(tmp_path / "none" / "x.html"), code=2)
+    assert "cannot write" in done.err and "No such file or directory" in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize("path", ["none", "file"])
+def test_a_missing_ledger(tmp_path: Path, path: str) -> None:
+    where = str(tmp_path) if path == "none" else (tmp_path / "x").as_uri()
+    done = report("--ledger", where, code=1)
+    assert done.err == f"rocket-sink: there is no ledger in {where}: check the path\n"
+
+
+@pytest.mark.parametrize("defect", ["garbage", "empty", "no commit", "no files"])
+def test_a_damaged_ledger_is_one_line(ledger: str, tmp_path: Path, defect: str) -> None:
+    copy = tmp_path / "ledger"
+    shutil.copytree(ledger, copy)
+    log = copy / "_delta_log" / f"{0:020}.json"
+    if defect == "no files":
+        shutil.rmtree(copy / "kind=send")
+    elif defect == "no commit":
+        log.unlink()
+    else:
+        log.write_text("{" if defect == "garbage" else "")
+    done = report("--ledger", str(copy), code=1)
+    (line,) = done.err.splitlines()
+    assert "cannot" in line and "backup" in line and "<unknown>" not in line
+
+
+def test_ctrl_c_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM that is still starting is a child of ours like this one."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*_: Any, **__: Any) -> None:
+        command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        started.append(subprocess.Popen(command))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rocket_sink.spark.session.build_session", start)
+    with pytest.raises(KeyboardInterrupt), spark_input.spark_session("report"):
+        pass
+    (child,) = started
+    until_s = time.monotonic() + 60
+    while child.poll() is None and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert child.returncode is not None
+    assert not psutil.pid_exists(child.pid) or child.returncode != 0
+
+
+def test_the_page_and_the_terminal_agree(ledger: str, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    done = report("--ledger", ledger, "--html", str(page), "--json")
+    assert f"written to {page}" in done.err
+    text = page.read_text()
+    start = text.index(">", text.index('id="data"')) + 1
+    data = json.loads(text[start : text.index("</script>", start)])
+    assert data["report"] == done.json()

@@ -1,0 +1,47 @@
+"""jobs/report.py as spark-submit runs it: a JVM of its own, which is what takes the time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from tests.ledger.night import night
+from tests.run_command import run_command
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).parent.parent.parent
+SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+SMALL = ("spark.sql.shuffle.partitions=1", "spark.default.parallelism=1", "spark.ui.enabled=false")
+
+
+def test_spark_says_what_duckdb_says(tmp_path: Path) -> None:
+    ledger, page = night(tmp_path / "ledger"), tmp_path / "report.html"
+    command = [
+        str(SUBMIT), "--master", "local[1]",
+        "--packages", f"io.delta:delta-spark_2.13:{version('delta-spark')}",
+        "--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+        *(word for setting in SMALL for word in ("--conf", setting)),
+        str(ROOT / "jobs" / "report.py"), "--ledger", ledger, "--html", str(page), "--json",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    environment.pop("PYSPARK_SUBMIT_ARGS", None)
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    quick = run_command("report", "--ledger", ledger, "--json").json()
+    # spark-submit puts a Python job's standard error into standard output, too.
+    found = json.loads(done.stdout[done.stdout.index("{") :])
+    assert found == quick
+    assert found["verdict"][0]["name"] == "broker_left_route"
+    assert "broker-b left the route" in page.read_text()
+    assert page.stat().st_size < 2_000_000

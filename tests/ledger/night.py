@@ -1,0 +1,132 @@
+"""Ledgers made without Spark, and one of a night in which a broker was killed and stayed away."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from rocket_sink.errors import Outcome
+from rocket_sink.ledger.records import in_order, isolation_rows, resolution_rows, send_rows
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.routing.fault import Isolation
+
+from .values import accounts, attempt, confirmed, context, letter
+
+QUERY = "5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b"
+START = dt.datetime(2026, 3, 1, 13, 45, tzinfo=dt.timezone.utc)
+KILLED = START + dt.timedelta(minutes=30)
+EPOCH_S = 10
+EPOCHS = 360
+
+
+def store(folder: Path | str, batches: Iterable[pa.RecordBatch], **more: Any) -> str:
+    """A ledger's table of these rows, written by delta-rs; appended to where there is one."""
+    table = pa.Table.from_batches(list(batches), LEDGER_SCHEMA)
+    write_deltalake(folder, table, partition_by=["kind"], mode="append", **more)
+    log = Path(folder, "_delta_log", f"{0:020}.json")
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"][VERSION_PROPERTY] = str(SCHEMA_VERSION)
+    log.write_text("\n".join(map(json.dumps, actions)))
+    return str(folder)
+
+
+def at(batch: pa.RecordBatch, moment: dt.datetime) -> pa.RecordBatch:
+    """The rows at another time."""
+    place = LEDGER_SCHEMA.get_field_index("at")
+    times = pa.array([moment] * batch.num_rows, LEDGER_SCHEMA.field(place).type)
+    return batch.set_column(place, LEDGER_SCHEMA.field(place), times)
+
+
+def night(folder: Path | str) -> str:
+    """Three brokers, two topics, an epoch each 10 s for an hour. After half of it broker-b is
+    killed, leaves the route and does not come back: 300 rows of 6 keys wait for it. Of 4 refused
+    rows 2 are dropped. broker-c has slow minutes."""
+    rng = Random(7)
+    rows: list[pa.RecordBatch] = []
+    waiting = 0
+    for epoch in range(EPOCHS):
+        begin = START + dt.timedelta(seconds=EPOCH_S * epoch)
+        one = context(
+            query_id=QUERY, epoch=epoch, task_attempt_id=1000 + epoch, worker="worker-1:4711"
+        )
+        sent, acked, dead, unknown = [], 0, 0, 0
+        for n in range(12):
+            name = f"broker-{'abc'[n % 3]}"
+            start = begin + dt.timedelta(milliseconds=400 * n)
+            slow = name == "broker-c" and 60 <= epoch < 90
+            rtt = rng.lognormvariate(5.4 if slow else 1.6, 0.5)
+            started = int(start.timestamp() * 1000)
+            common = {
+                "broker_name": name, "topic": "orders" if n % 4 else "invoices",
+                "queue_id": n // 3, "started_ms": started, "message_count": 40 + n,
+                "body_bytes": 400 * (40 + n), "message_id": f"0A0000{epoch:06X}{n:02X}",
+                "broker_address": f"10.0.0.{1 + n % 3}:10911", "queue_wait_ms": rng.random() * 4,
+                "connect_ms": 1.5 if epoch == 0 else 0.0,
+            }  # fmt: skip
+            if name == "broker-b" and begin >= KILLED:
+                if epoch == 180:
+                    sent.append(attempt(**common, rtt_ms=14.0, outcome=Outcome.UNKNOWN,
+                        response_code=None, error_code="CONNECTION_LOST",
+                        remark="10.0.0.2:10911 closed the connection"))  # fmt: skip
+                elif epoch < 184:
+                    sent.append(attempt(**common, rtt_ms=2.0, outcome=Outcome.NOT_SENT,
+                        response_code=None, error_code="CONNECT", attempt=2,
+                        remark="cannot connect to 10.0.0.2:10911: ECONNREFUSED"))  # fmt: skip
+                elif epoch < 190:
+                    common |= {"wire_bytes": 0, "queue_wait_ms": 60_000.0}
+                    sent.append(attempt(**common, rtt_ms=0.0, outcome=Outcome.NOT_SENT,
+                        response_code=None, error_code="INVALID_QUEUE", attempt=44,
+                        remark="42 attempts from 3 on: its queue is not in the route"))  # fmt: skip
+                continue
+            sent.append(attempt(**common, rtt_ms=rtt))
+            acked += 40 + n
+        end = begin + dt.timedelta(seconds=6)
+        if 180 <= epoch < 230:
+            for n in range(6):
+                key, first = f"customer-{n}", waiting < 6
+                lost = letter(
+                    one, sharding_key=pa.array([key]), topic="orders",
+                    keys=pa.array([[f"order-{waiting}"]]),
+                    last_broker_name="broker-b" if first else None,
+                    reason="unknown" if first else "held_back",
+                    last_error_code="CONNECTION_LOST" if first else "HELD_BACK",
+                    last_error="10.0.0.2:10911 closed the connection"
+                    if first
+                    else "held back: an earlier message of its key was given up",
+                )  # fmt: skip
+                waiting += 1
+                unknown, dead = unknown + first, dead + (not first)
+                rows.append(at(lost, end))
+        if epoch in (20, 21, 22, 23):
+            refused = letter(one, reason="data", last_error_code="NULL_BODY", topic="invoices",
+                             last_error="the row has no body")  # fmt: skip
+            rows.append(at(refused, end))
+            dead += 1
+            if epoch < 22:
+                settled = {"letter_id": refused.column("letter_id"), "resolution": "dropped"}
+                done = resolution_rows(settled, context(query_id="by hand"))
+                rows.append(at(done, end + dt.timedelta(minutes=20)))
+        rows.append(send_rows(sent, one, requests=list(range(1, len(sent) + 1))))
+        rows.append(at(accounts(one, acked=acked, dead=dead, unknown=unknown), end))
+        rows.append(at(confirmed(one, acked + dead + unknown), end + dt.timedelta(seconds=1)))
+    events = [(KILLED, "broker-b", "CONNECTION_LOST", 40.0, 10.0, False)]
+    events += [(KILLED + dt.timedelta(seconds=11 * n), "broker-b", "CONNECT", 2.0, 10.0, False)
+               for n in range(1, 4)]  # fmt: skip
+    slow = [START + dt.timedelta(seconds=610 + 40 * n) for n in range(7)]
+    events += [(when, "broker-c", "LATENCY", 560.0, 20.0, True) for when in slow]
+    for when, name, cause, latency, length, reachable in events:
+        event = Isolation(name, cause, latency, 0.0, length, reachable=reachable)
+        ctx = dataclasses.replace(context(query_id=QUERY), epoch=1)
+        micros = int(when.timestamp() * 1e6)
+        rows.append(isolation_rows([event], ctx, now_s=0.0, now_us=micros))
+    return store(folder, in_order(rows, 1 << 32))

@@ -1,0 +1,358 @@
+"""The report's page in a real browser: chromium, driven by chromedriver, without a network."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import Outcome
+from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.records import isolation_rows, send_rows
+from rocket_sink.ledger.report import Report, Scope, figures, page, to_html
+from rocket_sink.routing.fault import Isolation
+
+from .night import QUERY, START, night, store
+from .values import accounts, attempt, context, letter
+
+CHARTS = {"rows", "bytes", "heat", "shares", "spent", "errors", "retries", "letters", "held",
+          "queues"}  # fmt: skip
+HOSTILE = '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>{{7*7}}'
+FLAGS = (
+    "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
+    "disable-background-networking", "disable-component-update", "disable-sync",
+    "window-size=1280,900",
+)  # fmt: skip
+TOOLS = ("chromium", "chromedriver")
+
+
+def report_of(folder: str) -> Report:
+    quick = open_quick(folder)
+    assert quick is not None
+    return figures(quick.query, quick.path, Scope(), series=True)
+
+
+@dataclass
+class Page:
+    """A page in the browser."""
+
+    driver: Any
+
+    def open(self, file: Path) -> None:
+        self.driver.get_log("browser")
+        self.driver.get_log("performance")
+        self.driver.get(file.as_uri())
+        self.wait("return Number(document.documentElement.dataset.drawn || 0) >= 1")
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def wait(self, script: str) -> None:
+        until_s = time.monotonic() + 120
+        while not self.run(script):
+            assert time.monotonic() < until_s, (script, self.driver.get_log("browser"))
+            time.sleep(0.05)
+
+    def choose(self, name: str, value: str) -> None:
+        """Choose a value as a user does, and wait until the charts are drawn again."""
+        drawn = self.run("return Number(document.documentElement.dataset.drawn)")
+        self.run(
+            "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
+            "s.dispatchEvent(new Event('change'))", name, value,
+        )  # fmt: skip
+        self.wait(f"return Number(document.documentElement.dataset.drawn) > {drawn}")
+
+    def table(self, where: str) -> list[dict[str, str]]:
+        """A table's rows, by the names of the columns."""
+        names, rows = self.run(
+            "const t = document.querySelector(arguments[0] + ' table');"
+            "const text = (row) => [...row.cells].map((c) => c.textContent);"
+            "return [text(t.tHead.rows[0]), [...t.tBodies[0].rows].map(text)]", where,
+        )  # fmt: skip
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def complaints(self) -> list[str]:
+        return [one["message"] for one in self.driver.get_log("browser")]
+
+    def requested(self) -> set[str]:
+        """Schemes of all that the page asked for."""
+        events = (json.loads(one["message"])["message"] for one in
+                  self.driver.get_log("performance"))  # fmt: skip
+        return {
+            event["params"]["request"]["url"].partition(":")[0]
+            for event in events
+            if event["method"] == "Network.requestWillBeSent"
+        }
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    found = {name: shutil.which(name) for name in TOOLS}
+    if not all(found.values()):
+        pytest.fail("these tests need a browser: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(found["chromium"])
+    for flag in (*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    # Selenium's own manager would look for drivers on the network.
+    with mock.patch.dict(os.environ, SE_OFFLINE="true", SE_AVOID_STATS="true"):
+        driver = webdriver.Chrome(options=options, service=Service(found["chromedriver"]))
+        driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Shanghai"})
+        yield Page(driver)
+        driver.quit()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
+    folder = tmp_path_factory.mktemp("page")
+    report = report_of(night(folder / "ledger"))
+    file = folder / "report.html"
+    file.write_text(to_html(report), encoding="utf-8")
+    return report, file
+
+
+@pytest.fixture
+def shown(browser: Page, made: tuple[Report, Path]) -> Page:
+    browser.open(made[1])
+    return browser
+
+
+def test_one_look_names_the_killed_broker(shown: Page, made: tuple[Report, Path]) -> None:
+    _, file = made
+    assert file.stat().st_size < 2_000_000
+    first = shown.run("return document.querySelector('#verdict li').textContent")
+    assert "broker-b left the route at 2026-03-01 14:15:00 UTC and is not back" in first
+    assert "300 rows of 6 keys wait for it" in first and "rocket-sink backfill --ledger" in first
+    drawn = shown.run(
+        "return [...document.querySelectorAll('figure')].filter((f) => "
+        "f.querySelector('svg .role-mark path')).map((f) => f.id)"
+    )
+    assert set(drawn) == CHARTS
+    assert shown.complaints() == []
+    assert shown.requested() <= {"file", "data"}
+    # The rows of the heat map: broker-b's end in the middle, where its isolations are.
+    heat = shown.table("#heat-data")
+    last = max(row["from"] for row in heat if row["broker"] == "broker-b")
+    assert last < "2026-03-01 22:15:00" < max(row["from"] for row in heat)
+
+
+def test_numbers_are_the_ledgers(shown: Page, made: tuple[Report, Path]) -> None:
+    report, _ = made
+    totals = report.totals
+    tiles = shown.run(
+        "return Object.fromEntries([...document.querySelectorAll('.tiles div')]"
+        ".map((d) => [d.id.slice(5), d.querySelector('dd').textContent]))"
+    )
+    assert {name: number(tiles[name]) for name in ("rows_in", "acked", "dead", "unknown")} == {
+        "rows_in": totals.rows_in, "acked": totals.acked, "dead": totals.dead,
+        "unknown": totals.unknown,
+    }  # fmt: skip
+    by_outcome: dict[str, float] = {}
+    for row in shown.table("#rows-data"):
+        by_outcome[row["outcome"]] = by_outcome.get(row["outcome"], 0) + number(row["rows"])
+    assert by_outcome == {
+        "stored": totals.acked, "not stored": totals.dead, "perhaps stored": totals.unknown
+    }  # fmt: skip
+    stored = {broker.broker: broker for broker in report.brokers}
+    queues: dict[str, float] = {}
+    for row in shown.table("#queues-data"):
+        queues[row["broker"]] = queues.get(row["broker"], 0) + number(row["messages"])
+    assert queues == {name: broker.messages for name, broker in stored.items()}
+    for row in shown.table("#table-brokers"):
+        broker = stored[row["broker"]]
+        assert number(row["attempts"]) == broker.requests
+        assert number(row["p99 ms"]) == pytest.approx(broker.p99_ms, abs=0.06)
+    failed = {row["error"]: number(row["attempts"]) for row in shown.table("#errors-data")}
+    assert failed == {error.error_code: error.attempts for error in report.errors}
+    pending = [row for row in shown.table("#letters-data") if row["reason"] == "held_back"]
+    assert number(pending[-1]["pending"]) == 294
+    (held,) = shown.table("#held-data")
+    assert (held["broker"], held["rows"], held["keys"]) == ("broker-b", "300", "6")
+    spent = {(row["broker"], row["part"]): number(row["seconds"]) for row in
+             shown.table("#spent-data")}  # fmt: skip
+    assert spent["broker-b", "strict wait"] == 24 * 60.0
+    assert spent["broker-a", "strict wait"] == 0
+
+
+def test_filters(shown: Page, made: tuple[Report, Path]) -> None:
+    report, _ = made
+    shown.choose("broker", "broker-a")
+    (broker,) = [one for one in report.brokers if one.broker == "broker-a"]
+    assert sum(number(row["rows"]) for row in shown.table("#rows-data")) == broker.messages
+    assert {row["broker"] for row in shown.table("#shares-data")} == {"broker-a"}
+    both = sum(number(row["messages"]) for row in shown.table("#queues-data"))
+    shown.choose("topic", "invoices")
+    invoices = shown.table("#queues-data")
+    assert {row["topic"] for row in invoices} == {"invoices"}
+    assert 0 < sum(number(row["messages"]) for row in invoices) < both
+    shown.choose("broker", "")
+    shown.choose("topic", "")
+    assert {row["broker"] for row in shown.table("#shares-data")} == {
+        "broker-a", "broker-b", "broker-c"
+    }  # fmt: skip
+    assert shown.complaints() == []
+
+
+def test_a_click_leads_to_the_epochs_and_attempts(shown: Page) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    # The last place of broker-b: it is the 14:15 step's neighbour, so the one before the kill.
+    places = shown.run(
+        "return [...document.querySelectorAll('#heat svg .mark-rect path[aria-label]')]"
+        ".filter((p) => p.getAttribute('aria-label').includes('broker: broker-c'))"
+    )
+    ActionChains(shown.driver).move_to_element(places[12]).click().perform()
+    shown.wait("return !document.getElementById('behind').hidden")
+    title = shown.run("return document.querySelector('#behind h2').textContent")
+    assert title.startswith("Behind: 2026-03-01 21:57:00") and title.endswith("broker-c")
+    epochs = shown.table("#behind")
+    assert {row["broker"] for row in epochs} == {"broker-c"}
+    assert {row["query"] for row in epochs} == {QUERY[:8]}
+    minute = int((dt.datetime.fromisoformat("2026-03-01T13:57:00+00:00") - START).total_seconds())
+    assert {int(row["epoch"]) for row in epochs} <= set(range(minute // 10, minute // 10 + 6))
+    command = shown.run("return document.querySelector('#behind code').textContent")
+    assert command.startswith("rocket-sink ledger show sends --ledger ") and QUERY in command
+
+
+def test_keyboard_alone(shown: Page) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    def press(*keys: str) -> None:
+        for key in keys:
+            shown.driver.switch_to.active_element.send_keys(key)
+
+    focus = "return [document.activeElement.id, document.activeElement.textContent]"
+    press(Keys.TAB)
+    assert shown.run(focus)[1] == "To the report"
+    press(Keys.TAB)
+    assert shown.run(focus)[0] == "zone"
+    drawn = shown.run("return Number(document.documentElement.dataset.drawn)")
+    press(Keys.ARROW_DOWN)
+    shown.wait(f"return Number(document.documentElement.dataset.drawn) > {drawn}")
+    assert shown.run("return document.getElementById('zone').value") == "utc"
+    shown.run("document.querySelector('#errors summary').focus()")
+    press(Keys.ENTER)
+    assert shown.run("return document.querySelector('#errors details').open")
+    press(Keys.TAB, Keys.TAB)
+    assert "INVALID_QUEUE" in shown.run(focus)[1]
+    press(Keys.ENTER)
+    assert shown.run(focus)[1] == "Behind: INVALID_QUEUE"
+    attempts = shown.run("return document.querySelectorAll('#behind table')[1].textContent")
+    assert "its queue is not in the route" in attempts
+    assert shown.complaints() == []
+
+
+def test_local_zone_and_utc(shown: Page) -> None:
+    last = "#table-brokers tbody td:last-child time"
+    local = shown.run("return document.querySelector(arguments[0]).textContent", last)
+    shown.choose("zone", "utc")
+    utc = shown.run("return document.querySelector(arguments[0]).textContent", last)
+    hours = dt.datetime.fromisoformat(local) - dt.datetime.fromisoformat(utc)
+    assert hours == dt.timedelta(hours=8)
+    assert "UTC" in shown.run("return document.querySelector('#rows-data caption').textContent")
+
+
+def test_phones_and_both_themes(shown: Page) -> None:
+    def look(width: int, theme: str) -> tuple[int, str]:
+        shown.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+            "width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500,
+        })  # fmt: skip
+        shown.choose("theme", theme)
+        return shown.run(
+            "return [document.documentElement.scrollWidth, "
+            "getComputedStyle(document.body).backgroundColor]"
+        )
+
+    try:
+        assert look(390, "light") == [390, "rgb(255, 255, 255)"]
+        assert look(390, "dark") == [390, "rgb(20, 23, 27)"]
+        assert look(1280, "light")[0] <= 1280
+    finally:
+        shown.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_what_a_screen_reader_needs(shown: Page) -> None:
+    """Names of all controls and regions, headings without gaps, labels of marks."""
+    nameless = shown.run(
+        "return [...document.querySelectorAll('select, button, figure, [role=region]')]"
+        ".filter((e) => !(e.labels && e.labels.length) && !e.getAttribute('aria-label') && "
+        "!document.getElementById(e.getAttribute('aria-labelledby')) && !e.textContent.trim())"
+        ".map((e) => e.outerHTML.slice(0, 100))"
+    )
+    assert nameless == []
+    assert shown.run("return document.querySelectorAll('h1').length") == 1
+    assert shown.run("return document.documentElement.lang") == "en"
+    marks = shown.run(
+        "return [...document.querySelectorAll('#heat svg [role=graphics-symbol]')]"
+        ".map((p) => p.getAttribute('aria-label'))"
+    )
+    assert any("broker: broker-b" in (mark or "") for mark in marks)
+
+
+def test_hostile_texts_stay_texts(browser: Page, tmp_path: Path) -> None:
+    ctx = context(query_id=HOSTILE, worker=HOSTILE)
+    bad = attempt(
+        broker_name=HOSTILE, broker_address=HOSTILE, topic=HOSTILE, outcome=Outcome.UNKNOWN,
+        error_code=HOSTILE, remark=HOSTILE, response_code=1, message_id=HOSTILE,
+    )  # fmt: skip
+    good = attempt(broker_name=HOSTILE, topic=HOSTILE)
+    lost = letter(ctx, topic=HOSTILE, sharding_key=pa.array([HOSTILE]), last_error_code=HOSTILE,
+                  last_error=HOSTILE, last_broker_name=HOSTILE)  # fmt: skip
+    event = isolation_rows([Isolation(HOSTILE, HOSTILE, 1.0, 5.0, 6.0)], ctx, now_s=5.0)
+    rows = [send_rows([good, bad], ctx), lost, accounts(ctx, acked=7, dead=1), event]
+    file = tmp_path / "page.html"
+    file.write_text(to_html(report_of(store(tmp_path / "ledger", rows))), encoding="utf-8")
+    browser.open(file)
+    browser.run("document.querySelector('#errors-data td button').click()")
+    for name in ("rows", "heat", "queues"):
+        assert browser.run(f"return !!document.querySelector('#{name} svg')")
+    assert browser.run("return window.hacked") is None
+    assert browser.run("return document.images.length") == 0
+    assert HOSTILE in browser.run("return document.getElementById('behind').textContent")
+    assert browser.complaints() == []
+    assert browser.requested() <= {"file", "data"}
+
+
+def test_without_the_charts_package_the_tables_are_there(
+    browser: Page, made: tuple[Report, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "chart_library", lambda: "")
+    file = tmp_path / "page.html"
+    file.write_text(to_html(made[0]), encoding="utf-8")
+    browser.open(file)
+    assert "pip install vl-convert-python" in browser.run("return document.body.textContent")
+    assert len(browser.table("#rows-data")) > 50
+    assert browser.complaints() == []
+
+
+def test_the_policy_forbids_requests(
+    browser: Page, made: tuple[Report, Path], tmp_path: Path
+) -> None:
+    """A planted image and a planted script's request do not leave the page."""
+    planted = made[1].read_text().replace(
+        "</body>", '<img src="http://127.0.0.1:9/x.png"><script>fetch("http://127.0.0.1:9/y")'
+        ".catch(() => {})</script></body>",
+    )  # fmt: skip
+    file = tmp_path / "page.html"
+    file.write_text(planted, encoding="utf-8")
+    browser.open(file)
+    complaints = browser.complaints()
+    assert len([one for one in complaints if "Content Security Policy" in one]) >= 2, complaints

@@ -1,0 +1,177 @@
+"""The verdict: each rule says its sentence and its next command, and only where it holds."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocket_sink.ledger.report import verdict as module
+from rocket_sink.ledger.report.values import (
+    Absence,
+    BrokerFigures,
+    DeadLetterFigures,
+    Facts,
+    IsolationSums,
+    Totals,
+    WaitFigures,
+)
+from rocket_sink.ledger.report.verdict import RULES, verdict
+
+AT = dt.datetime(2024, 5, 6, 14, 15, 3, tzinfo=dt.timezone.utc)
+LATER = AT + dt.timedelta(minutes=10)
+BACKFILL = "`rocket-sink backfill --ledger /data/ledger -n HOST:9876`"
+
+
+def broker(name: str, p99: float = 12.0, **changes: Any) -> BrokerFigures:
+    made = BrokerFigures(
+        name, 100, 1000, 10_000, 0, {"acked": 100}, 1.0, 5.0, p99, 2 * p99, 0.5, LATER, LATER
+    )
+    return replace(made, **changes)
+
+
+HEALTHY = Facts(
+    "/data/ledger",
+    Totals(epochs=3, rows_in=1000, acked=1000),
+    [broker("broker-a"), broker("broker-b", 13.0), broker("-", outcomes={})],
+)
+GONE = Absence("broker-b", AT, AT, None, 500, True, "INVALID_QUEUE")
+WAITS = WaitFigures("broker-b", 300, 6, AT)
+
+
+def letters(reason: str, code: str = "CONNECT", pending: int = 2) -> dict[str, Any]:
+    return {"dead_letters": [DeadLetterFigures(reason, code, 5, pending, "text", 0, AT)]}
+
+
+def totals(**changes: int) -> dict[str, Any]:
+    return {"totals": replace(HEALTHY.totals, **changes)}
+
+
+def isolated(end: dt.datetime) -> dict[str, Any]:
+    return {"isolated": [IsolationSums("broker-b", 12, 192_000.0, AT, AT, end, "LATENCY")]}
+
+
+CASES: list[tuple[str, dict[str, Any], str]] = [
+    ("broker_left_route", {"absences": [GONE], "waiting": [WAITS]},
+     ("broker-b left the route at 2024-05-06 14:15:03 UTC and is not back; 300 rows of 6 keys wait "
+     f"for it; next: start broker-b, then {BACKFILL}")),
+    ("broker_left_route", {"absences": [GONE]},
+     "broker-b left the route at 2024-05-06 14:15:03 UTC and is not back; next: start broker-b"),
+    ("broker_unreachable", {"absences": [replace(GONE, left_route=False, cause="CONNECT")]},
+     ("broker-b has stored nothing since 2024-05-06 14:15:03 UTC (CONNECT) and is not back; "
+     "next: start broker-b, or mend the way to it")),
+    ("rows_missing", totals(missing_rows=17, not_adding_up=1),
+     ("17 rows that Spark handed to tasks are in no accounts: their workers wrote to another "
+     "folder than this ledger's, or files are gone; next: `rocket-sink ledger show epochs --ledger "
+     "/data/ledger --where 'missing_rows > 0'`")),
+    ("spool_damaged", {"quarantined_files": 1},
+     ("1 damaged spool file is put aside: what they hold is in no figure; next: look into "
+     "/data/ledger/_spool/_quarantine")),
+    ("epochs_do_not_add_up", totals(not_adding_up=2),
+     ("2 epochs do not add up: rows came in of which no account tells what became of them; next: "
+     "`rocket-sink ledger show epochs --ledger /data/ledger --where 'NOT adds_up'`")),
+    ("keys_wait", {"waiting": [replace(WAITS, rows=1, keys=1)]},
+     ("1 row of 1 key waits for a backfill, in strict order, the oldest since 2024-05-06 14:15:03 "
+     f"UTC; next: {BACKFILL}")),
+    ("letters_pending", letters("transport"),
+     ("2 dead letters are pending (2 transport CONNECT), the oldest since 2024-05-06 14:15:03 UTC; "
+     f"next: {BACKFILL}")),
+    ("letters_refused", letters("data", "NULL_BODY", 1),
+     ("1 dead letter is pending that no broker would take (1 data NULL_BODY), the oldest since "
+     "2024-05-06 14:15:03 UTC; next: `rocket-sink ledger show dead-letters --ledger /data/ledger "
+     "--where \"reason = 'data'\"`, mend the rows where they come from, and park the letters")),
+    ("letters_forbidden", letters("permission", "NO_PERMISSION"),
+     ("2 dead letters are pending of topics closed to this account (2 permission NO_PERMISSION), "
+     "the oldest since 2024-05-06 14:15:03 UTC; next: allow it to write there, then "
+     f"{BACKFILL[:-1]} --reason permission`")),
+    ("not_folded", {"unfolded_epochs": 3},
+     ("rows of 3 epochs are not folded yet and in no figure; next: `rocket-sink report --ledger "
+     "/data/ledger --fold`")),
+    ("broker_isolated", isolated(LATER + dt.timedelta(seconds=1)),
+     ("broker-b has been isolated since 2024-05-06 14:15:03 UTC (LATENCY); next: look at "
+     "broker-b's disk and log: it was slow or failed just before the last send")),
+    ("broker_slow", {"brokers": [broker("broker-a"), broker("broker-b", 480.0)]},
+     ("broker-b is slow: p99 480 ms, 40 times the others' 12 ms; next: look at broker-b's disk and "
+     "page cache")),
+    ("requests_in_flight", {"in_flight": 1},
+     ("1 request has no known outcome: their tasks died before an answer; next: none where the "
+     "epoch was run again; `rocket-sink ledger show epochs --ledger /data/ledger --where 'NOT "
+     "confirmed'` lists those that were not")),
+    ("rows_degraded", totals(degraded=4),
+     ("4 rows are stored, but less durably than asked for (flush or replica not awaited); next: "
+     "look at the brokers' disks and replicas")),
+    ("duplicates_announced", totals(duplicates_possible=7),
+     "7 stored rows may be there twice, under one message id (UNIQ_KEY)"),
+    ("replays", totals(superseded_attempts=1, superseded_rows=50),
+     "1 task attempt was run again: 50 rows that they had stored may be there twice"),
+    ("broker_was_away", {"absences": [replace(GONE, back_at=LATER, left_route=False)]},
+     ("broker-b could not be reached from 2024-05-06 14:15:03 UTC to 2024-05-06 14:25:03 UTC "
+     "(INVALID_QUEUE) and is back")),
+    ("broker_was_isolated", isolated(LATER),
+     ("broker-b was isolated 12 times, 3.2 min in all, the last at 2024-05-06 14:15:03 UTC "
+     "(LATENCY)")),
+    ("epochs_unconfirmed", totals(unconfirmed=1),
+     "1 epoch is not confirmed by Spark (yet): still running, or the driver ended first"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "sentence"), CASES, ids=[case[0] for case in CASES])
+def test_a_rule_says_its_sentence(name: str, changes: dict[str, Any], sentence: str) -> None:
+    found = verdict(replace(HEALTHY, **changes))
+    assert [str(one) for one in found if one.name == name] == [sentence]
+    (level,) = [rule.level for rule in RULES if rule.name == name]
+    wells = [one for one in found if one.level == "well"]
+    assert bool(wells) == (level == "note"), "all is well, unless it is a problem or a warning"
+    others = [one.name for one in found if one.name != name and one.level != "well"]
+    assert others == []
+
+
+@pytest.mark.parametrize("name", [rule.name for rule in RULES])
+def test_without_the_rule_nothing_else_says_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rule has a case, and the case would fail if the rule were gone (a planted defect)."""
+    changes = [more for rule, more, _ in CASES if rule == name]
+    assert changes, "each rule needs a case"
+    monkeypatch.setattr(module, "RULES", tuple(rule for rule in RULES if rule.name != name))
+    assert [one for one in verdict(replace(HEALTHY, **changes[0])) if one.name == name] == []
+
+
+def test_all_is_well() -> None:
+    (found,) = verdict(HEALTHY)
+    assert str(found) == (
+        "All is well: 1,000 rows of 3 epochs are stored and none waits; 2 brokers, p99 at most 13 "
+        "ms; last send 2024-05-06 14:25:03 UTC"
+    )
+    (nothing,) = verdict(Facts("/data/ledger", Totals()))
+    assert nothing.text == "There is nothing in the ledger yet: no epoch and no send"
+
+
+def test_the_gravest_comes_first() -> None:
+    worst = replace(
+        HEALTHY, absences=[GONE], waiting=[WAITS], unfolded_epochs=1,
+        **totals(duplicates_possible=1, not_adding_up=1),
+    )  # fmt: skip
+    names = [one.name for one in verdict(worst)]
+    assert names == [
+        "broker_left_route", "epochs_do_not_add_up", "not_folded", "duplicates_announced"
+    ]  # fmt: skip
+
+
+def test_letters_that_the_line_of_a_broker_tells_of_are_not_told_twice() -> None:
+    told = replace(HEALTHY, absences=[GONE], waiting=[WAITS], **letters("transport", pending=300))
+    assert [one.name for one in verdict(told)] == ["broker_left_route"]
+    more = replace(told, **letters("transport", pending=301))
+    assert [one.name for one in verdict(more)] == ["broker_left_route", "letters_pending"]
+
+
+def test_names_of_the_network_stay_in_their_line() -> None:
+    hostile = "b\n\x1b[2J{ledger}" + "x" * 500
+    facts = replace(
+        HEALTHY, ledger="/data/my ledger", absences=[replace(GONE, broker=hostile)],
+        waiting=[replace(WAITS, broker=hostile)],
+    )  # fmt: skip
+    (found,) = verdict(facts)
+    assert found.text.isprintable() and len(found.text) < 300
+    assert "{ledger}" in found.text
+    assert "--ledger '/data/my ledger'" in found.next

@@ -1,0 +1,186 @@
+"""Recorded sends under other settings: figures of attempts that are known."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rocket_sink import cli
+from rocket_sink.errors import Outcome
+from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.records import send_rows
+from rocket_sink.ledger.report.values import Scope
+from rocket_sink.ledger.tune.attempts import Attempts
+from rocket_sink.ledger.tune.replay import replay
+from rocket_sink.ledger.tune.suggest import DEFAULT, RECORDED, profiles, suspicions, tune
+from rocket_sink.ledger.tune.values import Tuning
+from rocket_sink.ledger.views import queried
+from rocket_sink.routing.fault import PROFILES
+
+from .values import attempt, context
+
+
+def attempts(*rows: tuple[float, str, float], **changes: Any) -> Attempts:
+    """(start in s, broker, time to the answer in ms), each one stored message; by start."""
+    brokers = sorted({broker for _, broker, _ in rows})
+    count = len(rows)
+    values: dict[str, Any] = {
+        "start_s": np.array([start for start, _, _ in rows], "float64"),
+        "wait_ms": np.zeros(count),
+        "rtt_ms": np.array([ms for _, _, ms in rows], "float64"),
+        "group_ms": np.full((count, 3), np.nan),
+        "messages": np.ones(count, "int64"),
+        "bytes": np.full(count, 100),
+        "frames": np.ones(count, "int64"),
+        "broker": np.array([brokers.index(broker) for _, broker, _ in rows]),
+        "host": np.zeros(count, "int64"),
+        "stored": np.ones(count, bool),
+        "isolates": np.zeros(count, bool),
+        "request": np.full(count, -1),
+        "brokers": brokers,
+        "hosts": ["host"],
+    }
+    return Attempts(**{**values, **changes})
+
+
+SLOW = [(10.0 + n, "slow", 600.0) for n in range(6)]
+QUICK = [(9.5 + n, "quick", 2.0) for n in range(7)]
+MIXED = sorted([*SLOW, *QUICK])
+
+
+def test_the_record_is_what_was() -> None:
+    made = replay(attempts(*MIXED), None)
+    assert (made.isolations, made.moved, made.unsent) == (0, 0, 0)
+    assert made.percentile(0.5) == 2.0
+    assert made.percentile(1.0) == 600.0
+    assert made.weight[-1] == len(MIXED)
+
+
+def test_a_slow_broker_is_isolated_and_its_messages_go_to_the_quick_one() -> None:
+    made = replay(attempts(*MIXED), PROFILES["5.x"])
+    # The first takes 600 ms, which isolates for 2 s from its answer at 10.6 on: those of 11 and 12
+    # move; that of 13 is slow again, and so on.
+    assert made.isolations == 2
+    assert made.moved == 4
+    assert made.isolated_s == pytest.approx(4.0)
+    assert sorted(made.latency_ms)[-2:] == [600.0, 600.0]
+    assert list(made.latency_ms).count(2.0) == len(QUICK) + 4
+
+
+def test_no_other_broker_nothing_moves() -> None:
+    made = replay(attempts(*SLOW), PROFILES["5.x"])
+    assert made.moved == 0
+    assert made.isolations > 0
+
+
+def test_hosts_have_tables_of_their_own() -> None:
+    rows = [(0.0, "slow", 600.0), (0.9, "quick", 2.0), (1.0, "slow", 600.0)]
+    assert replay(attempts(*rows), PROFILES["5.x"]).moved == 1
+    apart = attempts(*rows, host=np.array([0, 0, 1]), hosts=["a", "b"])
+    assert replay(apart, PROFILES["5.x"]).moved == 0
+
+
+def test_a_failure_counts_as_ten_seconds_and_its_retry_is_left_out_when_it_moves() -> None:
+    rows = [
+        (0.0, "good", 1.0), (1.0, "dead", 1000.0), (2.0, "good", 1.0),
+        (5.0, "dead", 1000.0), (6.0, "good", 1.0),
+    ]  # fmt: skip
+    dead = np.array([False, True, False, True, False])
+    given = attempts(
+        *rows, stored=~dead, isolates=dead, request=np.array([-1, 7, 7, 8, 8])
+    )  # fmt: skip
+    was = replay(given, None)
+    assert sorted(was.latency_ms) == [1.0, 1001.0, 1001.0]
+    made = replay(given, PROFILES["5.x"])
+    assert sorted(made.latency_ms) == [1.0, 1.0, 1001.0], "the second failure did not happen"
+    assert (made.moved, made.isolations, made.isolated_s) == (1, 1, 10.0)
+
+
+def test_what_failed_for_good_is_in_no_latency() -> None:
+    dead = np.array([True, True])
+    given = attempts(
+        (0.0, "a", 10.0), (1.0, "a", 10.0), stored=~dead, isolates=dead, request=np.array([1, 1])
+    )  # fmt: skip
+    made = replay(given, None)
+    assert made.unsent == 1
+    assert made.percentile(0.5) is None
+
+
+def test_a_group_stands_for_its_percentiles() -> None:
+    group = attempts(
+        (0.0, "a", 40.0), messages=np.array([100]), frames=np.array([100]),
+        group_ms=np.array([[1.0, 10.0, 20.0]]),
+    )  # fmt: skip
+    made = replay(group, None)
+    assert [made.percentile(share) for share in (0.5, 0.95, 0.99, 1.0)] == [1.0, 10.0, 20.0, 40.0]
+
+
+def test_candidates_move_the_first_class_that_isolates() -> None:
+    made = profiles()
+    assert made[RECORDED] is None
+    assert made[DEFAULT] == PROFILES["5.x"]
+    profile = made["from 1,000 ms"]
+    assert profile is not None
+    assert profile.duration_ms(999, isolation=False) == 0
+    assert profile.duration_ms(1000, isolation=False) == 2000
+
+
+def test_suspicion_tells_false_alarms_from_trouble() -> None:
+    rows = [(float(n), "a", 1.0) for n in range(997)]
+    rows += [(997.0, "a", 300.0), (998.0, "a", 5000.0), (999.0, "b", 3000.0)]
+    failed = np.arange(1000) == 999
+    given = attempts(*rows, stored=~failed, isolates=failed)
+    figures = {one.suspect_after_ms: one for one in suspicions(given)}
+    assert figures[250].late_share == pytest.approx(1 / 998)
+    assert figures[500].late_share == 0
+    assert figures[500].troubles == 2
+    assert figures[500].sooner_s == pytest.approx(4.5 + 2.5)
+
+
+def test_a_broker_that_is_always_slow_is_in_no_trouble() -> None:
+    given = attempts(*[(float(n), "far", 700.0) for n in range(100)])
+    assert {one.troubles for one in suspicions(given)} == {0}
+
+
+@pytest.mark.spark
+def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Ledger(tmp_path)
+    one = context()
+    slow, quick = {"broker_name": "broker-b", "rtt_ms": 600.0}, {"rtt_ms": 2.0}
+    records = [
+        attempt(started_ms=1_700_000_000_000 + int(start * 1000), message_count=1,
+                **(slow if broker == "slow" else quick))
+        for start, broker, _ in MIXED
+    ]  # fmt: skip
+    failed = attempt(outcome=Outcome.UNKNOWN, error_code="REQUEST_TIMEOUT", response_code=None)
+    made.append(spark, send_rows([*records, failed], one))
+    fast = open_quick(tmp_path)
+    assert fast is not None
+    scope = Scope("query", dt.datetime.fromtimestamp(1_700_000_001, dt.timezone.utc))
+    by_duckdb = tune(fast.query, fast.path, scope)
+    rows = made.rows(spark)
+    by_spark = tune(lambda select: queried(rows, select).toArrow(), fast.path, scope)
+    assert by_duckdb == by_spark
+    assert by_duckdb.attempts == len(MIXED)
+    (default,) = [one for one in by_duckdb.candidates if one.name == DEFAULT]
+    assert (default.isolations, default.moved) == (2, 4)
+    assert tune(fast.query, fast.path, Scope(), limit=3).limited
+    assert tune(fast.query, fast.path, Scope("other")).attempts == 0
+    assert cli.main(["tune", str(tmp_path), "--query", "query"]) == 0
+    shown = capsys.readouterr().out
+    assert DEFAULT in shown and "suspectAfterMs" in shown
+
+
+def test_nothing_recorded_says_so() -> None:
+    from rich.console import Console
+
+    console = Console(record=True, width=80)
+    console.print(Tuning("ledger", Scope(), 0, None, None, limited=False))
+    assert "nothing to learn from" in console.export_text()
