@@ -13,6 +13,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
+pid: int = os.getpid()
+"""Of this process. A system call for each message would cost a tenth of its send."""
+
 _locks: Final[weakref.WeakSet[ForkLock]] = weakref.WeakSet()
 
 
@@ -47,6 +50,8 @@ class ForkLock:
 
 
 def _renew_all() -> None:
+    global pid
+    pid = os.getpid()
     for lock in list(_locks):
         lock.renew()
 

@@ -1,6 +1,6 @@
 """The option table: names, defaults, units, ranges and help.
 
-The data source, `RocketSink`, `Producer`, the command line, `conf/` and the README's table are
+The data source, `RocketSink`, `Producer`, the command line, `conf/` and docs/reference/options.md are
 made from it. Names and defaults are those of Java's `DefaultMQProducer` and `ClientConfig` (5.3.3),
 if they have the option. Names match without regard to case, underscores, dots and dashes; for an
 unknown name the error suggests the nearest one.
@@ -219,10 +219,10 @@ def _checked(given: SinkOptions) -> SinkOptions:
           "option ledger=PATH")),
         (given.on_pending_key == "hold" and (given.ordering == "none" or not given.ledger),
          "onPendingKey",
-         ("onPendingKey=hold keeps the order of keys whose letters the ledger holds: it needs "
+         ("onPendingKey=hold keeps the order of keys whose dead letters the ledger holds: it needs "
           "ordering=strict or best_effort, and a ledger")),
         (given.dead_letter_topic and given.dead_letter_topic == given.topic, "deadLetterTopic",
-         "deadLetterTopic is the topic itself, which would take its own letters in"),
+         "deadLetterTopic is the topic itself, which would take its own dead letters in"),
     )  # fmt: skip
     for broken, name, text in rules:
         if broken:

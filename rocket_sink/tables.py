@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.text import clean
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
 
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: str = ""
 ) -> Table:
-    """A table; columns of numbers, and those named in `numbers` (blank-separated), align right."""
+    """A table; columns of numbers, and those named in `numbers` (blank-separated), align right.
+
+    Where it is wider than the terminal even with every cell broken at its blanks, each row becomes
+    lines of `column value` pairs: nothing is cut, and no word is broken that fits a line.
+    """
     from rich import box
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(
+    class Fitting(Table):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            widths = _widths(self, options.max_width)
+            if widths is None:
+                yield Group(*_blocks(self, options.max_width))
+                return
+            for column, width in zip(self.columns, widths, strict=True):
+                column.width = width
+            yield from super().__rich_console__(console, options)
+
+    made = Fitting(
         title=clean(title) or None, title_justify="left", title_style="bold",
         box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold",
     )  # fmt: skip
@@ -32,6 +48,51 @@ def table(
         # rich would read [brackets] in a str as markup.
         made.add_row(*(Text(cell(value)) for value in row))
     return made
+
+
+_BETWEEN: Final = 3
+"""Columns of the terminal between two of the table."""
+
+
+def _widths(made: Table, room: int) -> list[int] | None:
+    """Widths at which no word breaks; None: there is not so much room."""
+    from rich.cells import cell_len
+
+    texts = [[str(column.header), *map(str, column.cells)] for column in made.columns]
+    longest = [max(map(cell_len, one)) for one in texts]
+    widths = [
+        max((cell_len(word) for text in one for word in text.split()), default=0) for one in texts
+    ]
+    left = room - sum(widths) - _BETWEEN * len(widths)
+    if left < 0 and made.row_count:
+        return None
+    while left > 0 and (short := [n for n, width in enumerate(widths) if width < longest[n]]):
+        for n in short[:left]:
+            widths[n] += 1
+        left -= min(left, len(short))
+    return widths
+
+
+def _blocks(made: Table, width: int) -> Iterator[RenderableType]:
+    """Each row as `column value` pairs, as many to a line as fit."""
+    from rich.text import Text
+
+    if made.title:
+        yield Text(str(made.title), style="bold")
+    names = [str(column.header) for column in made.columns]
+    for cells in zip(*(column.cells for column in made.columns), strict=True):
+        lines = [Text()]
+        for name, value in zip(names, map(str, cells), strict=True):
+            if not value:
+                continue
+            pair = Text.assemble((name, "dim"), " " if name else "", value)
+            if lines[-1] and lines[-1].cell_len + 3 + pair.cell_len > width:
+                lines.append(Text("  "))
+            elif lines[-1]:
+                lines[-1].append("   ")
+            lines[-1].append(pair)
+        yield from lines
+    yield Text("")
 
 
 def cell(value: Any) -> str:

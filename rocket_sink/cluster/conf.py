@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import random
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -235,7 +234,7 @@ def write_rocketmq_home(folder: Path, version: str, secrets: Secrets | None) -> 
     """Make `folder` a rocketmq.home.dir: log settings, credentials for ACL 1.0 and the tools."""
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
-    # 5.x reads log settings from the class path (hence `class_path`), 4.x from conf/
+    # 4.x reads log settings from conf/, 5.x where `jvm_command` says
     names = ["rmq.logback.xml"]
     if is_4x(version):
         names = [f"logback_{role}.xml" for role in ("broker", "namesrv", "tools")]
@@ -250,11 +249,6 @@ def write_rocketmq_home(folder: Path, version: str, secrets: Secrets | None) -> 
     account = f"accounts:\n- {keys[0]}\n  {keys[1]}\n  admin: true\n"
     for name, text in (("tools.yml", "\n".join(keys) + "\n"), ("plain_acl.yml", account)):
         write_private(conf / name, text)
-
-
-def class_path(folder: Path, jars: str) -> str:
-    """The class path: log settings of the rocketmq.home.dir `folder`, then the jars."""
-    return os.pathsep.join([str(folder / "conf"), jars])
 
 
 def write_private(file: Path, text: str) -> None:
@@ -289,6 +283,7 @@ def jvm_command(
         *opens,
         f"-Drocketmq.home.dir={folder}",
         f"-Duser.home={folder}",
+        f"-Drmq.logback.configurationFile={folder / 'conf' / 'rmq.logback.xml'}",
         *extra,
         _MAIN_CLASSES[role],
     ]

@@ -34,7 +34,7 @@ from rocket_sink.errors import ClusterError
 from rocket_sink.java import Java, find_java
 from rocket_sink.private_file import FileLock
 
-DEFAULT_VERSION = "5.3.3"
+DEFAULT_VERSION = "5.5.0"
 """The default RocketMQ version."""
 
 CACHE_ENV = "ROCKET_SINK_CACHE"

@@ -85,10 +85,6 @@ class Runtime:
         class_path = os.pathsep.join(str(jar) for jar in jars)
         return cls(java, class_path, home, uuid.uuid4().hex, certificates, tuple(flags))
 
-    def class_path_in(self, folder: Path) -> str:
-        """CLASSPATH of the process with this folder."""
-        return conf.class_path(folder, self.class_path)
-
     def command(self, wanted: Wanted, role: str, name: str, *memory: str) -> tuple[str, ...]:
         """The command line of the process `name`; writes the files of its folder."""
         folder = self.home / name
@@ -199,7 +195,7 @@ def _name_server_spec(wanted: Wanted, runtime: Runtime, port: int) -> NodeSpec:
     )
     folder = runtime.home / NAME_SERVER
     lines = {"listenPort": str(port), "bindAddress": LOOPBACK}
-    return NodeSpec(NAME_SERVER, port, folder, command, runtime.class_path_in(folder), lines)
+    return NodeSpec(NAME_SERVER, port, folder, command, runtime.class_path, lines)
 
 
 def _broker_spec(wanted: Wanted, runtime: Runtime, index: int, ports: Ports) -> NodeSpec:
@@ -219,7 +215,7 @@ def _broker_spec(wanted: Wanted, runtime: Runtime, index: int, ports: Ports) -> 
     extra.update(wanted.broker_config)
     server = f"{LOOPBACK}:{ports.name_server}"
     lines = conf.broker_conf(name, listen, server, folder / "store", extra)
-    return NodeSpec(name, listen, folder, command, runtime.class_path_in(folder), lines)
+    return NodeSpec(name, listen, folder, command, runtime.class_path, lines)
 
 
 def _disk_use(folder: Path) -> float:

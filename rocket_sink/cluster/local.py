@@ -308,7 +308,7 @@ def admin(
         )
         environ = {
             **os.environ,
-            "CLASSPATH": conf.class_path(folder, os.pathsep.join(map(str, jars))),
+            "CLASSPATH": os.pathsep.join(map(str, jars)),
             "NAMESRV_ADDR": name_server,
         }
         return _run([*command, *arguments], environ, timeout_s)

@@ -35,6 +35,8 @@ class NodeSpec:
     command: tuple[str, ...]
     class_path: str
     settings: Mapping[str, str] = field(repr=False)
+    host: str = LOOPBACK
+    """Name or address that clients reach it by."""
 
     @property
     def settings_file(self) -> Path:
@@ -44,7 +46,7 @@ class NodeSpec:
     @property
     def address(self) -> str:
         """host:port, as clients use it."""
-        return f"{LOOPBACK}:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def console(self) -> Path:
@@ -76,7 +78,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """127.0.0.1:PORT; the same after a restart."""
+        """host:port, as clients use it; the same after a restart."""
         return self.spec.address
 
     @property

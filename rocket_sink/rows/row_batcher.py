@@ -37,7 +37,7 @@ GATHER_BYTES: Final = 16 << 20
 much again as an Arrow batch."""
 _LOOK_ROWS: Final = 100
 _FIRST_LOOK: Final = 1
-"""The owner knows since when rows wait."""
+"""At the first row the owner learns since when rows wait."""
 
 
 class RowBatcher:

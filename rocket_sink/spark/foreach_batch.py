@@ -22,7 +22,7 @@ from rocket_sink.ledger.append.data_files import DataFile
 from rocket_sink.ledger.epoch_starts import begin_epoch, begin_write, claim_app_id, end_write
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.pending_keys import release, withdraw
-from rocket_sink.ledger.records import placed
+from rocket_sink.ledger.records import RunContext, confirmed_row, in_order, placed
 from rocket_sink.ledger.schema import EPOCH, ledger_ddl
 from rocket_sink.ledger.table import (
     LedgerToken,
@@ -201,6 +201,7 @@ class BatchWriter:
             if transactions is not None:
                 transactions.end(query, 0)
             counts = _counts(_accounts(session, place, files, query, run, 0))
+            _confirm(session, place, RunContext(query, run, 0, lane="batch"), counts["rows_in"])
         else:
             counts = _counts(_accounts_of(self._results(df, "batch", 0, query, run)))
         check_budget(self._options, counts, 0)
@@ -287,6 +288,16 @@ class BatchWriter:
 def _append(results: DataFrame, append: Append) -> list[DataFile] | None:
     """The one action: the tasks send, and the driver commits."""
     return append.save(results)
+
+
+def _confirm(session: SparkSession, place: LedgerPath, ctx: RunContext, rows: int) -> None:
+    """Note that the write is done; what it sent is in the ledger already, so no error is raised."""
+    try:
+        append = Append(session, place)
+        row = confirmed_row(ctx, num_input_rows=rows, rows_in=rows)
+        append.save_rows(list(in_order([row], append.sequence)))
+    except Exception as error:
+        _LOG.warning("the ledger %s is not told that a write is done: %s", place.uri, error)
 
 
 def _accounts(

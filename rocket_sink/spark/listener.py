@@ -40,7 +40,7 @@ _UNCOUNTED: Final = 10_000
 def install_fold(options: SinkOptions, session: SparkSession | None = None) -> FoldThread | None:
     """Fold this ledger whenever a query of the session makes progress; once per session.
 
-    None where there is nothing to fold or nobody to listen: no ledger, no session, Connect.
+    None where there is nothing to fold or no listener: no ledger, no session, Connect.
     """
     session = session or active_session()
     if not options.ledger or not is_classic(session):
@@ -134,7 +134,7 @@ class FoldThread:
             return not fold(self._session, place, wait_s=0).busy
         except Exception as error:
             # The rows are safe in the spool; the next fold takes them. At a driver's end the
-            # session goes away under the fold, which is nobody's trouble.
+            # session goes away under the fold, which is no error.
             if self._session.sparkContext._jsc is not None:
                 _LOG.warning("the ledger %s is not folded yet: %s", place.uri, first_line(error))
             return False

@@ -7,6 +7,7 @@ needs Delta only where a ledger is written or read.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import sys
 import warnings
@@ -17,6 +18,10 @@ from rocket_sink.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_OLDEST_DELTA: Final = {(4, 1): (4, 1), (4, 2): (4, 4)}
+"""Of a Spark: the first Delta with jars for it (Maven: `io.delta:delta-spark_4.x_2.13`)."""
+_DELTA_WITHOUT_JARS: Final = frozenset({"4.4.1"})
 
 _PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
 
@@ -120,11 +125,36 @@ def _submitted_settings() -> set[str]:
 
 
 def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> SparkSession.Builder:
+    spark = importlib.metadata.version("pyspark")
     try:
         from delta import configure_spark_with_delta_pip
     except ImportError as error:
         raise ConfigurationError(
-            "the package delta-spark is missing; install the one for this Spark (4.4 for Spark "
-            "4.2, 4.3 for 4.1, 4.0 for 4.0)"
+            "the package delta-spark is missing; install the one for this Spark: pip install "
+            f"pyspark=={spark} 'delta-spark>=4.0,!=4.4.1'"
         ) from error
+    _check_pair(spark, importlib.metadata.version("delta-spark"))
     return configure_spark_with_delta_pip(builder, extra_packages=list(packages))
+
+
+def _check_pair(spark: str, delta: str) -> None:
+    """Refuse versions that fail later: at the download of jars, or by methods the JVM lacks.
+
+    Args:
+        spark: pyspark's version; a Spark newer than those known here is left to Delta.
+        delta: delta-spark's version.
+
+    Raises:
+        ConfigurationError: this Delta has no jars, or none for this Spark.
+    """
+    oldest = _OLDEST_DELTA.get(_minor(spark), (4, 0))
+    if delta in _DELTA_WITHOUT_JARS or _minor(delta) < oldest:
+        raise ConfigurationError(
+            f"delta-spark {delta} has no jars for Spark {spark}; install one that has: pip install "
+            f"pyspark=={spark} 'delta-spark>={oldest[0]}.{oldest[1]},!=4.4.1'"
+        )
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

@@ -2,9 +2,10 @@
 
 The error budget of a whole epoch, checked on the driver where Spark lets it look.
 
-After the tasks, so what is sent stays sent and the letters stay in the ledger; what a stop means:
-a data source's epoch is run again after a restart; a foreachBatch epoch is in the ledger already,
-so a restart goes on behind it; a batch write raises. The foreach lane has no step on the driver.
+After the tasks, so what is sent stays sent and the dead letters stay in the ledger; what a stop
+means: a data source's epoch is run again after a restart; a foreachBatch epoch is in the ledger
+already, so a restart goes on behind it; a batch write raises. The foreach lane has no step on the
+driver.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def with_task_rate(
     """The options with `rateTasks` set where a limit needs it; called on the driver.
 
     Args:
-        slots: task slots, where somebody has counted them; None: those of the session.
+        slots: task slots, where they were counted before; None: those of the session.
         tasks: how many tasks the write has, where that is known.
 
     Raises:

@@ -481,4 +481,4 @@ class Transactions:
         try:
             driver_answerer(self._session, self._options).watch(*topics)
         except RocketSinkError as error:
-            _LOG.warning("nobody answers for half messages of %s: %s", ", ".join(topics), error)
+            _LOG.warning("no process answers for half messages of %s: %s", ", ".join(topics), error)

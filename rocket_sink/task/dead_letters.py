@@ -6,9 +6,10 @@ were refused before anything was sent hold nobody back, for nothing can ever sen
 
 The dead-letter topic: each dead letter of a task once more as a message (`deadLetterTopic`).
 
-Besides the ledger, which stays the one place that a backfill reads and that must not fail: a letter
-that this topic cannot take (no body, data that no broker takes, brokers out of reach) is in the
-ledger only, and its attempts are in the ledger too. A task run again writes its letters again.
+Besides the ledger, which stays the one place that a backfill reads and that must not fail: a dead
+letter that this topic cannot take (no body, data that no broker takes, brokers out of reach) is in
+the ledger only, and its attempts are in the ledger too. A task run again writes its dead letters
+again.
 
 The message has the row's body, keys, tags, sharding key and properties, and these of ours:
 `DLQ_ORIGIN_TOPIC` and `DLQ_ORIGIN_MESSAGE_ID` (Java: MessageConst), `__dead_letter_id` (which is
@@ -49,8 +50,8 @@ from rocket_sink.task.totals import RowTotals
 from rocket_sink.wire.properties import decode_properties, properties_of
 
 _LOG: Final = log.logger(__name__)
-_HOPELESS: Final = 50
-"""Failures in a row after which the task writes no more letters to the topic: each may cost
+_MOST_FAILURES_IN_A_ROW: Final = 50
+"""Failures in a row after which the task writes no more dead letters to the topic: each may cost
 `sendMsgTimeout`, and the ledger has them."""
 _WINDOW: Final = 64
 _POLL_S: Final = 0.1
@@ -68,7 +69,7 @@ _COPIED: Final = ("body", "tags", "keys", "sharding_key", "properties")
 
 
 class DeadLetterTopic:
-    """Sends one task's letters as the journal writes them; without the option it does nothing.
+    """Sends one task's dead letters as the recorder writes them; nothing without the option.
 
     Args:
         others: takes completions of other requests that are met while waiting.
@@ -78,27 +79,27 @@ class DeadLetterTopic:
         self,
         options: SinkOptions,
         engine: SendEngine,
-        journal: LedgerRecorder,
+        recorder: LedgerRecorder,
         others: deque[Completion],
     ) -> None:
         self._others = others
         self._options = options
         self._engine = engine
-        self._journal = journal
+        self._recorder = recorder
         if options.dead_letter_topic:
-            journal.on_letters = self.send
+            recorder.on_dead_letters = self.send
         self._topic = options.dead_letter_topic
         self._failures = 0
         self.in_flight = 0
         self.sent = 0
         self.left_out = 0
-        """Letters that are in the ledger only."""
+        """Dead letters that are in the ledger only."""
 
     def send(self, letters: pa.RecordBatch) -> None:
         """Submit ledger rows of the kind dead_letter; never raises for what they hold."""
         names = dict.fromkeys((*_COPIED, *_CONTEXT.values()))
         for row in letters.select(list(names)).to_pylist():
-            request = None if self._failures >= _HOPELESS else self._request(row)
+            request = None if self._failures >= _MOST_FAILURES_IN_A_ROW else self._request(row)
             if request is None:
                 self.left_out += 1
             else:
@@ -111,7 +112,7 @@ class DeadLetterTopic:
         """True when it is the end of one of our requests; then it is dealt with."""
         if completion.token is not self:
             return False
-        self._journal.letter_attempts(completion)
+        self._recorder.dead_letter_attempts(completion)
         self.in_flight -= 1
         if completion.outcome.delivered:
             self._failures = 0
@@ -196,23 +197,23 @@ class DeadLetterWriter:
     def __init__(
         self,
         options: SinkOptions,
-        journal: LedgerRecorder,
-        accounts: RowTotals,
+        recorder: LedgerRecorder,
+        totals: RowTotals,
         ordered: OrderedQueues,
     ) -> None:
         self._in_order = options.ordering != "none"
         self._once = options.delivery == "effectively_once"
         self._strict = options.ordering == "strict"
-        self._journal = journal
-        self._accounts = accounts
+        self._recorder = recorder
+        self._totals = totals
         self._ordered = ordered
         self._held: dict[str, set[str]] = {}
         self._pending: dict[str, set[str]] = {}
         self.keys: dict[str, set[str]] = {}
-        """{topic: sharding keys} that this task has written letters of, beside refused rows."""
+        """{topic: sharding keys} of the dead letters of this task, beside refused rows."""
 
     def hold(self, keys: Mapping[str, set[str]]) -> None:
-        """Hold back keys whose letters from earlier epochs are pending."""
+        """Hold back keys whose dead letters from earlier epochs are pending."""
         for topic, names in keys.items():
             self._pending.setdefault(topic, set()).update(names)
 
@@ -257,8 +258,8 @@ class DeadLetterWriter:
     def rows(self, rows: RowBatch, error: SendError) -> None:
         """Give up rows that are not encoded yet (their topic has no route)."""
         self._note(rows.topic, rows.sharding_key)
-        self._journal.rows(rows, reason="transport", codes=error.code, texts=error.text)
-        self._accounts.failed(error.outcome, error.code, len(rows), error.text)
+        self._recorder.rows(rows, reason="transport", codes=error.code, texts=error.text)
+        self._totals.failed(error.outcome, error.code, len(rows), error.text)
 
     def without_held(self, rows: RowBatch) -> RowBatch:
         """The rows whose keys are not held; the others become dead letters."""
@@ -276,8 +277,8 @@ class DeadLetterWriter:
         if len(indices):
             back = rows.take(indices)
             self._note(rows.topic, back.sharding_key)
-            self._journal.rows(back, reason="held_back", codes=HELD_BACK, texts=text)
-            self._accounts.failed(Outcome.NOT_SENT, HELD_BACK, len(indices), text)
+            self._recorder.rows(back, reason="held_back", codes=HELD_BACK, texts=text)
+            self._totals.failed(Outcome.NOT_SENT, HELD_BACK, len(indices), text)
         return without_rows(rows, indices)
 
     def _hold_keys(self, request: PendingRequest) -> set[str]:
@@ -310,7 +311,7 @@ class DeadLetterWriter:
     ) -> None:
         messages = list(request.messages())
         columns = {
-            **letter_columns(messages),
+            **dead_letter_columns(messages),
             "topic": request.topic,
             "reason": reason,
             "outcome": outcome.value,
@@ -323,10 +324,10 @@ class DeadLetterWriter:
                 "broker_name": request.queue.broker_name, "queue_id": request.queue.queue_id
             }  # fmt: skip
         first = request.first_error or error
-        self._journal.letters(
+        self._recorder.letters(
             columns, len(messages), first=(first.code, first.text), last=(code, error.text)
         )
-        self._accounts.failed(outcome, code, len(messages), error.text)
+        self._totals.failed(outcome, code, len(messages), error.text)
 
 
 def _keys(request: PendingRequest) -> set[str]:
@@ -344,7 +345,7 @@ def _reason(error: SendError, outcome: Outcome) -> str:
     return "permission" if isinstance(error, PermissionDeniedError) else "transport"
 
 
-def letter_columns(messages: Sequence[DecodedMessage]) -> dict[str, pa.Array]:
+def dead_letter_columns(messages: Sequence[DecodedMessage]) -> dict[str, pa.Array]:
     """{column: array} of messages that this process encoded, ready for `dead_letter_rows`."""
     values: dict[str, list[Any]] = {name: [] for name in _COLUMN_TYPES}
     for message in messages:

@@ -181,6 +181,7 @@ class OrderedQueues:
             last.absorb(request)
         else:
             self._overflow.park(request)
+            request.waits_since_s = self._clock()
             lane.waiting.append(request)
         return None
 
@@ -198,7 +199,11 @@ class OrderedQueues:
             return None
         following = lane.waiting.popleft()
         self._overflow.bring_back(following)
-        return lane.give_out(following, self._clock())
+        now_s = self._clock()
+        # The parts of the request before have not waited.
+        if following.waits_since_s:
+            following.waited_ms = (now_s - following.waits_since_s) * 1000
+        return lane.give_out(following, now_s)
 
     def close_queue(self, queue: MessageQueue, error: SendError) -> None:
         """Take no more requests for the queue in this task."""

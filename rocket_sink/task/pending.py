@@ -93,16 +93,19 @@ class SingleColumns(NamedTuple):
     flag: int | Int64s
     least_version: int
     """MQVersion ordinal of the oldest broker that honours them; 0: any."""
+    sys_flag: int | Int64s | None = None
+    """MessageSysFlag bits, once the bodies are as they are sent (compressed)."""
 
     def slice(self, first: int, last: int) -> SingleColumns:
         """The messages `first` to `last` (exclusive), without a copy."""
-        count, flag = last - first, self.flag
+        count, flag, sys_flag = last - first, self.flag, self.sys_flag
         return SingleColumns(
             self.body.slice(first, count),
             self.properties.slice(first, count),
             self.message_ids.slice(first, count),
             flag if isinstance(flag, int) else flag[first:last],
             self.least_version,
+            sys_flag if isinstance(sys_flag, int | None) else sys_flag[first:last],
         )
 
 
@@ -147,7 +150,11 @@ class PendingRequest:
     number: int = 0
     """Number of the submission in its task attempt; of a group, of its first message."""
     columns: SingleColumns | None = None
-    """Set: its messages travel as a group of single ones."""
+    """Set: its messages travel as a group of single ones, or have left one."""
+    waits_since_s: float = 0.0
+    """When it began to wait for its turn in its queue (the task's clock)."""
+    waited_ms: float = 0.0
+    """How long it waited for its turn before it was submitted."""
     message_count: int = field(init=False)
     byte_count: int = field(init=False)
 
@@ -217,8 +224,7 @@ class PendingRequest:
         [piece] = self.pieces
         part = self._like([Piece(piece.data, piece.offsets[first : last + 1])], alone=True)
         part.submissions, part.number = self.submissions, self.number + first
-        if last - first > 1:
-            part.columns = self.columns.slice(first, last)
+        part.columns = self.columns.slice(first, last)
         self.message_count -= part.message_count
         self.byte_count -= part.byte_count
         return part

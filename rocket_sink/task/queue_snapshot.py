@@ -47,7 +47,7 @@ class Queues(Protocol):
 
 
 class GivenQueues:
-    """Lists that are known already: those of the query whose letters are sent again."""
+    """Lists that are known already: those of the query whose dead letters are sent again."""
 
     def __init__(self, lists: Mapping[str, QueueList]) -> None:
         self._lists = lists

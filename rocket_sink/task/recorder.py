@@ -1,7 +1,8 @@
 """What a task writes to the ledger, on its way from values to Arrow rows.
 
-Attempts are gathered, because a ledger batch has as many columns as a thousand rows have; letters
-go out at once, in order, because a row given up must be durable before anything depends on it.
+Attempts are gathered, because a ledger batch has as many columns as a thousand rows have; dead
+letters go out at once, in order, because a row given up must be durable before anything depends on
+it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class LedgerRecorder:
         self._intents: list[PendingRequest] | None = [] if intents else None
         self._attempts: list[tuple[AttemptRecord, int, bool, GroupFacts | None]] = []
         self._letters = 0
-        self.on_letters: Callable[[pa.RecordBatch], None] = lambda batch: None
+        self.on_dead_letters: Callable[[pa.RecordBatch], None] = lambda batch: None
         """Called with each batch of dead letters after it was handed to the ledger."""
 
     @property
@@ -99,6 +100,9 @@ class LedgerRecorder:
         if completion.stored is not None and request.columns is not None:
             ids = request.columns.message_ids
             facts = GroupFacts.of(completion.stored, ids, half=self._halves)
+        if request.waited_ms and completion.attempts:
+            completion.attempts[0].queue_wait_ms += request.waited_ms
+            request.waited_ms = 0.0
         for attempt in completion.attempts:
             group = facts if attempt is completion.attempts[-1] else None
             maybe_duplicate = doubtful or request.maybe_duplicate
@@ -108,7 +112,7 @@ class LedgerRecorder:
         if len(self._attempts) >= _GATHERED:
             self._flush_attempts()
 
-    def letter_attempts(self, completion: Completion) -> None:
+    def dead_letter_attempts(self, completion: Completion) -> None:
         """The attempts of a request to the dead-letter topic."""
         self._attempts += [(attempt, 0, False, None) for attempt in completion.attempts]
         if len(self._attempts) >= _GATHERED:
@@ -205,7 +209,7 @@ class LedgerRecorder:
         self._letters += count
         for batch in batches:
             self._emit(batch)
-            self.on_letters(batch)
+            self.on_dead_letters(batch)
 
 
 def _error_columns(

@@ -55,7 +55,7 @@ _ADVICE: Final = (
 _TORN: Final = (
     "%s was killed while it wrote: it kept %d of %d messages of the topic %s. The others are sent "
     "again. It may also have kept the body of the next one, without its id and other properties; "
-    "README, 'effectively once', says how brokers are told to keep none"
+    "docs/guarantees/effectively-once.md says how brokers are told to keep none"
 )
 _ANY_TIME: PriorAttempts = PriorAttempts(0, {})
 _LOG: Final = log.logger(__name__)
@@ -88,7 +88,7 @@ class ReplayCheck:
         """Brokers that a later attempt will ask, by topic."""
         self._stored: StoredMessages | None = None
 
-    def unsent(self, rows: RowBatch, info: TopicPublishInfo, accounts: RowTotals) -> RowBatch:
+    def unsent(self, rows: RowBatch, info: TopicPublishInfo, totals: RowTotals) -> RowBatch:
         """The rows that are not stored yet, each with its `message_id`; the others are counted.
 
         Raises:
@@ -111,12 +111,12 @@ class ReplayCheck:
         if torn := self._stored.torn:
             texts = property_pieces(len(rows), **rows.property_columns(ids)).strings()
             found |= _whole(torn, ids.to_pylist(), [text.decode() for text in texts.to_pylist()])
-            accounts.torn(len(torn.keys() - found))
+            totals.torn(len(torn.keys() - found))
         if not found:
             return rows
         kept = pc.invert(pc.is_in(ids, value_set=pa.array(sorted(found), ids.type)))
         left = rows.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
-        accounts.found_stored(len(rows) - len(left))
+        totals.found_stored(len(rows) - len(left))
         return left
 
     def check(self) -> None:
@@ -140,7 +140,7 @@ class ReplayCheck:
             self._starts.note_brokers(self._noted)
 
     def rest_of(
-        self, request: PendingRequest, broker: str, accounts: RowTotals
+        self, request: PendingRequest, broker: str, totals: RowTotals
     ) -> list[PendingRequest]:
         """What is missing of a batch that a killed broker stored in part; the rest is counted.
 
@@ -169,10 +169,10 @@ class ReplayCheck:
         found |= last
         rest = request.select([one not in found for one in ids])
         kept = request.message_count - (rest.message_count if rest else 0)
-        accounts.found_stored(kept)
+        totals.found_stored(kept)
         if rest is None:
             return []
-        accounts.torn(0 if last else 1)
+        totals.torn(0 if last else 1)
         _LOG.warning(_TORN, broker, kept, request.message_count, request.topic)
         rest.maybe_duplicate = False
         return [rest]

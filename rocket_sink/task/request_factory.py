@@ -83,11 +83,12 @@ class RequestFactory:
 
     def _group(self, request: PendingRequest, columns: SingleColumns) -> SendRequest:
         half = self._half_properties
-        body, sys_flag = _compressed_column(columns.body, self._options)
-        if half:
-            sys_flag |= int(SysFlag.TRANSACTION_PREPARED)
+        if (sys_flag := columns.sys_flag) is None:
+            body, sys_flag = _compressed_column(columns.body, self._options)
+            columns = request.columns = columns._replace(body=body, sys_flag=sys_flag)
+        bits = int(SysFlag.TRANSACTION_PREPARED) if half else 0
         messages = SingleMessages(
-            body, columns.properties, sys_flag, columns.flag, suffix=half.encode()
+            columns.body, columns.properties, sys_flag | bits, columns.flag, suffix=half.encode()
         )
         return SendRequest(
             request.topic,
@@ -153,9 +154,18 @@ class RequestFactory:
         else:
             send.choose = HomeQueueSelector(request.queue)
 
+    def _body(self, request: PendingRequest, message: DecodedMessage) -> tuple[bytes, int]:
+        """The body as it is sent, and its bits: one that left its group was compressed there."""
+        columns = request.columns
+        if columns is None or columns.sys_flag is None:
+            return compressed(message.body, self._options)
+        sys_flag = columns.sys_flag
+        bits = sys_flag if isinstance(sys_flag, int) else int(sys_flag[0])
+        return columns.body[0].as_py(), bits
+
     def _single(self, request: PendingRequest) -> SendRequest:
         message = decode_message(request.pieces[0])
-        body, sys_flag = compressed(message.body, self._options)
+        body, sys_flag = self._body(request, message)
         properties, half = message.properties, self._half_properties
         if half:
             sys_flag |= SysFlag.TRANSACTION_PREPARED
@@ -176,6 +186,8 @@ class RequestFactory:
 
 class _Group:
     """A request's messages as `SendRequest.group`."""
+
+    in_parts = False
 
     def __init__(
         self, messages: SingleMessages, request: PendingRequest, factory: RequestFactory

@@ -40,7 +40,7 @@ class TaskRunner:
         timed: the caller cuts its batches by the clock, so that another attempt of the task cuts
             the same rows in other places.
         again: the rows may have been sent before, and the ledger has no trace of it.
-        keeps_letters: `emit` keeps dead letters although there is no ledger.
+        keeps_dead_letters: `emit` keeps dead letters although there is no ledger.
         token: proves, before anything is sent, that this process has the driver's ledger.
         streaming_query: Spark's own id of the query; empty in a batch, or without Spark.
 
@@ -60,7 +60,7 @@ class TaskRunner:
         check_group: str = "",
         timed: bool = False,
         again: bool = False,
-        keeps_letters: bool = False,
+        keeps_dead_letters: bool = False,
         token: LedgerToken | None = None,
         streaming_query: str = "",
     ) -> None:
@@ -70,7 +70,7 @@ class TaskRunner:
         self._options = options
         self._timed = timed
         self._again = again
-        self._keeps_letters = keeps_letters
+        self._keeps_dead_letters = keeps_dead_letters
         self._token = token
         self._streaming_query = streaming_query
         self._ctx = ctx
@@ -131,7 +131,7 @@ class TaskRunner:
         pool = self._pool = self._pool or worker_pool()
         self._engine = pool.acquire(self._options)
         emit = self._emit or self._spooling()
-        journal = LedgerRecorder(
+        recorder = LedgerRecorder(
             self._options, self._ctx, emit, intents=self._spool is not None,
             again=self._again and self._options.delivery == "at_least_once",
         )  # fmt: skip
@@ -143,8 +143,8 @@ class TaskRunner:
         group = self._check_group
         held = self._pending_keys.held_for(self._ctx) if self._pending_keys is not None else None
         return TaskSender(
-            self._options, plan, engine=self._engine, journal=journal, ids=ids,
-            replay=replay, held=held, keeps_letters=self._keeps_letters,
+            self._options, plan, engine=self._engine, recorder=recorder, ids=ids,
+            replay=replay, held=held, keeps_dead_letters=self._keeps_dead_letters,
             half_properties=half_properties(self._ctx, group) if group else "",
         )  # fmt: skip
 

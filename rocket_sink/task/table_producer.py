@@ -67,7 +67,7 @@ class TableProducer:
     """
 
     def __init__(self, options: SinkOptions | None = None, **more: Any) -> None:
-        """Raises OptionError, ConfigurationError; connects to nobody yet."""
+        """Raises OptionError, ConfigurationError; connects nowhere yet."""
         if options is not None and more:
             options = options.with_(**more)
         self.options = options if options is not None else SinkOptions.parse(more)
@@ -109,7 +109,7 @@ class TableProducer:
 
         began_s = time.monotonic()
         run = TaskRunner(
-            self.options, context, emit=emit, pool=self._pool, keeps_letters=True, token=token
+            self.options, context, emit=emit, pool=self._pool, keeps_dead_letters=True, token=token
         )
         try:
             summary, rows = self._fed(run, batches)

@@ -53,12 +53,12 @@ class TaskSender:
 
     Args:
         engine: leased by the caller, who gives it back after `finish` or `abort`.
-        journal: takes the ledger rows.
+        recorder: takes the ledger rows.
         ids: makes the ids of rows without one.
         replay: gives all rows ids, and leaves out what an earlier attempt has stored.
-        held: {topic: sharding keys} that must wait for the backfill of earlier letters.
+        held: {topic: sharding keys} that must wait for the backfill of earlier dead letters.
         half_properties: what makes the messages half ones (`delivery=transactional`).
-        keeps_letters: the journal keeps letters without a ledger, too.
+        keeps_dead_letters: the recorder keeps dead letters without a ledger, too.
         queues: the topics' queues that strict order goes by; None: those pinned for the query.
 
     Raises, from `feed` and `finish`:
@@ -72,49 +72,51 @@ class TaskSender:
         plan: ColumnPlan,
         *,
         engine: SendEngine,
-        journal: LedgerRecorder,
+        recorder: LedgerRecorder,
         ids: MessageIds | None = None,
         replay: ReplayCheck | None = None,
         held: Mapping[str, set[str]] | None = None,
         half_properties: str = "",
-        keeps_letters: bool = False,
+        keeps_dead_letters: bool = False,
         queues: Queues | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options = by_the_second(options)
         self._plan = plan
         self._engine = engine
-        self._journal = journal
-        self._ids = ids or FreshIds(journal.task_name)
+        self._recorder = recorder
+        self._ids = ids or FreshIds(recorder.task_name)
         self._replay = replay
         self._clock = clock
         self._started_s = clock()
-        self._accounts = RowTotals(options, keeps_letters=keeps_letters or bool(options.ledger))
-        self._outgoing = RequestFactory(options, half_properties, self._left_group)
+        self._totals = RowTotals(
+            options, keeps_dead_letters=keeps_dead_letters or bool(options.ledger)
+        )
+        self._requests = RequestFactory(options, half_properties, self._left_group)
         self._ordered = OrderedQueues(
             max_messages=options.request_max_messages,
             max_bytes=options.request_max_bytes,
             memory_bytes=options.max_in_flight_bytes,
             clock=clock,
         )
-        self._giving_up = DeadLetterWriter(options, journal, self._accounts, self._ordered)
-        self._giving_up.hold(held or {})
+        self._dead_letters = DeadLetterWriter(options, recorder, self._totals, self._ordered)
+        self._dead_letters.hold(held or {})
         self._sorter = RowSorter()
-        self._queues = queues or QueueSnapshots(options, journal.query_id)
+        self._queues = queues or QueueSnapshots(options, recorder.query_id)
         self._limited = is_limited(options)
         self._in_flight = 0
         self._unhandled: deque[Completion] = deque()
-        self._letter_topic = DeadLetterTopic(options, engine, journal, self._unhandled)
+        self._letter_topic = DeadLetterTopic(options, engine, recorder, self._unhandled)
 
     @property
     def summary(self) -> TaskSummary:
         """The accounts so far."""
-        return self._accounts.summary
+        return self._totals.summary
 
     @property
     def letter_keys(self) -> Mapping[str, set[str]]:
-        """{topic: sharding keys} whose order depends on letters of this task (ordered modes)."""
-        return self._giving_up.keys
+        """{topic: sharding keys} whose order depends on this task's dead letters."""
+        return self._dead_letters.keys
 
     def feed(self, batch: pa.RecordBatch) -> None:
         """Take rows; returns when they are submitted, or wait in order, within the limits."""
@@ -138,7 +140,7 @@ class TaskSender:
             self._send(rows)
         while self._awaits_answers or self._ordered.waiting:
             self._poll(_POLL_S)
-        self._accounts.check_balance()
+        self._totals.check_balance()
         self._close(complete=True)
         return self.summary
 
@@ -147,14 +149,14 @@ class TaskSender:
         left = [*self._unhandled, *self._engine.drain(self._clock())]
         for completion in left:
             if not self._letter_topic.took(completion):
-                self._journal.attempts(completion)
+                self._recorder.attempts(completion)
         self._close(complete=False)
 
     def _close(self, *, complete: bool) -> None:
-        self._journal.isolations(self._engine.isolations())
+        self._recorder.isolations(self._engine.isolations())
         duration_s = self._clock() - self._started_s
-        self._journal.account(self.summary, complete=complete, duration_s=duration_s)
-        self._journal.flush()
+        self._recorder.account(self.summary, complete=complete, duration_s=duration_s)
+        self._recorder.flush()
         self._letter_topic.close()
         self._ordered.close()
         self._sorter.close()
@@ -181,18 +183,18 @@ class TaskSender:
         self._poll(0.0)
         while self._ordered.is_full:
             self._poll(_POLL_S)
-        self._journal.isolations(self._engine.isolations())
+        self._recorder.isolations(self._engine.isolations())
 
     def _send_group(self, rows: RowBatch) -> None:
         """Rows of one topic, all batched or all one by one, with one WAIT."""
         assert isinstance(rows.topic, str)
         topic = with_namespace(self._options.namespace, rows.topic)
-        rows = self._giving_up.without_held(rows.with_(topic=topic))
+        rows = self._dead_letters.without_held(rows.with_(topic=topic))
         info = self._route(topic, rows)
         if info is None or not len(rows):
             return
         if self._replay is not None:
-            rows = self._replay.unsent(rows, info, self._accounts)
+            rows = self._replay.unsent(rows, info, self._totals)
         rows_placed, placed, refused = place_rows(rows, info, self._options.sharding_hash)
         self._refuse(rows, refused)
         for request in encode_requests(rows_placed, placed, self._options, self._ids):
@@ -202,10 +204,10 @@ class TaskSender:
         try:
             info = self._engine.publish_info(topic)
         except NoRouteError as error:
-            # The option's topic is everybody's: a dead letter per row would drain the source.
+            # All rows go to the option's topic: a dead letter per row would drain the source.
             if self._options.topic:
                 raise
-            self._giving_up.rows(rows, error)
+            self._dead_letters.rows(rows, error)
             return None
         return self._pinned(info) if self._options.ordering == "strict" else info
 
@@ -216,14 +218,14 @@ class TaskSender:
 
     def _refuse(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
         if refused:
-            self._journal.refused(rows, refused)
-            self._accounts.invalid(Counter(one.code for one in refused), refused[0].text)
+            self._recorder.refused(rows, refused)
+            self._totals.invalid(Counter(one.code for one in refused), refused[0].text)
 
     def _dispatch(self, request: PendingRequest) -> None:
         if not self._waits_in_order(request):
             self._submit(request)
-        elif self._giving_up.is_closed(request):
-            self._giving_up.hold_back(request)
+        elif self._dead_letters.is_closed(request):
+            self._dead_letters.hold_back(request)
         else:
             self._submit(self._ordered.add(request))
 
@@ -239,18 +241,18 @@ class TaskSender:
         request.number = self.summary.requests + 1
         self.summary.requests += request.requests
         self._in_flight += 1
-        self._journal.submitted(request)
+        self._recorder.submitted(request)
         if self._limited:
-            # The engine may wait for long here, with requests on the wire that nobody knows of.
-            self._journal.flush_intents()
-        self._engine.submit(self._outgoing.send_request(request))
+            # The engine may wait for long here, with requests on the wire that no file names yet.
+            self._recorder.flush_intents()
+        self._engine.submit(self._requests.send_request(request))
 
     def _left_group(self, request: PendingRequest) -> None:
         """Messages of a group are a request of their own now."""
         self._in_flight += 1
 
     def _poll(self, timeout_s: float) -> None:
-        self._journal.flush_intents()
+        self._recorder.flush_intents()
         self._unhandled.extend(self._engine.poll(timeout_s))
         while self._unhandled:
             completion = self._unhandled.popleft()
@@ -260,12 +262,12 @@ class TaskSender:
 
     def _complete(self, completion: Completion) -> None:
         request: PendingRequest = completion.token
-        self._journal.attempts(completion)
+        self._recorder.attempts(completion)
         # A group's attempt is one of each of its messages.
-        attempts = len(completion.attempts)
+        attempts = sum(1 for one in completion.attempts if one.wire_bytes)
         request.attempts += attempts
         self.summary.attempts += attempts * request.requests
-        self._outgoing.note_answer(completion)
+        self._requests.note_answer(completion)
         request.maybe_duplicate |= completion.maybe_duplicate
         again: list[PendingRequest] = []
         if completion.outcome.delivered:
@@ -282,13 +284,13 @@ class TaskSender:
     def _delivered(self, request: PendingRequest, completion: Completion) -> None:
         if completion.outcome is Outcome.ACKED_DEGRADED and self._options.on_degraded == "fail":
             raise DeliveryError(f"onDegraded=fail: {completion.error}")
-        self._accounts.delivered(
+        self._totals.delivered(
             completion.outcome, request.message_count, maybe_duplicate=request.maybe_duplicate
         )
         if completion.found_stored:
             self.summary.found_stored += request.message_count
         if completion.result is not None:
-            self._outgoing.note_move(request, completion.result.queue, self.summary)
+            self._requests.note_move(request, completion.result.queue, self.summary)
 
     def _failed(self, request: PendingRequest, completion: Completion) -> list[PendingRequest]:
         """Give the request up; or return its messages one by one, to find the poison row."""
@@ -297,10 +299,10 @@ class TaskSender:
         if error.fatal:
             raise error
         if self._replay is not None and (broker := error.facts.get("partly_stored")):
-            return self._replay.rest_of(request, broker, self._accounts)
-        if self._giving_up.may_be_one_poison_row(request, completion):
+            return self._replay.rest_of(request, broker, self._totals)
+        if self._dead_letters.may_be_one_poison_row(request, completion):
             request.maybe_duplicate |= completion.outcome is Outcome.UNKNOWN
             request.first_error = request.first_error or error
             return request.split()
-        self._giving_up.request(request, completion)
+        self._dead_letters.request(request, completion)
         return []

@@ -159,9 +159,9 @@ class RowTotals:
         DeliveryError: the options say that this row, or this many rows, must fail the task.
     """
 
-    def __init__(self, options: SinkOptions, *, keeps_letters: bool) -> None:
+    def __init__(self, options: SinkOptions, *, keeps_dead_letters: bool) -> None:
         self._options = options
-        self._keeps_letters = keeps_letters
+        self._keeps_dead_letters = keeps_dead_letters
         self.summary = TaskSummary()
 
     def delivered(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
@@ -220,7 +220,7 @@ class RowTotals:
             return
         if policy == "fail":
             raise self._error(f"{option}=fail: {example}")
-        if not self._keeps_letters:
+        if not self._keeps_dead_letters:
             raise self._error(
                 "a row cannot be sent and there is no ledger for dead letters (give the option "
                 f"ledger=PATH): {example}"

@@ -1,4 +1,4 @@
-"""What a half message says about itself, so that anybody can decide on it by the ledger.
+"""What a half message says about itself, so that any process can decide on it by the ledger.
 
 Its producer group is the ledger's, not the sender's: brokers ask any client of that group, and only
 those that can look into the ledger are in it (`rocket_sink.spark.transactions`).

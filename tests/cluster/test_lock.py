@@ -45,7 +45,7 @@ def test_the_same_jar_twice_is_refused() -> None:
         parse_lock(f"{PLAIN.line}\n{PLAIN.line.replace('org.x', 'org.y')}\n", "some.lock")
 
 
-@pytest.mark.parametrize(("version", "least"), [("5.3.3", 130), ("4.9.7", 40)])
+@pytest.mark.parametrize(("version", "least"), [("5.5.0", 100), ("5.3.3", 130), ("4.9.7", 40)])
 def test_the_locks_we_ship_hold_the_roots(version: str, least: int) -> None:
     lock = load_lock(version)
     assert lock is not None and len(lock) >= least

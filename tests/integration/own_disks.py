@@ -33,6 +33,7 @@ from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.spark.backfill.sources import Table
 from rocket_sink.spark.session import build_session
 from tests.integration.lanes import LANES, Lane, read
+from tests.jvms import SPARK, java_options
 from tests.ledger.values import accounts, context, letter
 
 ROWS = 400
@@ -75,7 +76,7 @@ def main(name_server: str, folder: Path, *cases: str) -> None:
             "spark.executor.memory": "512m",
             "spark.locality.wait": "0",
             "spark.task.maxFailures": "1",
-            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.executor.extraJavaOptions": " ".join(java_options(SPARK)),
             "spark.sql.shuffle.partitions": "1",
             "spark.databricks.delta.snapshotPartitions": "1",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",

@@ -1,4 +1,8 @@
-"""Backfills of one ledger at once, and one that is killed: processes, a scripted cluster."""
+"""Backfills of one ledger at once, and one that is killed: processes, a scripted cluster.
+
+A long form: `tests/crash` kills a backfill in the middle of its letters, and
+`tests/spark/backfill/test_backfill.py` has two at once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ import pytest
 from rocket_sink.testing import FakeCluster
 from tests.run_command import run_command
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROWS = 120
 RATE = 20

@@ -152,6 +152,7 @@ class TestStreamAndBackfill:
         assert (counts["acked"], counts["dead"]) == (GOOD, EMPTY + LATE)
         assert len(bodies(world["ns"], "story")) == GOOD
 
+    @pytest.mark.slow
     def test_2_a_second_run_sends_nothing(self, spark: Any, world: dict[str, str]) -> None:
         assert self.stream(spark, world)["rows_read"] == 0
         assert len(bodies(world["ns"], "story")) == GOOD

@@ -15,6 +15,7 @@ import pytest
 from rocket_sink import Ledger, RocketSink
 from rocket_sink.errors import ColumnError, ConfigurationError, OptionError
 from rocket_sink.testing import FakeCluster
+from tests.ledger.views import view_rows
 
 from . import lanes
 from .lanes import LANES, Lane, read, read_stream
@@ -69,16 +70,25 @@ class World:
         return self.cluster.messages(self.topic)
 
     def epochs(self) -> list[Any]:
-        return self.ledger.epochs(self.spark).collect()  # type: ignore[no-any-return]
+        return view_rows(self.ledger.path, "SELECT * FROM epochs")
 
     def letters(self) -> dict[str, str]:
-        rows = self.ledger.dead_letters(self.spark).collect()
-        return {row["keys"][0]: row["last_error_code"] for row in rows}
+        rows = view_rows(self.ledger.path, "SELECT * FROM pending_letters")
+        return {row.keys[0]: row.last_error_code for row in rows}
 
 
 @pytest.fixture
 def world(spark: Any, cluster: FakeCluster, tmp_path: Path, lane: Lane) -> World:
     return World(spark, cluster, tmp_path, lane)
+
+
+def lanes_of(*chosen: str) -> pytest.MarkDecorator:
+    """These lanes, and the others among the long forms."""
+    params = [
+        pytest.param(one, id=one.name, marks=[] if one.name in chosen else [pytest.mark.slow])
+        for one in LANES
+    ]
+    return pytest.mark.parametrize("lane", params)
 
 
 def flights(count: int, keys: int = 40) -> pa.Table:
@@ -116,10 +126,12 @@ def test_rows_arrive_whole_in_order_and_the_ledger_adds_up(world: World) -> None
     assert all(e.adds_up for e in epochs)
     plain = world.spark.read.format("delta").load(str(world.folder / "ledger"))
     assert plain.where("kind = 'send'").count() > 0
-    sent = world.ledger.sends(world.spark).where("outcome = 'acked'")
-    assert sent.groupBy().sum("message_count").first()[0] == 3000
+    sent = "SELECT sum(message_count) AS count FROM sends WHERE outcome = 'acked'"
+    assert view_rows(world.ledger.path, sent)[0].count == 3000
 
 
+# Python's rows, Arrow's, and the accounts of a commit.
+@lanes_of("foreach", "source_batch", "foreach_batch")
 def test_bad_rows_become_dead_letters_and_the_epoch_goes_on(world: World) -> None:
     good = flights(20)
     bad = good.slice(0, 7).drop_columns(["body", "keys", "properties"])
@@ -147,6 +159,8 @@ def test_bad_rows_become_dead_letters_and_the_epoch_goes_on(world: World) -> Non
     assert epoch.adds_up
 
 
+# Accounts by way of the spool, and by a commit.
+@lanes_of("foreach", "write")
 def test_what_an_upstream_failure_left_is_told_apart_and_sent_again(world: World) -> None:
     """Both attempts send some rows and die of their upstream; the run after that sends all.
 
@@ -232,6 +246,8 @@ def test_the_batch_summary_prints_well(spark: Any, cluster: FakeCluster, tmp_pat
     sink = RocketSink(**world.options)
     summary = sink.write(read(spark, tmp_path / "source"))
     assert summary.acked == 30 and summary.adds_up and summary.all_delivered
+    (epoch,) = world.ledger.epochs(spark).collect()
+    assert epoch.confirmed and epoch.adds_up and epoch.num_input_rows == 30
     assert "acknowledged" in str(summary) and "30" in str(summary)
     assert "<table>" in summary._repr_html_()
     bare = RocketSink(**{**world.options, "ledger": ""})

@@ -55,6 +55,9 @@ def test_a_frozen_broker_doubles_nothing(sending: Sending) -> None:
     check(sending, sending.run(freeze), in_part=0)
 
 
+@pytest.mark.parametrize(
+    "sending", [pytest.param("none", marks=pytest.mark.slow), "strict"], indirect=True
+)
 def test_a_killed_broker_doubles_nothing(sending: Sending) -> None:
     """But for the one message that it was writing: `test_torn_log.py`."""
     broker = sending.cluster.brokers[1]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.testing import FakeCluster
+from tests.ledger.views import view_rows
 
 pytestmark = [
     pytest.mark.spark,
@@ -61,11 +61,8 @@ class Played(NamedTuple):
     def stored(self, disk: str, lane: str) -> int:
         return len(self.cluster.messages(f"{disk}-{lane}"))
 
-    def epochs(self, disk: str) -> list[dict[str, Any]]:
-        """As delta-rs and DuckDB read them."""
-        quick = open_quick(self.folder / disk / "ledger")
-        assert quick is not None
-        return quick.query("SELECT * FROM epochs").to_pylist()
+    def epochs(self, disk: str) -> list[Any]:
+        return view_rows(self.folder / disk / "ledger", "SELECT * FROM epochs")
 
 
 @pytest.fixture(
@@ -116,7 +113,7 @@ def test_executors_that_share_the_disk_pass(played: Played) -> None:
     assert not any(one["error"] or one["log"] for one in found.values()), found
     assert all(played.stored("shared", lane) == ROWS // 2 for lane in found)
     shared = played.epochs("shared")
-    sums = [(e["rows_in"], e["acked"], e["dead"], e["missing_rows"]) for e in shared]
+    sums = [(e.rows_in, e.acked, e.dead, e.missing_rows) for e in shared]
     assert sums == [(ROWS, ROWS // 2, ROWS // 2, 0)] * len(found)
 
 
@@ -129,5 +126,5 @@ def test_rows_that_went_to_another_spool_are_an_error(played: Played) -> None:
     wrong = played.epochs("spool")
     assert len(wrong) == len(found)
     for epoch in wrong:
-        assert 0 < epoch["missing_rows"] == ROWS - epoch["rows_in"], epoch
-        assert not epoch["adds_up"] and epoch["confirmed"]
+        assert 0 < epoch.missing_rows == ROWS - epoch.rows_in, epoch
+        assert not epoch.adds_up and epoch.confirmed

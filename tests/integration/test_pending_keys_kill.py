@@ -1,6 +1,7 @@
 """onPendingKey=hold and a driver that is killed between a task's note and the fold.
 
 The killed driver is a process of its own; delta-rs and DuckDB read what became of the rows.
+A long form: `tests/ledger/test_pending_keys.py` lets go the keys of an attempt that does not count.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pytest
 from rocket_sink import Ledger, RocketSink, build_session
 from rocket_sink.testing import Answer, Delay, FakeCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
 
 TOPIC = "keys"
 

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 
 from rocket_sink import Ledger, RocketSink, register
 from rocket_sink.testing import FakeCluster
+from tests.ledger.views import view_rows
 
 pytestmark = [
     pytest.mark.spark,
@@ -73,7 +74,7 @@ def test_foreach_sends_each_row_once(spark: Any, tmp_path: Path) -> None:
             query.stop()
         assert sorted(int(one.body) for one in cluster.messages("t")) == list(range(20))
     ledger.sync(spark)
-    assert ledger.epochs(spark).selectExpr("sum(acked) AS acked").first().acked == 20
+    assert view_rows(ledger.path, "SELECT sum(acked) AS acked FROM epochs")[0].acked == 20
 
 
 def _source(spark: Any, frame: DataFrame, options: dict[str, str]) -> Any:

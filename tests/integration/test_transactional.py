@@ -36,7 +36,7 @@ class Killed(BaseException):
 @pytest.fixture(scope="module")
 def checking() -> Iterator[LocalCluster]:
     often = {"transactionCheckInterval": "1000", "transactionTimeOut": "1000"}
-    running = LocalCluster(brokers=2, broker_config=often).start(timeout_s=600)
+    running = LocalCluster(brokers=1, broker_config=often).start(timeout_s=600)
     try:
         yield running
     finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rocket_sink.errors import ConfigurationError
 from rocket_sink.spark import session
 from rocket_sink.spark.session_checks import active_session
 
@@ -53,6 +54,33 @@ def test_the_pandas_warning_reaches_nobody_and_others_do(environ: Any) -> None:
         warnings.warn("another", FutureWarning, stacklevel=2)
     assert [str(w.message) for w in caught] == ["another"]
     assert environ["PYTHONWARNINGS"].count("pandas") == 1
+
+
+@pytest.mark.parametrize(
+    ("spark", "delta"),
+    [
+        ("4.0.0", "4.0.0"),
+        ("4.0.2", "4.4.0"),
+        ("4.1.1", "4.1.0"),
+        ("4.2.0", "4.4.0"),
+        ("5.0.0", "5.0.0"),
+    ],
+)
+def test_pairs_of_spark_and_delta_that_work(spark: str, delta: str) -> None:
+    session._check_pair(spark, delta)
+
+
+@pytest.mark.parametrize(
+    ("spark", "delta", "wanted"),
+    [("4.2.1", "4.1.0", ">=4.4"), ("4.1.0", "4.0.1", ">=4.1"), ("4.2.0", "4.4.1", ">=4.4")],
+)
+def test_a_delta_without_jars_for_this_spark_is_refused(
+    spark: str, delta: str, wanted: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        session._check_pair(spark, delta)
+    for part in (f"pyspark=={spark}", delta, wanted, "!=4.4.1"):
+        assert part in str(caught.value)
 
 
 @pytest.mark.spark

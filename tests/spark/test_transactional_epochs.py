@@ -22,6 +22,7 @@ from rocket_sink.spark.transactions import TransactionCommitter
 from rocket_sink.task.transaction_marker import HalfMark
 from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import RequestCode
+from tests.ledger.views import view_rows
 from tests.producer.waiting import until
 
 pytestmark = pytest.mark.spark
@@ -76,8 +77,8 @@ class Query:
         return sum(mark is not None and mark.query_id == self.name for mark in marks)
 
     def epochs(self) -> dict[int, Any]:
-        found = self.ledger.transactions(self.spark).where(f"query_id = '{self.name}'")
-        return {row.epoch: row for row in found.collect()}
+        select = f"SELECT * FROM transactions WHERE query_id = '{self.name}'"
+        return {row.epoch: row for row in view_rows(self.ledger.path, select)}
 
     def brokers_ask(self) -> None:
         for broker in self.cluster.brokers:

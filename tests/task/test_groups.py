@@ -19,6 +19,7 @@ from rocket_sink.errors import DeliveryError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.frame_group import GroupAttempt
+from rocket_sink.task import request_factory
 from rocket_sink.testing import (
     Answer,
     CloseConnection,
@@ -249,6 +250,24 @@ def test_compressed_bodies(cluster: FakeCluster, tmp_path: Path, groups: list[in
     flags = {one.body: bool(one.sys_flag & SysFlag.COMPRESSED) for one in found}
     assert len(flags) == 300 and sum(flags.values()) == 150
     assert max(groups) > 50
+
+
+def test_what_leaves_a_group_is_not_compressed_again(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, compress = Counter[bytes](), request_factory.compress_body
+
+    def counted(body: bytes, *more: Any) -> tuple[bytes, int]:
+        calls[body] += 1
+        return compress(body, *more)
+
+    monkeypatch.setattr(request_factory, "compress_body", counted)
+    for broker in cluster.brokers:
+        broker.on_send(FAULTS["busy"], times=20, chance=0.2)
+    bodies = [b"%d " % n * (4000 if n % 2 else 4) for n in range(300)]
+    total = run_task(options(cluster, tmp_path), CTX, {**delayed(300), "body": bodies})
+    assert copies(cluster) == Counter(bodies) and total.attempts == 340
+    assert calls == Counter(bodies)
 
 
 @pytest.mark.parametrize("more", [{"serializeType": "rocketmq"}, {"maxInFlight": 8}])

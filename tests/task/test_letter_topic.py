@@ -98,5 +98,5 @@ def test_a_hopeless_topic_is_left_alone(cluster: FakeCluster, tmp_path: Path) ->
 
 
 def test_the_topic_cannot_be_its_own() -> None:
-    with pytest.raises(OptionError, match="its own letters"):
+    with pytest.raises(OptionError, match="its own dead letters"):
         SinkOptions.parse(topic="t", deadLetterTopic="t")

@@ -66,9 +66,9 @@ class Run:
         batch = pa.RecordBatch.from_pydict(columns)
         if self.body is None:
             plan = resolve_columns(batch.schema, self.options)
-            journal = LedgerRecorder(self.options, CTX, self.rows.append)
+            recorder = LedgerRecorder(self.options, CTX, self.rows.append)
             self.body = TaskSender(
-                self.options, plan, engine=self.engine, journal=journal, clock=self.clock,  # type: ignore[arg-type]
+                self.options, plan, engine=self.engine, recorder=recorder, clock=self.clock,  # type: ignore[arg-type]
             )  # fmt: skip
         self.body.feed(batch)
         return self
@@ -475,6 +475,15 @@ class TestStrict:
         tries = [r for r in engine.requests if r.token.queue == queue]
         assert len(tries) == 1 and tries[0].queue == queue
         assert run.summary.acked == 3 and run.summary.dead == 9 and run.summary.held_back == 7
+
+    def test_the_wait_for_a_turn_is_part_of_the_recorded_wait(self) -> None:
+        now = iter(range(1, 100_000))
+        run = Run(StubEngine(), lambda: next(now), ordering="strict", requestMaxMessages=2)
+        run.feed(body=bodies(12), sharding_key=["k1"] * 12).finish()
+        waits = [row["queue_wait_ms"] for row in run.kind("send")]
+        assert len(waits) == 6
+        # The clock moves by a second at each look; the last request has waited longest.
+        assert waits[0] < 1000 <= waits[1] and waits[1:] == sorted(waits[1:])
 
     def test_what_waits_for_a_stuck_queue_stays_within_memory(self) -> None:
         engine = Stuck()

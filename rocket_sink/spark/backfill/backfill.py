@@ -5,8 +5,8 @@
         work.run(plan.selected)
 
 In order per key and under the same message ids. Safe to run twice, or again after it was killed: a
-letter with a resolution is not pending any more, resolutions are written as it goes, and of what
-was on its way when it was killed the brokers are asked (`.resend`). The state of a table's
+dead letter with a resolution is not pending any more, resolutions are written as it goes, and of
+what was on its way when it was killed the brokers are asked (`.resend`). The state of a table's
 backfill is in the ledger, too, which is made when it is not there. History is never edited: a
 resolution is a new row. One backfill of a ledger is at work at a time: `with` claims the ledger
 from before the plan to the end; the next one waits, or is refused.
@@ -60,7 +60,7 @@ _OTHERS_WAIT_S: Final = 20.0
 
 @dataclass
 class Plan:
-    """What a backfill would do: numbers of letters (of a table: rows), and a sample of them.
+    """What a backfill would do: numbers of dead letters (of a table: rows), and a sample of them.
 
     `left_alone` failed in as many backfills as the selection allows, `behind` wait behind such a
     one of their key. `asked` may be stored: their outcome is unknown, or a backfill that was killed
@@ -90,11 +90,11 @@ class Backfill:
 
     Args:
         options: connection and sending options; `ledger` is needed, `topic` overrides the
-            letters' own topic when it is set.
+            dead letters' own topic when it is set.
         source: a `Table`; None: the ledger's dead letters.
         wait_s: longest wait for another backfill of the ledger; None: as long as it lives.
         on_wait: called once, with who that is, before the first wait.
-        move_keys: send letters whose queue's broker is in no route to other queues. Without it
+        move_keys: send dead letters whose queue's broker is in no route to other queues. Without it
             they wait for the broker, since what is on their queue must not be overtaken.
 
     Raises:
@@ -165,7 +165,8 @@ class Backfill:
         return plan
 
     def waiting(self) -> dict[str, int] | None:
-        """How many of the selected letters wait for which broker, which no route names just now.
+        """How many of the selected dead letters wait for which broker, which no route names just
+        now.
 
         None when no name server answers.
 
@@ -190,12 +191,12 @@ class Backfill:
         return None if "" in found else dict(found)
 
     def run(self, selected: int, *, progress: Callable[[int], None] | None = None) -> Resent:
-        """Send the selected letters and write their resolutions; claims the ledger if need be.
+        """Send the selected dead letters and write their resolutions; claims the ledger if need be.
 
         Args:
             selected: their number, from `plan`; it sets the number of tasks.
-            progress: called now and then with the number of letters whose task has ended, and at
-                the end; when a task was run again, its letters count again.
+            progress: called now and then with the number of dead letters whose task has ended, and
+                at the end; when a task was run again, its dead letters count again.
 
         Raises:
             LedgerError: as `__enter__`.
@@ -242,7 +243,7 @@ class Backfill:
         return marked(letters, self._source.wanted(letters, self._selection), self._selection)
 
     def _counted(self, letters: DataFrame) -> Plan:
-        """All counts by one pass over the letters, and one more when there is a limit."""
+        """All counts by one pass over the dead letters, and one more when there is a limit."""
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         selection = self._selection
@@ -279,7 +280,7 @@ class Backfill:
         return [row.asDict() for row in chosen.orderBy("_place").select(*kept).head(count)]
 
     def _ordered(self, letters: DataFrame, tasks: int) -> DataFrame:
-        """A key's letters in one partition, in the order in which they were written."""
+        """A key's dead letters in one partition, in the order in which they were written."""
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         spread = F.coalesce(F.col("sharding_key"), F.col("letter_id"))
@@ -302,7 +303,7 @@ class Backfill:
 
             ctx = run_context(options, "backfill", epoch=0, query_id=run_id, run_id=run_id)
             return send_partition(
-                options, ctx, batches, on_letters=ended.add, plan=plan, token=token
+                options, ctx, batches, on_dead_letters=ended.add, plan=plan, token=token
             )
 
         return frame.mapInArrow(send, RESULT_DDL)
@@ -322,7 +323,7 @@ class Backfill:
 
 
 def _sums(condition: str) -> list[Column]:
-    """Number, bytes and open ones of the letters for which a condition is true."""
+    """Number, bytes and open ones of the dead letters for which a condition is true."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return [
@@ -333,17 +334,17 @@ def _sums(condition: str) -> list[Column]:
 
 
 def backfill_options(options: SinkOptions) -> SinkOptions:
-    """The sink's options as a backfill needs them: failures are told, not raised."""
+    """The sink's options as a backfill needs them: failures are reported, not raised."""
     changes: dict[str, Any] = {
         "onInvalid": "dead_letter", "onFailure": "dead_letter",
         "maxFailures": -1, "maxFailureRatio": 1.0, "columns": None, "orderBy": None,
         "bodyFormat": "column", "strictColumns": False, "dlqIncludeBody": False,
     }  # fmt: skip
     if options.delivery == "transactional":
-        # Letters are sent one by one with marks of their own, not by epochs that could decide.
+        # Dead letters are sent one by one with marks of their own, not by epochs that could decide.
         changes["delivery"] = "at_least_once"
     if options.order_wait_ms == SinkOptions().order_wait_ms:
-        # A broker that is still away costs one wait per chunk of letters.
+        # A broker that is still away costs one wait per chunk of dead letters.
         changes["orderWaitMs"] = _ORDER_WAIT_MS
     kept = {name: value for name, value in options.given().items() if name not in changes}
     return SinkOptions.parse({**kept, **changes})
@@ -351,7 +352,7 @@ def backfill_options(options: SinkOptions) -> SinkOptions:
 
 @contextlib.contextmanager
 def _reporting(progress: Callable[[int], None] | None, ended: Accumulator[int]) -> Iterator[None]:
-    """Call `progress` with the number of letters that have ended, from a thread of its own."""
+    """Call `progress` with the number of dead letters that have ended, from a thread of its own."""
     if progress is None:
         yield
         return

@@ -1,8 +1,8 @@
 """Dead letters of consumer groups, out of RocketMQ: into a ledger's spool, or into a file.
 
-No Spark: the ledger's next fold, or backfill, takes the spool in. A letter's id is made of its
-group and its place in the log, so an export that runs twice gives the same letters, and the ledger
-shows each once.
+No Spark: the ledger's next fold, or backfill, takes the spool in. A dead letter's id is made of its
+group and its place in the log, so an export that runs twice gives the same dead letters, and the
+ledger shows each once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CODE: Final = "CONSUMER_GAVE_UP"
 
 
 def to_ledger(letters: Iterable[DeadLetter], ledger: str) -> int:
-    """Write the letters as dead letters of their origin topics; how many.
+    """Write the dead letters as dead letters of their origin topics; how many.
 
     Args:
         ledger: its path; it is made by the first fold.
@@ -51,7 +51,8 @@ def to_ledger(letters: Iterable[DeadLetter], ledger: str) -> int:
 
 
 def to_file(letters: Iterable[DeadLetter], path: Path) -> int:
-    """Write the letters as they are stored, `.parquet` or `.json` (one object a line); how many.
+    """Write the dead letters as they are stored, `.parquet` or `.json` (one object a line); how
+    many.
 
     Raises:
         ConfigurationError: another kind of file.
@@ -70,7 +71,7 @@ def to_file(letters: Iterable[DeadLetter], path: Path) -> int:
 
 
 def row(letter: DeadLetter) -> dict[str, Any]:
-    """The letter as JSON shows it; a body that is not UTF-8 is shown with escapes."""
+    """The dead letter as JSON shows it; a body that is not UTF-8 is shown with escapes."""
     message = letter.message
     return {
         "group": letter.group,

@@ -1,11 +1,12 @@
-"""The queues that letters sent again must go to, so that a key's order holds on its queue.
+"""The queues that dead letters sent again must go to, so that a key's order holds on its queue.
 
 A sharding key's queue is an index into the list of queues that its query goes by
 (`task.queue_snapshot`).
 The route of today is another list while a broker is away, and would move keys without a word. So a
-letter goes by the list, and the hash, of the query that gave it up; while the broker of its queue
-is in no route it waits. Letters of a query without strict order have no such list: they go by the
-route as this task first sees it. A table's rows go by the list that its first backfill wrote down.
+dead letter goes by the list, and the hash, of the query that gave it up; while the broker of its
+queue is in no route it waits. Dead letters of a query without strict order have no such list: they
+go by the route as this task first sees it. A table's rows go by the list that its first backfill
+wrote down.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ Lists = Mapping[str, Pinned]
 
 
 class HomeQueues:
-    """Where the letters of one task belong.
+    """Where the dead letters of one task belong.
 
     Args:
-        options: those of the backfill; its `topic`, when set, is another one than the letters'.
+        options: those of the backfill; its `topic`, when set, is another one than the dead
+        letters'.
         engine: knows the routes.
         pin_new: write down the list of a topic that has none (rows of a table).
 
@@ -59,7 +61,7 @@ class HomeQueues:
         self._asked: frozenset[str] = frozenset()
 
     def runs(self, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Lists]]:
-        """The letters cut where a topic's list changes, each part with its lists."""
+        """The dead letters cut where a topic's list changes, each part with its lists."""
         start, lists = 0, dict[str, Pinned]()
         topics = letters["topic"].to_pylist()
         queries = letters["query_id"].to_pylist()
@@ -79,7 +81,7 @@ class HomeQueues:
         yield letters.slice(start), lists
 
     def absent(self, letters: pa.RecordBatch, lists: Lists) -> pa.Array:
-        """What each letter waits for: a broker that no route names, or a queue; null: nothing."""
+        """What each one waits for: a broker that no route names, or a queue; null: nothing."""
         found = np.full(letters.num_rows, None, object)
         topics = letters["topic"]
         for topic in pc.unique(topics).to_pylist():
@@ -102,7 +104,7 @@ class HomeQueues:
         return self.given(self._first)
 
     def topic_of(self, topic: str) -> str:
-        """The topic that a letter of this one is sent to."""
+        """The topic that a dead letter of this one is sent to."""
         return with_namespace(self._options.namespace, self._options.topic or topic)
 
     def _list(self, query_id: str | None, topic: str) -> Pinned | None:

@@ -23,7 +23,7 @@ _NAMED: Final = ("letter_id", "topic", "message_id")
 
 @dataclass(frozen=True)
 class Parked:
-    """How many letters were parked, or taken back, and which of those named could not be."""
+    """How many dead letters were parked, or taken back, and which of those named could not be."""
 
     count: int
     left_out: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ def park(
     note: str,
     resolution: str = "parked",
 ) -> Parked:
-    """Write a resolution for the pending letters named, and for those that `where` is true of.
+    """Write a resolution for the pending dead letters named, and for those that `where` is true of.
 
     Args:
         resolution: parked (kept aside) or dropped (not wanted).
@@ -60,7 +60,7 @@ def unpark(
     where: str | None = None,
     note: str,
 ) -> Parked:
-    """Take back the parking, or dropping, of letters named, and of those `where` is true of.
+    """Take back the parking, or dropping, of dead letters named, and of those `where` is true of.
 
     They are pending again, in their old place. Their keys are not held again (`onPendingKey`): what
     came after them has passed while they were parked.

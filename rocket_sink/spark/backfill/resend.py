@@ -1,22 +1,22 @@
-"""The task side of a backfill: letters in, sends out, resolutions into the ledger's spool.
+"""The task side of a backfill: dead letters in, sends out, resolutions into the ledger's spool.
 
-Letters come sorted per key and are sent in chunks through the task body of all lanes:
+Dead letters come sorted per key and are sent in chunks through the task body of all lanes:
 
     marks "about to send", durable -> send, await all answers -> resolutions of what was stored and
     marks of what was not, durable
 
-A backfill that was killed leaves at most one chunk per task of which nobody knows; the next one
-asks the brokers for these letters by their message ids before it sends them, as it does for letters
-whose own outcome is unknown. It asks those of the topic's route, in effectively_once also the one
-that had not answered; what they do not have within `storedCheckDelay` is not stored. A letter that
-is not stored stays pending as it is: it gets no second letter. Later letters of its key are held
-back, so that the key's order holds.
+A backfill that was killed leaves at most one chunk per task that is noted nowhere; the next one
+asks the brokers for these dead letters by their message ids before it sends them, as it does for
+dead letters whose own outcome is unknown. It asks those of the topic's route, in effectively_once
+also the one that had not answered; what they do not have within `storedCheckDelay` is not stored. A
+dead letter that is not stored stays pending as it is: it gets no second dead letter. Later dead
+letters of its key are held back, so that the key's order holds.
 
-A letter that was settled since the plan, as parked by hand, is left out. Before each chunk the task
-makes sure that no other backfill has taken over (`ledger.backfill_marks`).
+A dead letter that was settled since the plan, as parked by hand, is left out. Before each chunk the
+task makes sure that no other backfill has taken over (`ledger.backfill_marks`).
 
-A letter whose queue's broker is in no route waits for it (`.home_queues`): it is left pending, and
-the broker is named. Only `move_keys` sends it to another queue.
+A dead letter whose queue's broker is in no route waits for it (`.home_queues`): it is left pending,
+and the broker is named. Only `move_keys` sends it to another queue.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 _ADVICE: Final = (
     "Start the brokers that they may be on; if these never come back, delivery=at_least_once sends "
-    "the letters without them."
+    "the dead letters without them."
 )
 _TIMES: Final = ("delay_level", "delay_ms", "delivery_timestamp")
 
@@ -73,14 +73,14 @@ _TIMES: Final = ("delay_level", "delay_ms", "delivery_timestamp")
 class StoredLetters:
     """Asks the brokers in the routes of the topics that a backfill sends to.
 
-    With `delivery=effectively_once` also the broker that did not answer when the letter was made
-    (column `unknown_at`), which may be in no route just now. The first question to a broker waits
-    until what is on its way to it has arrived.
+    With `delivery=effectively_once` also the broker that did not answer when the dead letter was
+    made (column `unknown_at`), which may be in no route just now. The first question to a broker
+    waits until what is on its way to it has arrived.
     """
 
     def __init__(self, options: SinkOptions, engine: SendEngine) -> None:
         self._options = options
-        # A letter does not tell when its message was sent.
+        # A dead letter does not tell when its message was sent.
         self._silent: dict[str, set[str]] = {}
         self._stored = StoredMessages(engine, since_ms=0, brokers=self._silent, advice=_ADVICE)
 
@@ -103,7 +103,7 @@ class StoredLetters:
         return set().union(*found)
 
     def _note_silent(self, letters: pa.RecordBatch) -> None:
-        """Under another topic a letter's message is another message."""
+        """Under another topic a dead letter's message is another message."""
         options = self._options
         if options.delivery != "effectively_once" or options.topic:
             return
@@ -124,8 +124,8 @@ class StoredLetters:
 
 
 CHUNK: Final = 2000
-"""Letters between two durable notes of what was stored; fewer where a rate limit makes them take
-longer than a second."""
+"""Dead letters between two durable notes of what was stored; fewer where a rate limit makes them
+take longer than a second."""
 FOUND: Final = "found at a broker: an earlier send had stored it"
 
 RESULT_SCHEMA: Final = pa.schema(
@@ -151,7 +151,7 @@ RESULT_DDL: Final = (
 
 @dataclass
 class Resent:
-    """What a task, or a whole backfill, did; numbers of letters.
+    """What a task, or a whole backfill, did; numbers of dead letters.
 
     `found` were stored already: by an earlier backfill that did not live to note it, or by the send
     that got no answer. `waiting` were left pending, by the broker (or queue) that no route names;
@@ -172,7 +172,7 @@ class Resent:
 
     @property
     def settled(self) -> int:
-        """Letters that are stored and noted."""
+        """Dead letters that are stored and noted."""
         return self.resent + self.found
 
     def add(self, row: Any) -> None:
@@ -202,17 +202,18 @@ class _Failure(NamedTuple):
 
 
 class Resender:
-    """Sends the letters of one task, chunk by chunk.
+    """Sends the dead letters of one task, chunk by chunk.
 
     Args:
         options: those of the backfill (`backfill_options`).
         engine: leased by the caller.
         spool: takes attempts, isolations, marks and resolutions; the caller seals it.
-        ask_all: ask for every letter: an earlier attempt of this very task may have sent it.
-        on_letters: called with the number of letters that have ended, however they did.
+        ask_all: ask for every dead letter: an earlier attempt of this very task may have sent it.
+        on_dead_letters: called with the number of dead letters that have ended, however they did.
         pin_new: they are rows of a table, whose queues are written down at the first look.
-        move_keys: send letters whose queue's broker is in no route to the queues that there are.
-        settled: letters that are settled already.
+        move_keys: send dead letters whose queue's broker is in no route to the queues that there
+        are.
+        settled: dead letters that are settled already.
         check: called before each chunk; raises when the task must send nothing more.
     """
 
@@ -224,7 +225,7 @@ class Resender:
         spool: SpoolWriter,
         ctx: RunContext,
         ask_all: bool = False,
-        on_letters: Callable[[int], None] = lambda count: None,
+        on_dead_letters: Callable[[int], None] = lambda count: None,
         pin_new: bool = False,
         move_keys: bool = False,
         settled: Iterable[str] = (),
@@ -240,13 +241,13 @@ class Resender:
         self._homes = HomeQueues(options, engine, pin_new=pin_new)
         self._move_keys = move_keys
         self._ask_all = ask_all
-        self._on_letters = on_letters
+        self._on_dead_letters = on_dead_letters
         self._stopped_keys: set[tuple[str, str]] = set()
         self._hopeless = False
         self.total = Resent()
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Send letters: the row contract's columns, `letter_id`, `query_id`, a `message_id` in
+        """Send dead letters: the row contract's columns, `letter_id`, `query_id`, a `message_id` in
         each, `open`.
         """
         size = _chunk_rows(batch, self._options)
@@ -254,7 +255,7 @@ class Resender:
             for start in range(0, run.num_rows, size):
                 chunk = run.slice(start, size)
                 self._send_chunk(chunk, lists)
-                self._on_letters(chunk.num_rows)
+                self._on_dead_letters(chunk.num_rows)
 
     def _send_chunk(self, chunk: pa.RecordBatch, lists: Lists) -> None:
         self._check()
@@ -315,7 +316,7 @@ class Resender:
             self._hopeless = True
             self.total.codes[error.code] += 1
             self.total.first_error = self.total.first_error or (
-                f"cannot ask whether letters that may have been sent are stored: {error}"
+                f"cannot ask whether dead letters that may have been sent are stored: {error}"
             )
         if not found:
             return chunk
@@ -362,7 +363,7 @@ class Resender:
 
         body = TaskSender(
             options, resolve_columns(chunk.schema, options), engine=self._engine,
-            journal=LedgerRecorder(options, self._ctx, take), queues=queues,
+            recorder=LedgerRecorder(options, self._ctx, take), queues=queues,
         )  # fmt: skip
         try:
             body.feed(chunk)
@@ -414,7 +415,7 @@ class TaskPlan:
 
     Attributes:
         claim: names the driver's claim on the ledger.
-        version: the ledger's, before the letters were chosen.
+        version: the ledger's, before the dead letters were chosen.
         pin_new, move_keys: as `Resender` takes them.
     """
 
@@ -426,9 +427,9 @@ class TaskPlan:
 
 def send_partition(
     options: SinkOptions, ctx: RunContext, batches: Iterable[pa.RecordBatch], *,
-    on_letters: Callable[[int], None], plan: TaskPlan, token: LedgerToken | None = None,
+    on_dead_letters: Callable[[int], None], plan: TaskPlan, token: LedgerToken | None = None,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """The task: all letters of a partition, then one row of RESULT_SCHEMA.
+    """The task: all dead letters of a partition, then one row of RESULT_SCHEMA.
 
     Raises:
         LedgerError: `token` shows that the ledger is not the driver's, or cannot be written.
@@ -445,8 +446,9 @@ def send_partition(
     try:
         with worker_pool().engine(options) as engine:
             resender = Resender(
-                options, engine=engine, spool=spool, ctx=ctx, ask_all=again, on_letters=on_letters,
-                pin_new=plan.pin_new, move_keys=plan.move_keys, check=check,
+                options, engine=engine, spool=spool, ctx=ctx, ask_all=again,
+                on_dead_letters=on_dead_letters, pin_new=plan.pin_new,
+                move_keys=plan.move_keys, check=check,
                 settled=settled_since(place, plan.version),
             )  # fmt: skip
             for batch in batches:
@@ -462,7 +464,7 @@ WAITING_DDL: Final = "broker STRING, letters BIGINT"
 
 
 def waiting_of(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """How many letters wait for which broker, as WAITING_DDL; nothing is sent.
+    """How many dead letters wait for which broker, as WAITING_DDL; nothing is sent.
 
     One row without a name where no name server answers.
     """

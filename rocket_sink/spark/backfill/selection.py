@@ -1,4 +1,4 @@
-"""Which letters a backfill sends: by class, topic, time, a filter of the user's, number."""
+"""Which dead letters a backfill sends: by class, topic, time, a filter of the user's, number."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MAX_TRIES: Final = 3
 
 @dataclass(frozen=True)
 class Selection:
-    """Which pending letters are sent.
+    """Which pending dead letters are sent.
 
     Attributes:
         reasons: classes of dead letters; empty: all but `data`, since rows that no broker takes
             would be refused again.
         topic: only of this topic.
         where: a SQL condition on the source's columns.
-        since, until: from the first on, before the second; by the letters' `at`, or by a table's
-            `event_time`.
+        since, until: from the first on, before the second; by the dead letters' `at`, or by a
+            table's `event_time`.
         limit: the oldest so many of what is selected otherwise.
-        max_tries: a letter that so many backfills have failed with is left alone.
+        max_tries: a dead letter that so many backfills have failed with is left alone.
         again: also those.
     """
 
@@ -70,14 +70,14 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
 
 
 def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFrame:
-    """The letters with three flags more, of which at most one is true.
+    """The dead letters with three flags more, of which at most one is true.
 
     `_tired`: wanted, but left alone, for it has failed so often. `_behind`: wanted, but behind a
-    tired letter of its key, which it would overtake; rows that no broker takes (reason `data`) stop
-    nobody. `_chosen`: to be sent.
+    tired dead letter of its key, which it would overtake; rows that no broker takes (reason `data`)
+    stop nobody. `_chosen`: to be sent.
 
     Args:
-        letters: with `letter_id`, `topic`, `sharding_key`, `reason`, `tries` and `_place`.
+        dead letters: with `letter_id`, `topic`, `sharding_key`, `reason`, `tries` and `_place`.
         wanted: true of those that are selected, tries left aside.
     """
     from pyspark.sql import Window
@@ -88,7 +88,7 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
     found = letters.withColumn("_wanted", wanted).withColumn("_tired", tired)
     behind: Column = F.lit(False)
     if not selection.again:
-        # A letter without a key follows nobody.
+        # A dead letter without a key waits behind no other.
         alone = F.when(F.col("sharding_key").isNull(), F.col("letter_id"))
         earlier = Window.partitionBy("topic", "sharding_key", alone).orderBy("_place")
         earlier = earlier.rowsBetween(Window.unboundedPreceding, -1)

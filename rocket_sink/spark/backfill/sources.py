@@ -1,14 +1,14 @@
-"""Where a backfill takes its letters from: the dead letters of a ledger, or any table.
+"""Where a backfill takes its dead letters from: the dead letters of a ledger, or any table.
 
 Both give one frame of what is pending: the row contract's columns (`SENT_COLUMNS`), `letter_id`,
 `tries` and `open` (what earlier backfills did, see `ledger.backfill_marks`; `open` also where the
-letter's
+dead letter's
 own outcome is unknown; `unknown_at` is the broker that did not answer), `reason`, `at`, and
-`_place`, which sorts a key's letters. `query_id` names the query whose queues they go by
+`_place`, which sorts a key's dead letters. `query_id` names the query whose queues they go by
 (`.home_queues`); of a table it is a digest of its name.
 
-A row of a table has no letter, so it gets an id that is the same each time: a digest of the table's
-name, the topic option and all its columns, numbered where rows are equal. That names its
+A row of a table has no dead letter, so it gets an id that is the same each time: a digest of the
+table's name, the topic option and all its columns, numbered where rows are equal. That names its
 resolution in the ledger, and is its message id where it brings none. So a table is sent once
 however often a backfill runs; under another path, to another topic or with another column its rows
 are other rows.
@@ -38,7 +38,7 @@ SENT_COLUMNS: Final = (
     "delivery_timestamp", "queue_id", "broker_name", "message_id", "event_time", "flag",
     "wait_store",
 )  # fmt: skip
-"""The letters' columns that the row contract knows."""
+"""The dead letters' columns that the row contract knows."""
 _ALWAYS: Final = ("topic", "sharding_key", "message_id")
 
 
@@ -56,7 +56,7 @@ class Source(Protocol):
     def pending(
         self, spark: SparkSession, ledger: Ledger, selection: Selection
     ) -> DataFrame | None:
-        """All pending letters (of a table: for which the filter is true); None: no ledger yet."""
+        """All pending ones (of a table: for which the filter is true); None: no ledger yet."""
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
         """True of those that the selection wants, tries and limit left aside.
@@ -70,8 +70,8 @@ class Source(Protocol):
 class DeadLetters:
     """The pending dead letters of the ledger.
 
-    Order per key is that of the epochs and, within a task, of the letters' ordinal; the letters of
-    different queries go query by query, in the order in which the table got them.
+    Order per key is that of the epochs and, within a task, of the dead letters' ordinal; the dead
+    letters of different queries go query by query, in the order in which the table got them.
     """
 
     what = "dead letters"
@@ -87,11 +87,11 @@ class DeadLetters:
             return None
         letters = ledger.dead_letters(spark, pending=True)
         # Clocks differ, and are set back: the table and the epochs tell the order. Exported
-        # letters have neither epoch nor partition, but their brokers' times.
+        # dead letters have neither epoch nor partition, but their brokers' times.
         query_order = F.min(F.expr(ORDER)).over(Window.partitionBy("query_id"))
         exported_at = F.when(F.col("partition").isNull(), F.col("at"))
         place = F.struct(query_order, "query_id", "epoch", "partition", exported_at, "ordinal")
-        # A row refused before it got an id takes one from its letter, the same each time.
+        # A row refused before it got an id takes one from its dead letter, the same each time.
         number = F.coalesce(F.col("message_id"), F.upper(F.md5("letter_id")))
         placed = letters.withColumns({"_place": place, "message_id": number})
         tried = with_tries(placed, ledger.backfills(spark))
@@ -209,7 +209,7 @@ class Table:
 
 
 def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
-    """Each letter with what earlier backfills did with it."""
+    """Each dead letter with what earlier backfills did with it."""
     from pyspark.sql import functions as F  # noqa: N812
 
     joined = letters.join(tries, "letter_id", "left")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import io
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +31,7 @@ from rocket_sink.spark.backfill.resend import Resent
 from rocket_sink.spark.backfill.selection import Selection
 from rocket_sink.spark.backfill.sources import Table
 from rocket_sink.testing import Answer, FakeCluster
+from tests.run_command import run_command
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -243,6 +247,31 @@ class TestDeadLetters:
         other.seal()
         with Backfill(spark, options) as work:
             work.plan()
+
+    def test_a_command_beside_another_gives_up_or_waits(
+        self, spark: Any, options: SinkOptions, cluster: FakeCluster
+    ) -> None:
+        command = ("backfill", "-l", options.ledger, "-n", cluster.name_server)
+        said, ended = io.StringIO(), threading.Event()
+
+        def leave_once_waited_for() -> None:
+            while "waits for another backfill" not in said.getvalue() and not ended.wait(0.01):
+                pass
+            first.__exit__(None, None, None)
+
+        with contextlib.ExitStack() as stack:
+            first = Backfill(spark, options)
+            first.__enter__()
+            refused = run_command(*command, "--no-wait", spark=spark)
+            leaver = threading.Thread(target=leave_once_waited_for)
+            leaver.start()
+            stack.callback(leaver.join)
+            stack.callback(ended.set)
+            done = run_command(*command, spark=spark, err=said)
+        assert refused.code == 1
+        assert "at work" in refused.err and f"process {os.getpid()}" in refused.err
+        assert done.code == 0, said.getvalue()
+        assert said.getvalue().count("waits for another backfill") == 1
 
 
 def table(

@@ -1,0 +1,140 @@
+"""`format("rocketmq")` without `register`: Spark finds the package `pyspark_rocketmq` by itself.
+
+Each in a process of its own, started as a user's: the session here may have registered it.
+The long forms need pip install "pyspark[connect,pipelines]".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rocket_sink
+from rocket_sink.spark.datasource import FORMAT
+from rocket_sink.testing import FakeCluster
+
+ROOT = Path(rocket_sink.__file__).parents[1]
+FRAMES_AND_SQL = """
+import sys
+from rocket_sink.spark.session import prepare_environment
+from pyspark.sql import SparkSession
+
+prepare_environment()
+name_server, folder = sys.argv[1:]
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+options = {"nameServer": name_server, "topic": "t"}
+rows = spark.range(10).selectExpr("concat('frame ', cast(id AS string)) AS body")
+rows.write.format("rocketmq").mode("append").options(**options).save()
+stream = spark.readStream.schema("body string").json(f"{folder}/in")
+writer = stream.writeStream.format("rocketmq").options(**options)
+writer = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
+writer.start().awaitTermination()
+spark.sql(
+    "CREATE TEMPORARY VIEW out (body STRING) USING rocketmq "
+    f"OPTIONS (nameServer '{name_server}', topic 't')"
+)
+spark.sql("INSERT INTO out SELECT concat('sql ', cast(id AS string)) FROM range(10)")
+spark.stop()
+"""
+CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+
+name_server, folder = sys.argv[1:]
+spark = SparkSession.builder.remote("local[1]").getOrCreate()
+assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
+rows = spark.range(10).selectExpr("concat('connect ', cast(id AS string)) AS body")
+options = {"nameServer": name_server, "topic": "t"}
+rows.write.format("rocketmq").mode("append").options(**options).save()
+spark.stop()
+"""
+PIPELINE = """
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+
+spark = SparkSession.active()
+dp.create_sink("out", "rocketmq", {{"nameServer": "{name_server}", "topic": "t"}})
+
+
+@dp.append_flow(target="out")
+def flow():
+    return spark.readStream.schema("body string").json("{folder}/in")
+"""
+
+
+def user_environment() -> dict[str, str]:
+    found = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
+    return {**found, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+
+
+def run(command: list[str], **more: object) -> None:
+    done = subprocess.run(
+        command, env=user_environment(), capture_output=True, text=True, timeout=800, **more  # type: ignore[call-overload]
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def bodies(cluster: FakeCluster) -> list[str]:
+    return sorted(message.body.decode() for message in cluster.messages("t"))
+
+
+@pytest.fixture
+def rows_folder(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    rows = [json.dumps({"body": f"stream {number}"}) for number in range(10)]
+    (tmp_path / "in" / "rows.json").write_text("\n".join(rows))
+    return tmp_path
+
+
+def wanted(*kinds: str) -> list[str]:
+    return sorted(f"{kind} {number}" for kind in kinds for number in range(10))
+
+
+def test_the_name_that_spark_looks_for() -> None:
+    import pyspark_rocketmq
+
+    assert pyspark_rocketmq.DefaultSource.name() == FORMAT
+    assert "pyspark_rocketmq" in {module.name for module in pkgutil.iter_modules([str(ROOT)])}
+
+
+@pytest.mark.spark
+def test_data_frames_streams_and_sql(rows_folder: Path) -> None:
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", 4)
+        run([sys.executable, "-c", FRAMES_AND_SQL, cluster.name_server, str(rows_folder)])
+        assert bodies(cluster) == wanted("frame", "stream", "sql")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_connect_client(rows_folder: Path) -> None:
+    pytest.importorskip("grpc", reason='pip install "pyspark[connect]"')
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", 4)
+        run([sys.executable, "-c", CONNECT, cluster.name_server, str(rows_folder)])
+        assert bodies(cluster) == wanted("connect")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_declarative_pipeline(rows_folder: Path) -> None:
+    pytest.importorskip("grpc", reason='pip install "pyspark[pipelines]"')
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", 4)
+        folder = rows_folder / "pipeline"
+        (folder / "transformations").mkdir(parents=True)
+        text = PIPELINE.format(name_server=cluster.name_server, folder=rows_folder)
+        (folder / "transformations" / "flow.py").write_text(text)
+        (folder / "spark-pipeline.yml").write_text(
+            f"name: out\nstorage: file://{folder}/storage\n"
+            "libraries:\n  - glob:\n      include: transformations/**\n"
+        )
+        command = Path(sys.executable).parent / "spark-pipelines"
+        run([str(command), "run", "--spec", "spark-pipeline.yml"], cwd=folder)
+        assert bodies(cluster) == wanted("stream")

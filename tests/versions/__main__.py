@@ -1,0 +1,345 @@
+"""Runs tests on other versions of Python, Spark, Delta and RocketMQ; writes docs/compatibility.md.
+
+    python -m tests.versions                 every case: about an hour and a half on two cores
+    python -m tests.versions --only NAME...  these (`--list` shows the names)
+    python -m tests.versions --page          only make the page again, from the stored results
+
+Results are stored in docs/compatibility.json, case by case, so a run that was ended goes on where
+it was with `--missing`. Which versions there are is asked of the package index; which Pythons, of
+this machine. A pair that pip refuses is run no further: the refusal is its result. Virtual
+environments are kept in the user's cache folder, one for each Python.
+
+Exit code 1: a case failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import requires, version
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from rocket_sink.cluster import DEFAULT_VERSION
+from rocket_sink.commands.common.output import Bar, line
+
+ROOT: Final = Path(__file__).parents[2]
+RESULTS: Final = ROOT / "docs" / "compatibility.json"
+PAGE: Final = ROOT / "docs" / "compatibility.md"
+LONGEST_S: Final = 3600
+
+ROCKETMQ: Final = (DEFAULT_VERSION, "5.3.3", "4.9.7")
+SPARK_TESTS: Final = (
+    "tests/integration/test_lanes.py",
+    "tests/integration/test_found_by_spark.py",
+    "tests/ledger/test_append.py",
+    "tests/ledger/test_fold.py",
+)
+PYTHON_TESTS: Final = ("-m", "not cluster and not spark and not slow", "tests")
+BROKER_TESTS: Final = (
+    "tests/producer/conformance/test_real_cluster.py",
+    "tests/task/test_groups_live.py",
+    "tests/integration/test_accounts.py",
+    "tests/integration/test_transactional.py",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Versions that are tried together. `tests` are pytest's arguments."""
+
+    name: str
+    python: str
+    pyspark: str
+    delta: str
+    rocketmq: str
+    tests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a case. `held`: True, False, or None where pip refuses the pair."""
+
+    name: str
+    python: str
+    pyspark: str
+    delta: str
+    rocketmq: str
+    held: bool | None
+    passed: int
+    note: str
+    at: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.versions",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these cases")
+    parser.add_argument("--missing", action="store_true", help="those without a stored result")
+    parser.add_argument("--list", action="store_true", help="say which cases there are, and end")
+    parser.add_argument("--page", action="store_true", help="make the page again, and end")
+    given = parser.parse_args(arguments)
+    stored = {} if not RESULTS.exists() else _stored()
+    if given.page:
+        PAGE.write_text(page(list(stored.values())))
+        return 0
+    known = {case.name: case for case in cases()}
+    if unknown := sorted(set(given.only or ()) - known.keys()):
+        parser.error(f"unknown cases: {', '.join(unknown)} (--list shows them)")
+    chosen = [known[name] for name in given.only or known]
+    if given.missing:
+        chosen = [case for case in chosen if case.name not in stored]
+    if given.list:
+        for case in chosen:
+            line(case.name)
+        return 0
+    held = True
+    with Bar("versions", len(chosen)) as bar:
+        for number, case in enumerate(chosen, 1):
+            result = run(case)
+            held = held and result.held is not False
+            stored[case.name] = result
+            order = [
+                stored[name] for name in (*known, *sorted(stored.keys() - known)) if name in stored
+            ]
+            RESULTS.write_text(json.dumps([asdict(one) for one in order], indent=1) + "\n")
+            PAGE.write_text(page(order))
+            line(f"{result.name}: {_verdict(result)}")
+            bar.advance_to(number)
+    return 0 if held else 1
+
+
+def _stored() -> dict[str, Result]:
+    return {one["name"]: Result(**one) for one in json.loads(RESULTS.read_text())}
+
+
+def cases() -> list[Case]:
+    """For the newest patches of each Spark: what pip takes beside it, and tests with every Delta
+    that accepts it; every Python; every RocketMQ.
+    """
+    here = "{}.{}".format(*sys.version_info)
+    pair = (pinned("pyspark"), pinned("delta-spark"))
+    accepted = {delta: _accepted_by(delta) for delta in _in_range("delta-spark")}
+    sparks = _newest_patches(_index("pyspark"))
+    fitting = _newest_patches(
+        [
+            spark
+            for spark in _index("pyspark")
+            if spark in _our_range("pyspark") and any(spark in one for one in accepted.values())
+        ]
+    )
+    found = [
+        Case(f"pip-spark-{spark}", here, spark, "", "", ())
+        for spark in _sorted({*sparks, *fitting})
+    ]
+    found += [
+        Case(f"spark-{spark}-delta-{delta}", here, spark, delta, DEFAULT_VERSION, SPARK_TESTS)
+        for spark in fitting
+        for delta, sparks_of_delta in accepted.items()
+        if spark in sparks_of_delta
+    ]
+    found += [
+        Case(f"python-{python}", python, *pair, DEFAULT_VERSION, PYTHON_TESTS)
+        for python in pythons()
+    ]
+    found += [
+        Case(f"rocketmq-{release}", here, *pair, release, BROKER_TESTS) for release in ROCKETMQ
+    ]
+    return found
+
+
+def pinned(package: str) -> str:
+    """The version of a package that this environment has."""
+    return version(package)
+
+
+def _index(package: str) -> list[str]:
+    """The releases from 4.0 on that the package index has."""
+    command = [sys.executable, "-m", "pip", "index", "versions", package]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    versions = re.search(r"Available versions: (.*)", shown)
+    assert versions is not None, shown
+    released = [one.strip() for one in versions[1].split(",")]
+    return _sorted(one for one in released if Version(one) >= Version("4.0"))
+
+
+def _sorted(versions: Iterable[str]) -> list[str]:
+    return sorted(versions, key=Version)
+
+
+def _our_range(package: str) -> SpecifierSet:
+    """What our metadata wants of a package."""
+    wanted = (Requirement(text) for text in requires("rocket-sink") or ())
+    return next(one.specifier for one in wanted if one.name == package and one.marker is None)
+
+
+def _in_range(package: str) -> list[str]:
+    return [release for release in _index(package) if release in _our_range(package)]
+
+
+def _accepted_by(delta: str) -> SpecifierSet:
+    """The Sparks that a release of Delta accepts, by its own metadata."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
+        subprocess.run([*command, f"delta-spark=={delta}"], check=True)
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            name = next(one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
+            lines = archive.read(name).decode().splitlines()
+    wanted = (Requirement(one[15:]) for one in lines if one.startswith("Requires-Dist: "))
+    return next(one.specifier for one in wanted if one.name == "pyspark")
+
+
+def _newest_patches(versions: Sequence[str]) -> list[str]:
+    minors = {Version(one).release[:2]: one for one in _sorted(versions)}
+    return list(minors.values())
+
+
+def pythons() -> dict[str, Path]:
+    """The Pythons of this machine from 3.10 on, by minor version."""
+    found: dict[str, Path] = {}
+    places = [Path("/usr/bin"), Path("/usr/local/bin"), Path(sys.executable).resolve().parent]
+    places += sorted(Path.home().glob(".pyenv/versions/3.*/bin"))
+    for place in places:
+        for python in sorted(place.glob("python3.[0-9]*")):
+            minor = python.name.removeprefix("python")
+            if re.fullmatch(r"3\.\d+", minor) and Version(minor) >= Version("3.10"):
+                found.setdefault(minor, python)
+    return dict(sorted(found.items(), key=lambda item: Version(item[0])))
+
+
+def run(case: Case) -> Result:
+    """Install the case's versions and run its tests; without tests: only ask pip."""
+    if not case.tests:
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.json"
+            refusal = _refusal(Path(sys.executable), [f"pyspark=={case.pyspark}"], report)
+            if refusal:
+                return _result(case, None, 0, refusal)
+            taken = json.loads(report.read_text())["install"]
+            versions = {one["metadata"]["name"]: one["metadata"]["version"] for one in taken}
+        return _result(replace(case, delta=versions["delta-spark"]), True, 0, "")
+    python = _environment(case.python)
+    # with the requirements of the tests over Connect and of pipelines
+    spark = f"pyspark[connect,pipelines]=={case.pyspark}"
+    failed = _pip(python, ["-e", ".[test]", spark, f"delta-spark=={case.delta}"])
+    if failed:
+        return _result(case, False, 0, failed)
+    command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *case.tests]
+    environment = {**os.environ, "ROCKET_SINK_TEST_ROCKETMQ": case.rocketmq}
+    log = _cache() / f"{case.name}.log"
+    with log.open("w") as file:
+        try:
+            code = subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=file, stderr=file, timeout=LONGEST_S
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+    text = log.read_text(errors="replace")
+    passed = re.search(r"(\d+) passed", text)
+    failures = sorted(set(re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)))
+    note = "" if code == 0 else ", ".join(failures) or f"exit code {code}"
+    return _result(case, code == 0, int(passed[1]) if passed else 0, note)
+
+
+def _cache() -> Path:
+    folder = platformdirs.user_cache_path("rocket-sink") / "versions"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _environment(minor: str) -> Path:
+    folder = _cache() / f"python-{minor}"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([str(pythons()[minor]), "-m", "venv", str(folder)], check=True)
+    return python
+
+
+def _refusal(python: Path, wanted: Sequence[str], report: Path | None = None) -> str:
+    """Why pip refuses rocket-sink with these; empty if it takes them."""
+    more = ["--report", str(report)] if report else []
+    return _pip(python, ["--dry-run", "--ignore-installed", *more, ".", *wanted])
+
+
+def _pip(python: Path, arguments: Sequence[str]) -> str:
+    """`pip install`; in one line what it says when it fails."""
+    command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == 0:
+        return ""
+    lines = [text.strip() for text in done.stderr.splitlines()]
+    reasons = [text for text in lines if " depends on " in text] or lines[-1:]
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _result(case: Case, held: bool | None, passed: int, note: str) -> Result:
+    versions = (case.python, case.pyspark, case.delta, case.rocketmq)
+    at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+    return Result(case.name, *versions, held, passed, note, at)
+
+
+def _verdict(result: Result) -> str:
+    if result.held is None:
+        return "pip refuses"
+    if not result.passed and result.held:
+        return "pip takes it"
+    return f"held ({result.passed} tests)" if result.held else f"failed: {result.note}"
+
+
+def page(results: Sequence[Result]) -> str:
+    """The page of the docs."""
+    return "".join(_page(results))
+
+
+def _page(results: Sequence[Result]) -> Iterator[str]:
+    yield (
+        "# Versions that work together\n\n"
+        "Made by `python -m tests.versions`, which runs tests on each of these. "
+        "`pip install` takes a pair of pyspark and delta-spark that works, or refuses.\n"
+    )
+    parts = (
+        ("pip-", "What pip takes", "With a pyspark that is wanted or there: the Delta beside it."),
+        (
+            "spark-",
+            "Spark and Delta",
+            "All lanes, the ledger's fold and appends, the source by name.",
+        ),
+        ("python-", "Python", "All tests that start no Java."),
+        (
+            "rocketmq-",
+            "RocketMQ",
+            "Real brokers: send modes, faults, groups, accounts, transactions.",
+        ),
+    )
+    for prefix, title, what in parts:
+        chosen = [result for result in results if result.name.startswith(prefix)]
+        if not chosen:
+            continue
+        yield f"\n## {title}\n\n{what}\n\n"
+        yield "| Python | pyspark | delta-spark | RocketMQ | result | date |\n"
+        yield "|---|---|---|---|---|---|\n"
+        for one in chosen:
+            versions = f"{one.python} | {one.pyspark} | {one.delta} | {one.rocketmq}"
+            yield f"| {versions} | {_verdict(one)} | {one.at} |\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
