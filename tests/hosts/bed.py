@@ -1,0 +1,289 @@
+"""Hosts at a bridge, inside a world.
+
+with Bed() as bed:
+    broker = bed.host("broker-a")
+    client = bed.host("client")
+    done = client.run(["python", "-c", "..."])      # on that host, in its pid namespace
+    broker.impair(delay_ms=1000)                    # its cable; broker.heal()
+    broker.kill()                                   # the host is gone with all it runs
+
+The world itself is at the bridge, too (`GATEWAY`), for what looks on.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from tests.hosts import world
+from tests.hosts.forwarder import Impairment
+
+NETWORK = "10.99.0."
+GATEWAY = f"{NETWORK}1"
+DISK = Path("/run/disk")
+"""A host's own disk, as its processes see it; the world sees `Host.disk`."""
+
+_BRIDGE = "bed0"
+_DISKS = Path("/run/bed")
+_SIOCETHTOOL = 0x8946
+_OFFLOADS = (0x17, 0x19, 0x1F, 0x24, 0x2C)
+"""ETHTOOL_STXCSUM, SSG, STSO, SGSO, SGRO."""
+_BOOT = """set -e
+hostname "$NAME"
+mount --bind "$FILES/hosts" /etc/hosts
+mkdir -p "$DISK"
+mount --bind "$FILES/disk" "$DISK"
+ip link set lo up
+echo up
+exec sleep infinity
+"""
+
+
+class Bed:
+    """The bridge and its hosts; a context manager. One at a time in a world."""
+
+    def __init__(self) -> None:
+        assert world.inside(), "a bed is made inside a world: see world.enter"
+        self.hosts: list[Host] = []
+        self.names: dict[str, str] = {}
+        """Names and addresses in every host's /etc/hosts; see `rename`."""
+        _ip("link", "add", _BRIDGE, "type", "bridge")
+        _ip("addr", "add", f"{GATEWAY}/24", "dev", _BRIDGE)
+        _ip("link", "set", _BRIDGE, "up")
+
+    def __enter__(self) -> Bed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+    def close(self) -> None:
+        for host in self.hosts:
+            host.kill()
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _ip("link", "del", _BRIDGE)
+        shutil.rmtree(_DISKS, ignore_errors=True)
+
+    def host(self, name: str) -> Host:
+        """A new host, running, at the next address."""
+        host = Host(name, len(self.hosts) + 2)
+        self.hosts.append(host)
+        self.names[name] = host.address
+        self._write_names()
+        host.boot()
+        return host
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Change what names mean, for all hosts and the world, as a DNS server's change would."""
+        self.names.update(names)
+        self._write_names()
+
+    def _write_names(self) -> None:
+        lines = ["127.0.0.1 localhost", *(f"{at} {name}" for name, at in self.names.items())]
+        for file in (Path("/etc/hosts"), *(host.names_file for host in self.hosts)):
+            # In place: the file is bound over /etc/hosts.
+            file.write_text("\n".join(lines) + "\n")
+
+
+class Host:
+    """A machine at the bridge. Made by `Bed.host`."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.address = f"{NETWORK}{number}"
+        self._number = number
+        self._files = _DISKS / f"{number}-{name}"
+        self.disk.mkdir(parents=True)
+        self._kernel: subprocess.Popen[str] | None = None
+        self._init = 0
+        self._cable: subprocess.Popen[str] | None = None
+        self._broken = Impairment()
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name} {self.address}>"
+
+    @property
+    def names_file(self) -> Path:
+        return self._files / "hosts"
+
+    @property
+    def disk(self) -> Path:
+        """Its disk, as the world sees it."""
+        return self._files / "disk"
+
+    @property
+    def _veth(self) -> str:
+        return f"veth{self._number}"
+
+    # --- power ------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """Start it; the disk is as it was, nothing runs."""
+        environ = {**os.environ, "NAME": self.name, "FILES": str(self._files), "DISK": str(DISK)}
+        flags = ("--net", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc")
+        self._kernel = subprocess.Popen(
+            ["unshare", *flags, "--propagation", "private", "sh", "-c", _BOOT],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environ,
+        )  # fmt: skip
+        assert self._kernel.stdout is not None
+        assert self._kernel.stdout.readline() == "up\n", f"{self} did not start"
+        (init,) = psutil.Process(self._kernel.pid).children()
+        self._init = init.pid
+        _ip("link", "add", self._veth, "type", "veth", "peer", "name", f"peer{self._number}")
+        # The same after a reboot: others remember it.
+        _ip("link", "set", f"peer{self._number}", "address", f"02:99:00:00:00:{self._number:02x}")
+        # Raw frames are forwarded: checksums and sizes must be those of a cable.
+        _without_offloads(self._veth)
+        _without_offloads(f"peer{self._number}")
+        _ip("link", "set", f"peer{self._number}", "netns", str(self._init), "name", "eth0")
+        _ip("link", "set", self._veth, "master", _BRIDGE, "up")
+        self._call("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
+        self._call("ip", "link", "set", "eth0", "up")
+        if self._broken != Impairment():
+            self._put_forwarder()
+
+    def kill(self) -> None:
+        """Pull the plug: all its processes are gone at once, and its address."""
+        kernel, self._kernel = self._kernel, None
+        if kernel is None:
+            return
+        self._remove_forwarder()
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _ip("link", "del", self._veth)
+        kernel.kill()
+        kernel.wait()
+        if kernel.stdout is not None:
+            kernel.stdout.close()
+
+    @property
+    def running(self) -> bool:
+        return self._kernel is not None
+
+    def processes(self) -> list[psutil.Process]:
+        """All that run in its pid namespace, init left out; pids are the world's."""
+        space = os.readlink(f"/proc/{self._init}/ns/pid")
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                if os.readlink(f"/proc/{process.pid}/ns/pid") == space:
+                    found.append(process)
+        return [process for process in found if process.pid != self._init]
+
+    # --- processes --------------------------------------------------------------------------
+
+    def prefix(self, *, own_pids: bool = True) -> list[str]:
+        """What to put before a command line to run it on this host.
+
+        `own_pids=False`: the process is the world's own child, whose pid can be killed and frozen;
+        it dies with the world, not with the host, and sees the world's disk.
+        """
+        assert self._kernel is not None, f"{self} is not running"
+        # /proc belongs to the pid namespace: who is not in that one needs the world's mounts.
+        own = ["--pid", "--mount", f"--wdns={os.getcwd()}"] if own_pids else []
+        return ["nsenter", "-t", str(self._init), "--net", "--uts", *own, "--"]
+
+    def start(self, command: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
+        """Start a command in the host's namespaces; ends with the host at the latest."""
+        return subprocess.Popen([*self.prefix(), *command], **popen)
+
+    def run(
+        self, command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 60
+    ) -> str:
+        """Its output; AssertionError when it fails."""
+        done = subprocess.run(
+            [*self.prefix(), *command], capture_output=True, text=True, check=False,
+            env={**os.environ, **(env or {})}, timeout=timeout_s,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{self}: {command}: {done.stderr[-3000:]}"
+        return done.stdout
+
+    def _call(self, *command: str) -> None:
+        subprocess.run([*self.prefix(), *command], check=True)
+
+    # --- its network ------------------------------------------------------------------------
+
+    def impair(self, **what: Any) -> None:
+        """Break its cable; fields as of `Impairment`. Returns when it is broken."""
+        self._broken = replace(Impairment(), **what)
+        if self._cable is None:
+            self._put_forwarder()
+        else:
+            self._tell_forwarder()
+
+    def heal(self) -> None:
+        self.impair()
+
+    def move(self) -> None:
+        """Give it another address; who has connections to the old one gets no answer any more."""
+        old, self.address = self.address, f"{NETWORK}{int(self.address.rpartition('.')[2]) + 100}"
+        # In this order: with the first address of a network go its others.
+        self._call("ip", "addr", "del", f"{old}/24", "dev", "eth0")
+        self._call("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
+
+    def _put_forwarder(self) -> None:
+        tap = f"tap{self._number}"
+        self._cable = subprocess.Popen(
+            [sys.executable, "-m", "tests.hosts.forwarder", self._veth, tap, str(self._number)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )  # fmt: skip
+        assert self._cable.stdout is not None
+        assert self._cable.stdout.readline() == "ready\n", f"no forwarder for {self}"
+        self._tell_forwarder()
+        # The bridge forgets where the host was when its port goes.
+        _ip("link", "set", self._veth, "nomaster")
+        _ip("link", "set", tap, "master", _BRIDGE, "up")
+
+    def _tell_forwarder(self) -> None:
+        assert self._cable is not None
+        assert self._cable.stdin is not None and self._cable.stdout is not None
+        self._cable.stdin.write(self._broken.line())
+        assert self._cable.stdout.readline() == "done\n", f"the forwarder of {self} died"
+
+    def _remove_forwarder(self) -> None:
+        cable, self._cable = self._cable, None
+        if cable is not None:
+            cable.kill()
+            cable.communicate()
+
+
+def await_port(address: str, port: int, timeout_s: float = 60) -> None:
+    """Wait until something listens there."""
+    until_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=2).close()
+            return
+        except OSError:
+            assert time.monotonic() < until_s, f"nothing listens at {address}:{port}"
+            time.sleep(0.1)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def _without_offloads(interface: str) -> None:
+    """As `ethtool -K INTERFACE tx off sg off tso off gso off gro off`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for kind in _OFFLOADS:
+            value = array.array("B", struct.pack("II", kind, 0))
+            request = struct.pack("16sP16x", interface.encode(), value.buffer_info()[0])
+            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)

@@ -1,0 +1,152 @@
+"""Streams of Spark lanes on a host, one case after the other in one session.
+
+Reads a JSON line per command and answers with one: `begin` {nameServer, topic, folder, lanes,
+options} starts a stream per lane, whose rows come in at a steady rate; `end` waits until all rows
+are sent and gives for each lane what the ledger says. Row N of lane L has the key L.N.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rocket_sink import Ledger, RocketSink, register
+from rocket_sink.ledger.report import build_report
+from rocket_sink.spark.session import build_session
+
+LANES = ("foreach", "source")
+_RATE = (40, 0.5)
+"""Rows of a file, and seconds between two files."""
+_STRICT_RATE = (120, 1.5)
+"""In strict order an epoch is one file: tasks of the same epoch do not wait for each other."""
+_CONF = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.driver.memory": "1g",
+}
+
+
+class Stream:
+    """One lane of one case."""
+
+    def __init__(self, spark: Any, lane: str, plan: dict[str, Any]) -> None:
+        folder = Path(plan["folder"], lane)
+        self._source, self._ledger, self.lane = folder / "source", folder / "ledger", lane
+        self._source.mkdir(parents=True)
+        self._spark = spark
+        self._strict = plan["options"].get("ordering") == "strict"
+        self._rows, self._period_s = _STRICT_RATE if self._strict else _RATE
+        self.written = 0
+        self.errors: list[str] = []
+        self._write()
+        options = {
+            "nameServer": plan["nameServer"], "topic": plan["topic"],
+            "ledger": str(self._ledger), "foldIntervalMs": 5000, **plan["options"],
+        }  # fmt: skip
+        schema = spark.read.parquet(str(self._source)).schema
+        reader = spark.readStream.schema(schema)
+        if self._strict:
+            reader = reader.option("maxFilesPerTrigger", 1)
+        rows = reader.parquet(str(self._source))
+        writer = rows.writeStream.option("checkpointLocation", str(folder / "checkpoint"))
+        if lane == "foreach":
+            writer = writer.foreach(RocketSink(**options))
+        else:
+            texts = {name: str(value) for name, value in options.items()}
+            writer = writer.format("rocketmq").options(**texts)
+        self._query = writer.start()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._feed, daemon=True)
+        self._thread.start()
+
+    def _write(self) -> None:
+        numbers = range(self.written, self.written + self._rows)
+        columns: dict[str, list[Any]] = {
+            "body": [b"x" * 300] * self._rows,
+            "keys": [f"{self.lane}.{number}" for number in numbers],
+        }
+        if self._strict:
+            columns["sharding_key"] = [f"k{number % 8}" for number in numbers]
+        part = self._source / f".{self.written}.part"
+        pq.write_table(pa.table(columns), part)
+        part.rename(self._source / f"{self.written:08d}.parquet")
+        self.written += self._rows
+
+    def _feed(self) -> None:
+        while not self._stop.wait(self._period_s):
+            self._write()
+
+    @property
+    def sends(self) -> bool:
+        """Whether an epoch has ended."""
+        return self._query.lastProgress is not None or self._query.exception() is not None
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def finish(self, ended_ms: int) -> dict[str, Any]:
+        try:
+            self._query.processAllAvailable()
+            self._query.stop()
+        except Exception as error:
+            self.errors.append(str(error)[:500])
+        ledger = Ledger(self._ledger)
+        while ledger.sync(self._spark).busy:
+            pass
+        rows = [row.asDict() for row in ledger.epochs(self._spark).collect()]
+        degraded = sum(row["degraded"] for row in rows)
+        if degraded:
+            said = build_report(self._spark, ledger)
+            told = (said.totals.degraded, any(broker.degraded for broker in said.brokers))
+            if told != (degraded, True):
+                self.errors.append(f"{degraded} rows are degraded, the report says {told}")
+        letters = ledger.dead_letters(self._spark, pending=False)
+        outcomes = [
+            (row["keys"][0], row["outcome"], row["last_error_code"])
+            for row in letters.select("keys", "outcome", "last_error_code").collect()
+        ]
+        return {
+            "written": self.written, "errors": self.errors, "ended_ms": ended_ms,
+            "letters": [(key, outcome) for key, outcome, _ in outcomes],
+            "causes": Counter(code for _, _, code in outcomes),
+            "possible": sum(row["duplicates_possible"] for row in rows),
+            "degraded": degraded,
+            "accounted": all(row["adds_up"] for row in rows)
+            and sum(row["rows_in"] for row in rows) == self.written,
+        }  # fmt: skip
+
+
+def main() -> None:
+    spark = build_session("rocket-sink-hosts", master="local[2]", conf=_CONF)
+    register(spark)
+    print(json.dumps("ready"), flush=True)
+    streams: list[Stream] = []
+    for line in sys.stdin:
+        plan = json.loads(line)
+        if plan["do"] == "begin":
+            streams = [Stream(spark, lane, plan) for lane in plan["lanes"]]
+            while not all(stream.sends for stream in streams):
+                time.sleep(0.1)
+            answer: Any = "begun"
+        else:
+            for stream in streams:
+                stream.stop()
+            ended_ms = time.time_ns() // 1_000_000
+            answer = {stream.lane: stream.finish(ended_ms) for stream in streams}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Sends by `Producer` in each mode at steady rates, on a host, until it is told to stop.
+
+Arguments: a plan (JSON): nameServer, topic, modes, options, report (a file). Prints "sending" when
+each mode has had an answer; a line on standard input stops it. Message N of mode M has the key M.N.
+The report has for each mode a list of [N, kind, announced, ms since 1970]; `kind` is acked,
+degraded, not_sent, rejected or unknown, `announced` whether it may be stored twice.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocket_sink import Message, Producer
+from rocket_sink.errors import Outcome, SendError, UnknownOutcomeError
+
+MODES = ("sync", "async", "batch", "paced")
+_BODY = b"x" * 300
+_BATCH = 30
+_PER_S = {"sync": 50, "async": 100, "batch": 3, "ordered": 50}
+_PACED = 50
+_KINDS = {
+    Outcome.ACKED: "acked",
+    Outcome.ACKED_DEGRADED: "degraded",
+    Outcome.NOT_SENT: "not_sent",
+    Outcome.REJECTED: "rejected",
+    Outcome.UNKNOWN: "unknown",
+}
+
+
+class Mode:
+    """One mode and what it was told."""
+
+    def __init__(self, name: str, topic: str, options: dict[str, Any]) -> None:
+        self.name, self.topic = name, topic
+        if name == "paced":
+            options = {**options, "maxMessagesPerSecond": _PACED}
+        if name == "ordered":
+            options = {**options, "ordering": "strict"}
+        self.producer = Producer(**options)
+        self.told: list[tuple[int, str, bool, int]] = []
+        self.causes: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._next = 0
+        self._stop = threading.Event()
+        work = self._send_async if name == "async" else self._send
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for _ in range(2 if name == "paced" else 1)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def finish(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        self.producer.close(60)
+
+    def _numbers(self, count: int) -> list[int]:
+        with self._lock:
+            self._next += count
+            return list(range(self._next - count, self._next))
+
+    def _message(self, number: int) -> Message:
+        key = f"k{number % 8}" if self.name == "ordered" else None
+        return Message(self.topic, _BODY, keys=(f"{self.name}.{number}",), sharding_key=key)
+
+    def _note(self, numbers: Sequence[int], outcome: Outcome, announced: bool) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        with self._lock:
+            self.told += [(number, _KINDS[outcome], announced, now_ms) for number in numbers]
+
+    def _failed(self, numbers: Sequence[int], error: BaseException) -> None:
+        outcome = error.outcome if isinstance(error, SendError) else Outcome.UNKNOWN
+        cause = f"{type(error).__name__}: {error}"[:300]
+        with self._lock:
+            self.causes[cause] = self.causes.get(cause, 0) + len(numbers)
+        self._note(numbers, outcome, isinstance(error, UnknownOutcomeError))
+
+    def _send(self) -> None:
+        count = _BATCH if self.name == "batch" else 1
+        for _ in self._ticks():
+            numbers = self._numbers(count)
+            messages = [self._message(number) for number in numbers]
+            try:
+                if self.name == "batch":
+                    (result,) = self.producer.send_batch(messages)
+                else:
+                    result = self.producer.send(messages[0])
+            except Exception as error:
+                self._failed(numbers, error)
+            else:
+                self._note(numbers, result.outcome, result.maybe_duplicate)
+
+    def _send_async(self) -> None:
+        for _ in self._ticks():
+            (number,) = self._numbers(1)
+            try:
+                self.producer.send_async(self._message(number), self._answered(number))
+            except Exception as error:
+                self._failed([number], error)
+
+    def _answered(self, number: int) -> Callable[[Any, BaseException | None], None]:
+        def answered(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self._failed([number], error)
+            else:
+                self._note([number], result.outcome, result.maybe_duplicate)
+
+        return answered
+
+    def _ticks(self) -> Any:
+        """At the mode's rate; what was missed is not made up for."""
+        period_s = 1 / _PER_S[self.name] if self.name in _PER_S else 0.0
+        at_s = time.monotonic()
+        while not self._stop.wait(max(0.0, at_s - time.monotonic())):
+            at_s = max(at_s + period_s, time.monotonic())
+            yield
+
+
+def main(plan: dict[str, Any]) -> None:
+    options = {"nameServer": plan["nameServer"], **plan["options"]}
+    modes = [Mode(name, plan["topic"], {**options, "instanceName": name}) for name in plan["modes"]]
+    for mode in modes:
+        mode.start()
+    while not all(mode.told for mode in modes):
+        time.sleep(0.05)
+    print("sending", flush=True)
+    sys.stdin.readline()
+    for mode in modes:
+        mode.stop()
+    ended_ms = time.time_ns() // 1_000_000
+    for mode in modes:
+        mode.finish()
+    report = {
+        mode.name: {"told": mode.told, "causes": mode.causes, "ended_ms": ended_ms}
+        for mode in modes
+    }  # fmt: skip
+    Path(plan["report"]).write_text(json.dumps(report))
+    print("ended", flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

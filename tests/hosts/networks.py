@@ -1,0 +1,192 @@
+"""Bad networks: what `Producer` and the Spark lanes make of each, as the Java client sees it.
+
+    .venv/bin/python -m tests.hosts.networks                 # all cases, some ten minutes
+    .venv/bin/python -m tests.hosts.networks --only drop --only hole
+    .venv/bin/python -m tests.hosts.networks --page          # docs/networks.md from the stored run
+
+Two brokers, two name servers and a client on hosts of their own. In each case all modes send at
+steady rates for some seconds, a fault begins, ends, and they go on. Results are stored in
+conf/networks.json, from which the page is made.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocket_sink.cluster import Broker
+from rocket_sink.producer.admin.admin import Admin
+from tests.hosts import nodes, tables
+from tests.hosts.bed import Bed, Host
+from tests.hosts.play import PATIENT, PAUSE_LIMIT_MS, Case, Run, run_command
+
+RESULTS = Path("conf/networks.json")
+PAGE = Path("docs/networks.md")
+SHORT = ("drop_out", "hole", "names")
+"""In CI: answers that do not come back, frames that vanish by their size, names that move."""
+
+
+class Networks:
+    """The hosts of all cases."""
+
+    def __init__(self, bed: Bed, say: Callable[[str], None]) -> None:
+        self.bed = bed
+        self.names = [bed.host("names-1"), bed.host("names-2")]
+        self.a, self.b = bed.host("broker-a"), bed.host("broker-b")
+        self.spare, self.client = bed.host("spare"), bed.host("client")
+        self.name_server = f"names:{nodes.NAME_SERVER_PORT}"
+        bed.rename({"names": self.names[0].address})
+        say("starting name servers and brokers")
+        self.name_servers = [nodes.name_server(host) for host in self.names]
+        for server in self.name_servers:
+            server.wait_ready(120)
+        self._addresses = [server.address for server in self.name_servers]
+        self.brokers = [self._broker(self.a, "broker-a"), self._broker(self.b, "broker-b")]
+        for broker in self.brokers:
+            broker.wait_ready(180)
+
+    def _broker(self, host: Host, name: str) -> Broker:
+        return nodes.broker(host, name, self._addresses, known_as=host.name)
+
+    @property
+    def witness_at(self) -> str:
+        """A name server that lives."""
+        return next(server.address for server in self.name_servers if server.alive)
+
+    def make_topic(self, topic: str) -> None:
+        with Admin(nameServer=self.witness_at, timeout_s=60.0) as admin:
+            admin.create_topic(topic, queues=4)
+        self.await_routes(topic)
+
+    def await_routes(self, topic: str) -> None:
+        for broker in self.brokers:
+            broker.wait_routed(topic, 180)
+
+    # --- faults -----------------------------------------------------------------------------
+
+    def one(self, **what: Any) -> None:
+        self.b.impair(**what)
+
+    def both(self, **what: Any) -> None:
+        self.a.impair(**what)
+        self.b.impair(**what)
+
+    def heal(self) -> None:
+        self.a.heal()
+        self.b.heal()
+
+    def change_names(self) -> None:
+        """The name servers' name leads to the other one, broker-b has another address."""
+        self.name_servers[0].kill()
+        self.b.move()
+        self.bed.rename({"names": self.names[1].address, "broker-b": self.b.address})
+
+    def restore_names(self) -> None:
+        self.name_servers[0].spawn()
+        self.name_servers[0].wait_ready(120)
+        self.bed.rename({"names": self.names[0].address})
+
+    def move_broker(self) -> None:
+        """No name server lives while broker-b goes to another host, with its disk."""
+        for server in self.name_servers:
+            server.kill()
+        self.brokers[1].kill()
+        shutil.move(self.b.disk / "broker-b", self.spare.disk / "broker-b")
+        self.brokers[1] = self._broker(self.spare, "broker-b")
+
+    def start_name_servers(self) -> None:
+        for server in self.name_servers:
+            server.spawn()
+        for server in self.name_servers:
+            server.wait_ready(120)
+
+
+def _case(
+    name: str, title: str, begin: Callable[[Networks], None],
+    end: Callable[[Networks], None] = Networks.heal, **more: Any,
+) -> Case:  # fmt: skip
+    return Case(name, title, begin, end, **{"covered": True, **more})
+
+
+_ALL = {"covered": False, "may_fail": True}
+
+CASES: Sequence[Case] = (
+    _case("none", "no fault", lambda at: None),
+    _case("drop", "broker-b: all packets dropped", lambda at: at.one(loss_in=1, loss_out=1)),
+    _case("drop_in", "broker-b: packets to it dropped", lambda at: at.one(loss_in=1)),
+    _case("drop_out", "broker-b: packets from it dropped", lambda at: at.one(loss_out=1)),
+    _case("drop_all", "both brokers: all packets dropped",
+          lambda at: at.both(loss_in=1, loss_out=1), **_ALL),
+    _case("reject", "broker-b: its port rejects", lambda at: at.one(reject=nodes.BROKER_PORT)),
+    _case("latency", "broker-b: 2 s latency", lambda at: at.one(delay_ms=1000)),
+    _case("latency_all", "both brokers: 2 s latency", lambda at: at.both(delay_ms=1000),
+          options=PATIENT, **_ALL),
+    _case("loss", "broker-b: 30 % loss each way", lambda at: at.one(loss_in=0.3, loss_out=0.3)),
+    _case("loss_all", "both brokers: 30 % loss towards them", lambda at: at.both(loss_in=0.3),
+          covered=False, options=PATIENT),
+    _case("rate", "broker-b: 64 kbit/s", lambda at: at.one(rate_bps=64_000)),
+    _case("resets", "both brokers: connections reset each second",
+          lambda at: at.both(reset_every_s=1.0)),
+    _case("hole", "broker-b: frames over 1,000 bytes vanish",
+          lambda at: at.one(longest_frame=1000)),
+    _case("names", "names change: name server and broker-b have other addresses",
+          Networks.change_names, Networks.restore_names),
+    _case("moved", "no name server for 60 s, broker-b moves to another host",
+          Networks.move_broker, Networks.start_name_servers, seconds=60.0),
+)  # fmt: skip
+
+
+_HEAD = """# Bad networks
+
+Two brokers, two name servers and a client on hosts of their own (network namespaces);
+RocketMQ {version}. Six senders send at once and steadily: `Producer` synchronously,
+asynchronously, in batches and with a rate limit, and streams of the lanes foreach and
+`format("rocketmq")`. After some seconds the fault begins; it takes 15 s (where the name servers
+are gone: 60 s), and they go on. Options are the defaults, but for those that a case names. What is
+stored is what the official Java client reads afterwards. Made by `python -m tests.hosts.networks`,
+which runs it all again; do not edit.
+
+- **pause**: longest time between two messages that the brokers stored, from the fault's beginning
+  to the end of sending. A stream stores an epoch at a time, and pauses without any fault, too.
+- **failed**: messages that ended with an error, or rows that became dead letters.
+- **lost**: acknowledged, and not stored.
+- **announced**: messages that may be doubled by what the sender was told (`maybe_duplicate`, an
+  unknown outcome, the ledger's `duplicates_possible`); **doubled**: those that are;
+  **in silence**: those that are and were not announced.
+
+In every case nothing is lost, nothing is doubled in silence, nothing is stored that was reported as
+not stored, the ledgers' accounts add up, and no row becomes a dead letter. "Nothing fails" is for
+`Producer`, too; it may fail where no broker can be reached, or where both are slow of a sudden:
+TCP's windows then let through less than comes in. A short pause is at most {producer:g} s of
+`Producer` (a third of `sendMsgTimeout`, which is the first attempt's share, and the next one), and
+{lanes:g} s of a stream (a third of `deliveryTimeoutMs`, and an epoch).
+
+"""
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """docs/networks.md."""
+    limits = {
+        "covered": "nothing fails, short pause", "open": "nothing fails",
+        "may_fail": "`Producer` may fail",
+    }  # fmt: skip
+    seconds = {name: limit / 1000 for name, limit in PAUSE_LIMIT_MS.items()}
+    head = _HEAD.format(version=results["version"], **seconds)
+    table = tables.verdicts(results["cases"], limits)
+    return f"{head}{table}\n## By mode\n\n{tables.modes(results['cases'])}"
+
+
+def play(
+    cases: Sequence[Case], say: Callable[[str], None], *, spark: bool, scale: float
+) -> Iterator[dict[str, Any]]:
+    """Results of each case."""
+    with Bed() as bed:
+        run = Run(Networks(bed, say), say, spark=spark, scale=scale)
+        for case in cases:
+            yield run.play(case)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_command(__spec__.name, __doc__, CASES, SHORT, play, RESULTS, PAGE, page))

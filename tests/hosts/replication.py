@@ -1,0 +1,406 @@
+"""Replicated brokers: what `Producer` and the Spark lanes make of fail-overs and dead replicas.
+
+    .venv/bin/python -m tests.hosts.replication                 # all cases, some ten minutes
+    .venv/bin/python -m tests.hosts.replication --only failover
+    .venv/bin/python -m tests.hosts.replication --page          # docs/clusters.md
+
+Each replica is on a host of its own. Results are stored in conf/clusters.json.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocket_sink.cluster import DEFAULT_VERSION, Broker, NameServer, admin
+from rocket_sink.cluster.probe import Probe, ProbeFailed
+from rocket_sink.errors import RocketSinkError
+from rocket_sink.producer.admin.admin import Admin
+from tests.hosts import load, nodes, standalone, tables
+from tests.hosts.bed import Bed
+from tests.hosts.play import BACK_LIMIT_MS, PAUSE_LIMIT_MS, Case, Run, run_command
+
+RESULTS = Path("conf/clusters.json")
+PAGE = Path("docs/clusters.md")
+SHORT = ("frozen", "failover")
+"""In CI: replicas that do not answer, and a master that dies."""
+
+_CONTROLLER_PORT = 9878
+_DLEDGER_PORT = 40911
+_READY_S = 240.0
+_ROUTED_S = 90.0
+
+
+class Replicas:
+    """A name server, a client, and replicas of brokers; see the classes below.
+
+    Attributes:
+        replicas: by name of their hosts, which is how clients reach them.
+    """
+
+    version = DEFAULT_VERSION
+
+    def __init__(self, bed: Bed, say: Callable[[str], None]) -> None:
+        self._bed = bed
+        self.client = bed.host("client")
+        say(f"starting {type(self).__name__}: {self.__doc__}")
+        self._server = self._start_name_server()
+        self.name_server = self._server.address
+        self._server.wait_ready(_READY_S)
+        self.replicas: dict[str, Broker] = {}
+        self._start()
+        self._watch: _Watch | None = None
+
+    def _start_name_server(self, **settings: str) -> NameServer:
+        host = self._bed.host("names")
+        return nodes.name_server(host, version=self.version, **settings)
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    def _replica(self, host: str, name: str, **settings: str) -> Broker:
+        made = nodes.broker(
+            self._bed.host(host), name, [self.name_server],
+            known_as=host, folder=host, version=self.version, **settings,
+        )  # fmt: skip
+        self.replicas[host] = made
+        return made
+
+    @property
+    def witness_at(self) -> str:
+        return self.name_server
+
+    def close(self) -> None:
+        for node in (*self.replicas.values(), self._server):
+            node.kill()
+
+    def make_topic(self, topic: str) -> None:
+        with Admin(nameServer=self.name_server, timeout_s=60.0) as tool:
+            tool.create_topic(topic, queues=4)
+        self.await_routes(topic)
+
+    def await_routes(self, topic: str) -> None:
+        """All masters are in the route."""
+        _until(lambda: set(self.masters(topic)) == set(self.masters()), f"no route of {topic}")
+
+    def masters(self, topic: str = "") -> dict[str, str]:
+        """Addresses of the masters by name of the broker; of a topic's route, or of all."""
+        try:
+            with Admin(nameServer=self.name_server, timeout_s=5.0) as tool:
+                if topic:
+                    found = {one.name: one.addresses for one in tool.topic_route(topic).brokers}
+                else:
+                    found = dict(tool.cluster().brokers)
+        except RocketSinkError:
+            return {}
+        return {name: addresses[0] for name, addresses in found.items() if 0 in addresses}
+
+    def await_masters(self, *names: str) -> None:
+        """Each broker has a master that stores messages."""
+        probe = Probe()
+
+        def stores() -> bool:
+            found = self.masters()
+            try:
+                for name in names:
+                    probe.check_broker(self.name_server, name, found.get(name, "none:1"))
+            except ProbeFailed:
+                return False
+            return True
+
+        _until(stores, f"no masters of {names}")
+
+    # --- faults -----------------------------------------------------------------------------
+
+    def kill_master(self, name: str = "broker-a") -> None:
+        address = self.masters()[name]
+        self._dead = next(one for one in self.replicas.values() if one.address == address)
+        self._watch = _Watch(lambda: self.masters(name).get(name, address) != address)
+        self._dead.kill()
+
+    def await_failover(self) -> int:
+        """When the route had a new master; the old one starts again, as its slave."""
+        assert self._watch is not None
+        at_ms = self._watch.at_ms()
+        self._dead.spawn()
+        return at_ms
+
+
+class _Watch:
+    """Notes when a condition becomes true."""
+
+    def __init__(self, check: Callable[[], bool]) -> None:
+        self._check = check
+        self._found_ms = 0
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        until_s = time.monotonic() + _ROUTED_S
+        while time.monotonic() < until_s:
+            if self._check():
+                self._found_ms = time.time_ns() // 1_000_000
+                return
+            time.sleep(0.05)
+
+    def at_ms(self) -> int:
+        self._thread.join()
+        assert self._found_ms, "no new master came into the route"
+        return self._found_ms
+
+
+class Slaves(Replicas):
+    """two SYNC_MASTERs with a slave each, two copies of each message"""
+
+    def _start(self) -> None:
+        for letter in "ab":
+            name = f"broker-{letter}"
+            both = {"inSyncReplicas": "2", "slaveTimeout": "500"}
+            self._replica(name, name, brokerRole="SYNC_MASTER", **both)
+            self._replica(f"{name}-slave", name, brokerRole="SLAVE", brokerId="1", **both)
+        self.await_masters("broker-a", "broker-b")
+        _until(self._copied, "the slaves do not follow")
+
+    def _copied(self) -> bool:
+        with Admin(nameServer=self.name_server, timeout_s=5.0) as tool:
+            return all(1 in addresses for addresses in tool.cluster().brokers.values())
+
+    def freeze(self) -> None:
+        for name in ("broker-a-slave", "broker-b-slave"):
+            self.replicas[name].freeze()
+
+    def thaw(self) -> None:
+        for name in ("broker-a-slave", "broker-b-slave"):
+            self.replicas[name].thaw()
+
+    def kill_slave(self) -> None:
+        self.replicas["broker-a-slave"].kill()
+
+    def start_slave(self) -> None:
+        self.replicas["broker-a-slave"].spawn()
+
+
+class Controlled(Replicas):
+    """controller mode: a broker of two replicas, acknowledged by both (allAckInSyncStateSet)"""
+
+    def _start_name_server(self) -> NameServer:  # type: ignore[override]
+        host = self._bed.host("names")
+        self._controller = f"{host.address}:{_CONTROLLER_PORT}"
+        return nodes.name_server(
+            host, version=self.version, enableControllerInNamesrv="true",
+            controllerDLegerGroup="group1", controllerDLegerSelfId="n0",
+            controllerDLegerPeers=f"n0-{self._controller}", mappedFileSize=str(16 << 20),
+            scanNotActiveBrokerInterval="1000",
+        )  # fmt: skip
+
+    def _start(self) -> None:
+        for host in ("replica-0", "replica-1"):
+            self._replica(
+                host, "broker-a", brokerId="-1", brokerRole="SLAVE", enableControllerMode="true",
+                controllerAddr=self._controller, allAckInSyncStateSet="true", slaveTimeout="500",
+                controllerHeartBeatTimeoutMills="3000",
+            )  # fmt: skip
+        self.await_masters("broker-a")
+        self.await_sync()
+
+    def await_sync(self) -> None:
+        """Both replicas are in the sync state set, as the admin tool says."""
+
+        def both() -> bool:
+            said = admin(
+                self.name_server, "getSyncStateSet", "-a", self._controller, "-b", "broker-a",
+                version=self.version,
+            )  # fmt: skip
+            return said.partition("#NotInSyncReplica")[0].count("InSyncReplica:") == 2
+
+        _until(both, "the replicas do not come into sync")
+
+    def make_topic(self, topic: str) -> None:
+        self.await_sync()
+        super().make_topic(topic)
+
+    def _slave(self) -> Broker:
+        master = self.masters()["broker-a"]
+        return next(one for one in self.replicas.values() if one.address != master)
+
+    def freeze(self) -> None:
+        self._slave().freeze()
+
+    def thaw(self) -> None:
+        for replica in self.replicas.values():
+            replica.thaw()
+
+
+class Acting(Replicas):
+    """slaves that act for a dead master (enableSlaveActingMaster), two brokers"""
+
+    def _start_name_server(self) -> NameServer:  # type: ignore[override]
+        return super()._start_name_server(supportActingMaster="true")
+
+    def _start(self) -> None:
+        for letter in "ab":
+            name, acts = f"broker-{letter}", {"enableSlaveActingMaster": "true"}
+            self._replica(name, name, brokerRole="ASYNC_MASTER", **acts)
+            self._replica(f"{name}-slave", name, brokerRole="SLAVE", brokerId="1", **acts)
+        self.await_masters("broker-a", "broker-b")
+
+    def kill_master(self, name: str = "broker-a") -> None:
+        self.replicas[name].kill()
+
+    def start_master(self) -> int:
+        broker = self.replicas["broker-a"]
+        broker.spawn()
+        watch = _Watch(lambda: self.masters("broker-a").get("broker-a") == broker.address)
+        return watch.at_ms()
+
+
+class Raft(Replicas):
+    """DLedger of RocketMQ 4.9.7: a broker of three peers"""
+
+    version = "4.9.7"
+
+    def _start(self) -> None:
+        hosts = [self._bed.host(f"peer-{number}") for number in range(3)]
+        peers = ";".join(
+            f"n{number}-{host.address}:{_DLEDGER_PORT}" for number, host in enumerate(hosts)
+        )
+        for number, host in enumerate(hosts):
+            self.replicas[host.name] = nodes.broker(
+                host, "broker-a", [self.name_server], known_as=host.name, folder=host.name,
+                version=self.version, enableDLegerCommitLog="true", dLegerGroup="broker-a",
+                dLegerPeers=peers, dLegerSelfId=f"n{number}",
+            )  # fmt: skip
+        self.await_masters("broker-a")
+
+
+class Mapped(Replicas):
+    """a static topic: eight queues that move from one broker to the other"""
+
+    def _start(self) -> None:
+        for letter in "ab":
+            self._replica(f"broker-{letter}", f"broker-{letter}")
+        self.await_masters("broker-a", "broker-b")
+
+    def make_topic(self, topic: str) -> None:
+        self._topic = topic
+        admin(
+            self.name_server, "updateStaticTopic", "-t", topic, "-qn", "8", "-c", "DefaultCluster"
+        )
+        self.await_routes(topic)
+
+    def remap(self) -> None:
+        admin(self.name_server, "remappingStaticTopic", "-t", self._topic, "-b", "broker-b")
+
+    def nothing(self) -> None:
+        """The queues stay where they are now."""
+
+
+_ALL_MODES = (*load.MODES, "ordered")
+_LONG = {"sendMsgTimeout": 60_000, "retryTimesWhenSendFailed": 30}
+"""A dead master refuses connections at once: two further attempts are over in two seconds."""
+
+
+def _case(name: str, title: str, begin: Any, end: Any, **more: Any) -> Case:
+    return Case(name, title, begin, end, **{"covered": False, "modes": _ALL_MODES, **more})
+
+
+LAYOUTS: Mapping[type[Replicas], Sequence[Case]] = {
+    Slaves: (
+        _case("slaves_frozen", "SYNC_MASTER: both slaves do not answer",
+              Slaves.freeze, Slaves.thaw, degraded=True),
+        _case("slave_killed", "SYNC_MASTER: one of two slaves is dead",
+              Slaves.kill_slave, Slaves.start_slave, covered=True, modes=load.MODES),
+    ),
+    Controlled: (
+        _case("frozen", "controller mode: the other replica does not answer",
+              Controlled.freeze, Controlled.thaw, seconds=8.0, degraded=True),
+        _case("failover", "controller mode: the master dies", Controlled.kill_master,
+              Controlled.await_failover, seconds=5.0, options=_LONG, strict=True),
+        _case("failover_again", "controller mode: the next master dies", Controlled.kill_master,
+              Controlled.await_failover, seconds=5.0, options=_LONG, strict=True),
+    ),
+    Acting: (
+        _case("acting", "acting master: a master dies, its slave is read only",
+              Acting.kill_master, Acting.start_master, options=_LONG, strict=True),
+    ),
+    Mapped: (
+        _case("remapped", "static topic: its queues move to the other broker",
+              Mapped.remap, Mapped.nothing, seconds=5.0, options=_LONG, strict=True,
+              # A queue that moves goes on at the next ten thousand.
+              may_skip=True),
+    ),
+    Raft: (
+        _case("raft", "DLedger of 4.9.7: the leader dies", Raft.kill_master,
+              Raft.await_failover, seconds=5.0, options=_LONG, strict=True),
+    ),
+}  # fmt: skip
+CASES = [case for cases in LAYOUTS.values() for case in cases]
+
+_HEAD = """# Replicated clusters
+
+Each replica, the name server and the senders are on hosts of their own (network namespaces);
+RocketMQ {version}, DLedger that of 4.9.7. The senders are `Producer` synchronously, asynchronously,
+in batches, with a rate limit and in strict order by key, and streams of the lanes foreach and
+`format("rocketmq")`, in strict order, too, where a master dies. They send at once and steadily;
+after some seconds the fault begins. What is stored is what the official Java client reads
+afterwards. Made by `python -m tests.hosts.replication`, which runs it all again; do not edit.
+
+- **pause**: longest time between two messages that the brokers stored. Where a master dies most of
+  it is the cluster's, until the route has the next one; **on again**: from that moment to the
+  first message of the sender that is stored.
+- **failed**, **lost**, **announced**, **doubled**, **in silence**: as in [bad
+  networks](networks.md).
+- **degraded**: messages that were acknowledged as stored by the master alone.
+
+In every case nothing is lost, fails, or is doubled in silence, keys keep their order, and the
+ledgers' accounts add up. Where a master dies every sender goes on {back:g} s after the route has
+the next one, at the latest. Where a replica does not answer, results, ledger and report say so. A
+short pause is at most {producer:g} s of `Producer`, {lanes:g} s of a stream.
+
+"""
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """docs/clusters.md."""
+    limits = {"covered": "nothing fails, short pause", "open": "nothing fails"}
+    seconds = {name: limit / 1000 for name, limit in PAUSE_LIMIT_MS.items()}
+    head = _HEAD.format(version=results["version"], back=BACK_LIMIT_MS / 1000, **seconds)
+    more = {"back_ms": "on again s", "degraded": "degraded"}
+    table = tables.verdicts(results["cases"], limits, more)
+    text = f"{head}{table}\n## By mode\n\n{tables.modes(results['cases'], more)}"
+    if not standalone.RESULTS.exists():
+        return text
+    return text + standalone.section(json.loads(standalone.RESULTS.read_text()))
+
+
+def play(
+    cases: Sequence[Case], say: Callable[[str], None], *, spark: bool, scale: float
+) -> Iterator[dict[str, Any]]:
+    """Results of each case."""
+    for layout, all_cases in LAYOUTS.items():
+        names = [case.name for case in all_cases]
+        chosen = [case for case in cases if case.name in names]
+        if not chosen:
+            continue
+        with Bed() as bed:
+            field = layout(bed, say)
+            run = Run(field, say, spark=spark, scale=scale)
+            for case in chosen:
+                yield run.play(case)
+            run.end()
+            field.close()
+
+
+def _until(check: Callable[[], bool], what: str) -> None:
+    until_s = time.monotonic() + _READY_S
+    while not check():
+        assert time.monotonic() < until_s, what
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_command(__spec__.name, __doc__, CASES, SHORT, play, RESULTS, PAGE, page))

@@ -1,0 +1,94 @@
+"""Results of runs: stored as JSON, shown as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_COLUMNS = {
+    "sent": "sent", "pause_ms": "pause s", "failed": "failed", "lost": "lost",
+    "announced": "announced", "doubled": "doubled", "unannounced": "in silence",
+}  # fmt: skip
+
+
+_NONE: Mapping[str, str] = {}
+
+
+def store(path: Path, results: Mapping[str, Any], *, whole: bool) -> None:
+    """Write results; of a part of the cases: in the place of the older ones of the same name."""
+    cases = list(results["cases"])
+    if not whole and path.exists():
+        older = json.loads(path.read_text())["cases"]
+        mine = {case["name"]: case for case in cases}
+        cases = [mine.pop(case["name"], case) for case in older] + list(mine.values())
+    path.write_text(json.dumps({**results, "cases": cases}, indent=1) + "\n")
+
+
+def figures(row: Mapping[str, Any]) -> str:
+    """One line for people who watch."""
+    return " ".join(f"{name}={row[name]}" for name in (*_COLUMNS, "denied", "degraded", "back_ms"))
+
+
+def lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    parts = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(part) + " |\n" for part in parts)
+
+
+def verdicts(
+    cases: Iterable[Mapping[str, Any]], limits: Mapping[str, str], more: Mapping[str, str] = _NONE
+) -> str:
+    """A line per case: range or sum of its modes' figures, and whether all promises held.
+
+    Args:
+        limits: what is promised where a case is `covered`, `may_fail`, or else `open`.
+        more: further figures and their headings.
+    """
+    columns = {**_COLUMNS, **more}
+    del columns["sent"]
+    rows = []
+    for case in cases:
+        found = case["rows"]
+        broken = [f"{mode}: {text}" for mode, row in found.items() for text in row["broken"]]
+        rows.append([
+            case["title"], limits[_promise(case)],
+            "; ".join(broken) or "held",
+            *(_all(name, found.values()) for name in columns),
+        ])  # fmt: skip
+    head = ["case", "promise", "held", *columns.values()]
+    return lines(head, rows)
+
+
+def _promise(case: Mapping[str, Any]) -> str:
+    return "covered" if case["covered"] else "may_fail" if case["may_fail"] else "open"
+
+
+def modes(cases: Iterable[Mapping[str, Any]], more: Mapping[str, str] = _NONE) -> str:
+    """A table per case, with a line per mode."""
+    columns = {**_COLUMNS, **more}
+    texts = []
+    for case in cases:
+        options = ", ".join(f"{name}={value}" for name, value in case["options"].items())
+        rows = [
+            [mode, *(_figure(name, row[name]) for name in columns)]
+            for mode, row in case["rows"].items()
+        ]  # fmt: skip
+        head = f"**{case['title']}**" + (f" ({options})" if options else "")
+        texts.append(f"{head}\n\n{lines(['mode', *columns.values()], rows)}")
+    return "\n".join(texts)
+
+
+def _figure(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value / 1000:.1f}" if name.endswith("_ms") else str(value)
+
+
+def _all(name: str, rows: Iterable[Mapping[str, Any]]) -> str:
+    found = [row[name] for row in rows if row[name] is not None]
+    if not name.endswith("_ms"):
+        return str(sum(found))
+    ends = sorted({_figure(name, value) for value in (min(found), max(found))}) if found else []
+    return " to ".join(ends)

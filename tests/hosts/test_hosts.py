@@ -1,0 +1,171 @@
+"""Hosts and bad cables do what they say, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.hosts import world
+from tests.hosts.forwarder import IN, OUT, Impairment, Line, Segment, _checksum, _tcp
+
+LACKS = world.missing()
+needs_hosts = pytest.mark.skipif(bool(LACKS), reason=f"no hosts can be made here: {LACKS}")
+
+
+def _trial(name: str) -> dict[str, Any]:
+    line = world.command([sys.executable, "-m", "tests.hosts.trial", name])
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout))
+
+
+@needs_hosts
+def test_hosts_have_names_pids_and_disks_of_their_own() -> None:
+    found = _trial("hosts")
+    assert found["name"] == "one"
+    assert found["pids"] == 2, "init and ps"
+    assert found["mine"] == "mine\n"
+    assert found["theirs"] == ""
+    assert found["answered"] == 5
+    assert found["dead"][0] in ("TimeoutError", "OSError")
+    assert isinstance(found["rebooted"][0], float)
+    assert found["moved_from"][0] in ("TimeoutError", "OSError")
+    assert isinstance(found["moved_to"][0], float)
+
+
+@needs_hosts
+def test_a_cable_is_bad_in_each_way_and_good_again() -> None:
+    found = _trial("cables")
+    good = [name for name in found if name.endswith("_healed") or name == "plain"]
+    assert all(isinstance(one, float) for name in good for one in found[name]), found
+    assert min(found["delay"]) >= 0.3, "twice the delay each way"
+    assert found["nothing_in"] == found["nothing_out"] == ["TimeoutError"]
+    assert all(isinstance(one, float) for one in found["small_through_hole"])
+    assert found["large_through_hole"] == ["TimeoutError"]
+    assert found["reject"] == ["ConnectionRefusedError"]
+    assert "ConnectionResetError" in found["resets"]
+    assert any(isinstance(one, float) for one in found["resets"]), "between two resets it works"
+
+
+@needs_hosts
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_run_leaves_nothing_behind(number: signal.Signals) -> None:
+    mark = f"bed_{uuid.uuid4().hex}"
+    # The owner is a process between: as a command that a person stops.
+    code = (
+        "import sys; from tests.hosts import world; sys.argv = ['trial', 'alive']; "
+        "world.enter('tests.hosts.trial')"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "MARK": mark},
+    )  # fmt: skip
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "standing\n"
+    assert len(_marked(mark)) > 5, "the host's processes can be seen from here"
+    owner.send_signal(number)
+    owner.wait()
+    _until(lambda: not _marked(mark))
+    owner.stdout.close()
+    assert not Path("/tmp", mark).exists()
+    assert not Path("/run", mark).exists()
+    interfaces = [name for name in os.listdir("/sys/class/net") if name[:4] in ("bed0", "veth")]
+    assert not interfaces
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("MARK") == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _until(check: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+def _segment(number: int, *, payload: int = 10, back: bool = False) -> bytes:
+    """A frame whose payload is not checked by anybody."""
+    ends, ports = [bytes((10, 99, 0, 2)), bytes((10, 99, 0, 3))], [1000, 9]
+    order = -1 if back else 1
+    addresses = b"".join(ends[::order])
+    frame = bytearray(_tcp(b"\2" * 6, b"\4" * 6, addresses, tuple(ports[::order]), number, 77, 16))
+    frame[16:18] = (40 + payload).to_bytes(2, "big")
+    return bytes(frame) + b"x" * payload
+
+
+def _line(**what: Any) -> Line:
+    line = Line(1)
+    line.impair(Impairment(**what), 0.0)
+    return line
+
+
+def test_frames_are_delayed_and_never_overtake() -> None:
+    line = _line(delay_ms=100, jitter_ms=400)
+    frames = [_segment(number) for number in range(200)]
+    for number, frame in enumerate(frames):
+        line.take(OUT, frame, number / 1000)
+    assert line.due(0.099) == []
+    assert line.wait_s(0.05) is not None
+    assert [frame for _, frame in line.due(10)] == frames
+    assert line.wait_s(10) is None
+
+
+def test_loss_is_of_one_direction_and_of_the_share_asked_for() -> None:
+    line = _line(loss_in=0.3)
+    for number in range(2000):
+        line.take(IN, _segment(number), 0.0)
+        line.take(OUT, _segment(number), 0.0)
+    passed = [direction for direction, _ in line.due(1)]
+    assert passed.count(OUT) == 2000
+    assert 1300 < passed.count(IN) < 1500
+
+
+def test_a_slow_line_has_a_rate_and_a_queue_that_ends() -> None:
+    line = _line(rate_bps=64_000)
+    for number in range(1000):
+        line.take(IN, _segment(number, payload=946), 0.0)
+    # 1000 bytes take an eighth of a second each, and two seconds' worth of them wait.
+    assert len(line.due(1.01)) == 8
+    assert len(line.due(100)) == 9
+
+
+def test_a_reset_ends_each_connection_once_in_a_period() -> None:
+    line = _line(reset_every_s=1.0)
+    for moment in (0.1, 0.2, 0.3, 1.1, 1.2):
+        line.take(IN, _segment(5), moment)
+        line.take(OUT, _segment(6, back=True), moment)
+    flags = [Segment.of(frame).flags & 4 for _, frame in line.due(2)]  # type: ignore[union-attr]
+    assert [bool(flag) for flag in flags].count(True) == 4, "both ends, in two periods"
+
+
+def test_made_segments_are_right() -> None:
+    frame = _segment(1000, payload=10)
+    sender = Segment.of(frame)
+    assert sender is not None
+    assert (sender.sequence, sender.acknowledged, sender.payload) == (1000, 77, 10)
+    answer = Segment.of(sender.refusal())
+    assert answer is not None
+    assert (answer.ports, answer.sequence, answer.flags) == ((9, 1000), 77, 4)
+    assert answer.flow == sender.flow
+    for made in (sender.refusal(), sender.as_reset()):
+        assert _checksum(made[14:34]) == 0
+        assert _checksum(made[26:34] + b"\0\6\0\24" + made[34:54]) == 0

@@ -1,0 +1,58 @@
+"""The cases of bad networks and of replicated brokers that matter most, each in a minute.
+
+The long forms are commands: `tests.hosts.networks` and `tests.hosts.replication`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.hosts import networks, replication, world
+
+LACKS = world.missing()
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(bool(LACKS), reason=f"no hosts can be made here: {LACKS}"),
+]
+_NEVER = ("lost", "unannounced", "denied", "disordered", "failed")
+
+
+def _played(module: str) -> dict[str, dict[str, Any]]:
+    """Rows by mode, by case."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--short", "--no-spark"],
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    # 1 is also how Python ends with a traceback.
+    assert done.returncode in (0, 1) and done.stdout, done.stderr[-5000:]
+    return {case["name"]: case["rows"] for case in json.loads(done.stdout)["cases"]}
+
+
+def _assert_kept(rows: dict[str, Any]) -> None:
+    """The promises, but for those about time: a build machine is busy."""
+    for mode, row in rows.items():
+        assert {name: row[name] for name in _NEVER} == dict.fromkeys(_NEVER, 0), f"{mode}: {row}"
+        assert row["sent"] > 0
+
+
+def test_bad_networks() -> None:
+    found = _played("tests.hosts.networks")
+    assert tuple(found) == networks.SHORT
+    for rows in found.values():
+        _assert_kept(rows)
+    assert sum(row["doubled"] for row in found["drop_out"].values()) > 0, "the fault was there"
+    assert sum(row["announced"] for row in found["hole"].values()) > 0, "the fault was there"
+
+
+def test_replicated_brokers() -> None:
+    found = _played("tests.hosts.replication")
+    assert tuple(found) == replication.SHORT
+    for rows in found.values():
+        _assert_kept(rows)
+    assert all(row["degraded"] > 0 for row in found["frozen"].values())
+    assert all(row["degraded"] == 0 for row in found["failover"].values())

@@ -1,0 +1,130 @@
+"""Run in a world by `test_hosts.py`: what hosts and their cables do. Prints a JSON object."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.hosts.bed import DISK, Bed, Host, await_port
+
+PORT = 7000
+_ECHO = """
+import socket, threading
+def serve(one):
+    try:
+        while data := one.recv(1 << 16):
+            one.sendall(data)
+    except OSError:
+        pass
+server = socket.create_server(("0.0.0.0", 7000))
+while True:
+    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+"""
+_CLIENT = """
+import json, socket, sys, time
+found = []
+connection = None
+for _ in range(int(sys.argv[3])):
+    began = time.monotonic()
+    try:
+        if connection is None:
+            connection = socket.create_connection((sys.argv[1], 7000), timeout=1.0)
+        connection.sendall(b"x" * int(sys.argv[2]))
+        left = int(sys.argv[2])
+        while left:
+            data = connection.recv(left)
+            if not data:
+                raise ConnectionError("closed")
+            left -= len(data)
+        found.append(time.monotonic() - began)
+    except OSError as error:
+        found.append(type(error).__name__)
+        connection = None
+print(json.dumps(found))
+"""
+
+
+def _echo(host: Host) -> None:
+    host.start([sys.executable, "-c", _ECHO])
+    await_port(host.address, PORT)
+
+
+def _ask(client: Host, server: str, size: int = 100, times: int = 5) -> list[Any]:
+    """Seconds of each round trip, or the name of its error."""
+    return list(
+        json.loads(client.run([sys.executable, "-c", _CLIENT, server, str(size), str(times)]))
+    )
+
+
+def hosts(bed: Bed) -> dict[str, Any]:
+    """Names, pids, disks, power."""
+    one, two = bed.host("one"), bed.host("two")
+    one.run(["sh", "-c", f"echo mine > {DISK}/file"])
+    _echo(two)
+    asked = _ask(one, "two")
+    found = {
+        "name": one.run(["hostname"]).strip(),
+        "pids": len(one.run(["ps", "-e", "-o", "pid="]).split()),
+        "mine": (one.disk / "file").read_text(),
+        "theirs": two.run(["ls", str(DISK)]),
+        "answered": sum(isinstance(time_s, float) for time_s in asked),
+    }
+    two.kill()
+    found["dead"] = _ask(one, two.address, times=1)
+    two.boot()
+    _echo(two)
+    bed.rename({"service": two.address})
+    found["rebooted"] = _ask(one, "service", times=1)
+    two.move()
+    found["moved_from"] = _ask(one, "service", times=1)
+    bed.rename({"service": two.address})
+    found["moved_to"] = _ask(one, "service", times=1)
+    return found
+
+
+def cables(bed: Bed) -> dict[str, Any]:
+    """Each impairment, and none again after it."""
+    client, server = bed.host("client"), bed.host("server")
+    _echo(server)
+    found: dict[str, Any] = {"plain": _ask(client, server.address, size=20_000)}
+    cases: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
+        "delay": ({"delay_ms": 150}, lambda: _ask(client, server.address)),
+        "nothing_in": ({"loss_in": 1}, lambda: _ask(client, server.address, times=1)),
+        "nothing_out": ({"loss_out": 1}, lambda: _ask(client, server.address, times=1)),
+        "small_through_hole": ({"longest_frame": 1000}, lambda: _ask(client, server.address)),
+        "large_through_hole": (
+            {"longest_frame": 1000}, lambda: _ask(client, server.address, size=5000, times=1),
+        ),
+        "reject": ({"reject": PORT}, lambda: _ask(client, server.address, times=1)),
+        "resets": ({"reset_every_s": 0.001}, lambda: _ask(client, server.address, times=20)),
+    }  # fmt: skip
+    for name, (what, look) in cases.items():
+        server.impair(**what)
+        found[name] = look()
+        server.heal()
+        found[f"{name}_healed"] = _ask(client, server.address, times=1)
+    return found
+
+
+def alive(bed: Bed) -> dict[str, Any]:
+    """Stays until it is killed."""
+    one = bed.host("one")
+    _echo(one)
+    one.impair(delay_ms=1)
+    mark = os.environ["MARK"]
+    Path("/tmp", mark).write_text("")
+    Path("/run", mark).write_text("")
+    one.start(["env", f"{mark}=1", "sleep", "600"])
+    print("standing", flush=True)
+    time.sleep(600)
+    return {}
+
+
+if __name__ == "__main__":
+    with Bed() as made:
+        print(json.dumps(globals()[sys.argv[1]](made)))
