@@ -1,0 +1,213 @@
+"""The tables of docs/reference, made from the code that they are about.
+
+    python docs/reference_tables.py            write them into their pages, between the marks
+    python docs/reference_tables.py --check    exit 1 when one is not what the code says (a test)
+
+Commands and classes need none of this: sphinx-click and autodoc read the code while the site is
+built.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from rocket_sink import errors, message_rules  # noqa: E402
+from rocket_sink.commands.options import default_text, with_marked, with_options  # noqa: E402
+from rocket_sink.errors import Isolate, SendError  # noqa: E402
+from rocket_sink.ledger.schema import COLUMNS  # noqa: E402
+from rocket_sink.rows import checks, contract, row_batch  # noqa: E402
+from rocket_sink.rows.stored_rows import STORED_DDL  # noqa: E402
+from rocket_sink.spark.reader import READ_OPTIONS  # noqa: E402
+
+MEANING: Final = {
+    "body": "the message body; required",
+    "topic": "the topic, unless the option `topic` is set",
+    "tags": "one tag, for filters at the broker",
+    "keys": "index keys",
+    "sharding_key": "chooses the queue; order holds per key",
+    "properties": "user properties",
+    "delay_level": "later delivery, level 1 to 18; one of the three",
+    "delay_ms": "later delivery, so many milliseconds after storing (brokers from 5.0 on)",
+    "delivery_timestamp": "later delivery, at this time or ms since 1970 (brokers from 5.0 on)",
+    "queue_id": "with `broker_name`: this very queue",
+    "broker_name": "with `queue_id`: this very queue",
+    "flag": "32-bit user flag",
+    "wait_store": "wait for the broker's flush and replication",
+    "message_id": "the client message id (`UNIQ_KEY`); made when absent",
+    "event_time": "the property `__event_time_ms`",
+    "order_by": "order of a key's rows inside a task",
+}
+"""What each column of the row contract becomes."""
+
+
+def table(names: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    names = list(names)
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def contract_table() -> str:
+    """The columns of a row."""
+    rows = [
+        (
+            f"`{one.name}`" + (f", `{one.alias}`" if one.alias else ""),
+            ", ".join(f"`{kind}`" for kind in one.kinds) or "any that can be sorted",
+            MEANING[one.name],
+        )
+        for one in contract.CONTRACT
+    ]
+    return table(("column", "types", "becomes"), rows)
+
+
+def stored_table() -> str:
+    """The columns of what is read."""
+    rows = [tuple(f"`{part}`" for part in one.split(" ", 1)) for one in _fields(STORED_DDL)]
+    return table(("column", "type"), rows)
+
+
+def _fields(ddl: str) -> list[str]:
+    return re.split(r", (?=[a-z_]+ [A-Z])", ddl)
+
+
+def read_table() -> str:
+    """The options of spark.read."""
+    rows = [(f"`{one.name}`", default_text(one), _cell(one.help)) for one in READ_OPTIONS]
+    return table(("option", "default", "what it is"), rows)
+
+
+def ledger_table() -> str:
+    """The ledger's columns."""
+    rows = [
+        (
+            f"`{one.name}`", one.sql_type.lower(),
+            "all" if len(one.kinds) > 6 else ", ".join(one.kinds), _cell(one.comment),
+        )
+        for one in COLUMNS
+    ]  # fmt: skip
+    return table(("column", "type", "kinds", "what it says"), rows)
+
+
+def _classes(
+    base: type[errors.RocketSinkError] = errors.RocketSinkError,
+) -> Iterator[type[errors.RocketSinkError]]:
+    yield base
+    order = list(vars(errors))
+    public = [one for one in base.__subclasses__() if one.__module__ == errors.__name__]
+    for one in sorted(public, key=lambda one: order.index(one.__name__)):
+        yield from _classes(one)
+
+
+def _first_line(one: type) -> str:
+    return _cell((one.__doc__ or "").split("\n\n")[0])
+
+
+def _error_names(one: type[errors.RocketSinkError]) -> str:
+    return f"`{one.code}` `{one.__name__}`"
+
+
+def error_table() -> str:
+    """Errors that are no failed send."""
+    rows = [
+        (_error_names(one), _first_line(one))
+        for one in _classes()
+        if not issubclass(one, SendError)
+    ]
+    return table(("code, class", "what it is"), rows)
+
+
+def send_error_table() -> str:
+    """Failed sends, with what follows."""
+    rows = []
+    for one in _classes(SendError):
+        assert issubclass(one, SendError)
+        isolates = {Isolate.NOTHING: "no", Isolate.TOPIC: "the topic there", Isolate.BROKER: "yes"}
+        rows.append((
+            _error_names(one), _first_line(one), one.outcome.value,
+            ", ".join(map(str, one.response_codes)),
+            "stops at once" if one.fatal else "yes" if one.retriable else "no",
+            isolates[one.isolates],
+        ))  # fmt: skip
+    return table(
+        ("code, class", "what it is", "outcome", "answer", "tried again", "avoids the broker"), rows
+    )
+
+
+def data_table() -> str:
+    """Codes of rows and messages that no broker would take, with what the errors say."""
+    said: dict[str, list[str]] = {}
+    for module in (message_rules, checks, row_batch):
+        tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and _name(node.func) == "MessageError":
+                for keyword in node.keywords:
+                    if keyword.arg == "code" and isinstance(keyword.value, ast.Constant):
+                        said.setdefault(str(keyword.value.value), []).append(_text(node.args[0]))
+    for code in ("INVALID_KEYS", "INVALID_TAGS"):
+        said.setdefault(code, [])
+    rows = [
+        (f"`{code}`", "; ".join(dict.fromkeys(_cell(text) for text in said[code] if text)))
+        for code in sorted(said)
+    ]
+    return table(("code", "the error says"), rows)
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
+        )
+    return ""
+
+
+TABLES: Final[dict[str, dict[str, Any]]] = {
+    "reference/columns.md": {"columns": contract_table, "stored": stored_table},
+    "reference/options.md": {"reading": read_table},
+    "reference/errors.md": {
+        "errors": error_table, "send-errors": send_error_table, "data": data_table,
+    },
+    "reference/ledger-schema.md": {"ledger": ledger_table},
+}  # fmt: skip
+
+
+def with_tables(page: str, text: str) -> str:
+    """The page with its tables as the code has them now."""
+    for name, made in TABLES[page].items():
+        start = f"<!-- {name}: made by `python docs/reference_tables.py` -->"
+        text = with_marked(text, start, f"<!-- /{name} -->", made())
+    if page == "reference/options.md":
+        text = with_options(text)
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    stale = 0
+    for page in TABLES:
+        path = HERE / page
+        text = path.read_text(encoding="utf-8")
+        made = with_tables(page, text)
+        stale |= made != text
+        if "--check" not in arguments:
+            path.write_text(made, encoding="utf-8")
+    return int(stale and "--check" in arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""The fenced code blocks of the README and of docs/, and what is done with each.
+
+    python -m tests.docs.blocks        list the blocks that are not run, with their reasons
+
+A block is run, unless a comment before it says why it cannot be:
+
+    <!-- parsed only: needs sudo -->
+
+Such a block is parsed all the same (`checks.check_parsed`). Output (`text`) says nothing that could
+be run. Any other language is an error, so that no block is left out by accident.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[2]
+RUN = ("python", "bash", "sql")
+"""Languages that are run."""
+READ = ("ini", "json", "yaml", "xml", "java")
+"""Languages that are read, by their parsers where Python has one."""
+OUTPUT = ("text",)
+DRAWN = ("mermaid",)
+"""Pictures, which the build draws."""
+_REASON = re.compile(r"<!--\s*parsed only:\s*(?P<reason>.+?)\s*-->", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fence. `reason`: why it is parsed only; empty: it is run."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    reason: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """The README in each language and all pages, in a fixed order."""
+    return [*sorted(root.glob("README*.md")), *sorted((root / "docs").rglob("*.md"))]
+
+
+def blocks_of(page: Path, root: Path = ROOT) -> list[Block]:
+    """The fences of a page, in order; directives of the generator are none."""
+    return list(_blocks(page.read_text(encoding="utf-8"), page.relative_to(root).as_posix()))
+
+
+def _blocks(text: str, name: str) -> Iterator[Block]:
+    reason = ""
+    for token in MarkdownIt("commonmark").parse(text):
+        if token.type == "html_block" and (found := _REASON.search(token.content)):
+            reason = " ".join(found["reason"].split())
+            continue
+        if token.type == "fence" and not token.info.startswith("{"):
+            assert token.map is not None
+            language = token.info.split()[0] if token.info else ""
+            yield Block(name, token.map[0] + 1, language, token.content, reason)
+        reason = ""
+
+
+def all_blocks(root: Path = ROOT) -> list[Block]:
+    return [block for page in pages(root) for block in blocks_of(page, root)]
+
+
+def headings_of(page: Path) -> list[int]:
+    """Levels of a page's headings, in order."""
+    tokens = MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
+    return [int(token.tag[1]) for token in tokens if token.type == "heading_open"]
+
+
+if __name__ == "__main__":
+    for block in all_blocks():
+        if block.reason:
+            print(f"{block.place} ({block.language}): {block.reason}")

@@ -1,0 +1,185 @@
+"""Blocks that are not run: parsed, and every command and option of ours in them must exist."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import contextlib
+import json
+import re
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from unittest import mock
+from xml.etree import ElementTree
+
+import click
+import yaml
+
+from rocket_sink.cli import cli
+from rocket_sink.commands.options import read_conf
+from rocket_sink.errors import OptionError
+from rocket_sink.options import SinkOptions, find_option
+from tests.docs.blocks import ROOT, Block
+
+REDIRECTIONS = (">", ">>", "<", "2>", ">&")
+SEPARATORS = ("|", "&&", "||", ";", "&", "(", ")")
+
+
+class BadBlock(AssertionError):
+    """A block that no user could copy."""
+
+
+def check_parsed(block: Block) -> None:
+    """Raise BadBlock if the block does not parse, or names what there is not."""
+    check = {
+        "python": _check_python, "bash": _check_bash, "json": _check_json, "yaml": _check_yaml,
+        "ini": _check_ini, "xml": _check_xml, "java": _check_java,
+    }[block.language]  # fmt: skip
+    try:
+        check(block.text)
+    except BadBlock as error:
+        raise BadBlock(f"{block.place}: {error}") from error
+
+
+def _check_python(text: str) -> None:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise BadBlock(str(error)) from error
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        if node.func.id in ("RocketSink", "Producer", "TableProducer"):
+            for keyword in node.keywords:
+                if keyword.arg not in ("credentials", "transaction_listener", None):
+                    _check_option(keyword.arg)
+
+
+def _check_bash(text: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+    if done.returncode:
+        raise BadBlock(done.stderr)
+    for arguments in our_commands(text):
+        check_command(arguments)
+
+
+def our_commands(text: str) -> Iterator[list[str]]:
+    """Arguments of each rocket-sink in a shell text, of jobs/*.py too, with the command's name."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words: list[str] = []
+        given = [*lexer, ";"]
+        for before, word in zip(["", *given], given, strict=False):
+            if word in REDIRECTIONS or before in REDIRECTIONS:
+                continue
+            if word not in SEPARATORS:
+                words.append(word)
+                continue
+            yield from _ours(words)
+            words = []
+
+
+def _ours(words: list[str]) -> Iterator[list[str]]:
+    if words and re.fullmatch(r"[\w.-]+:\d+", words[0]):
+        raise BadBlock(f"{words[0]} would be a command: put name servers in quotes")
+    for at, word in enumerate(words):
+        if word.rpartition("/")[2] == "rocket-sink":
+            # as the name of a package it is no command
+            if at == 0 or "=" in words[at - 1] or words[at - 1].endswith(("env", "exec", "time")):
+                yield words[at + 1 :]
+            return
+        if word.startswith("jobs/") and word.endswith(".py"):
+            if not (ROOT / word).exists():
+                raise BadBlock(f"there is no {word}")
+            yield [word.removeprefix("jobs/").removesuffix(".py"), *words[at + 1 :]]
+            return
+
+
+def check_command(arguments: list[str]) -> None:
+    """Raise BadBlock unless click takes the arguments and the sink the options in them."""
+    command: click.Command = cli
+    context: click.Context | None = None
+    rest = list(arguments)
+    while True:
+        try:
+            with _no_files():
+                context = command.make_context(command.name or "rocket-sink", rest, parent=context)
+        except click.exceptions.Exit:
+            return  # --help
+        except (click.ClickException, OptionError) as error:
+            text = error.format_message() if isinstance(error, click.ClickException) else error
+            raise BadBlock(f"rocket-sink {shlex.join(arguments)}: {text}") from error
+        if not isinstance(command, click.Group):
+            break
+        rest = [*context._protected_args, *context.args]
+        _, found, rest = command.resolve_command(context, rest)
+        assert found is not None
+        command = found
+    given = {
+        **context.meta.get("rocket_sink.many", {}),
+        **context.meta.get("rocket_sink.flags", {}),
+    }
+    try:
+        SinkOptions.parse(given)
+    except OptionError as error:
+        raise BadBlock(f"rocket-sink {shlex.join(arguments)}: {error}") from error
+
+
+@contextlib.contextmanager
+def _no_files() -> Iterator[None]:
+    """The files that a page names need not be there."""
+    with (
+        mock.patch("rocket_sink.commands.common.sink_input.read_conf", return_value={}),
+        mock.patch.object(click.Path, "convert", lambda self, value, *more: value),
+        mock.patch.object(click.File, "convert", lambda self, value, *more: value),
+    ):
+        yield
+
+
+def _check_option(name: str) -> None:
+    try:
+        find_option(name)
+    except OptionError as error:
+        raise BadBlock(str(error)) from error
+
+
+def _check_json(text: str) -> None:
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise BadBlock(str(error)) from error
+
+
+def _check_yaml(text: str) -> None:
+    try:
+        list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        raise BadBlock(str(error)) from error
+
+
+def _check_ini(text: str) -> None:
+    """A configuration file of the sink."""
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
+        file.write(text)
+        file.flush()
+        try:
+            SinkOptions.parse(read_conf(file.name))
+        except (OptionError, configparser.Error) as error:
+            raise BadBlock(str(error)) from error
+
+
+def _check_xml(text: str) -> None:
+    try:
+        ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise BadBlock(str(error)) from error
+
+
+def _check_java(text: str) -> None:
+    """Shown beside ours for those who know it; only that its brackets close."""
+    for left, right in ("()", "{}", "[]"):
+        if text.count(left) != text.count(right):
+            raise BadBlock(f"{left} and {right} do not match")

@@ -1,0 +1,117 @@
+"""Shell blocks, run by bash, with a `rocket-sink` that this process answers with its own session.
+
+A command of its own would start a JVM each time. So the `rocket-sink` that bash finds first is a
+client of a socket: it hands over arguments, folder, environment and standard input, and gets output
+and exit code. Pipes, redirections and variables are bash's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.run_command import run_command
+
+CLIENT = """#!{python} -S
+import json, os, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect({path!r})
+stdin = "" if "--file" not in sys.argv else sys.stdin.read()
+asked = {{"arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ),
+         "stdin": stdin}}
+server.sendall(json.dumps(asked).encode() + b"\\n")
+said = json.loads(server.makefile().read())
+sys.stderr.write(said["err"])
+sys.stdout.write(said["out"])
+sys.exit(said["code"])
+"""
+
+
+class Shell:
+    """Runs shell blocks; `transcript` has what our commands said."""
+
+    def __init__(self, home: Path, spark: Any) -> None:
+        self._bin = home / "bin"
+        self._bin.mkdir()
+        self._spark = spark
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(home / "s"))
+        self._server.listen()
+        self._server.settimeout(0.05)
+        client = self._bin / "rocket-sink"
+        client.write_text(CLIENT.format(python=sys.executable, path=str(home / "s")))
+        client.chmod(0o755)
+        self.transcript: list[str] = []
+
+    def close(self) -> None:
+        self._server.close()
+
+    def run(self, text: str, folder: Path, environment: dict[str, str]) -> str:
+        """Run a block in a folder; a failure of any command in it is an AssertionError.
+
+        What the block exports is added to `environment`.
+        """
+        self.transcript = []
+        exports = self._bin.parent / "exports"
+        script = f"set -euo pipefail\n{text}\nenv -0 > {exports}\n"
+        path = os.pathsep.join(
+            [str(self._bin), str(Path(sys.executable).parent), os.environ["PATH"]]
+        )
+        process = subprocess.Popen(
+            ["bash", "-c", script], cwd=folder, env={**os.environ, **environment, "PATH": path},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        with contextlib.closing(process.stdout):  # type: ignore[type-var]
+            while process.poll() is None:
+                with contextlib.suppress(TimeoutError):
+                    connection, _ = self._server.accept()
+                    self._answer(connection)
+            assert process.stdout is not None
+            said = process.stdout.read()
+        self.transcript.append(said)
+        assert process.returncode == 0, f"exit code {process.returncode}\n{text}\n{self.said}"
+        environment.update(_exported(exports))
+        return said
+
+    @property
+    def said(self) -> str:
+        return "\n".join(self.transcript)
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection:
+            connection.settimeout(30)
+            asked = json.loads(connection.makefile().readline())
+            with _in(asked["folder"], asked["environment"]):
+                done = run_command(*asked["arguments"], spark=self._spark, stdin=asked["stdin"])
+            command = " ".join(asked["arguments"])
+            self.transcript.append(f"$ rocket-sink {command}\n{done.out}{done.err}")
+            connection.sendall(json.dumps(done._asdict()).encode())
+
+
+def _exported(path: Path) -> dict[str, str]:
+    """What a block exported, the shell's own left out."""
+    pairs = (one.partition("=") for one in path.read_text().split("\0") if one)
+    return {
+        name: value
+        for name, _, value in pairs
+        if name not in ("PATH", "PWD", "OLDPWD", "SHLVL", "_") and os.environ.get(name) != value
+    }
+
+
+@contextlib.contextmanager
+def _in(folder: str, environment: Mapping[str, str]) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        with mock.patch.dict(os.environ, environment):
+            yield
+    finally:
+        os.chdir(before)

@@ -1,0 +1,218 @@
+"""Every code block of the README and of docs/ runs as it stands there, against a real cluster.
+
+One Spark session, one cluster and one data folder serve all pages, and each page runs from top to
+bottom, in a folder of its own. What a reader would put in its place is replaced: addresses and
+/data. Blocks that cannot run say why on the page (`blocks`), and are parsed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import click
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rocket_sink.cli import cli
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.options import SinkOptions, find_option
+from rocket_sink.producer.admin.admin import Admin
+from tests.clusters import repair
+from tests.docs.blocks import DRAWN, OUTPUT, READ, RUN, Block, all_blocks, blocks_of, pages
+from tests.docs.blocks import ROOT as REPOSITORY
+from tests.docs.checks import BadBlock, check_parsed
+from tests.docs.shell import Shell
+
+TOPICS = ("flights", "orders", "benchmark", "delays", "timers", "bookings", "%DLQ%billing")
+ENGLISH = [page for page in pages() if "zh" not in page.relative_to(REPOSITORY).as_posix()]
+"""Pages in Chinese have the same blocks (test_zh)."""
+
+
+PATIENT = {
+    "sendMsgTimeout": "60s", "deliveryTimeoutMs": "60s", "connectTimeoutMs": "20s",
+    "mqClientApiTimeout": "20s",
+}  # fmt: skip
+"""Where a page says nothing else: a busy machine must not make a healthy broker look slow."""
+
+
+@dataclass
+class World:
+    """What all pages share."""
+
+    name_server: str
+    data: Path
+    shell: Shell
+    spark: Any
+
+    def placed(self, text: str, folder: Path) -> str:
+        """A block with this world's addresses and folders."""
+        text = text.replace("127.0.0.1:9876", self.name_server).replace("/tmp/flights", str(folder))
+        return re.sub(r"(?<![\w.])/data\b", str(self.data), text)
+
+
+@pytest.fixture(scope="module")
+def world(local_cluster: LocalCluster, spark: Any) -> Iterator[World]:
+    repair(local_cluster)
+    with Admin(timeout_s=30.0, **local_cluster.client_options()) as admin:
+        for topic in TOPICS:
+            admin.create_topic(topic, queues=4)
+    for topic in TOPICS:
+        local_cluster.await_route(topic)
+    patient = mock.patch.object(SinkOptions, "parse", staticmethod(_patiently(SinkOptions.parse)))
+    # a short folder: the path of a socket has at most 107 characters
+    with tempfile.TemporaryDirectory(prefix="docs-") as home, patient:
+        shell = Shell(Path(home), spark)
+        _make_data(Path(home) / "data", local_cluster.name_server, spark)
+        yield World(local_cluster.name_server, Path(home) / "data", shell, spark)
+        shell.close()
+
+
+def _patiently(parse: Callable[..., SinkOptions]) -> Callable[..., SinkOptions]:
+    def parse_patiently(given: Mapping[str, Any] | None = None, **more: Any) -> SinkOptions:
+        parse(given, **more)  # what is wrong is told as it stands on the page
+        all_given = {**(given or {}), **more}
+        names = {find_option(name).name for name in all_given}
+        return parse({**{n: v for n, v in PATIENT.items() if n not in names}, **all_given})
+
+    return parse_patiently
+
+
+def _make_data(folder: Path, name_server: str, spark: Any) -> None:
+    """Input of the pages, and a ledger in which something has happened."""
+    from rocket_sink import RocketSink
+
+    flights = {
+        "tailnum": [f"N{number % 5}" for number in range(50)],
+        "carrier": ["AA", "UA"] * 25,
+        "dest": ["MIA"] * 50,
+    }
+    old = {"id": list(range(20)), "payload": ["old"] * 20, "order_id": [f"o{n}" for n in range(20)]}
+    for name, columns in (("in", flights), ("old", old)):
+        (folder / name).mkdir(parents=True)
+        pq.write_table(pa.table(columns), folder / name / "rows.parquet")
+    (folder / "events").mkdir()
+    (folder / "events" / "rows.json").write_text('{"id": "7", "text": "seven"}\n')
+    sink = RocketSink(nameServer=name_server, topic="flights", ledger=str(folder / "ledger"))
+    sink.write(spark.createDataFrame([("one",), (None,)], "body STRING"))
+
+
+def _run(block: Block, world: World, folder: Path, names: dict[str, Any], environ: Any) -> None:
+    text = world.placed(block.text, folder)
+    if block.language == "bash":
+        world.shell.run(text, folder, environ)
+    elif block.language == "sql":
+        for statement in filter(str.strip, text.split(";")):
+            world.spark.sql(statement).collect()
+    else:
+        # lines as on the page, for tracebacks
+        code = compile("\n" * block.line + text, str(REPOSITORY / block.page), "exec")
+        exec(code, names)
+
+
+@pytest.mark.cluster
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", ENGLISH, ids=lambda p: p.relative_to(REPOSITORY).as_posix())
+def test_a_page_runs_from_top_to_bottom(
+    page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = [one for one in blocks_of(page) if one.language in RUN and not one.reason]
+    if not blocks:
+        return
+    world: World = request.getfixturevalue("world")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    environ: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: [query.stop() for query in world.spark.streams.active])
+        for block in blocks:
+            try:
+                _run(block, world, tmp_path, names, environ)
+            except Exception as error:
+                raise AssertionError(f"the block at {block.place}: {error}") from error
+
+
+@pytest.mark.parametrize("block", all_blocks(), ids=lambda block: block.place)
+def test_a_block_is_run_or_parsed(block: Block) -> None:
+    if block.language in (*OUTPUT, *DRAWN):
+        return
+    assert block.language in (*RUN, *READ), f"{block.place}: no test runs {block.language!r}"
+    if block.reason or block.language in READ:
+        check_parsed(block)
+
+
+def _examples(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
+    context = click.Context(command)
+    if isinstance(command, click.Group):
+        for one in command.list_commands(context):
+            found = command.get_command(context, one)
+            assert found is not None
+            yield from _examples(found, f"{name} {one}")
+    elif example := getattr(command, "example", ""):
+        yield name, "\n".join(line.strip() for line in example.strip().splitlines())
+
+
+@pytest.mark.parametrize(("name", "example"), list(_examples(cli, "rocket-sink")))
+def test_the_example_that_help_shows_is_right(name: str, example: str) -> None:
+    assert name in example
+    check_parsed(Block(name, 1, "bash", example))
+
+
+def test_reasons_are_reasons() -> None:
+    for block in all_blocks():
+        assert not block.reason or len(block.reason.split()) >= 3, block.place
+        assert not block.reason or block.language in ("bash", "python"), block.place
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "words"),
+    [
+        ("bash", "rocket-sink report --lodger /data/ledger", "--lodger"),
+        ("bash", "rocket-sink check -n a:1 -O nameServr=b:1", "nameServr"),
+        ("bash", "rocket-sink stream --format rate -O ordering=strickt", "ordering"),
+        ("bash", "rocket-sink check -n a:1;b:1 -t x", "quotes"),
+        ("bash", "spark-submit --packages a:b:1 jobs/strem.py", "jobs/strem.py"),
+        ("bash", "spark-submit --master yarn \\\n  jobs/report.py --leger x", "--leger"),
+        ("bash", "if true; then rocket-sink check", "syntax error"),
+        ("python", "RocketSink(nameServr='a:1')", "nameServr"),
+        ("python", "print(", "never closed"),
+        ("ini", "nameServer = a:1\nodering = strict", "odering"),
+        ("yaml", "a: [1", "expected"),
+        ("json", "{", "Expecting"),
+    ],
+)
+def test_a_wrong_block_is_found(language: str, text: str, words: str) -> None:
+    with pytest.raises(BadBlock) as caught:
+        check_parsed(Block("page.md", 1, language, text))
+    assert words in str(caught.value)
+
+
+def test_fences_and_their_reasons_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- parsed only: needs\nsudo rights -->\n```bash\none\n```\n\n- in a list\n\n"
+        "  ```bash\n  two\n  ```\n\n```{toctree}\nx\n```\n\n```\nno language\n```\n"
+    )
+    found = blocks_of(page, tmp_path)
+    assert [(one.language, one.text, one.reason) for one in found] == [
+        ("bash", "one\n", "needs sudo rights"), ("bash", "two\n", ""), ("", "no language\n", ""),
+    ]  # fmt: skip
+    with pytest.raises(AssertionError, match="no test runs"):
+        test_a_block_is_run_or_parsed(found[2])
+
+
+@pytest.mark.cluster
+@pytest.mark.spark
+def test_a_wrong_option_fails_the_page_that_has_it(world: World, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="--lodger"):
+        world.shell.run("rocket-sink report --lodger x | cat", tmp_path, {})
+    assert os.environ.get("NAMESRV_ADDR") is None

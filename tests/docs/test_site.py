@@ -1,0 +1,158 @@
+"""The site builds without a warning, offline; links between pages and files lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tests.docs.blocks import ROOT, pages
+
+DOCS = ROOT / "docs"
+
+
+def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    """As README says; the caches of a build are thrown away with `out`."""
+    return subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html",
+         "-d", str(out / "doctrees"), str(source), str(out / "html")],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    done = build(DOCS, out)
+    assert done.returncode == 0, done.stderr
+    return out / "html"
+
+
+def test_the_site_builds_without_a_warning(site: Path) -> None:
+    for page in DOCS.rglob("*.md"):
+        if "_build" not in page.parts:
+            assert (site / page.relative_to(DOCS).with_suffix(".html")).exists(), page
+    assert (site / "searchindex.js").stat().st_size > 10_000
+    for words in ("autoBatch", "rocket-sink-ledger-park", "MessageIllegalError", "half_messages"):
+        texts = [page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html")]
+        assert any(words in text for text in texts), words
+    for page in site.rglob("*.html"):
+        # a directive in the wrong markup is text, and no warning
+        text = re.sub(r"<pre>.*?</pre>", "", page.read_text("utf-8"), flags=re.DOTALL)
+        assert not re.search(r"\.\. (option|program|rubric|code-block|class|method)::", text), page
+
+
+def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|link|img|iframe|object)\b[^>]*?(?:src|href|data)=\"(https?:[^\"]+)\"",
+            page.read_text(encoding="utf-8"),
+        )
+        assert loaded == [], page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(
+            r"url\(\s*['\"]?https?:|@import\s+['\"]?http", sheet.read_text("utf-8")
+        )
+    for picture in DOCS.rglob("*.svg"):
+        linked = set(re.findall(r"https?://[^\"'<) ]+", picture.read_text("utf-8")))
+        assert linked <= {"http://www.w3.org/2000/svg"}, picture
+
+
+def test_a_broken_link_or_an_unlisted_page_stops_the_build(tmp_path: Path) -> None:
+    source = tmp_path / "docs"
+    source.mkdir()
+    for name in ("conf.py", "drawn_rooms.py", "rooms.py"):
+        shutil.copy(DOCS / name, source)
+    (source / "_static").mkdir()
+    (source / "index.md").write_text("# A\n\n[gone](gone.md), [no such part](index.md#part)\n")
+    (source / "orphan.md").write_text("# B\n")
+    done = build(source, tmp_path / "out")
+    assert done.returncode != 0
+    for words in ("gone.md", "'part'", "orphan.md"):
+        assert words in done.stderr, done.stderr
+
+
+def links(page: Path) -> list[str]:
+    """Targets of a page's links and pictures."""
+    found = []
+    for token in MarkdownIt("commonmark").enable("table").parse(page.read_text("utf-8")):
+        for child in token.children or ():
+            found += [str(child.attrs[name]) for name in ("href", "src") if name in child.attrs]
+    return found
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub and MyST make them."""
+    heads = re.findall(r"^#{1,4} (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*pages(), *ROOT.glob("[A-QS-Z]*.md"), ROOT / "benchmarks" / "README.md"],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_links_between_files_lead_somewhere(page: Path) -> None:
+    for target in links(page):
+        if not re.match(r"[a-z]+:", target):
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path) if path else page
+            assert file.exists(), f"{page}: {target}"
+            if anchor:
+                assert anchor in anchors(file), f"{page}: {target}"
+
+
+def test_the_readme_is_short() -> None:
+    for name in ("README.md", "README.zh.md"):
+        assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A script of docs/, which is no package."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec and spec.loader
+    made = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, made)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.mark.parametrize("name", ["reference_tables", "pictures"])
+def test_what_scripts_make_is_what_is_stored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module(name, monkeypatch).main(["--check"]) == 0, f"run: python docs/{name}.py"
+
+
+def test_an_old_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = module("reference_tables", monkeypatch)
+    text = (DOCS / "reference" / "errors.md").read_text("utf-8")
+    assert script.with_tables("reference/errors.md", text) == text
+    old = text.replace("| `UNWRITTEN` `", "| `UNWRITEN` `")
+    assert old != text and script.with_tables("reference/errors.md", old) == text
+
+
+def test_every_room_is_in_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = module("rooms", monkeypatch)
+    drawn = module("drawn_rooms", monkeypatch).svg()
+    modules, _ = rooms.rooms()
+    for room, names in modules.items():
+        assert room.replace(".", "/") in drawn
+        assert all(name in drawn for name in names)
+
+
+def test_a_demo_becomes_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = module("demo_picture", monkeypatch)
+    output = "start\r\n\x1b[32m1/9\x1b[0m\r\x1b[32m9/9\x1b[0m\r\nledger: /tmp/x\r\n\r\nPASSED\r\n"
+    assert [line.plain for line in script.last_forms(output)] == [
+        "start", "9/9", "ledger: /tmp/x", "", "PASSED", "",
+    ]  # fmt: skip
+    made = script.svg(script.last_forms(output))
+    assert "PASSED" in made and "1/9" not in made and "@font-face" not in made
