@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from rocket_sink.cluster import LocalCluster
+from rocket_sink.cluster import DEFAULT_VERSION, LocalCluster
 from rocket_sink.producer.admin.admin import Admin
 
 TRANSACTIONS = {
@@ -23,8 +24,13 @@ LAST_LINES = 50
 
 
 def two_brokers(**broker_config: str) -> Iterator[LocalCluster]:
-    """Two real brokers, which the tests may freeze and kill."""
-    running = LocalCluster(brokers=2, broker_config=broker_config).start(timeout_s=600)
+    """Two real brokers, which the tests may freeze and kill.
+
+    `ROCKET_SINK_TEST_ROCKETMQ` names another version of them (`python -m tests.versions`).
+    """
+    version = os.environ.get("ROCKET_SINK_TEST_ROCKETMQ", DEFAULT_VERSION)
+    running = LocalCluster(brokers=2, version=version, broker_config=broker_config)
+    running.start(timeout_s=600)
     try:
         yield running
     finally:

@@ -1,5 +1,5 @@
-"""Shared set-up: Spark JVMs tuned for small plans, hypothesis without time limits, one real
-cluster, long files first.
+"""Shared set-up: JVMs tuned for small plans (`tests.jvms`), hypothesis without time limits, one
+real cluster, long files first.
 
 The optimising compiler and whole-stage code generation pay off over millions of rows; over the few
 rows of a test they are most of its CPU time (measured on the ledger's views: twice as much). So do
@@ -28,22 +28,13 @@ from rocket_sink.cluster.jars import only_one
 from rocket_sink.errors import ClusterError
 from rocket_sink.net import log
 from tests.clusters import TRANSACTIONS, kept_logs, two_brokers
+from tests.jvms import quick_brokers, submit_args
 
 # The cores of a build machine are shared: no time limit per example, nor for making one.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-os.environ.setdefault(
-    "PYSPARK_SUBMIT_ARGS",
-    # With one compiler the JVM makes its code cache small, and says on standard output when it is
-    # full, in the midst of what a command prints as JSON.
-    "--driver-java-options '-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m "
-    "-XX:+UseSerialGC' "
-    "--conf spark.sql.codegen.wholeStage=false "
-    "--conf spark.sql.codegen.factoryMode=NO_CODEGEN "
-    # Delta's VACUUM lists files by so many tasks, 10,000 by default.
-    "--conf spark.sql.sources.parallelPartitionDiscovery.parallelism=2 pyspark-shell",
-)
+os.environ.setdefault("PYSPARK_SUBMIT_ARGS", submit_args())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,26 +44,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 LONGEST = (
-    "integration/test_own_disks.py",
-    "integration/test_commands.py",
+    "hosts/test_short_forms.py",
     "crash/test_crash.py",
-    "integration/test_demo.py",
-    "integration/test_backfill_order.py",
-    "integration/test_lanes.py",
-    "commands/test_hostile_text.py",
-    "integration/test_backfill_kill.py",
+    "integration/test_commands.py",
+    "docs/test_blocks.py",
     "spark/backfill/test_backfill.py",
-    "integration/test_lanes_faults.py",
-    "integration/test_pending_keys_kill.py",
+    "integration/test_own_disks.py",
+    "integration/test_lanes.py",
+    "ledger/test_append.py",
     "cluster/test_cluster_live.py",
-    "integration/test_accounts.py",
     "ledger/test_fold.py",
-    "ledger/test_making.py",
+    "integration/test_backfill_order.py",
+    "integration/test_demo.py",
+    "integration/test_lanes_faults.py",
+    "producer/conformance/test_real_cluster.py",
+    "integration/test_transactional.py",
     "spark/test_transactional_epochs.py",
-    "integration/test_replays.py",
+    "ledger/test_report.py",
+    "ledger/test_pending_keys.py",
     "integration/test_torn_log.py",
+    "producer/conformance/test_tls.py",
+    "integration/test_replays.py",
+    "ledger/test_ledger.py",
+    "producer/conformance/test_real_modes.py",
+    "producer/conformance/test_bodies.py",
+    "integration/test_once_faults.py",
+    "integration/test_accounts.py",
+    "ledger/test_making.py",
+    "producer/conformance/test_texts.py",
+    "producer/conformance/test_guarded.py",
+    "producer/conformance/test_acl.py",
+    "ledger/test_table_order.py",
+    "integration/test_spark_only.py",
     "integration/test_executors.py",
+    "commands/test_hostile_text.py",
     "spark/test_effectively_once.py",
+    "ledger/test_spool.py",
+    "ledger/test_spool_damage.py",
 )
 """Files that take longest, longest first: one that began last would keep one worker alone."""
 
@@ -126,6 +134,12 @@ def own_health(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 def own_log() -> None:
     """A test sees its own records, however many of their kind an earlier one made."""
     log._GUARD._limit._reset()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_clusters() -> Iterator[None]:
+    with quick_brokers():
+        yield
 
 
 @pytest.fixture(scope="session")

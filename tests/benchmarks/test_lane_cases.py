@@ -7,6 +7,7 @@ import pytest
 from benchmarks import arguments as benchmark_arguments
 from benchmarks.arguments import Arguments
 from benchmarks.lanes.cases import LANES, SENDING, lane_cases, lane_named
+from benchmarks.peers import cases as peers_cases
 from benchmarks.peers.cases import java_batches, java_batches_title, peer_cases
 
 
@@ -14,6 +15,7 @@ def asked(**changes: object) -> Arguments:
     values: dict[str, object] = {
         "rows": 1_000_000, "repeat": 1, "brokers": 2, "lanes": (), "orderings": (), "keys": (),
         "bodies": (), "full": False, "without_ledger": False, "ceiling": False, "peers": False,
+        "singles": False,
         "kafka": False, "faults": False, "seconds": 32.0, "pause_ms": None, "scale": False,
         "scale_by": (), "latency": False, **changes,
     }  # fmt: skip
@@ -97,3 +99,30 @@ def test_scaling_goes_by_tens_from_the_rows_that_are_given() -> None:
     assert scaling.row_counts == (1_000_000, 2_000_000, 5_000_000, 10_000_000)
     assert scaling.key_counts == (1000, 10_000, 100_000, 1_000_000)
     assert asked(scale=True, scale_by=("keys",)).scaling().by == ("keys",)
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_single_messages_stand_beside_their_twins_and_java(peers: bool) -> None:
+    plan = asked(singles=True, peers=peers).plan()
+    assert plan.singles and plan.spark and not plan.lanes and not plan.ceiling
+    others = frozenset({"Java"})
+    sent = [*(peer_cases(256, others) if peers else ())]
+    sent += [*peers_cases.single_cases(256, others, peers=peers), peers_cases.java_delayed(16384)]
+    lanes = plan.single_cases()
+    names = [one.case.name for one in (*sent, *lanes)]
+    assert len(set(names)) == len(names)
+    for made in lanes:
+        assert set(made.case.against) <= set(names)
+        if made.lane.sends:
+            assert lane_named(made.lane.twin) is next(
+                one.lane for one in lanes if one.case.name == made.case.against[0]
+            )
+    assert {one.who for one in sent} == {"ours", "Java"}
+    for one in sent:
+        assert "gRPC" in str(one.case.against) or set(one.case.against) <= set(names)
+
+
+def test_small_epochs_are_one_file_each() -> None:
+    plan = asked(singles=True).plan()
+    [small] = {plan.single_load(one) for one in plan.single_cases() if one.kind.epoch_rows}
+    assert small.file_rows == 200 and small.rows % 200 == 0

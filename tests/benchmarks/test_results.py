@@ -1,4 +1,4 @@
-"""Results files: written, read, drawn, put into a README."""
+"""Results files: written, read, drawn, put into a page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.run import measure
 from rocket_sink.errors import ConfigurationError
 from tests.benchmarks.test_curves import points
 
-README = Path(__file__).parents[2] / "benchmarks" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 MACHINE = {"cores": 2, "processor": "P", "memory_gb": 1, "python": "3", "java": 17, "pyspark": "4",
            "rocketmq": "5", "at": "2026-01-01T00:00:00"}  # fmt: skip
 
@@ -87,8 +87,8 @@ def test_the_page_loads_nothing_and_has_the_curves() -> None:
     assert not [word for word in ("src=", "<link", "<script", "@import") if word in text]
 
 
-def test_the_readme_takes_figures_between_its_markers() -> None:
-    before = README.read_text()
+def test_the_page_takes_figures_between_its_markers() -> None:
+    before = PAGE.read_text()
     assert before.count(START_MARK) == before.count(END_MARK) == 1
     once = with_figures(before, [results()])
     assert "| lane | 50 | 1.00 | 2.00 | 3.00 | 30 | lane-nothing: 0.50, 1.50 |" in once

@@ -40,7 +40,8 @@ class Round:
         # A JVM takes longer than most cells: each of the two has cells of the other later.
         self._local = Driver("local", master, groups["local"], folder, later=groups["killed"])
         self._killed = Driver("killed", master, groups["killed"], folder, later=rivals)
-        master = "local-cluster[2,4,1024]"
+        # Of one cell only: when its executor dies, the next one begins.
+        master = f"local-cluster[{min(2, len(groups['executors']))},4,1024]"
         self._executors = Driver("executors", master, groups["executors"], folder, LOCAL_CLUSTER)
         self._jobs = [self._steps(cell) for cell in groups["local"] + groups["executors"]]
         self._jobs += [self._brokers(), self._kill_and_start_again()]

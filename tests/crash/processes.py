@@ -15,13 +15,15 @@ from typing import Any
 
 import psutil
 
+from tests.jvms import SPARK, java_options
+
 from .cell import Cell
 from .files import write_whole
 
 HERE = Path(__file__).parent
 LOCAL_CLUSTER = {
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": " ".join(java_options(SPARK)),
     "spark.locality.wait": "0",
     "spark.task.maxFailures": "8",
     "spark.deploy.maxExecutorRetries": "-1",
@@ -37,7 +39,7 @@ _SMALL = {
     "spark.sql.adaptive.enabled": "false",
 }
 """Most of a round's time goes into Spark's tasks over a ledger of some dozen rows."""
-_NICE = 10
+_NICE = 5
 
 
 def _more_nice() -> str:

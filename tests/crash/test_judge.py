@@ -10,14 +10,19 @@ import pytest
 
 from .judge import Accounts, Copy, Epoch, Row, Sent, judge
 from .schedule import (
+    ANSWERED,
     BACKFILL,
     CI,
+    COMMITTED,
     DELIVERIES,
     ENDED,
     ENDING,
     EVENTS,
     FOLDS,
+    LETTERS,
     MOMENTS,
+    REQUEST,
+    SPOOLED,
     TRANSACTIONAL,
     deliveries_of,
     draw,
@@ -242,10 +247,13 @@ def test_the_chosen_schedules_have_everything() -> None:
     lanes = {"foreach", "source_stream", "foreach_batch", "write", "source_batch", BACKFILL}
     assert {one.lane for one in chosen} == lanes
     assert {one.delivery for one in CI} == set(DELIVERIES)
+    moments = {one.moment for one in CI}
+    assert moments >= {REQUEST, ANSWERED, SPOOLED, COMMITTED, ENDING, LETTERS}
+    assert moments & set(FOLDS)
     killed = {one.moment for one in chosen if one.event == "driver_killed"}
     assert {"request", "answered", "spooled", "committed", "letters"} <= killed
     assert killed & set(FOLDS[:2]) and killed & set(FOLDS[2:])
-    assert len({one.name for one in chosen}) == len(chosen) == 20
+    assert len({one.name for one in chosen}) == len(chosen) == 21
 
 
 def test_a_drawn_schedule_is_possible_and_its_seeds_own() -> None:

@@ -1,0 +1,141 @@
+"""How the tests' JVMs run: one compiler, one collecting thread, classes from an archive (CDS).
+
+    python -m tests.jvms      makes the archives that this machine does not have yet
+
+The optimising compiler pays off over hours, not over the minutes of a test. Half of the CPU time
+of a Spark driver's start goes into reading and verifying classes: 22 s without an archive, 13 s
+with one. `.ci/run` makes the archives, for less than one run saves. Tests that find none pass as
+well, and a JVM takes nothing from an archive that was made by another Java or of other jars.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+from platformdirs import user_cache_path
+
+from rocket_sink.cluster import conf
+from rocket_sink.cluster.jars import DEFAULT_VERSION, only_one
+from rocket_sink.errors import ClusterError
+from rocket_sink.java import find_java
+
+SPARK: Final = "spark"
+BROKER: Final = "broker"
+
+_QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+
+
+def archive(kind: str) -> Path:
+    """Where the archive of `SPARK` or `BROKER` is, or will be."""
+    spec = find_spec("pyspark")
+    assert spec and spec.origin
+    jars = Path(spec.origin).parent / "jars"
+    try:
+        java = (find_java().home / "release").read_text()
+    except (ClusterError, OSError):
+        java = ""
+    made_of = f"{java}{jars} {jars.stat().st_mtime_ns} {DEFAULT_VERSION}"
+    key = hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    return user_cache_path("rocket-sink") / "class-archives" / f"{kind}-{key}.jsa"
+
+
+def java_options(kind: str) -> tuple[str, ...]:
+    """Of a Spark driver or executor, or of a RocketMQ process."""
+    path = archive(kind)
+    if not path.exists():
+        return _QUICK
+    # Not a word of it on standard output, in the midst of what a command prints as JSON.
+    return (*_QUICK, f"-XX:SharedArchiveFile={path}", "-Xlog:cds*=off")
+
+
+def submit_args(*more: str) -> str:
+    """PYSPARK_SUBMIT_ARGS of all drivers; `more` Java options.
+
+    Whole-stage code generation pays off over millions of rows, too.
+    """
+    # With one compiler the JVM makes its code cache small, and says on standard output when it is
+    # full. By default it collects garbage four times a second, and all of it when classes come.
+    sizes = ("-XX:ReservedCodeCacheSize=240m", "-Xmn400m", "-XX:MetaspaceSize=256m")
+    options = [*java_options(SPARK), *sizes, *more]
+    conf = {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        # Delta's VACUUM lists files by so many tasks, 10,000 by default.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+    }
+    given = " ".join(f"--conf {name}={value}" for name, value in conf.items())
+    return f"--driver-java-options '{' '.join(options)}' {given} pyspark-shell"
+
+
+@contextmanager
+def quick_brokers(*more: str) -> Iterator[None]:
+    """All clusters of this process run so; `more` Java options."""
+    command = conf.jvm_command
+
+    def quick(*args: Any, **options: Any) -> list[str]:
+        *start, main_class = command(*args, **options)
+        return [*start, *java_options(BROKER), *more, main_class]
+
+    with mock.patch.object(conf, "jvm_command", quick):
+        yield
+
+
+def main() -> None:
+    """Make what is missing."""
+    for kind, make in ((BROKER, _make_of_broker), (SPARK, _make_of_spark)):
+        path = archive(kind)
+        with only_one(path.with_suffix(".lock"), print), tempfile.TemporaryDirectory() as folder:
+            made = Path(folder, "made.jsa")
+            if not path.exists():
+                make(made)
+            if made.exists():
+                # Whole or not at all: a JVM may look for it meanwhile.
+                shutil.copyfile(made, path.with_suffix(".part"))
+                path.with_suffix(".part").rename(path)
+                _remove_old(path)
+
+
+def _remove_old(path: Path) -> None:
+    """Each environment has its own, of 200 MB."""
+    kind, _, _ = path.stem.partition("-")
+    for old in sorted(path.parent.glob(f"{kind}-*.jsa"), key=lambda one: one.stat().st_mtime)[:-4]:
+        old.unlink(missing_ok=True)
+
+
+def _make_of_broker(made: Path) -> None:
+    """By jcmd, which a JRE lacks: a broker takes long to end by itself."""
+    from rocket_sink import Message, Producer
+    from rocket_sink.cluster import LocalCluster
+
+    jcmd = find_java().home / "bin" / "jcmd"
+    if not jcmd.exists():
+        return
+    with quick_brokers("-XX:+RecordDynamicDumpInfo"), LocalCluster(brokers=1) as cluster:
+        with Producer(**cluster.client_options()) as producer:
+            producer.send(Message("some", b"body"))
+        pid = str(cluster.brokers[0].pid)
+        subprocess.run([jcmd, pid, "VM.cds", "dynamic_dump", made], check=True, capture_output=True)
+
+
+def _make_of_spark(made: Path) -> None:
+    """At the end of a JVM that was used as the tests use theirs."""
+    subprocess.run(
+        [sys.executable, "-m", "tests.integration.typical"],
+        cwd=Path(__file__).parents[1], check=True, timeout=1800, stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": submit_args(f"-XX:ArchiveClassesAtExit={made}")},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
