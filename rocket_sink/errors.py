@@ -325,6 +325,16 @@ class InvalidQueueError(RejectedError):
     refreshes_route = True
 
 
+class QueueMovedError(RejectedError):
+    """NOT_LEADER_FOR_QUEUE (501): a static topic's queue is on another broker now."""
+
+    code = "QUEUE_MOVED"
+    response_codes = (501,)
+    isolates = Isolate.NOTHING
+    refreshes_route = True
+    backs_off = True
+
+
 class MessageIllegalError(RejectedError):
     """MESSAGE_ILLEGAL (13): the broker's own limits refuse this message."""
 

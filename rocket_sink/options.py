@@ -66,7 +66,7 @@ class SinkOptions:
     send_msg_timeout_ms: int = option("sendMsgTimeout", Kind.MILLISECONDS, 3000, _S, "total time for a send with all its attempts", low=1, java="sendMsgTimeout")
     attempt_timeout_ms: int = option("sendMsgMaxTimeoutPerRequest", Kind.MILLISECONDS, -1, _S, "longest single attempt; -1: an equal share of what is left", low=-1, aliases=("attemptTimeoutMs",), java="sendMsgMaxTimeoutPerRequest")
     retry_times: int = option("retryTimesWhenSendFailed", Kind.INTEGER, 2, _S, "further attempts after the first", low=0, high=100, aliases=("retryTimesWhenSendAsyncFailed",), java="retryTimesWhenSendFailed")
-    retry_response_codes: tuple[int, ...] = option("retryResponseCodes", Kind.INTEGERS, (17, 14, 1, 2, 16, 204, 205, 215, 29, 1500), _S, "response codes after which another attempt is made", java="retryResponseCodes")
+    retry_response_codes: tuple[int, ...] = option("retryResponseCodes", Kind.INTEGERS, (17, 14, 1, 2, 16, 204, 205, 215, 29, 501, 1500), _S, "response codes after which another attempt is made", java="retryResponseCodes")
     retry_another_broker_when_not_store_ok: bool = option("retryAnotherBrokerWhenNotStoreOK", Kind.BOOLEAN, False, _S, "send a degraded message again (doubles it)", java="retryAnotherBrokerWhenNotStoreOK")
     retry_backoff_ms: int = option("retryBackoffMs", Kind.MILLISECONDS, 50, _S, "first wait after a busy answer, doubled each time, with jitter", low=1)
     retry_backoff_max_ms: int = option("retryBackoffMaxMs", Kind.MILLISECONDS, 1000, _S, "longest wait after a busy answer", low=1)

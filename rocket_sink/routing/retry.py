@@ -86,7 +86,9 @@ class Action(enum.Enum):
 class RetryPolicies:
     """The options of the decisions."""
 
-    retry_response_codes: frozenset[int] = frozenset((17, 14, 1, 2, 16, 204, 205, 215, 29, 1500))
+    retry_response_codes: frozenset[int] = frozenset(
+        (17, 14, 1, 2, 16, 204, 205, 215, 29, 501, 1500)
+    )
     window: wait_base = field(default_factory=lambda: wait_exponential(multiplier=0.05, max=1.0))
     """Longest wait before attempt n + 1, in seconds; the wait is at least half of it."""
     on_degraded: str = "accept"

@@ -86,6 +86,7 @@ ANSWERS = [
     (1, "java.lang.NullPointerException, org.apache.rocketmq.store.CommitLog", "BROKER_ERROR"),
     (1, None, "BROKER_ERROR"),
     (3, " request type 310 not supported", "REQUEST_CODE_NOT_SUPPORTED"),
+    (501, "t-3 does not exit in request process of current broker a", "QUEUE_MOVED"),
     (1500, "please go away", "GO_AWAY"),
     (2, "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control", "BROKER_BUSY"),
     (99999, "what is this", "BROKER_ERROR"),
@@ -135,7 +136,7 @@ def test_authentication_is_fatal_and_isolates_nothing(code, remark):
     assert error.isolates is Isolate.NOTHING
 
 
-@pytest.mark.parametrize("code", [13, 17, 29, 1500, 3])
+@pytest.mark.parametrize("code", [13, 17, 29, 501, 1500, 3])
 def test_data_errors_never_isolate_a_healthy_broker(code):
     """Java isolates the broker for 10 s after one message that is too large."""
     assert error_for_answer(code, "").isolates is Isolate.NOTHING

@@ -68,6 +68,7 @@ TABLE = [
     (errors.GoAwayError, "retry_same_queue", "retry_same_queue", "nothing", True, False),
     (errors.TopicNotFoundError, "retry_now", "retry_same_queue", "nothing", True, True),
     (errors.InvalidQueueError, "retry_now", "give_up", "nothing", True, True),
+    (errors.QueueMovedError, "retry_after", "retry_same_queue", "nothing", True, True),
     (errors.MessageIllegalError, "give_up", "give_up", "nothing", True, False),
     (errors.PermissionDeniedError, "retry_now", "retry_same_queue", "topic", True, True),
     (errors.AuthenticationError, "fatal", "fatal", "nothing", True, False),

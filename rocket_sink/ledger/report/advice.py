@@ -14,6 +14,7 @@ ADVICE: Final = {
     "TLS_REFUSED": "the broker expects TLS, or does not: set tlsMode as the broker has it",
     "NAME_SERVER_UNAVAILABLE": f"start a name server; {_CHECK}",
     "NO_ROUTE": "create the topic, or start the broker that has it: `rocket-sink routes -t TOPIC`",
+    "QUEUE_MOVED": "set sendMsgTimeout longer than a remapping of the static topic takes",
     "INVALID_QUEUE": "start the queue's broker: `rocket-sink routes -t TOPIC` shows who is there",
     "REQUEST_TIMEOUT": "look at the broker's disk and page cache; then raise sendMsgTimeout",
     "UNWRITTEN": "the broker took no bytes: look at its CPU and network",

@@ -21,6 +21,7 @@ from rocket_sink.errors import (
     NoRouteError,
     NotSentError,
     Outcome,
+    QueueMovedError,
     SendError,
     TopicNotFoundError,
 )
@@ -60,9 +61,11 @@ from rocket_sink.wire.responses import (
     decode_send_answer,
 )
 
-_STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, TopicNotFoundError)
+_STALE_ROUTE: Final = (InvalidQueueError, NoRouteError, QueueMovedError, TopicNotFoundError)
 """The route lacks the queue or its broker's master, or the broker says that it is wrong: without a
 new one the next attempt fails alike."""
+_AWAITS_ROUTE: Final = (ConnectError, QueueMovedError)
+"""The next look-up is waited for: the route at hand names a broker that will not take it."""
 
 
 class NextStep(NamedTuple):
@@ -333,7 +336,7 @@ class ResponseHandler:
             again.pinned = attempt.target.queue
         topic, delay_s = attempt.request.topic, decision.delay_s
         stale = isinstance(error, _STALE_ROUTE)
-        if isinstance(error, ConnectError) and decision.action is not Action.RETRY_NOW:
+        if isinstance(error, _AWAITS_ROUTE) and decision.action is not Action.RETRY_NOW:
             look_up_s = self._routes.next_look_up_s(topic, now_s)
             # Half of what is left is kept for the attempt itself.
             half_s = (attempt.deadline_s - now_s) / 2

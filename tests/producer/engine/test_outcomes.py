@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rocket_sink.errors import (
@@ -12,6 +14,7 @@ from rocket_sink.errors import (
     NameServerUnavailableError,
     NoRouteError,
     Outcome,
+    QueueMovedError,
     RequestTimeoutError,
     TopicNotFoundError,
 )
@@ -19,6 +22,7 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, IncompleteAnswer
 from rocket_sink.wire.batch import encode_inner
+from rocket_sink.wire.route import QueueMapping
 from tests.producer.conftest import is_well, request, send
 
 
@@ -248,6 +252,30 @@ def test_topic_not_found_at_the_broker_is_looked_up_once(cluster, make_engine):
     completion = send(make_engine())
     assert isinstance(completion.error, TopicNotFoundError)
     assert len(completion.attempts) == 2
+
+
+@pytest.mark.parametrize("ordering", ["none", "strict"])
+def test_a_static_queue_that_moved_is_sent_to_its_new_broker(
+    cluster, make_engine, monkeypatch, ordering
+):
+    old, new = cluster.brokers
+    static = cluster.route("orders")
+
+    def moved_to(broker, epoch):
+        mapping = QueueMapping(broker.name, 1, epoch, queue_ids={0: 0})
+        route = replace(static, mappings={broker.name: mapping})
+        monkeypatch.setattr(cluster, "route", lambda topic: route)
+
+    moved_to(old, 1)
+    engine = make_engine(ordering=ordering, sendMsgTimeout=30_000)
+    (queue,) = engine.publish_info("orders").queues
+    moved_to(new, 2)
+    old.on_send(Answer(501, "orders-0 does not exit in request process of broker"), times=None)
+    completion = send(engine, queue=queue, ordered=ordering == "strict")
+    assert completion.outcome is Outcome.ACKED and not completion.maybe_duplicate
+    assert [one.broker_address for one in completion.attempts] == [old.address, new.address]
+    assert completion.attempts[0].error_code == QueueMovedError.code
+    assert is_well(engine, old.name)
 
 
 def test_no_name_server_names_each_with_its_reason(cluster, make_engine):
