@@ -13,9 +13,6 @@ from rocket_sink.producer.admin.admin import Admin
 TRANSACTIONS = {
     "transactionCheckInterval": "2000",
     "transactionTimeOut": "500",
-    # Ends are noted in batches, every 3 s by default: a check in between finds none and asks again
-    # about what was committed, which doubles it.
-    "transactionOpBatchInterval": "100",
 }
 """Checks of half messages within seconds."""
 

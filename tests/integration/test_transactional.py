@@ -35,7 +35,11 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def checking() -> Iterator[LocalCluster]:
-    often = {"transactionCheckInterval": "1000", "transactionTimeOut": "1000"}
+    often = {
+        "transactionCheckInterval": "1000", "transactionTimeOut": "1000",
+        # RocketMQ's defaults: ends are noted in batches.
+        "transactionOpBatchInterval": "3000", "transactionOpMsgMaxSize": "4096",
+    }  # fmt: skip
     running = LocalCluster(brokers=1, broker_config=often).start(timeout_s=600)
     try:
         yield running
