@@ -14,6 +14,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Final
 
 from rocket_sink.errors import RemoteProtocolError
@@ -71,12 +72,11 @@ class Port:
 
     def open(self) -> None:
         """Listen; again on the same port."""
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.number))
+        if not self.number:
+            self.number = self.loop.reserve_port()
+        listener = _bound_socket(self.number)
         listener.listen(128)
         listener.setblocking(False)
-        self.number = listener.getsockname()[1]
         self._listener = listener
         self.loop.watch(listener, self)
 
@@ -98,6 +98,13 @@ class Port:
         return self._listener is not None
 
 
+def _bound_socket(number: int = 0) -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", number))
+    return sock
+
+
 class Loop:
     """The thread of scripted servers."""
 
@@ -110,6 +117,7 @@ class Loop:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._reserved: list[socket.socket] = []
         self._running = True
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -119,19 +127,31 @@ class Loop:
         if threading.current_thread() is self._thread:
             function()
             return
-        done = threading.Event()
+        ended: Future[None] = Future()
 
         def posted() -> None:
             try:
                 function()
-            finally:
-                done.set()
+            except Exception as error:
+                ended.set_exception(error)
+            else:
+                ended.set_result(None)
 
         with self._lock:
             self._posted.append(posted)
         self._wake_write.send(b"x")
-        if not done.wait(10):
+        if not wait([ended], timeout=10).done:
             raise TimeoutError("the scripted servers' thread does not answer")
+        ended.result()
+
+    def reserve_port(self) -> int:
+        """The number of a port that stays this loop's until it stops.
+
+        A socket that is bound and does not listen refuses connections. It keeps the number from
+        other processes while a server of this loop is down.
+        """
+        self._reserved.append(_bound_socket())
+        return int(self._reserved[-1].getsockname()[1])
 
     def after(self, seconds: float, function: Callable[[], None]) -> None:
         """Run `function` in `seconds`; only from the loop's thread."""
@@ -165,7 +185,7 @@ class Loop:
     def stop(self) -> None:
         self.call(lambda: setattr(self, "_running", False))
         self._thread.join(10)
-        for sock in (self._wake_read, self._wake_write):
+        for sock in (self._wake_read, self._wake_write, *self._reserved):
             sock.close()
         self._selector.close()
 

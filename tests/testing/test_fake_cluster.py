@@ -208,6 +208,16 @@ def test_kill_refuses_and_restart_keeps_port_and_store(
     assert len(cluster.messages("t")) == 2
 
 
+def test_no_other_process_gets_the_port_of_a_broker_that_is_down(cluster: FakeCluster) -> None:
+    broker = cluster.brokers[0]
+    broker.kill()
+    host, _, port = broker.address.rpartition(":")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((host, int(port)))
+    broker.restart()
+    Client(broker.address).socket.close()
+
+
 def test_the_same_seed_gives_the_same_chances() -> None:
     def run(seed: int) -> list[int]:
         with FakeCluster(brokers=1, seed=seed) as cluster:
