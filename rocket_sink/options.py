@@ -17,6 +17,7 @@ from typing import Any, Final
 from rocket_sink.errors import OptionError
 from rocket_sink.forks import lazy
 from rocket_sink.option_spec import Kind, Option, Secret, option, option_of
+from rocket_sink.tables import html_table
 
 _C, _M, _S, _R, _D, _L, _K = (
     "connection", "message", "sending", "routing", "delivery", "ledger", "spark",
@@ -195,6 +196,14 @@ class SinkOptions:
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.given().items())
         return f"SinkOptions({given})"
+
+    def to_html(self, title: str = "SinkOptions") -> str:
+        """The options that differ from their defaults, with what they do, as an HTML table."""
+        given = [known for known in OPTIONS if known.name in self.given()]
+        rows = [(o.name, o.shown(getattr(self, o.attribute)), o.help) for o in given]
+        return html_table(title, rows or [("", "all options have their defaults", "")])
+
+    _repr_html_ = to_html
 
 
 def _checked(given: SinkOptions) -> SinkOptions:

@@ -1,7 +1,8 @@
-"""Tables for terminals and notebooks, by rich."""
+"""Tables for terminals, by rich, and for notebooks."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +49,17 @@ def table(
         # rich would read [brackets] in a str as markup.
         made.add_row(*(Text(cell(value)) for value in row))
     return made
+
+
+def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
+    """The `_repr_html_` of a value: its first column names what the others say."""
+    lines = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(clean(what))}</th>"
+        + "".join(f"<td style='text-align:left'>{html.escape(clean(one))}</td>" for one in more)
+        + "</tr>"
+        for what, *more in rows
+    )
+    return f"<table><caption>{html.escape(clean(title))}</caption>{lines}</table>"
 
 
 _BETWEEN: Final = 3

@@ -95,3 +95,14 @@ def test_with_changes_only_what_is_named() -> None:
 def test_no_name_server_is_said_with_an_example() -> None:
     with pytest.raises(OptionError, match="nameServer is missing"):
         _ = SinkOptions.parse({}).name_servers
+
+
+def test_notebooks_show_what_was_given_with_its_meaning_and_no_secret() -> None:
+    options = SinkOptions.parse(
+        {"nameServer": "a:1", "topic": "<b>", "accessKey": "user", "secretKey": "hidden-9"}
+    )
+    shown = options._repr_html_()
+    assert "nameServer" in shown and "a:1" in shown and "&lt;b&gt;" in shown and "<b>" not in shown
+    assert "hidden-9" not in shown
+    assert find_option("topic").help.split()[0] in shown
+    assert "sendMsgTimeout" not in shown, "a default"

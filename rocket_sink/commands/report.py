@@ -76,13 +76,12 @@ def report(
             "report", master=master, spark_conf=spark_conf, packages=packages, small=True
         ) as spark:
             from rocket_sink.ledger.ledger import Ledger
-            from rocket_sink.ledger.report import build_report
 
             ledger = Ledger(path)
-            unfolded = ledger.unfolded_epochs() if fold_and_note(ledger, spark).busy else 0
-            found = build_report(
-                spark, ledger, scope, epochs=epochs, unfolded_epochs=unfolded,
-                series=html is not None,
+            fold_and_note(ledger, spark)
+            found = ledger.report(
+                spark, query=query, since=since, until=until, epochs=epochs,
+                charts=html is not None,
             )  # fmt: skip
     if html:
         write_file(html, to_html(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -22,11 +23,14 @@ from rocket_sink.ledger.table import (
     read_table,
     table_version,
 )
+from rocket_sink.tables import html_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
+
+    from rocket_sink.ledger.report import Report
 
 
 FULL_SYNC_WAIT_S: Final = 300.0
@@ -59,6 +63,16 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"Ledger({self.path!r})"
+
+    def _repr_html_(self) -> str:
+        if not self.exists():
+            rows = [("table", "none yet: it is made by the first write, or by `create(spark)`")]
+        else:
+            aside = len(self.quarantined())
+            rows = [("epochs that are not folded yet", f"{self.unfolded_epochs():,}")]
+            rows += [("damaged spool files, put aside", f"{aside:,}")] if aside else []
+            rows += [("what it says", "ledger.report(spark)")]
+        return html_table(f"Ledger {self.path}", rows)
 
     def create(self, spark: SparkSession) -> str:
         """Make the table unless it is there; returns the ledger's id."""
@@ -186,6 +200,36 @@ class Ledger:
         """
         return views.view(self.rows(spark), "attempts")
 
+    def report(
+        self, spark: SparkSession, *, query: str | None = None, since: dt.datetime | None = None,
+        until: dt.datetime | None = None, epochs: int = 20, charts: bool = False,
+    ) -> Report:  # fmt: skip
+        """What `rocket-sink report` shows: the verdict and the figures, as a value.
+
+        Folds first, as the command does; while another process folds, `unfolded_epochs` says how
+        many epochs are missing. Notebooks show it as tables, `print(report)` as text,
+        `ledger.report.to_html(report)` is the page (`charts` fills its charts).
+
+        Args:
+            query: a streaming query's id, or its beginning.
+            since, until: the time of the rows; a naive time is in UTC.
+            epochs: the longest list of epochs wanted.
+
+        Raises:
+            LedgerError: also, no query, or several, whose id begins so.
+        """
+        # Tasks import this module, too, and make no report.
+        from rocket_sink.ledger.report import Scope, figures
+
+        busy = self.sync(spark).busy
+        unfolded = self.unfolded_epochs() if busy else 0
+        rows = self.rows(spark)
+        return figures(
+            lambda select: views.queried(rows, select).toArrow(), self.path,
+            Scope(query, _in_utc(since), _in_utc(until)), epochs=epochs, unfolded_epochs=unfolded,
+            quarantined_files=len(self.quarantined()), series=charts,
+        )  # fmt: skip
+
     def optimize(self, spark: SparkSession) -> dict[str, int]:
         """Compact small files; {"files_added", "files_removed"}."""
         table = open_direct(spark, self._place)
@@ -224,3 +268,8 @@ class Ledger:
             raise missing(self._place)
         check_table(spark, self._place)
         return DeltaTable.forPath(spark, self._place.uri)
+
+
+def _in_utc(moment: dt.datetime | None) -> dt.datetime | None:
+    naive = moment is not None and moment.tzinfo is None
+    return moment.replace(tzinfo=dt.timezone.utc) if moment and naive else moment

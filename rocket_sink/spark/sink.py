@@ -160,6 +160,9 @@ class RocketSink:
         given = ", ".join(f"{name}={value!r}" for name, value in self._options.given().items())
         return f"RocketSink({given})"
 
+    def _repr_html_(self) -> str:
+        return self._options.to_html("RocketSink")
+
 
 def _absolute(options: SinkOptions) -> SinkOptions:
     """A relative ledger path means the driver's folder, not each worker's."""

@@ -10,13 +10,13 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from rocket_sink.errors import DeliveryError, Outcome
 from rocket_sink.options import SinkOptions
+from rocket_sink.tables import html_table
 from rocket_sink.text import clean
 
 COUNTS: Final = (
@@ -104,12 +104,7 @@ class WriteSummary:
         return "\n".join([self.title, *(f"  {what:<{width}}  {value}" for what, value in lines)])
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(what)}</th>"
-            f"<td style='text-align:right'>{html.escape(value)}</td></tr>"
-            for what, value in self.lines()
-        )
-        return f"<table><caption>{html.escape(self.title)}</caption>{rows}</table>"
+        return html_table(self.title, self.lines())
 
 
 @dataclass

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocket_sink import Ledger, RocketSink, register
-from rocket_sink.ledger.report import build_report
 from rocket_sink.spark.session import build_session
 
 LANES = ("foreach", "source")
@@ -108,7 +107,7 @@ class Stream:
         rows = [row.asDict() for row in ledger.epochs(self._spark).collect()]
         degraded = sum(row["degraded"] for row in rows)
         if degraded:
-            said = build_report(self._spark, ledger)
+            said = ledger.report(self._spark)
             told = (said.totals.degraded, any(broker.degraded for broker in said.brokers))
             if told != (degraded, True):
                 self.errors.append(f"{degraded} rows are degraded, the report says {told}")

@@ -16,7 +16,7 @@ import pytest
 
 from rocket_sink import Ledger, RocketSink
 from rocket_sink.ledger.duckdb_reader import open_quick
-from rocket_sink.ledger.report import Scope, Totals, build_report, figures
+from rocket_sink.ledger.report import Scope, Totals, figures
 from rocket_sink.testing import FakeCluster
 from tests.ledger.values import accounts, confirmed, context, letter
 
@@ -97,7 +97,7 @@ def told(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Told:
     ledger.sync(spark)
     quick = open_quick(folder)
     assert quick is not None
-    found = build_report(spark, ledger)
+    found = ledger.report(spark)
     assert figures(quick.query, quick.path, Scope()) == found
     return Told(ledger, epochs_of(folder), found.totals, found.as_dict(), stored)
 

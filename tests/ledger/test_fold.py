@@ -19,7 +19,6 @@ from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.report import build_report
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.table import ensure_table, fold_app_id, last_txn_version
@@ -295,7 +294,7 @@ def test_a_damaged_file_is_put_aside_and_the_others_go_in(
     assert aside in caplog.text
     ledger = Ledger(tmp_path)
     assert ledger.quarantined() == [aside]
-    assert build_report(spark, ledger).quarantined_files == 1
+    assert ledger.report(spark).quarantined_files == 1
     assert fold(spark, str(tmp_path)).damaged == ()
     # Mended and moved back, it goes in.
     Path(aside).unlink()

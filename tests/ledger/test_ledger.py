@@ -37,6 +37,12 @@ def ledger(spark, tmp_path_factory):
     return made
 
 
+def test_notebooks_show_what_needs_no_spark(ledger, tmp_path):
+    assert "epochs that are not folded yet" in ledger._repr_html_()
+    assert "none yet" in Ledger(tmp_path / "<i>none</i>")._repr_html_()
+    assert "<i>" not in Ledger(tmp_path / "<i>none</i>")._repr_html_()
+
+
 def at(batch: pa.RecordBatch, second: int) -> pa.RecordBatch:
     """The rows at another time."""
     when = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=second)

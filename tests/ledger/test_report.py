@@ -17,7 +17,7 @@ from rocket_sink.ledger.records import (
     resolution_rows,
     send_rows,
 )
-from rocket_sink.ledger.report import Report, Scope, build_report, figures
+from rocket_sink.ledger.report import Report, Scope, figures
 from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.spool import SpoolWriter
 from rocket_sink.ledger.views import newest, queried, rows_of
@@ -66,7 +66,9 @@ def both(spark, ledger, scope: Scope = Scope()) -> Report:  # noqa: B008 (frozen
     """Spark's report, after delta-rs and DuckDB have given the same."""
     quick = open_quick(ledger.path)
     assert quick is not None, "the extra `fast` is part of the extra `test`"
-    found = build_report(spark, ledger, scope, series=True)
+    found = ledger.report(
+        spark, query=scope.query_id, since=scope.since, until=scope.until, charts=True
+    )
     assert figures(quick.query, quick.path, scope, series=True) == found
     return found
 
@@ -211,14 +213,14 @@ class TestMixed:
         assert quick is not None
         for given, said in (("5b2f", "2 queries .* 5b2f1111-aaaa, 5b2f2222"), ("x'y", "no rows")):
             with pytest.raises(LedgerError, match=said):
-                build_report(spark, mixed[0], Scope(query_id=given))
+                mixed[0].report(spark, query=given)
             with pytest.raises(LedgerError, match=said):
                 figures(quick.query, quick.path, Scope(query_id=given))
 
 
 def test_no_ledger(spark, tmp_path):
     with pytest.raises(LedgerError, match="there is no ledger"):
-        build_report(spark, Ledger(tmp_path / "none"))
+        Ledger(tmp_path / "none").report(spark)
 
 
 class TestWithoutSpark:

@@ -20,7 +20,7 @@ import pyarrow.parquet
 from rocket_sink.commands.common.output import table
 from rocket_sink.commands.demo.flights import Flights, Settings
 from rocket_sink.ledger.ledger import Ledger
-from rocket_sink.ledger.report import Report, build_report
+from rocket_sink.ledger.report import Report
 
 if TYPE_CHECKING:
     from rocket_sink.wire.stored import StoredMessage
@@ -287,7 +287,7 @@ def build_summary(
         settings=settings,
         flights=flights,
         seconds=seconds,
-        report=build_report(spark, ledger),
+        report=ledger.report(spark),
         verdict=verdict,
         lost=len(lost_rows(verdict, dead_rows)),
     )

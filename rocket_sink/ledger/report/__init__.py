@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocket_sink.ledger.report.queries import build_report, figures
+from rocket_sink.ledger.report.queries import figures
 from rocket_sink.ledger.report.tables import Report, render_report, to_html
 from rocket_sink.ledger.report.values import (
     BrokerFigures,
@@ -17,6 +17,6 @@ from rocket_sink.ledger.report.values import (
 
 __all__ = [
     "BrokerFigures", "DeadLetterFigures", "EpochFigures", "ErrorFigures", "Finding",
-    "IsolationFigures", "Report", "Scope", "Totals", "build_report", "figures", "render_report",
+    "IsolationFigures", "Report", "Scope", "Totals", "figures", "render_report",
     "to_html",
 ]  # fmt: skip

@@ -11,12 +11,9 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
-
-import pyarrow as pa
+from typing import Any, Final
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger import views
 from rocket_sink.ledger.report.series import read_series
 from rocket_sink.ledger.report.sql import (
     BROKER,
@@ -45,52 +42,22 @@ from rocket_sink.ledger.report.values import (
 )
 from rocket_sink.text import clean
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from rocket_sink.ledger.ledger import Ledger
-
 _IDS_SHOWN: Final = 5
 _SUMS: Final = tuple(n for n in Totals.__dataclass_fields__ if n in EpochFigures.__annotations__)
-
-
-def build_report(
-    spark: SparkSession,
-    ledger: Ledger,
-    scope: Scope | None = None,
-    *,
-    epochs: int = 20,
-    isolations: int = 50,
-    errors: int = 10,
-    unfolded_epochs: int = 0,
-    series: bool = False,
-) -> Report:
-    """Read the figures with Spark; the numbers are the longest lists wanted.
-
-    Args:
-        series: also what the page's charts show.
-
-    Raises:
-        LedgerError: no ledger there, or one of another version; or no query, or several, whose id
-            begins as the scope says.
-    """
-    rows = ledger.rows(spark)
-
-    def query(select: str) -> pa.Table:
-        return views.queried(rows, select).toArrow()
-
-    return figures(
-        query, ledger.path, scope or Scope(), epochs=epochs, isolations=isolations, errors=errors,
-        unfolded_epochs=unfolded_epochs, quarantined_files=len(ledger.quarantined()),
-        series=series,
-    )  # fmt: skip
 
 
 def figures(
     query: Query, path: str, scope: Scope, *, epochs: int = 20, isolations: int = 50,
     errors: int = 10, unfolded_epochs: int = 0, quarantined_files: int = 0, series: bool = False,
 ) -> Report:  # fmt: skip
-    """The same of whatever runs the queries."""
+    """A report of whatever runs the queries; `epochs`, `isolations`, `errors`: the longest lists.
+
+    Args:
+        series: also what the page's charts show.
+
+    Raises:
+        LedgerError: no query, or several, whose id begins as the scope says.
+    """
     if scope.query_id is not None:
         scope = replace(scope, query_id=_full_id(query, scope.query_id, path))
     read = Scoped(query, scope)
