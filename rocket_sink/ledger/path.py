@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.storage import Properties, open_store, properties_for
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -57,12 +58,14 @@ class LedgerPath:
         root: the folder in the terms of `filesystem()`.
         is_local: files are appended, renamed and locked by the operating system.
         problem: why pyarrow could not reach the folder when it was looked at; empty: it could.
+        storage: address and credentials of its store, as far as Spark's configuration has them.
     """
 
     uri: str
     root: str
     is_local: bool
     problem: str = field(default="", compare=False, repr=False)
+    storage: Properties = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def spool(self) -> str:
@@ -80,7 +83,7 @@ class LedgerPath:
     @property
     def has_spool(self) -> bool:
         """False where pyarrow has no such file system: no task can have spooled anything."""
-        return self.is_local or _scheme(self.uri) in _KNOWN
+        return self.is_local or bool(self.storage) or _scheme(self.uri) in _KNOWN
 
     @property
     def remedy(self) -> str:
@@ -99,7 +102,7 @@ class LedgerPath:
 
         if self.is_local:
             return fs.LocalFileSystem()
-        return _remote(self.uri)[0]
+        return _remote(self.uri, self.storage)[0]
 
 
 def path_part(text: str) -> str:
@@ -120,10 +123,12 @@ def resolve_path(path: str | os.PathLike[str]) -> LedgerPath:
         return _local(text)
     if text.startswith("file:"):
         return _local(unquote(urlsplit(text).path))
+    storage = properties_for(text)
     try:
-        return LedgerPath(text, _remote(text)[1], is_local=False)
+        root = _remote(text, storage)[1]
     except LedgerError as error:
-        return LedgerPath(text, _guessed_root(text), is_local=False, problem=str(error))
+        return LedgerPath(text, _guessed_root(text), False, str(error), storage)
+    return LedgerPath(text, root, is_local=False, storage=storage)
 
 
 def _local(path: str) -> LedgerPath:
@@ -137,33 +142,43 @@ def _scheme(uri: str) -> str:
     return _ARROW_SCHEMES.get(scheme, scheme)
 
 
-def _remote(uri: str) -> tuple[fs.FileSystem, str]:
+def _remote(uri: str, storage: Properties) -> tuple[fs.FileSystem, str]:
     scheme = _scheme(uri)
-    if scheme not in _KNOWN:
-        raise LedgerError(
-            f"the ledger {uri} can have no files beside its table: pyarrow, by which tasks write "
-            f"them, has no file system for {uri.partition(':')[0]}: (it has local folders, s3, gs, "
-            "abfs and hdfs). foreachBatch and sink.write can use this ledger, as long as Spark "
-            "can, with delivery=at_least_once and without appId, ordering=strict and "
-            "onPendingKey=hold; foreach, the data source and backfills cannot",
-            path=uri,
-        )
-    from pyarrow import fs
-
     try:
-        filesystem, root = fs.FileSystem.from_uri(f"{scheme}:{uri.partition(':')[2]}")
+        found = open_store(uri, storage)
+        if found is None and scheme in _KNOWN:
+            from pyarrow import fs
+
+            found = fs.FileSystem.from_uri(f"{scheme}:{uri.partition(':')[2]}")
     except (OSError, ValueError, NotImplementedError) as error:
         raise LedgerError(
             f"pyarrow, by which driver and tasks write the files beside the ledger {uri}, cannot "
             f"reach it: {error}; {_remedy(scheme)}",
             path=uri,
         ) from error
+    if found is None:
+        raise LedgerError(
+            f"the ledger {uri} can have no files beside its table: pyarrow, by which tasks write "
+            f"them, has no file system for {uri.partition(':')[0]}: (it has local folders, s3, gs, "
+            f"abfs and hdfs{_OSS_TOO if scheme == 'oss' else ''}). foreachBatch and sink.write can "
+            "use this ledger, as long as Spark can, with delivery=at_least_once and without appId, "
+            "ordering=strict and onPendingKey=hold; foreach, the data source and backfills cannot",
+            path=uri,
+        )
+    filesystem, root = found
     return filesystem, root.rstrip("/")
+
+
+_OSS_TOO: Final = (
+    "; and oss with spark.hadoop.fs.oss.endpoint, accessKeyId and accessKeySecret, which are not "
+    "all set here"
+)
 
 
 def _remedy(scheme: str) -> str:
     return (
-        f"pyarrow does not see Spark's own settings (spark.hadoop.fs.*): set "
+        f"of Spark's own settings it has spark.hadoop.fs.s3a.*, fs.oss.* and "
+        f"fs.azure.account.key.*, where the driver's session has them; else set "
         f"{_SETTINGS.get(scheme, 'what it needs')} in the environment of the driver and, as "
         "spark.executorEnv.NAME, of the executors"
     )

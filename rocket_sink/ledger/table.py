@@ -28,7 +28,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -43,6 +43,7 @@ from rocket_sink.ledger.schema import (
     STATS_COLUMNS,
     VERSION_PROPERTY,
 )
+from rocket_sink.ledger.storage import Properties, remember
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable as RustTable
@@ -448,11 +449,18 @@ class LedgerToken:
         name: of the file. Empty: the driver's files are out of reach (from a Spark Connect
             client), and the table must be there, which the driver has made.
         spools: tasks write spool files.
+        storage: how to reach the store, which only the driver's session knows.
     """
 
     uri: str
     name: str
     spools: bool
+    storage: Properties = field(default_factory=dict, compare=False, repr=False)
+
+    def use(self) -> None:
+        """Called by a task before it looks for the ledger."""
+        if self.storage:
+            remember(self.storage, self.uri)
 
     def check(self) -> None:
         """Called by a task before its first send.
@@ -461,6 +469,7 @@ class LedgerToken:
             LedgerError: another folder than the driver's, or one that cannot be written or
                 reached; says what to change.
         """
+        self.use()
         if self in _tried and not self.uri.startswith("file:"):
             return
         place = resolve_path(self.uri)
@@ -514,7 +523,7 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
 
             names = [uuid.uuid4().hex]
             NoteStore(place).write(f"{_FOLDER}/{names[0]}", "rocket-sink")
-        return LedgerToken(place.uri, min(names), spools)
+        return LedgerToken(place.uri, min(names), spools, place.storage)
     except OSError as error:
         raise LedgerError(
             f"the driver, in {_who()}, cannot read and write "

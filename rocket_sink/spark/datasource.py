@@ -19,7 +19,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pyspark.sql import datasource as spark_datasource
 from pyspark.sql.datasource import (
@@ -32,11 +32,18 @@ from pyspark.sql.datasource import (
 from rocket_sink.errors import ColumnError, ConfigurationError
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
+from rocket_sink.ledger.storage import Properties, all_properties, remember
 from rocket_sink.ledger.table import LedgerToken, ledger_token
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.context import run_context, streaming_query
-from rocket_sink.spark.session_checks import check_budget, check_session, task_slots, with_task_rate
+from rocket_sink.spark.session_checks import (
+    check_budget,
+    check_session,
+    is_classic,
+    task_slots,
+    with_task_rate,
+)
 from rocket_sink.task.totals import TaskSummary
 from rocket_sink.task.transaction_marker import needs_append
 from rocket_sink.task.worker_heap import freeze_once
@@ -70,7 +77,9 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     check_session(SinkOptions(), spark)
     # The writer's process has no session, so what it must know of this one goes with the class,
     # which Spark pickles by value since no module has it.
-    known = {"task_slots": task_slots(spark)}
+    known: dict[str, Any] = {"task_slots": task_slots(spark)}
+    if is_classic(spark):
+        known["storage"] = all_properties(spark)
     spark.dataSource.register(type(RocketMQDataSource.__name__, (RocketMQDataSource,), known))
     if ledger:
         from rocket_sink.spark.listener import install_fold
@@ -83,6 +92,8 @@ class RocketMQDataSource(DataSource):
 
     task_slots = 0
     """Of the session that `register` was called with; 0: not known."""
+    storage: ClassVar[Properties] = {}
+    """How that session reaches object stores."""
 
     @classmethod
     def name(cls) -> str:
@@ -114,6 +125,8 @@ class RocketMQDataSource(DataSource):
         return kind(options, plan, token=_token(options))
 
     def _sink_options(self) -> SinkOptions:
+        if self.storage:
+            remember(self.storage)
         options = read_options(self.options)
         needs_append(options, 'format("rocketmq")')
         return with_task_rate(options, slots=self.task_slots)
@@ -199,6 +212,8 @@ class _Writer:
         ctx = RunContext(done[0].query_id, done[0].run_id, epoch, lane=self.lane)
         from rocket_sink.ledger.spool import SpoolWriter
 
+        if self._token is not None:
+            self._token.use()
         spool = SpoolWriter(self._options.ledger, ctx)
         spool.append(confirmed_row(ctx, num_input_rows=rows, rows_in=rows))
         spool.seal()

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.storage import active_session
 from rocket_sink.ledger.table import LedgerToken, ensure_table, first_line, ledger_token
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.session_checks import active_session, is_classic
+from rocket_sink.spark.session_checks import is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,33 +10,16 @@ driver.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rocket_sink.errors import ConfigurationError, DeliveryError, OptionError
+from rocket_sink.ledger.storage import active_session
 from rocket_sink.options import SinkOptions
 from rocket_sink.task.rate_limits import is_limited
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def active_session() -> Any:
-    """The classic or Connect session of this process, or None; never starts one.
-
-    The thread's own, else the process's: Spark knows no active session in a thread that has not
-    run anything yet. None in a worker, and where pyspark was never imported.
-    """
-    if "pyspark.sql" not in sys.modules:
-        return None
-    from pyspark.sql import SparkSession
-
-    try:
-        return SparkSession.active()
-    except Exception:
-        # A worker, or a process whose JVM is gone: there is no session to ask.
-        return None
 
 
 def is_classic(session: Any) -> bool:

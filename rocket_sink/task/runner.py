@@ -67,6 +67,8 @@ class TaskRunner:
         if not check_group:
             needs_append(options, f"the lane {ctx.lane!r}")
         self._check_group = check_group
+        if token is not None:
+            token.use()
         self._options = options
         self._timed = timed
         self._again = again

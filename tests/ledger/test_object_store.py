@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -9,12 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pyarrow import fs
 
 from rocket_sink.ledger import lock as lease_module
 from rocket_sink.ledger import spool as spool_files
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.spool import SpoolWriter, read_batches
+from rocket_sink.ledger.storage import all_properties, open_store
+from rocket_sink.ledger.table import ledger_token
+from rocket_sink.option_spec import Secret
 from rocket_sink.owner import Owner
 
 from .values import context, sends
@@ -121,3 +127,90 @@ def test_a_killed_driver_of_another_host_blocks_for_its_lease_alone(
     lock.check()
     lock.release()
     assert "_spool/_folds/lock" not in keys(store, place)
+
+
+@pytest.fixture
+def s3a(store: Any, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A ledger whose store only Spark's configuration tells of."""
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    given = {
+        "fs.s3a.endpoint": endpoint, "fs.s3a.access.key": "elsewhere", "fs.s3a.secret.key": "s",
+        "fs.s3a.bucket.bucket.access.key": "test", "fs.s3a.endpoint.region": "us-east-1",
+    }  # fmt: skip
+    for name, value in given.items():
+        conf.set(name, value)
+    yield "s3a://bucket/told-by-spark"
+    for name in given:
+        conf.unset(name)
+
+
+@pytest.mark.spark
+def test_driver_and_tasks_reach_the_store_by_sparks_settings(
+    spark: Any, store: Any, s3a: str
+) -> None:
+    place = resolve_path(s3a)
+    assert place.root == "bucket/told-by-spark"
+    assert place.storage["fs.s3a.bucket.bucket.access.key"].reveal() == "test"
+    assert "test" not in repr(place)
+    token = ledger_token(place, spools=True)
+    assert pickle.loads(pickle.dumps(token)) == token
+
+    ctx = context()
+    rows = sends(ctx, 2)
+
+    def write(_: Any) -> Iterator[str]:
+        token.check()
+        writer = SpoolWriter(resolve_path(s3a), ctx)
+        writer.append(rows)
+        yield writer.seal()
+
+    paths = spark.sparkContext.parallelize(range(2), 2).mapPartitions(write).collect()
+    assert {info.path for info in spool_files.sealed_files(place, place.filesystem())} == set(paths)
+
+
+@pytest.mark.spark
+def test_a_data_source_takes_the_settings_along(spark: Any, store: Any, s3a: str) -> None:
+    found = all_properties(spark)
+    assert {name: value.reveal() for name, value in found.items()} == {
+        "fs.s3a.endpoint": found["fs.s3a.endpoint"].reveal(), "fs.s3a.access.key": "elsewhere",
+        "fs.s3a.secret.key": "s", "fs.s3a.bucket.bucket.access.key": "test",
+        "fs.s3a.endpoint.region": "us-east-1", "fs.s3a.connection.ssl.enabled": "true",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("uri", "properties", "wanted"),
+    [
+        ("s3a://b/l", {"fs.s3a.endpoint": "minio:9000", "fs.s3a.connection.ssl.enabled": "false"},
+         {"endpoint_override": "minio:9000", "scheme": "http"}),
+        ("s3a://b/l", {"fs.s3a.access.key": "a", "fs.s3a.secret.key": "s",
+                       "fs.s3a.session.token": "t", "fs.s3a.endpoint.region": "eu-central-1"},
+         {"access_key": "a", "secret_key": "s", "session_token": "t", "region": "eu-central-1"}),
+        ("oss://b/l", {"fs.oss.endpoint": "oss-cn-hangzhou-internal.aliyuncs.com",
+                       "fs.oss.accessKeyId": "a", "fs.oss.accessKeySecret": "s"},
+         {"endpoint_override": "oss-cn-hangzhou-internal.aliyuncs.com", "scheme": "https",
+          "region": "cn-hangzhou", "access_key": "a", "secret_key": "s",
+          "force_virtual_addressing": True}),
+        ("oss://b/l", {"fs.oss.endpoint": "oss-cn-hangzhou.aliyuncs.com"}, None),
+        ("s3a://b/l", {}, None),
+        ("hdfs://name:9000/l", {}, None),
+    ],
+)  # fmt: skip
+def test_hadoops_names_are_pyarrows_arguments(
+    uri: str, properties: dict[str, str], wanted: dict[str, Any] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(fs, "S3FileSystem", lambda **given: given)
+    secrets = {name: Secret(value) for name, value in properties.items()}
+    assert open_store(uri, secrets) == (None if wanted is None else (wanted, "b/l"))
+
+
+def test_azures_account_key_is_taken() -> None:
+    key = {"fs.azure.account.key.me.dfs.core.windows.net": Secret("a2V5")}
+    found = open_store("abfss://box@me.dfs.core.windows.net/l", key)
+    assert found is not None
+    assert found[0].type_name == "abfs"
+    assert found[1] == "box/l"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.storage import active_session
 from rocket_sink.spark import session
-from rocket_sink.spark.session_checks import active_session
 
 
 @pytest.fixture

@@ -436,6 +436,8 @@ def send_partition(
     """
     from rocket_sink.producer.pool import worker_pool
 
+    if token is not None:
+        token.use()
     place = resolve_path(options.ledger)
     check = ClaimCheck(place, plan.claim)
     check()

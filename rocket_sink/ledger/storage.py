@@ -1,0 +1,184 @@
+"""Address and credentials of a ledger's object store: Hadoop's properties, for pyarrow, too.
+
+Spark reaches a store by `spark.hadoop.fs.*`; driver and tasks reach it by pyarrow as well, for the
+files beside the table. So that they are set once, the driver reads the properties of its session,
+and hands them to tasks with the ledger's token (`ledger.table`). What is not set there pyarrow
+takes from the environment, as before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from rocket_sink.option_spec import Secret
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+    from pyspark.sql import SparkSession
+
+Properties = dict[str, Secret]
+"""{Hadoop's name: value}; nothing of it is printed."""
+
+_S3A: Final = (
+    "endpoint", "endpoint.region", "access.key", "secret.key", "session.token",
+    "connection.ssl.enabled",
+)  # fmt: skip
+_OSS: Final = ("endpoint", "accessKeyId", "accessKeySecret", "securityToken")
+_BUCKET: Final = "fs.s3a.bucket."
+_AZURE_KEY: Final = "fs.azure.account.key."
+
+_remembered: dict[str, Properties] = {}
+
+
+def remember(properties: Properties, uri: str = "") -> None:
+    """What a process without a session shall use, for one ledger or for all others."""
+    _remembered[uri] = properties
+
+
+def properties_for(uri: str) -> Properties:
+    """Those of a ledger's store: remembered ones, else those of this process's Spark session."""
+    known = _remembered.get(uri, _remembered.get(""))
+    if known is not None:
+        return known
+    session = active_session()
+    # A client of Spark Connect has no JVM beside it.
+    is_classic = getattr(session, "_jsparkSession", None) is not None
+    return session_properties(session, uri) if is_classic else {}
+
+
+def active_session() -> Any:
+    """The classic or Connect session of this process, or None; never starts one.
+
+    The thread's own, else the process's: Spark knows no active session in a thread that has not
+    run anything yet. None in a worker, and where pyspark was never imported.
+    """
+    if "pyspark.sql" not in sys.modules:
+        return None
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except Exception:
+        # A worker, or a process whose JVM is gone: there is no session to ask.
+        return None
+
+
+def session_properties(session: SparkSession, uri: str) -> Properties:
+    """The properties of a classic session's Hadoop configuration that a ledger's store needs.
+
+    Also from a credential provider (`hadoop.security.credential.provider.path`).
+    """
+    return _values(session.sparkContext._jsc.hadoopConfiguration(), _names(uri))
+
+
+def all_properties(session: SparkSession) -> Properties:
+    """Those for any store, where the ledger is not known yet."""
+    conf = session.sparkContext._jsc.hadoopConfiguration()
+    names = [f"fs.s3a.{name}" for name in _S3A] + [f"fs.oss.{name}" for name in _OSS]
+    buckets = dict(conf.getPropsWithPrefix(_BUCKET))
+    names += [f"{_BUCKET}{name}" for name in buckets if name.partition(".")[2] in _S3A]
+    names += [f"{_AZURE_KEY}{name}" for name in dict(conf.getPropsWithPrefix(_AZURE_KEY))]
+    return _values(conf, names)
+
+
+def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSystem, str] | None:
+    """pyarrow's file system and the path there; None: the properties say nothing of the store.
+
+    Raises:
+        OSError, ValueError: pyarrow refuses the values.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme in ("s3a", "s3n", "s3"):
+        arguments = _s3_arguments(parts.netloc, properties)
+    elif parts.scheme == "oss":
+        arguments = _oss_arguments(properties)
+    elif parts.scheme in ("abfs", "abfss"):
+        return _azure(parts.netloc, parts.path, properties)
+    else:
+        return None
+    if not arguments:
+        return None
+    from pyarrow import fs
+
+    bucket = parts.netloc.rpartition("@")[2]
+    return fs.S3FileSystem(**arguments), f"{bucket}{parts.path}"
+
+
+def _values(conf: Any, names: Iterable[str]) -> Properties:
+    found = {}
+    for name in names:
+        value = conf.getPassword(name)
+        if value is not None and (text := "".join(value).strip()):
+            found[name] = Secret(text)
+    return found
+
+
+def _names(uri: str) -> Iterator[str]:
+    parts = urlsplit(uri)
+    if parts.scheme in ("s3a", "s3n", "s3"):
+        for name in _S3A:
+            yield f"fs.s3a.{name}"
+            yield f"{_BUCKET}{parts.netloc}.{name}"
+    elif parts.scheme == "oss":
+        yield from (f"fs.oss.{name}" for name in _OSS)
+    elif parts.scheme in ("abfs", "abfss"):
+        yield f"{_AZURE_KEY}{parts.netloc.rpartition('@')[2]}"
+
+
+def _s3_arguments(bucket: str, properties: Mapping[str, Secret]) -> dict[str, Any]:
+    """Of the bucket where it has its own, as in Hadoop."""
+    found = {}
+    for name in _S3A:
+        value = properties.get(f"{_BUCKET}{bucket}.{name}", properties.get(f"fs.s3a.{name}"))
+        found[name] = value.reveal() if value is not None else ""
+    arguments: dict[str, Any] = {}
+    if found["access.key"] and found["secret.key"]:
+        arguments |= {"access_key": found["access.key"], "secret_key": found["secret.key"]}
+        if found["session.token"]:
+            arguments["session_token"] = found["session.token"]
+    if found["endpoint.region"]:
+        arguments["region"] = found["endpoint.region"]
+    if found["endpoint"]:
+        is_plain = found["connection.ssl.enabled"].lower() == "false"
+        arguments |= _endpoint(found["endpoint"], "http" if is_plain else "https")
+    return arguments
+
+
+def _oss_arguments(properties: Mapping[str, Secret]) -> dict[str, Any]:
+    """OSS speaks the S3 protocol at the same address, with the bucket in the host's name."""
+    found = {name: properties.get(f"fs.oss.{name}", Secret("")).reveal() for name in _OSS}
+    if not (found["endpoint"] and found["accessKeyId"] and found["accessKeySecret"]):
+        return {}
+    arguments: dict[str, Any] = {
+        "access_key": found["accessKeyId"], "secret_key": found["accessKeySecret"],
+        "force_virtual_addressing": True, **_endpoint(found["endpoint"], "https"),
+    }  # fmt: skip
+    if found["securityToken"]:
+        arguments["session_token"] = found["securityToken"]
+    # oss-cn-hangzhou.aliyuncs.com and oss-cn-hangzhou-internal.aliyuncs.com are in cn-hangzhou.
+    host = arguments["endpoint_override"].partition(".")[0]
+    if host.startswith("oss-"):
+        arguments["region"] = host.removeprefix("oss-").removesuffix("-internal")
+    return arguments
+
+
+def _endpoint(address: str, scheme: str) -> dict[str, str]:
+    """Of `host`, `host:port` or a URL."""
+    given, _, host = address.rpartition("://")
+    return {"endpoint_override": host.rstrip("/"), "scheme": given or scheme}
+
+
+def _azure(
+    netloc: str, path: str, properties: Mapping[str, Secret]
+) -> tuple[fs.FileSystem, str] | None:
+    container, _, host = netloc.rpartition("@")
+    key = properties.get(f"{_AZURE_KEY}{host}")
+    if key is None or not container:
+        return None
+    from pyarrow import fs
+
+    account = host.partition(".")[0]
+    return fs.AzureFileSystem(account, account_key=key.reveal()), f"{container}{path}"
