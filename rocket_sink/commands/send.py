@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from rocket_sink.commands.common.output import line, note, print_json_line
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 from rocket_sink.errors import MessageError, RocketSinkError, SendError
 from rocket_sink.message import Message, SendResult
+
+if TYPE_CHECKING:
+    from rocket_sink.options import SinkOptions
 
 _FIELDS = {
     "topic", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
@@ -56,10 +59,13 @@ def send(
     """
     if bodies and path:
         raise click.UsageError("give bodies or --file, not both")
+    options = resolved_options()
+    if not options.topic and not json_lines:
+        raise click.UsageError("name a topic: -t TOPIC (--json-lines takes one from each line)")
     common = _common_fields(properties, fields)
     texts = _texts(bodies, path)
     made = (_message(text, common, from_json=json_lines) for text in texts)
-    sent, failed = _send_all(made, as_json)
+    sent, failed = _send_all(options, made, as_json)
     if not as_json:
         note(f"{sent:,} sent" + (f", {failed:,} failed" if failed else ""))
     return 1 if failed else 0
@@ -107,10 +113,11 @@ def _message(text: bytes, common: Mapping[str, Any], *, from_json: bool) -> dict
     return {**common, **row, "body": body.encode() if isinstance(body, str) else body}
 
 
-def _send_all(messages: Iterator[dict[str, Any]], as_json: bool) -> tuple[int, int]:
+def _send_all(
+    options: SinkOptions, messages: Iterator[dict[str, Any]], as_json: bool
+) -> tuple[int, int]:
     from rocket_sink.producer.producer import Producer
 
-    options = resolved_options()
     sent = failed = 0
     with Producer(options) as producer:
         for number, fields in enumerate(messages):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rocket_sink.cli import main
@@ -18,3 +20,21 @@ def test_one_refused_message_among_others_exits_1(capsys: pytest.CaptureFixture[
         assert main(command) == 1
         assert capsys.readouterr().err.endswith("2 sent, 1 failed\n")
         assert len(cluster.messages("orders")) == 5
+
+
+def test_a_topic_is_asked_for_before_any_body(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["send", "-n", "127.0.0.1:1", "a"]) == 2
+    assert "name a topic: -t TOPIC" in capsys.readouterr().err
+
+
+def test_lines_of_json_may_name_their_topics(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text('{"topic": "one", "body": "a"}\n{"topic": "two", "body": "b"}\n')
+    with FakeCluster(brokers=1) as cluster:
+        for topic in ("one", "two"):
+            cluster.create_topic(topic, queues=1)
+        assert main(["send", "-n", cluster.name_server, "--json-lines", "--file", str(lines)]) == 0
+        assert [len(cluster.messages(topic)) for topic in ("one", "two")] == [1, 1]
+    assert capsys.readouterr().err == "2 sent\n"
