@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.report import plots
 from rocket_sink.ledger.report.page import page_html
 from rocket_sink.ledger.report.series import Series
 from rocket_sink.ledger.report.values import (
@@ -32,6 +34,7 @@ from rocket_sink.ledger.report.verdict import LINES, verdict
 from rocket_sink.tables import table
 
 if TYPE_CHECKING:
+    import altair
     from rich.console import RenderableType
 
 
@@ -86,6 +89,37 @@ class Report:
             {"verdict": [asdict(finding) for finding in self.verdict], **values}
         )
         return found
+
+    def plot_rows(self) -> altair.Chart:
+        """Messages over time by outcome; a figure of altair, as all `plot_` methods return.
+
+        Raises from all of them:
+            ConfigurationError: altair is not installed, or the report was made without `charts`.
+        """
+        return plots.rows_over_time(self._charted())
+
+    def plot_latency(self) -> altair.Chart:
+        """p50, p95, p99 and p99.9 (ms) of the times to an answer, by broker and topic."""
+        return plots.latency_by_broker(self._charted())
+
+    def plot_heat(self) -> altair.LayerChart:
+        """p99 (ms) by broker and time, with the isolations drawn on it."""
+        return plots.latency_heat(self._charted())
+
+    def plot_failures(self) -> altair.Chart:
+        """Failed attempts by error."""
+        return plots.failures_by_class(self.errors)
+
+    def plot_dead_letters(self) -> altair.Chart:
+        """Dead letters over time by reason."""
+        return plots.dead_letters_over_time(self._charted())
+
+    def _charted(self) -> Series:
+        if self.series is None:
+            raise ConfigurationError(
+                "this report has no figures over time: make it by ledger.report(spark, charts=True)"
+            )
+        return self.series
 
     def __rich__(self) -> RenderableType:
         return render_report(self)

@@ -1,0 +1,130 @@
+"""The page's main charts as figures for notebooks, by altair: Vega-Lite's own library for Python,
+which Jupyter, VS Code and Databricks draw, and whose charts save as PNG, SVG and HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.ledger.report.series import COLUMNS, Series
+from rocket_sink.ledger.report.values import ErrorFigures
+
+if TYPE_CHECKING:
+    import altair
+
+
+def rows_over_time(series: Series) -> altair.Chart:
+    """Messages by the time of their attempt and by its outcome."""
+    return _over_time(series, "cells", "messages", "outcome", "messages")
+
+
+def dead_letters_over_time(series: Series) -> altair.Chart:
+    """Dead letters by when they were given up and by reason."""
+    return _over_time(series, "letters", "given", "reason", "dead letters given up")
+
+
+def latency_heat(series: Series) -> altair.LayerChart:
+    """The 99th percentile (ms) of the times to an answer, by broker and time; red lines: the broker
+    was isolated."""
+    alt = _altair()
+    heat = (
+        alt.Chart(_data(series, "heat", end=True))
+        .mark_rect()
+        .encode(
+            x=alt.X("at:T", title=None), x2="end:T", y=alt.Y("broker:N", title=None),
+            color=alt.Color("p99:Q", title="p99 ms", scale=alt.Scale(type="symlog")),
+            tooltip=["broker:N", "at:T", "answers:Q", "p50:Q", "p99:Q", "longest:Q"],
+        )
+    )  # fmt: skip
+    isolated = (
+        alt.Chart(_data(series, "isolations"))
+        .mark_rule(color="#c62828", strokeWidth=3)
+        .encode(x="since:T", x2="until:T", y="broker:N", tooltip=["broker:N", "cause:N", "since:T"])
+    )
+    made: altair.LayerChart = alt.layer(heat, isolated).properties(width=_WIDTH)
+    return made
+
+
+def latency_by_broker(series: Series) -> altair.Chart:
+    """p50, p95, p99 and p99.9 (ms) of the times to an answer, by broker and topic."""
+    alt = _altair()
+    # A dot in a field's name would mean a field of a field.
+    shares = ["p50", "p95", "p99", "p999"]
+    rows = _rows(series, "latency")
+    for row in rows:
+        row["p999"] = row.pop("p99.9")
+    made: altair.Chart = (
+        alt.Chart(alt.Data(values=rows))
+        .transform_fold(shares, as_=["share", "ms"])
+        .mark_point(filled=True, size=60)
+        .encode(
+            x=alt.X("ms:Q", title="ms", scale=alt.Scale(type="log")),
+            y=alt.Y("broker:N", title=None), row=alt.Row("topic:N"),
+            color=alt.Color("share:N", title=None, sort=shares),
+            tooltip=["broker:N", "topic:N", "share:N", "ms:Q", "answers:Q"],
+        )
+        .properties(width=_WIDTH)
+    )  # fmt: skip
+    return made
+
+
+def failures_by_class(errors: Sequence[ErrorFigures]) -> altair.Chart:
+    """Failed attempts by error."""
+    alt = _altair()
+    rows = [{"error": one.error_code, "attempts": one.attempts} for one in errors]
+    made: altair.Chart = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_bar()
+        .encode(
+            x=alt.X("attempts:Q", title="failed attempts"),
+            y=alt.Y("error:N", title=None, sort="-x"), tooltip=["error:N", "attempts:Q"],
+        )
+        .properties(width=_WIDTH)
+    )  # fmt: skip
+    return made
+
+
+_WIDTH: Final = 640
+
+
+def _over_time(series: Series, name: str, amount: str, colour: str, title: str) -> altair.Chart:
+    alt = _altair()
+    made: altair.Chart = (
+        alt.Chart(_data(series, name, end=True))
+        .mark_bar()
+        .encode(
+            x=alt.X("at:T", title=None), x2="end:T",
+            y=alt.Y(f"sum({amount}):Q", title=title), color=alt.Color(f"{colour}:N", title=None),
+            tooltip=["at:T", f"{colour}:N", f"sum({amount}):Q"],
+        )
+        .properties(width=_WIDTH)
+    )  # fmt: skip
+    return made
+
+
+def _altair() -> Any:
+    try:
+        import altair
+    except ImportError as error:
+        raise ConfigurationError(
+            "figures need altair: pip install altair, or the extra `report`"
+        ) from error
+    return altair
+
+
+def _data(series: Series, name: str, *, end: bool = False) -> Any:
+    rows = _rows(series, name)
+    for row in rows if end else ():
+        row["end"] = row["at"] + series.step_ms
+    return _altair().Data(values=rows)
+
+
+def _rows(series: Series, name: str) -> list[dict[str, Any]]:
+    """With `at` in ms since 1970 where a row has a step."""
+    rows = [dict(zip(COLUMNS[name], row, strict=True)) for row in getattr(series, name)]
+    for row in rows:
+        if "step" in row and "at" not in row:
+            row["at"] = row.pop("step") * series.step_ms
+    return rows

@@ -1,0 +1,59 @@
+"""examples/quickstart.ipynb runs from top to bottom in a kernel of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "examples" / "quickstart.ipynb"
+THREADS = "sorted(t.name for t in threading.enumerate() if t.name.startswith('rocket-sink'))"
+QUERY, WAIT = "sink.stream(ticks)", "query.lastProgress"
+
+
+def _index(cells: list[Any], text: str) -> int:
+    (found,) = (n for n, cell in enumerate(cells) if text in cell.source)
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_the_quickstart_runs_and_a_query_started_again_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    notebook = nbformat.read(FILE, as_version=4)
+    cells = notebook.cells
+    query, wait = cells[_index(cells, QUERY)], cells[_index(cells, WAIT)]
+    make = nbformat.v4.new_code_cell
+    after = _index(cells, WAIT) + 1
+    cells[after:after] = [
+        make(f"import threading; before = {THREADS}"),
+        make(query.source), make(wait.source.replace("< 5", "< 7")),
+        make(f"assert before == {THREADS}, {THREADS}"),
+    ]  # fmt: skip
+    client = NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    )
+    client.execute(env=dict(os.environ))
+    shown = [
+        output["data"].get("text/html", "")
+        for cell in cells
+        for output in cell.get("outputs", [])
+        if output["output_type"] == "execute_result"
+    ]
+    assert sum("vegaEmbed" in page for page in shown) == 2
+    assert sum("<table" in page or "<pre" in page for page in shown) >= 4
+
+
+def test_the_stored_notebook_has_no_output() -> None:
+    for cell in nbformat.read(FILE, as_version=4).cells:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
