@@ -22,6 +22,7 @@ sys.path.insert(0, str(HERE.parent))
 from rocket_sink import errors, message_rules  # noqa: E402
 from rocket_sink.commands.options import default_text, with_marked, with_options  # noqa: E402
 from rocket_sink.errors import Isolate, SendError  # noqa: E402
+from rocket_sink.ledger.live.metrics import METRICS  # noqa: E402
 from rocket_sink.ledger.schema import COLUMNS  # noqa: E402
 from rocket_sink.rows import checks, contract, row_batch  # noqa: E402
 from rocket_sink.rows.stored_rows import STORED_DDL  # noqa: E402
@@ -177,6 +178,18 @@ def _text(node: ast.expr) -> str:
     return ""
 
 
+def metrics_table() -> str:
+    """What OpenTelemetry is told."""
+    rows = [
+        (
+            f"`{one.name}`", "counter" if one.is_counter else "gauge", one.unit or "-",
+            _cell(one.text),
+        )
+        for one in METRICS
+    ]  # fmt: skip
+    return table(("metric", "kind", "unit", "what it says"), rows)
+
+
 TABLES: Final[dict[str, dict[str, Any]]] = {
     "reference/columns.md": {"columns": contract_table, "stored": stored_table},
     "reference/options.md": {"reading": read_table},
@@ -184,6 +197,7 @@ TABLES: Final[dict[str, dict[str, Any]]] = {
         "errors": error_table, "send-errors": send_error_table, "data": data_table,
     },
     "reference/ledger-schema.md": {"ledger": ledger_table},
+    "operate/metrics.md": {"metrics": metrics_table},
 }  # fmt: skip
 
 

@@ -12,17 +12,21 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.epoch_starts import query_of
 from rocket_sink.ledger.fold import fold
+from rocket_sink.ledger.live.figures import LiveFigures, pending_by_reason
+from rocket_sink.ledger.live.metrics import observe
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.spool import SpoolWriter, new_name
+from rocket_sink.ledger.storage import active_session
 from rocket_sink.ledger.table import first_line
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.session_checks import active_session, is_classic
+from rocket_sink.spark.session_checks import is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +62,10 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
             folder = folders[key] = FoldThread(session)
             session.streams.addListener(_listener(folder))
     folder.add(place, options.fold_interval_ms / 1000, options.app_id)
+    try:
+        observe(place, lambda: LiveFigures(place, lambda: pending_by_reason(session, place)))
+    except (LedgerError, OSError) as error:
+        _LOG.warning("no metrics of the ledger %s: %s", place.uri, first_line(error))
     return folder
 
 

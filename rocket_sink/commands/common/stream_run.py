@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.commands.common.base import one_line
-from rocket_sink.errors import ConfigurationError
+from rocket_sink.commands.common.output import note
+from rocket_sink.commands.common.run_view import RunView
+from rocket_sink.errors import ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from rocket_sink.ledger.live.figures import LiveFigures
 
 _POLL_S: Final = 0.3
 _STOP_POLL_S: Final = 0.02
@@ -70,7 +75,8 @@ class Source:
 
 @dataclass
 class Report:
-    """The result of a run; `counts` are the ledger's sums over the run's epochs."""
+    """The result of a run; `counts` are the ledger's sums over the run's epochs, `pending` all the
+    dead letters of the ledger that wait, by reason."""
 
     query_id: str | None = None
     run_id: str | None = None
@@ -80,6 +86,7 @@ class Report:
     error: str | None = None
     ledger: str | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    pending: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -93,7 +100,14 @@ class Report:
         if self.counts:
             lines.append(", ".join(f"{name} {count:,}" for name, count in self.counts.items()))
         if self.ledger:
-            lines.append(f"ledger: {self.ledger} (rocket-sink report --ledger {self.ledger})")
+            path = shlex.quote(self.ledger)
+            lines.append(f"ledger: {self.ledger} (rocket-sink report --ledger {path})")
+            if self.pending:
+                reasons = ", ".join(f"{reason} {n:,}" for reason, n in self.pending.items())
+                lines.append(
+                    f"dead letters wait: {reasons}; when their cause is mended: "
+                    f"rocket-sink backfill --ledger {path} -n HOST:9876"
+                )
         return "\n".join(lines)
 
 
@@ -107,22 +121,24 @@ def run_stream(
     trigger: str | None,
     query_name: str | None,
     stop_timeout_s: float,
-    say: Callable[[str], None],
 ) -> Report:
-    """Run the query until it ends, fails, or SIGTERM or SIGINT arrives."""
+    """Run the query until it ends, fails, or SIGTERM or SIGINT arrives; shows how it goes."""
     frame = source.read(spark, streaming=True)
+    figures = _figures(spark, sink_options)
     query = _start(
         spark, frame, sink_options, lane,
         checkpoint=checkpoint, trigger=trigger, query_name=query_name,
     )  # fmt: skip
-    say(f"query {query.id} runs; Ctrl-C or SIGTERM ends it after the current micro-batch")
+    note(f"query {query.id} runs; Ctrl-C or SIGTERM ends it after the current micro-batch")
     started_s = time.monotonic()
     report = Report(query_id=str(query.id), run_id=str(query.runId))
-    with _stop_signals() as stop:
-        watcher = _Watcher(query, report, say)
+    if figures is not None:
+        figures.run_id = report.run_id
+    with _stop_signals() as stop, RunView(figures) as view:
+        watcher = _Watcher(query, report, view)
         watcher.until(stop)
         if stop.is_set():
-            say("stopping after the current micro-batch")
+            view.say("stopping after the current micro-batch")
             watcher.stop(stop_timeout_s)
         watcher.look()
     report.seconds = time.monotonic() - started_s
@@ -158,16 +174,35 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
         return report
     from rocket_sink.commands.common.ledger_input import fold_and_note
     from rocket_sink.ledger.ledger import Ledger
+    from rocket_sink.ledger.live.figures import pending_by_reason
+    from rocket_sink.ledger.path import resolve_path
 
     ledger = Ledger(str(path))
     fold_and_note(ledger, spark)
     report.ledger = ledger.path
     if report.query_id and ledger.exists(spark):
+        report.pending = pending_by_reason(spark, resolve_path(str(path)))
         epochs = ledger.epochs(spark).where(f"query_id = '{report.query_id}'")
+        if report.run_id:
+            epochs = epochs.where(f"run_id = '{report.run_id}'")
         names = ("rows_in", "acked", "degraded", "dead", "unknown", "filtered")
         sums = epochs.selectExpr(*(f"coalesce(sum({name}), 0) AS {name}" for name in names)).first()
         report.counts = {name: int(sums[name]) for name in names} if sums else {}
     return report
+
+
+def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigures | None:
+    """What comes into the ledger from now on; None without one, or where it cannot be followed."""
+    from rocket_sink.ledger.live.figures import LiveFigures, pending_by_reason
+    from rocket_sink.ledger.path import resolve_path
+
+    if not sink_options.get("ledger"):
+        return None
+    place = resolve_path(str(sink_options["ledger"]))
+    try:
+        return LiveFigures(place, lambda: pending_by_reason(spark, place))
+    except (LedgerError, OSError):
+        return None  # the query says what is wrong, where it needs the ledger's files
 
 
 def _start(
@@ -222,10 +257,10 @@ def _texts(options: Mapping[str, Any]) -> dict[str, str]:
 class _Watcher:
     """Adds each finished micro-batch to the report, once."""
 
-    def __init__(self, query: StreamingQuery, report: Report, say: Callable[[str], None]) -> None:
+    def __init__(self, query: StreamingQuery, report: Report, view: RunView) -> None:
         self._query = query
         self._report = report
-        self._say = say
+        self._view = view
         self._last_epoch = -1
 
     def until(self, stop: threading.Event) -> None:
@@ -252,7 +287,7 @@ class _Watcher:
         self.look()
 
     def look(self) -> None:
-        """Add the progress since the last call."""
+        """Add the progress since the last call, and show it."""
         for progress in self._query.recentProgress:
             epoch, rows = int(progress["batchId"]), int(progress["numInputRows"])
             if epoch <= self._last_epoch or not rows:
@@ -261,7 +296,8 @@ class _Watcher:
             self._report.epochs += 1
             self._report.rows_read += rows
             took_ms = progress["durationMs"].get("triggerExecution", 0)
-            self._say(f"epoch {epoch}: {rows:,} rows in {took_ms / 1000:.1f} s")
+            self._view.epoch(epoch, rows, took_ms / 1000)
+        self._view.refresh()
 
     def _newest(self) -> int:
         progress = self._query.lastProgress

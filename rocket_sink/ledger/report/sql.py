@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rocket_sink.ledger import views
@@ -26,7 +28,7 @@ BROKER: Final = "coalesce(nullif(broker_name, ''), '-')"
 _CLASSES: Final = 100
 """Classes of a histogram per factor e: each is 1 % wide."""
 _LEAST_MS: Final = 0.001
-_GROUP_SHARES: Final = (("rtt_p50_ms", 0.5), ("rtt_p95_ms", 0.45), ("rtt_p99_ms", 0.04),
+GROUP_SHARES: Final = (("rtt_p50_ms", 0.5), ("rtt_p95_ms", 0.45), ("rtt_p99_ms", 0.04),
                         ("rtt_ms", 0.01))  # fmt: skip
 """A row of a group has its percentiles: (column, share of its messages that it stands for)."""
 
@@ -78,7 +80,7 @@ def latencies(where: str, *columns: str) -> str:
     parts += [
         f"SELECT {names}, coalesce({column}, rtt_ms) AS ms, frames * {share} AS weight "
         f"{rows} AND frames IS NOT NULL"
-        for column, share in _GROUP_SHARES
+        for column, share in GROUP_SHARES
     ]
     return " UNION ALL ".join(parts)
 
@@ -86,6 +88,12 @@ def latencies(where: str, *columns: str) -> str:
 def class_of(column: str) -> str:
     """The class of a latency in ms."""
     return f"CAST(floor(ln(greatest({column}, {_LEAST_MS})) * {_CLASSES}) AS INT)"
+
+
+def latency_class(ms: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The classes of latencies, as `class_of` tells them."""
+    found: npt.NDArray[Any] = np.floor(np.log(np.maximum(ms, _LEAST_MS)) * _CLASSES).astype(int)
+    return found
 
 
 def percentile(

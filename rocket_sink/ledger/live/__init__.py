@@ -1,0 +1,1 @@
+"""A ledger as it grows: for a terminal that shows a run, and for metrics."""

@@ -1,0 +1,204 @@
+"""Sums of a ledger's new rows: what was stored and what was not, and how the brokers do."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.live.follower import LedgerFollower
+from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.report.sql import GROUP_SHARES, latency_class, percentile
+from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, IN_FLIGHT, ISOLATION, RESOLUTION, SEND
+from rocket_sink.ledger.table import first_line, is_table, read_table
+from rocket_sink.ledger.views import queried
+from rocket_sink.net import log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OUTCOMES: Final = ("acked", "degraded", "dead", "unknown", "filtered")
+"""What became of a row: columns of the `epoch` rows."""
+_COLUMNS: Final = (
+    "run_id", "broker_name", "outcome", "error_code", "attempt", "frames",
+    "message_count", "body_bytes", "wire_bytes", "response_code", "rtt_ms", "rtt_p50_ms",
+    "rtt_p95_ms", "rtt_p99_ms", "cause", "isolated_until", "complete", "rows_in", *OUTCOMES,
+    "duplicates_possible",
+)  # fmt: skip
+_NO_BROKER: Final = "-"
+_MOST_OFTEN_S: Final = 1.0
+"""Readers of several metrics at once read the ledger once."""
+_LOG: Final = log.logger(__name__)
+
+Waiting = Mapping[str, int]
+"""{reason: pending dead letters}."""
+
+
+@dataclass
+class BrokerSums:
+    """What one broker was sent since the beginning; `-` stands for what reached no broker.
+
+    `answers` are those of the last reading that had any: {class of `latency_class`: weight}.
+    """
+
+    messages: int = 0
+    body_bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    isolations: Counter[str] = field(default_factory=Counter)
+    isolated_until: dt.datetime | None = None
+    cause: str = ""
+    answers: Counter[int] = field(default_factory=Counter)
+
+    def latency_ms(self, share: float) -> float | None:
+        """From the last byte to the answer, of that share of the newest answers."""
+        return percentile(sorted(self.answers.items()), share)
+
+    def is_isolated(self) -> bool:
+        until = self.isolated_until
+        return until is not None and until > dt.datetime.now(dt.timezone.utc)
+
+
+class LiveFigures:
+    """The sums of one ledger since they were made; safe to be read from several threads.
+
+    `run_id` may be set to leave out what other runs and queries write.
+
+    Args:
+        pending: counts the pending dead letters; asked when some may have come or gone. None: they
+            are not told.
+    """
+
+    def __init__(self, place: LedgerPath, pending: Callable[[], Waiting] | None = None) -> None:
+        self.place = place
+        self.run_id: str | None = None
+        self.rows: Counter[str] = Counter()
+        """By outcome, of all task attempts that ended: one that ran again counts again."""
+        self.duplicates_possible = 0
+        self.brokers: dict[str, BrokerSums] = {}
+        self.pending: Waiting = {}
+        self._count_pending = pending
+        self._pending_is_old = pending is not None
+        self._follower = LedgerFollower(place, _COLUMNS)
+        self._lock = threading.Lock()
+        self._read_s = -_MOST_OFTEN_S
+
+    def refresh(self) -> bool:
+        """Take in what was committed since; True if anything was.
+
+        What cannot be read now is logged, and read by a later call.
+        """
+        with self._lock:
+            if time.monotonic() - self._read_s < _MOST_OFTEN_S:
+                return False
+            found = False
+            try:
+                for kind, rows in self._follower.new_rows():
+                    found = True
+                    self._add(kind, rows)
+                if self._count_pending is not None and self._pending_is_old:
+                    self.pending = self._count_pending()
+                    self._pending_is_old = False
+            except Exception as error:  # Spark's, too, whose session may have ended
+                _LOG.warning(
+                    "the ledger %s cannot be followed now: %s", self.place.uri, first_line(error)
+                )
+            self._read_s = time.monotonic()
+            return found
+
+    def _add(self, kind: str, rows: pa.Table) -> None:
+        if self.run_id is not None:
+            rows = rows.filter(pc.field("run_id") == self.run_id)
+        if kind == EPOCH:
+            self._add_accounts(rows.filter(pc.field("complete").is_valid()))
+        elif kind == SEND:
+            self._add_sends(rows.filter(pc.field("outcome") != IN_FLIGHT))
+        elif kind == ISOLATION:
+            for broker, cause, until in _values(rows, "broker_name", "cause", "isolated_until"):
+                self._add_isolation(broker, cause, until)
+        # A dead letter counts once its attempt is known to.
+        self._pending_is_old |= kind in (DEAD_LETTER, RESOLUTION, EPOCH)
+
+    def _add_accounts(self, rows: pa.Table) -> None:
+        for outcome in OUTCOMES:
+            self.rows[outcome] += pc.sum(rows[outcome]).as_py() or 0
+        self.duplicates_possible += pc.sum(rows["duplicates_possible"]).as_py() or 0
+
+    def _add_sends(self, rows: pa.Table) -> None:
+        for name in pc.unique(rows["broker_name"].fill_null(_NO_BROKER)).to_pylist():
+            of_broker = pc.field("broker_name") == name
+            if name == _NO_BROKER:
+                of_broker = of_broker | pc.field("broker_name").is_null()
+            ours = rows.filter(of_broker)
+            sums = self.brokers.setdefault(name, BrokerSums())
+            sent = ours.filter(pc.field("wire_bytes") != 0)  # the others are waits
+            frames = sent["frames"].fill_null(1)
+            stored = pc.is_in(sent["outcome"], pa.array(["acked", "acked_degraded"]))
+            sums.requests += pc.sum(frames).as_py() or 0
+            sums.retries += pc.sum(pc.greater(sent["attempt"], 1)).as_py() or 0
+            sums.messages += pc.sum(sent["message_count"].filter(stored)).as_py() or 0
+            sums.body_bytes += pc.sum(sent["body_bytes"].filter(stored)).as_py() or 0
+            failed = ours.filter(pc.invert(pc.is_in(
+                ours["outcome"], pa.array(["acked", "acked_degraded"])
+            )))  # fmt: skip
+            sums.failures.update(failed["error_code"].fill_null("UNKNOWN").to_pylist())
+            answers = _latencies(sent.filter(pc.field("response_code").is_valid()))
+            if answers:
+                sums.answers = answers
+
+    def _add_isolation(self, broker: str, cause: str, until: dt.datetime) -> None:
+        sums = self.brokers.setdefault(broker or _NO_BROKER, BrokerSums())
+        sums.isolations[cause] += 1
+        if sums.isolated_until is None or until > sums.isolated_until:
+            sums.isolated_until, sums.cause = until, cause
+
+
+def pending_by_reason(spark: SparkSession, place: LedgerPath) -> dict[str, int]:
+    """How many dead letters are pending.
+
+    Raises:
+        LedgerError: the table is no ledger of this version.
+    """
+    select = "SELECT reason, count(*) AS letters FROM pending_letters GROUP BY reason"
+    # Spark takes seconds for it, in which a view of the run would stand still.
+    quick = open_quick(place.root) if place.is_local else None
+    if quick is not None:
+        rows = quick.query(select).to_pylist()
+        return {row["reason"]: row["letters"] for row in rows}
+    if not is_table(spark, place):
+        return {}
+    return {row.reason: row.letters for row in queried(read_table(spark, place), select).collect()}
+
+
+def _latencies(rows: pa.Table) -> Counter[int]:
+    """Classes of the answers' latencies, as reports have them."""
+    found: Counter[int] = Counter()
+    frames = rows["frames"].to_numpy()
+    alone = np.isnan(frames) if frames.dtype.kind == "f" else np.zeros(len(frames), bool)
+    longest = rows["rtt_ms"].to_numpy()
+    _count(found, longest[alone], np.ones(int(alone.sum())))
+    for column, share in GROUP_SHARES:
+        ms = rows[column].to_numpy()[~alone]
+        ms = np.where(np.isnan(ms), longest[~alone], ms)
+        _count(found, ms, frames[~alone] * share)
+    return found
+
+
+def _count(found: Counter[int], ms: npt.NDArray[Any], weights: npt.NDArray[Any]) -> None:
+    for one, weight in zip(latency_class(ms).tolist(), weights.tolist(), strict=True):
+        found[one] += weight
+
+
+def _values(rows: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in names), strict=True)
