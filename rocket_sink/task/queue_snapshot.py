@@ -8,12 +8,14 @@ ledger each task goes by what it finds.
 
 A pinned broker that is missing is an outage: its keys wait (`orderWaitMs`). New queues, another
 number of them on a broker that is there, or another `shardingHash` are a change: `onRouteChange`
-decides. A backfill goes by the list of the query whose dead letters it sends
+decides. A static topic's queues are on a logical broker, which keeps them while they move from one
+real broker to another. A backfill goes by the list of the query whose dead letters it sends
 (`spark.backfill.home_queues`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -150,12 +152,19 @@ def with_queues(info: TopicPublishInfo, queues: QueueList) -> TopicPublishInfo:
     return replace(info, queues=queues, queues_by_broker=MappingProxyType(homes))
 
 
+def is_static(info: TopicPublishInfo) -> bool:
+    """The queues have logical brokers: they may move to other real ones and keep their places."""
+    return not isinstance(info.queues, QueueList)
+
+
 def queues_of(info: TopicPublishInfo) -> QueueList:
-    """The queues of a route, by the brokers that they live on."""
+    """The queues of a route, by the brokers that they live on; a static topic's by logical ones."""
     return QueueList(info.topic, _spans(info))
 
 
 def _spans(info: TopicPublishInfo) -> Spans:
+    if is_static(info):
+        return tuple(Counter(queue.broker_name for queue in info.queues).items())
     return tuple((name, len(indices)) for name, indices in info.queues_by_broker.items())
 
 

@@ -22,11 +22,12 @@ from rocket_sink.errors import NoRouteError
 from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.sharding import queues_for_keys
-from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
+from rocket_sink.routing.topic_publish_info import NO_BROKER, QueueList, TopicPublishInfo
 from rocket_sink.task.queue_snapshot import (
     GivenQueues,
     Pinned,
     QueueSnapshots,
+    is_static,
     queues_of,
     with_queues,
 )
@@ -89,7 +90,7 @@ class HomeQueues:
             some, name = letters.take(pa.array(rows)), self.topic_of(topic)
             info = self._route(name)
             if pinned := lists.get(name):
-                found[rows] = _absent_homes(some["sharding_key"], pinned, info)
+                found[rows] = absent_homes(some["sharding_key"], pinned, info)
             own = _absent_brokers(some, info)
             asked = has_own_queue(some)
             found[rows[asked]] = own[asked]
@@ -146,7 +147,7 @@ def _differs(found: Pinned, topic: str, lists: Lists) -> bool:
     )
 
 
-def _absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None) -> Any:
+def absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None) -> Any:
     queues: QueueList = pinned.queues
     names = np.array([_absence(queue, info) for queue in queues], object)
     by_list = with_queues(TopicPublishInfo(queues.topic, queues, {}, False, {}), queues)
@@ -157,6 +158,9 @@ def _absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None)
 
 
 def _absence(queue: Any, info: TopicPublishInfo | None) -> str | None:
+    if info is not None and is_static(info):
+        host = info.broker_of(queue) if queue in info.queues else NO_BROKER
+        return None if host in info.masters else f"{queue.broker_name} (queue {queue.queue_id})"
     there = info.queues_by_broker.get(queue.broker_name) if info is not None else None
     if not there:
         return str(queue.broker_name)
