@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 import struct
-import zlib
 from collections.abc import Callable
 
 import pytest
@@ -13,78 +11,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rocket_sink.errors import RemoteProtocolError
-from rocket_sink.wire.batch import decode_batch, encode_inner
-from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame, encode_frame
+from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame
 from rocket_sink.wire.headers import (
     decode_any_json_header,
     decode_binary_header,
     decode_json_header,
     encode_binary_header,
-    encode_json_header,
 )
 from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.properties import decode_properties
-from rocket_sink.wire.responses import (
-    decode_cluster_info,
-    decode_pull_answer,
-    decode_topics,
-)
-from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, decode_route, encode_route
-from rocket_sink.wire.server_requests import decode_pushed_reply, decode_transaction_check
-from rocket_sink.wire.stored import StoredMessage, decode_stored, encode_stored
+from rocket_sink.wire.route import decode_route
+from rocket_sink.wire.server_requests import decode_pushed_reply
+from tests.fuzz.targets import TARGETS, feed
 
 from .feeding import whole
-
-ANSWER = Frame(0, {"queueId": "3", "queueOffset": "12", "msgId": "7F"}, b"body", 5, 1)
-ROUTE = TopicRoute(
-    (QueueData("broker-a", 8, 8),), (BrokerData("c", "broker-a", {0: "10.0.0.1:1", 1: "h:2"}),)
-)
-STORED = StoredMessage("topic", b"body", properties={"k": "v"}, sys_flag=0)
-COMPRESSED = encode_stored(
-    StoredMessage("topic", b"", sys_flag=1), stored_body=zlib.compress(b"body" * 20)
-)
-
-
-def _route_with_objects(data: bytes) -> object:
-    return decode_route(data)
-
-
-def _pull(data: bytes) -> object:
-    offsets = {"nextBeginOffset": "1", "minOffset": "0", "maxOffset": "9"}
-    return decode_pull_answer(Frame(0, offsets, data))
-
-
-DECODERS: dict[str, tuple[Callable[[bytes], object], list[bytes]]] = {
-    "frame": (whole, [encode_frame(ANSWER), encode_frame(ANSWER, serialize="rocketmq")]),
-    "json header": (
-        lambda data: decode_json_header(data, DEFAULT_LIMITS),
-        [encode_json_header(ANSWER), encode_json_header(Frame(1, None, remark="r"))],
-    ),
-    "binary header": (
-        lambda data: decode_binary_header(data, DEFAULT_LIMITS),
-        [encode_binary_header(ANSWER), encode_binary_header(Frame(1, None, remark="r"))],
-    ),
-    "route": (decode_route, [encode_route(ROUTE), encode_route(ROUTE, legacy_keys=True)]),
-    "stored": (decode_stored, [encode_stored(STORED), COMPRESSED, encode_stored(STORED) * 2]),
-    "pull": (_pull, [encode_stored(STORED)]),
-    "batch": (decode_batch, [encode_inner(b"body", "k\x01v\x02", 1) * 2]),
-    "zlib": (
-        lambda data: inflate(data, CompressionType.ZLIB, cap=1000),
-        [zlib.compress(b"a" * 100), zlib.compress(b"a" * 2000)],
-    ),
-    "cluster": (
-        lambda data: decode_cluster_info(Frame(0, None, data)),
-        [b'{"brokerAddrTable":{"b":{"brokerAddrs":{0:"h:1"}}},"clusterAddrTable":{"c":["b"]}}'],
-    ),
-    "topics": (lambda data: decode_topics(Frame(0, None, data)), [b'{"topicList":["a","b"]}']),
-    "check": (
-        lambda data: decode_transaction_check(
-            Frame(39, {"tranStateTableOffset": "1", "commitLogOffset": "2"}, data)
-        ),
-        [encode_stored(StoredMessage("t", b"b", properties={"PGROUP": "g", "UNIQ_KEY": "1"}))],
-    ),
-}
 
 
 def check_value_or_refusal(decode: Callable[[bytes], object], data: bytes) -> None:
@@ -94,33 +34,11 @@ def check_value_or_refusal(decode: Callable[[bytes], object], data: bytes) -> No
         assert str(error).isprintable(), "an error's text must be fit for a log"
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_the_samples_themselves_decode(name: str):
-    decode, samples = DECODERS[name]
-    for sample in samples:
-        if name == "zlib" and sample == samples[1]:
-            continue
-        decode(sample)
-
-
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", TARGETS)
 @given(data=st.binary(max_size=300))
 @settings(max_examples=150)
 def test_any_bytes(name: str, data: bytes):
-    check_value_or_refusal(DECODERS[name][0], data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DECODERS)
-def test_a_million_mutated_samples(name: str):
-    """The long form (reliability 5.5); the seed is fixed, so that a failure comes again."""
-    rng = random.Random(20_26)
-    decode, samples = DECODERS[name]
-    for _ in range(1_000_000):
-        sample = bytearray(rng.choice(samples))
-        for _ in range(rng.randint(1, 4)):
-            sample[rng.randrange(len(sample))] = rng.randrange(256)
-        check_value_or_refusal(decode, bytes(sample[: rng.randint(1, 2 * len(sample))]))
+    feed(TARGETS[name], data)
 
 
 mutations = st.lists(
@@ -143,12 +61,12 @@ def mutate(data: bytes, changes: list[tuple[int, int, str]]) -> bytes:
     return bytes(mutated)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", TARGETS)
 @given(which=st.integers(0, 9), changes=mutations)
 @settings(max_examples=250)
 def test_mutated_samples(name: str, which: int, changes: list[tuple[int, int, str]]):
-    decode, samples = DECODERS[name]
-    check_value_or_refusal(decode, mutate(samples[which % len(samples)], changes))
+    target = TARGETS[name]
+    feed(target, mutate(target.samples[which % len(target.samples)], changes))
 
 
 json_values = st.recursive(

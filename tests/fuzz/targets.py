@@ -1,0 +1,240 @@
+"""What is fed with hostile bytes: every decoder, and the files that other processes write.
+
+Each takes any bytes and gives a value or one of its own errors; anything else is a find. Samples
+are what a correct peer sends: a fuzzer begins with them.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyarrow import fs
+
+from rocket_sink.errors import (
+    InvalidAnswerError,
+    LedgerError,
+    MessageError,
+    RemoteProtocolError,
+)
+from rocket_sink.ledger.records import RunContext, epoch_row
+from rocket_sink.ledger.spool import BatchWriter, read_batches
+from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
+from rocket_sink.wire.batch import decode_batch, encode_inner
+from rocket_sink.wire.compress import CompressionType, inflate
+from rocket_sink.wire.frame import DEFAULT_LIMITS, NEED_DATA, Frame, FrameReader, encode_frame
+from rocket_sink.wire.headers import (
+    decode_any_json_header,
+    decode_binary_header,
+    decode_json_header,
+    encode_binary_header,
+    encode_json_header,
+)
+from rocket_sink.wire.ids import decode_offset_message_id, decode_recall_handle
+from rocket_sink.wire.properties import decode_properties
+from rocket_sink.wire.responses import (
+    decode_cluster_info,
+    decode_pull_answer,
+    decode_query_answer,
+    decode_runtime_info,
+    decode_send_answer,
+    decode_topic_attributes,
+    decode_topics,
+)
+from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, decode_route, encode_route
+from rocket_sink.wire.server_requests import decode_pushed_reply, decode_transaction_check
+from rocket_sink.wire.stored import StoredMessage, decode_stored, encode_stored
+
+ANSWER: Final = Frame(0, {"queueId": "3", "queueOffset": "12", "msgId": "7F"}, b"body", 5, 1)
+ROUTE: Final = TopicRoute(
+    (QueueData("broker-a", 8, 8),), (BrokerData("c", "broker-a", {0: "10.0.0.1:1", 1: "h:2"}),)
+)
+STORED: Final = StoredMessage("topic", b"body", properties={"k": "v"}, sys_flag=0)
+COMPRESSED: Final = encode_stored(
+    StoredMessage("topic", b"", sys_flag=1), stored_body=zlib.compress(b"body" * 20)
+)
+_MANY: Final = zlib.compress(b"a" * 2000)
+"""More than the target's limit: refused, as it should be."""
+
+
+class Target(NamedTuple):
+    """`refuses`: errors that are right for bytes which are no value."""
+
+    decode: Callable[[bytes], object]
+    samples: tuple[bytes, ...]
+    refuses: tuple[type[Exception], ...] = (RemoteProtocolError,)
+
+
+def _frames(data: bytes) -> list[Frame]:
+    """In two pieces: the first byte says where the cut is."""
+    reader = FrameReader(DEFAULT_LIMITS)
+    cut = data[0] % (len(data) + 1) if data else 0
+    frames: list[Frame] = []
+    for piece in (data[:cut], data[cut:]):
+        reader.receive_data(piece)
+        while (frame := reader.next_frame()) is not NEED_DATA:
+            assert isinstance(frame, Frame)
+            frames.append(frame)
+    return frames
+
+
+def _pull(data: bytes) -> object:
+    offsets = {"nextBeginOffset": "1", "minOffset": "0", "maxOffset": "9"}
+    return decode_pull_answer(Frame(0, offsets, data))
+
+
+def _send_answer(data: bytes) -> object:
+    """The fields of a header that says "stored"."""
+    return decode_send_answer(Frame(0, decode_json_header(data, DEFAULT_LIMITS).ext))
+
+
+def _text(decode: Callable[[str], object]) -> Callable[[bytes], object]:
+    return lambda data: decode(data.decode("utf-8", "replace"))
+
+
+class _OnDisk:
+    """Feeds what reads files."""
+
+    def __init__(self, read: Callable[[Path], object]) -> None:
+        self._read = read
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __call__(self, data: bytes) -> object:
+        if self._folder is None:
+            memory = Path("/dev/shm")
+            self._folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
+        file = Path(self._folder.name, "file")
+        file.write_bytes(data)
+        return self._read(file)
+
+
+def _spool_file(file: Path) -> list[pa.RecordBatch]:
+    return list(read_batches(str(file), fs.LocalFileSystem()))
+
+
+_SLOTS: Final = 4
+_SLOT_BYTES: Final = 64
+
+
+def _mapped_table(file: Path) -> object:
+    """Another worker's writes, torn or not; what is put is found, or the table is full."""
+    with file.open("r+b") as opened:
+        opened.truncate(_SLOTS * _SLOT_BYTES)
+    mapped = MappedFile.shared(file, _SLOTS * _SLOT_BYTES)
+    try:
+        table = MappedTable(mapped, 0, _SLOTS, _SLOT_BYTES)
+        found = {key: table.get(key) for key in table.keys()}  # noqa: SIM118
+        if table.put("broker-a", b"value"):
+            assert table.get("broker-a") == b"value"
+        return found
+    finally:
+        mapped.close()
+
+
+def _spool_sample() -> bytes:
+    buffer = io.BytesIO()
+    writer = BatchWriter(buffer)
+    ctx = RunContext("query", "run", 1, 0, 1, 0, 7, 0, worker="host:1", lane="foreach")
+    for acked in (3, 4):
+        writer.write(epoch_row({"rows_in": acked, "acked": acked}, ctx, complete=True))
+    writer.close()
+    return buffer.getvalue()
+
+
+def _table_sample() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "table")
+        mapped = MappedFile.shared(file, _SLOTS * _SLOT_BYTES)
+        table = MappedTable(mapped, 0, _SLOTS, _SLOT_BYTES)
+        table.put("broker-a", b"[1.0, 2.0]")
+        table.put("broker-b", b"")
+        mapped.close()
+        return file.read_bytes()
+
+
+TARGETS: Final[dict[str, Target]] = {
+    "frame": Target(_frames, (encode_frame(ANSWER), encode_frame(ANSWER, serialize="rocketmq"))),
+    "json header": Target(
+        lambda data: decode_json_header(data, DEFAULT_LIMITS),
+        (encode_json_header(ANSWER), encode_json_header(Frame(1, None, remark="r"))),
+    ),
+    "json header of fastjson": Target(
+        lambda data: decode_any_json_header(data, DEFAULT_LIMITS),
+        (encode_json_header(ANSWER), b'{"code":0,"extFields":{"a":1},"flag":1,"opaque":2}'),
+    ),
+    "binary header": Target(
+        lambda data: decode_binary_header(data, DEFAULT_LIMITS),
+        (encode_binary_header(ANSWER), encode_binary_header(Frame(1, None, remark="r"))),
+    ),
+    "send answer": Target(
+        _send_answer, (encode_json_header(ANSWER),), (RemoteProtocolError, InvalidAnswerError)
+    ),
+    "route": Target(decode_route, (encode_route(ROUTE), encode_route(ROUTE, legacy_keys=True))),
+    "stored": Target(decode_stored, (encode_stored(STORED), COMPRESSED, encode_stored(STORED) * 2)),
+    "pull": Target(_pull, (encode_stored(STORED),)),
+    "query": Target(
+        lambda data: decode_query_answer(Frame(0, {"indexLastUpdateTimestamp": "1"}, data)),
+        (encode_stored(STORED),),
+    ),
+    "batch": Target(decode_batch, (encode_inner(b"body", "k\x01v\x02", 1) * 2,)),
+    "zlib": Target(
+        lambda data: inflate(data, CompressionType.ZLIB, cap=1000),
+        (zlib.compress(b"a" * 100), _MANY),
+    ),
+    "properties": Target(_text(decode_properties), (b"k\x01v\x02UNIQ_KEY\x017F\x02",)),
+    "offset message id": Target(
+        _text(decode_offset_message_id), (b"7F00000100002A9F" + b"0" * 16,)
+    ),
+    "recall handle": Target(_text(decode_recall_handle), (b"djEgdCBiIDEgaWQ=",), (MessageError,)),
+    "cluster": Target(
+        lambda data: decode_cluster_info(Frame(0, None, data)),
+        (b'{"brokerAddrTable":{"b":{"brokerAddrs":{0:"h:1"}}},"clusterAddrTable":{"c":["b"]}}',),
+    ),
+    "topics": Target(
+        lambda data: decode_topics(Frame(0, None, data)), (b'{"topicList":["a","b"]}',)
+    ),
+    "runtime": Target(
+        lambda data: decode_runtime_info(Frame(0, None, data)), (b'{"table":{"a":"1"}}',)
+    ),
+    "attributes": Target(
+        lambda data: decode_topic_attributes(Frame(0, None, data)),
+        (b'{"attributes":{"message.type":"FIFO"}}',),
+    ),
+    "transaction check": Target(
+        lambda data: decode_transaction_check(
+            Frame(39, {"tranStateTableOffset": "1", "commitLogOffset": "2"}, data)
+        ),
+        (encode_stored(StoredMessage("t", b"b", properties={"PGROUP": "g", "UNIQ_KEY": "1"})),),
+    ),
+    "pushed reply": Target(
+        lambda data: decode_pushed_reply(decode_json_header(data, DEFAULT_LIMITS)),
+        (encode_json_header(Frame(326, {
+            "topic": "t", "bornHost": "h:1", "bornTimestamp": "1", "storeHost": "h:2",
+            "storeTimestamp": "2", "sysFlag": "0", "flag": "0",
+            "properties": "CORRELATION_ID\x011\x02",
+        })),),
+    ),
+    "spool file": Target(_OnDisk(_spool_file), (_spool_sample(),), (LedgerError,)),
+    "shared table": Target(
+        _OnDisk(_mapped_table), (_table_sample(), struct.pack("<16I", *range(16)))
+    ),
+}  # fmt: skip
+
+
+def feed(target: Target, data: bytes) -> Any:
+    """The value, or the target's own error.
+
+    Raises:
+        Exception: a find.
+    """
+    try:
+        return target.decode(data)
+    except target.refuses as error:
+        assert str(error).isprintable(), "an error's text must be fit for a log"
+        return error
