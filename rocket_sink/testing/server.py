@@ -35,6 +35,8 @@ class Peer:
         self.reader = FrameReader()
         self.outgoing = bytearray()
         self.closed = False
+        self.holds_back = False
+        """Answers gather, and go out together."""
 
     def send(self, data: bytes) -> None:
         """Send bytes, in order."""
@@ -176,10 +178,12 @@ class Loop:
         self.forget(peer.socket)
 
     def thaw(self, port: Port) -> None:
-        """Handle what was received while the port was frozen."""
+        """Handle what was received while the port was frozen; a peer's answers go out together."""
         port.frozen = False
         for peer in list(port.peers):
+            peer.holds_back = True
             self._frames(peer)
+            peer.holds_back = False
             self.flush(peer)
 
     def stop(self) -> None:
@@ -254,7 +258,7 @@ class Loop:
             peer.port.handler(peer, frame)
 
     def flush(self, peer: Peer) -> None:
-        if peer.closed or peer.port.frozen:
+        if peer.closed or peer.port.frozen or peer.holds_back:
             return
         try:
             while peer.outgoing:

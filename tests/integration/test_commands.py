@@ -91,7 +91,7 @@ def test_a_message_that_cannot_be_sent_is_exit_code_1(name_server: str) -> None:
 
 
 def test_check_fails_when_a_name_server_is_away(name_server: str) -> None:
-    found = as_json("check", "-n", f"{name_server};127.0.0.1:1", code=1)
+    found = as_json("check", "-n", f"{name_server};127.0.0.1:1", *PATIENT, code=1)
     states = {finding["what"]: finding["state"] for finding in found["findings"]}
     assert states["name server 127.0.0.1:1"] == "fail"
     assert states[f"name server {name_server}"] == "ok"
@@ -207,4 +207,5 @@ def test_sigterm_ends_a_stream_in_good_order(tmp_path: Path, name_server: str) -
     report = json.loads(out)
     assert report["error"] is None
     counts = report["counts"]
-    assert counts["rows_in"] == counts["acked"] == report["rows_read"] > 0
+    # On a busy machine the next micro-batch begins at once: rows of it are in, and it runs again.
+    assert counts["rows_in"] == counts["acked"] >= report["rows_read"] > 0

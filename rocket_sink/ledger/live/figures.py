@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.live.follower import LedgerFollower
 from rocket_sink.ledger.path import LedgerPath
@@ -91,7 +91,7 @@ class LiveFigures:
         self._count_pending = pending
         self._pending_is_old = pending is not None
         self._follower = LedgerFollower(place, _COLUMNS)
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._read_s = -_MOST_OFTEN_S
 
     def refresh(self) -> bool:

@@ -7,10 +7,10 @@ as old as the last fold at most (`foldIntervalMs`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.live.figures import LiveFigures
 from rocket_sink.ledger.path import LedgerPath
 
@@ -108,7 +108,7 @@ METRICS: Final = (
 )  # fmt: skip
 
 _followed: dict[LedgerPath, LiveFigures] = {}
-_lock: Final = threading.Lock()
+_lock: Final = ForkLock()
 
 
 def observe(place: LedgerPath, make: Callable[[], LiveFigures]) -> None:

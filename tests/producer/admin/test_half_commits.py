@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from rocket_sink.message import Message
@@ -51,7 +53,14 @@ def committer(engine):
 
 
 def test_answers_are_read_by_columns(cluster, make_engine, halves, at_once):
-    report = committer(make_engine()).commit(halves, doubtful=False)
+    engine = make_engine(sendMsgTimeout=20_000)
+    engine.publish_info("orders")
+    for broker in cluster.brokers:  # so that answers come together, however busy the machine is
+        broker.freeze()
+    timer = threading.Timer(1.5, lambda: [broker.thaw() for broker in cluster.brokers])
+    timer.start()
+    report = committer(engine).commit(halves, doubtful=False)
+    timer.join()
     assert (report.committed, report.refused) == (COUNT, [])
     stored = sorted(int(message.body) for message in cluster.messages("orders"))
     assert stored == list(range(COUNT)) and max(at_once) >= 16
