@@ -383,7 +383,7 @@ def _object(fields: object, name: str) -> dict[str, object]:
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
-        raise RemoteProtocolError(f"{what} is no text: {clean(repr(value), 40)}")
+        raise RemoteProtocolError(f"{clean(what, 80)} is no text: {clean(repr(value), 40)}")
     return value
 
 

@@ -172,3 +172,10 @@ def test_lengths_that_lie_in_binary_headers():
         for lie in (-1, 0, 2**31 - 1, -(2**31)):
             lying = bytes(header[:at]) + struct.pack(">i", lie) + bytes(header[at + 4 :])
             check_value_or_refusal(lambda data: decode_binary_header(data, DEFAULT_LIMITS), lying)
+
+
+@pytest.mark.parametrize("name", ["runtime", "attributes"])
+def test_names_that_a_broker_makes_up_are_printable_in_errors(name: str):
+    """Found by fuzzing: DEL is not escaped in JSON."""
+    found = feed(TARGETS[name], b'{"table":{"\x7f\x7f":9},"attributes":{"\x7f":9}}')
+    assert "is no text: 9" in str(found)
