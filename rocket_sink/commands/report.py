@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
-from rocket_sink.commands.common.base import Command, time_value
+from rocket_sink.commands.common.base import Command
 from rocket_sink.commands.common.ledger_input import (
     check_exists,
     fold_and_note,
     fold_option,
     quick_ledger,
+    span_options,
 )
 from rocket_sink.commands.common.output import check_writable, print_json, show, write_file
 from rocket_sink.commands.common.sink_input import absolute
@@ -29,13 +30,7 @@ from rocket_sink.ledger.report import Scope
 )
 @click.option("--ledger", "-l", "path", required=True, metavar="PATH", help="The ledger's folder.")
 @click.option("--query", metavar="ID", help="Only this streaming query (the start of its id).")
-@click.option(
-    "--since",
-    callback=time_value,
-    metavar="TIME",
-    help="From this time on: 2026-01-31T12:00 (UTC), or 90m ago.",
-)
-@click.option("--until", callback=time_value, metavar="TIME", help="Up to this time.")
+@span_options
 @click.option(
     "--epochs",
     type=click.IntRange(1),

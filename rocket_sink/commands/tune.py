@@ -6,8 +6,8 @@ import datetime as dt
 
 import click
 
-from rocket_sink.commands.common.base import Command, time_value
-from rocket_sink.commands.common.ledger_input import check_exists, quick_ledger
+from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.ledger_input import check_exists, quick_ledger, span_options
 from rocket_sink.commands.common.output import Bar, print_json, show
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_options, spark_session
@@ -23,13 +23,7 @@ from rocket_sink.ledger.report.values import Scope
 )
 @click.argument("path", metavar="LEDGER")
 @click.option("--query", metavar="ID", help="Only this streaming query: its whole id.")
-@click.option(
-    "--since",
-    callback=time_value,
-    metavar="TIME",
-    help="From this time on: 2026-01-31T12:00 (UTC), or 90m ago.",
-)
-@click.option("--until", callback=time_value, metavar="TIME", help="Up to this time.")
+@span_options
 @click.option(
     "--attempts",
     "limit",
@@ -68,13 +62,10 @@ def tune(
                 "tune", master=master, spark_conf=spark_conf, packages=packages, small=True
             ) as spark:
                 from rocket_sink.ledger.ledger import Ledger
-                from rocket_sink.ledger.views import queried
+                from rocket_sink.ledger.views import reader
 
-                rows = Ledger(path).rows(spark)
-                found = suggest.tune(
-                    lambda select: queried(rows, select).toArrow(),
-                    path, scope, limit=limit, progress=advance,
-                )  # fmt: skip
+                read = reader(Ledger(path).rows(spark))
+                found = suggest.tune(read, path, scope, limit=limit, progress=advance)
     if as_json:
         print_json(found.as_dict())
     else:

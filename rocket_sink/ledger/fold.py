@@ -43,12 +43,12 @@ from rocket_sink.ledger.spool import (
     read_batches,
     sealed_files,
 )
+from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.table import (
     ensure_table,
     first_line,
     fold_app_id,
     fold_tokens,
-    is_classic,
     last_txn_version,
     prove_executors,
     upgrade_table,

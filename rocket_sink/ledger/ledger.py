@@ -223,9 +223,8 @@ class Ledger:
 
         busy = self.sync(spark).busy
         unfolded = self.unfolded_epochs() if busy else 0
-        rows = self.rows(spark)
         return figures(
-            lambda select: views.queried(rows, select).toArrow(), self.path,
+            views.reader(self.rows(spark)), self.path,
             Scope(query, _in_utc(since), _in_utc(until)), epochs=epochs, unfolded_epochs=unfolded,
             quarantined_files=len(self.quarantined()), series=charts,
         )  # fmt: skip

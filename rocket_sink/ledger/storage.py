@@ -44,9 +44,7 @@ def properties_for(uri: str) -> Properties:
     if known is not None:
         return known
     session = active_session()
-    # A client of Spark Connect has no JVM beside it.
-    is_classic = getattr(session, "_jsparkSession", None) is not None
-    return session_properties(session, uri) if is_classic else {}
+    return session_properties(session, uri) if is_classic(session) else {}
 
 
 def active_session() -> Any:
@@ -64,6 +62,11 @@ def active_session() -> Any:
     except Exception:
         # A worker, or a process whose JVM is gone: there is no session to ask.
         return None
+
+
+def is_classic(spark: SparkSession | None) -> bool:
+    """False for Spark Connect, whose client has no JVM to ask, and for None."""
+    return getattr(spark, "_jsparkSession", None) is not None
 
 
 def session_properties(session: SparkSession, uri: str) -> Properties:

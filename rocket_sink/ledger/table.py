@@ -43,7 +43,7 @@ from rocket_sink.ledger.schema import (
     STATS_COLUMNS,
     VERSION_PROPERTY,
 )
-from rocket_sink.ledger.storage import Properties, remember
+from rocket_sink.ledger.storage import Properties, is_classic, remember
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable as RustTable
@@ -356,11 +356,6 @@ def _identity(spark: SparkSession, place: LedgerPath) -> _Identity:
             return _Identity(str(metadata.id()), str(given.get()) if given.isDefined() else None)
         row = _delta_table().forPath(spark, place.uri).detail().select("id", "properties").head()
         return _Identity(str(row["id"]), row["properties"].get(VERSION_PROPERTY))
-
-
-def is_classic(spark: SparkSession) -> bool:
-    """False for Spark Connect, whose client has no JVM to ask."""
-    return getattr(spark, "_jsparkSession", None) is not None
 
 
 def _snapshot(spark: SparkSession, place: LedgerPath) -> Any:

@@ -20,7 +20,7 @@ one definition whoever reads the table.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 
 _ATTEMPT: Final = ("query_id", "run_id", "epoch", "partition", "task_attempt_id")
 """What names a task attempt."""
-_OUTCOMES: Final = ("acked", "degraded", "dead", "unknown", "filtered")
+OUTCOMES: Final = ("acked", "degraded", "dead", "unknown", "filtered")
+"""What became of a row: columns of the `epoch` rows."""
 _COUNTS: Final = (
-    "rows_in", *_OUTCOMES, "invalid", "held_back", "duplicates_possible", "found_stored",
+    "rows_in", *OUTCOMES, "invalid", "held_back", "duplicates_possible", "found_stored",
     "requests", "attempts", "body_bytes", "moved_keys",
 )  # fmt: skip
 _TASK: Final = ("stage_id", "stage_attempt", "attempt_number", "worker")
@@ -161,7 +162,7 @@ VIEWS: Final = {
             max(CASE WHEN counts THEN duration_ms END) AS duration_ms,
             min(CASE WHEN counts THEN first_error END) AS first_error,
             bool_and(CASE WHEN counts THEN coalesce(
-                rows_in = {" + ".join(f"coalesce({n}, 0)" for n in _OUTCOMES)}, false
+                rows_in = {" + ".join(f"coalesce({n}, 0)" for n in OUTCOMES)}, false
             ) END) AS _balanced,
             count(CASE WHEN counts THEN 1 END) AS _counted,
             count(CASE WHEN NOT counts THEN 1 END) AS superseded_attempts,
@@ -236,6 +237,11 @@ def queried(rows: DataFrame, select: str) -> DataFrame:
             words |= set(re.findall(r"\w+", VIEWS[name]))
     definitions = ", ".join(["ledger_rows AS (SELECT * FROM {rows})", *needed])
     return rows.sparkSession.sql(f"WITH {definitions} {select}", rows=rows)
+
+
+def reader(rows: DataFrame) -> Callable[[str], pa.Table]:
+    """Runs queries over the views of a ledger's rows by Spark."""
+    return lambda select: queried(rows, select).toArrow()
 
 
 def view(rows: DataFrame, name: str) -> DataFrame:

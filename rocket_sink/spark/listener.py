@@ -16,7 +16,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.epoch_starts import query_of
 from rocket_sink.ledger.fold import fold
-from rocket_sink.ledger.live.figures import LiveFigures, pending_by_reason
+from rocket_sink.ledger.live.figures import follow
 from rocket_sink.ledger.live.metrics import observe
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
@@ -63,7 +63,7 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
             session.streams.addListener(_listener(folder))
     folder.add(place, options.fold_interval_ms / 1000, options.app_id)
     try:
-        observe(place, lambda: LiveFigures(place, lambda: pending_by_reason(session, place)))
+        observe(place, lambda: follow(session, place))
     except (LedgerError, OSError) as error:
         _LOG.warning("no metrics of the ledger %s: %s", place.uri, first_line(error))
     return folder

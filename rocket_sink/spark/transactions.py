@@ -40,7 +40,8 @@ from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, half_messages, transaction_rows
 from rocket_sink.ledger.schema import SEND
-from rocket_sink.ledger.table import check_table, is_classic, last_txn_version, txn_app_id
+from rocket_sink.ledger.storage import is_classic
+from rocket_sink.ledger.table import check_table, last_txn_version, txn_app_id
 from rocket_sink.ledger.views import queried
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions

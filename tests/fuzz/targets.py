@@ -28,7 +28,7 @@ from rocket_sink.ledger.spool import BatchWriter, read_batches
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.wire.batch import decode_batch, encode_inner
 from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.frame import DEFAULT_LIMITS, NEED_DATA, Frame, FrameReader, encode_frame
+from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame, FrameReader, encode_frame
 from rocket_sink.wire.headers import (
     decode_any_json_header,
     decode_binary_header,
@@ -50,6 +50,7 @@ from rocket_sink.wire.responses import (
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute, decode_route, encode_route
 from rocket_sink.wire.server_requests import decode_pushed_reply, decode_transaction_check
 from rocket_sink.wire.stored import StoredMessage, decode_stored, encode_stored
+from tests.wire.feeding import drain
 
 ANSWER: Final = Frame(0, {"queueId": "3", "queueOffset": "12", "msgId": "7F"}, b"body", 5, 1)
 ROUTE: Final = TopicRoute(
@@ -78,9 +79,7 @@ def _frames(data: bytes) -> list[Frame]:
     frames: list[Frame] = []
     for piece in (data[:cut], data[cut:]):
         reader.receive_data(piece)
-        while (frame := reader.next_frame()) is not NEED_DATA:
-            assert isinstance(frame, Frame)
-            frames.append(frame)
+        frames += drain(reader)
     return frames
 
 

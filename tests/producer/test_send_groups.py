@@ -12,9 +12,10 @@ from rocket_sink.errors import BrokerTooOldError, ConnectError, Outcome
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.hooks import RpcHook
 from rocket_sink.producer.engine.frame_group import GroupAttempt
-from rocket_sink.testing import Answer, CloseConnection, CutAnswer, Drop, IncompleteAnswer
-from rocket_sink.wire.codes import V4_9_4, ResponseCode
+from rocket_sink.testing import Drop
+from rocket_sink.wire.codes import V4_9_4
 from rocket_sink.wire.ids import decode_recall_handle
+from tests.group_faults import FAULTS
 
 COUNT = 300
 
@@ -94,16 +95,6 @@ def test_old_brokers_are_not_sent_timers_in_groups(cluster, make_producer, group
     futures = burst(make_producer(), 40, delay_ms=60_000)
     assert all(isinstance(one.exception(60), BrokerTooOldError) for one in futures)
     assert max(groups) > 10 and not cluster.messages("orders")
-
-
-FAULTS = {
-    "busy": Answer(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy"),
-    "error": Answer(ResponseCode.SYSTEM_ERROR, "an error"),
-    "degraded": Answer(ResponseCode.FLUSH_DISK_TIMEOUT, stores=True),
-    "incomplete": IncompleteAnswer(),
-    "cut": CutAnswer(40),
-    "closed": CloseConnection(),
-}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -22,15 +22,13 @@ from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.task import request_factory
 from rocket_sink.testing import (
     Answer,
-    CloseConnection,
-    CutAnswer,
     Delay,
     Drop,
     FakeCluster,
-    IncompleteAnswer,
 )
 from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.wire.codes import V4_9_4, ResponseCode, SysFlag
+from tests.group_faults import FAULTS
 from tests.task.one_task import run_task
 
 TOPIC = "t"
@@ -110,16 +108,6 @@ def doubled(found: Counter[bytes]) -> int:
 
 def broker_of(cluster: FakeCluster) -> FakeBroker:
     return cluster.broker("broker-a")
-
-
-FAULTS = {
-    "busy": Answer(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy"),
-    "error": Answer(ResponseCode.SYSTEM_ERROR, "an error"),
-    "degraded": Answer(ResponseCode.FLUSH_DISK_TIMEOUT, stores=True),
-    "incomplete": IncompleteAnswer(),
-    "cut": CutAnswer(40),
-    "closed": CloseConnection(),
-}
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "effectively_once"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rocket_sink.commands.common.base import time_value
 from rocket_sink.commands.common.output import note
 from rocket_sink.commands.common.spark_input import Decorated
 from rocket_sink.errors import LedgerError
@@ -27,6 +28,16 @@ def fold_option(function: Decorated) -> Decorated:
         help="Take in first what tasks have written, with Spark. Without it a local ledger is read "
         "as it is, in seconds, when the extra `fast` is installed.",
     )(function)  # fmt: skip
+
+
+def span_options(function: Decorated) -> Decorated:
+    """Add --since and --until to a command."""
+    until = click.option("--until", callback=time_value, metavar="TIME", help="Up to this time.")
+    since = click.option(
+        "--since", callback=time_value, metavar="TIME",
+        help="From this time on: 2026-01-31T12:00 (UTC), or 90m ago.",
+    )  # fmt: skip
+    return since(until(function))
 
 
 def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:

@@ -58,8 +58,7 @@ class RunView:
         """A micro-batch ended."""
         self._rows += rows
         self._epoch = f"epoch {epoch}: {rows:,} rows in {took_s:.1f} s"
-        if self._live is None:
-            note(self._epoch)
+        self._event(self._epoch)
 
     def refresh(self) -> None:
         """Show what has come since."""
@@ -119,11 +118,16 @@ class RunView:
             self._rates[name] = (sums.messages - self._messages.get(name, 0)) / passed_s
             self._messages[name] = sums.messages
             until = sums.isolated_until
-            if self._live is None and until is not None and sums.is_isolated():
+            if until is not None and sums.is_isolated():
                 if name not in self._isolated or self._isolated[name] < until:
-                    note(f"{name} is isolated until {until:%H:%M:%S} UTC ({sums.cause})")
+                    self._event(f"{name} is isolated until {until:%H:%M:%S} UTC ({sums.cause})")
                 self._isolated[name] = until
         pending = sum(figures.pending.values())
-        if self._live is None and pending > self._pending:
-            note(f"{pending:,} dead letters are pending")
+        if pending > self._pending:
+            self._event(f"{pending:,} dead letters are pending")
         self._pending = pending
+
+    def _event(self, text: str) -> None:
+        """A line where there is no table to show it."""
+        if self._live is None:
+            note(text)

@@ -193,14 +193,13 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
 
 def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigures | None:
     """What comes into the ledger from now on; None without one, or where it cannot be followed."""
-    from rocket_sink.ledger.live.figures import LiveFigures, pending_by_reason
+    from rocket_sink.ledger.live.figures import follow
     from rocket_sink.ledger.path import resolve_path
 
     if not sink_options.get("ledger"):
         return None
-    place = resolve_path(str(sink_options["ledger"]))
     try:
-        return LiveFigures(place, lambda: pending_by_reason(spark, place))
+        return follow(spark, resolve_path(str(sink_options["ledger"])))
     except (LedgerError, OSError):
         return None  # the query says what is wrong, where it needs the ledger's files
 

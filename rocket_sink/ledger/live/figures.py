@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rocket_sink.errors import Outcome
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.live.follower import LedgerFollower
@@ -21,14 +22,12 @@ from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.report.sql import GROUP_SHARES, latency_class, percentile
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, IN_FLIGHT, ISOLATION, RESOLUTION, SEND
 from rocket_sink.ledger.table import first_line, is_table, read_table
-from rocket_sink.ledger.views import queried
+from rocket_sink.ledger.views import OUTCOMES, queried
 from rocket_sink.net import log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OUTCOMES: Final = ("acked", "degraded", "dead", "unknown", "filtered")
-"""What became of a row: columns of the `epoch` rows."""
 _COLUMNS: Final = (
     "run_id", "broker_name", "outcome", "error_code", "attempt", "frames",
     "message_count", "body_bytes", "wire_bytes", "response_code", "rtt_ms", "rtt_p50_ms",
@@ -36,6 +35,7 @@ _COLUMNS: Final = (
     "duplicates_possible",
 )  # fmt: skip
 _NO_BROKER: Final = "-"
+_STORED: Final = (Outcome.ACKED.value, Outcome.ACKED_DEGRADED.value)
 _MOST_OFTEN_S: Final = 1.0
 """Readers of several metrics at once read the ledger once."""
 _LOG: Final = log.logger(__name__)
@@ -132,26 +132,21 @@ class LiveFigures:
 
     def _add_accounts(self, rows: pa.Table) -> None:
         for outcome in OUTCOMES:
-            self.rows[outcome] += pc.sum(rows[outcome]).as_py() or 0
-        self.duplicates_possible += pc.sum(rows["duplicates_possible"]).as_py() or 0
+            self.rows[outcome] += _sum(rows[outcome])
+        self.duplicates_possible += _sum(rows["duplicates_possible"])
 
     def _add_sends(self, rows: pa.Table) -> None:
-        for name in pc.unique(rows["broker_name"].fill_null(_NO_BROKER)).to_pylist():
-            of_broker = pc.field("broker_name") == name
-            if name == _NO_BROKER:
-                of_broker = of_broker | pc.field("broker_name").is_null()
-            ours = rows.filter(of_broker)
+        names = rows["broker_name"].fill_null(_NO_BROKER)
+        is_stored = pc.field("outcome").isin(_STORED)
+        for name in pc.unique(names).to_pylist():
+            ours = rows.filter(pc.equal(names, name))
             sums = self.brokers.setdefault(name, BrokerSums())
             sent = ours.filter(pc.field("wire_bytes") != 0)  # the others are waits
-            frames = sent["frames"].fill_null(1)
-            stored = pc.is_in(sent["outcome"], pa.array(["acked", "acked_degraded"]))
-            sums.requests += pc.sum(frames).as_py() or 0
-            sums.retries += pc.sum(pc.greater(sent["attempt"], 1)).as_py() or 0
-            sums.messages += pc.sum(sent["message_count"].filter(stored)).as_py() or 0
-            sums.body_bytes += pc.sum(sent["body_bytes"].filter(stored)).as_py() or 0
-            failed = ours.filter(pc.invert(pc.is_in(
-                ours["outcome"], pa.array(["acked", "acked_degraded"])
-            )))  # fmt: skip
+            stored, failed = sent.filter(is_stored), ours.filter(~is_stored)
+            sums.requests += _sum(sent["frames"].fill_null(1))
+            sums.retries += _sum(pc.greater(sent["attempt"], 1))
+            sums.messages += _sum(stored["message_count"])
+            sums.body_bytes += _sum(stored["body_bytes"])
             sums.failures.update(failed["error_code"].fill_null("UNKNOWN").to_pylist())
             answers = _latencies(sent.filter(pc.field("response_code").is_valid()))
             if answers:
@@ -162,6 +157,15 @@ class LiveFigures:
         sums.isolations[cause] += 1
         if sums.isolated_until is None or until > sums.isolated_until:
             sums.isolated_until, sums.cause = until, cause
+
+
+def follow(spark: SparkSession, place: LedgerPath) -> LiveFigures:
+    """The figures of a ledger from now on, with its pending dead letters.
+
+    Raises:
+        LedgerError, OSError: pyarrow cannot reach the ledger's files.
+    """
+    return LiveFigures(place, lambda: pending_by_reason(spark, place))
 
 
 def pending_by_reason(spark: SparkSession, place: LedgerPath) -> dict[str, int]:
@@ -198,6 +202,11 @@ def _latencies(rows: pa.Table) -> Counter[int]:
 def _count(found: Counter[int], ms: npt.NDArray[Any], weights: npt.NDArray[Any]) -> None:
     for one, weight in zip(latency_class(ms).tolist(), weights.tolist(), strict=True):
         found[one] += weight
+
+
+def _sum(column: pa.ChunkedArray) -> int:
+    """0 of none."""
+    return pc.sum(column).as_py() or 0
 
 
 def _values(rows: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:

@@ -23,6 +23,7 @@ from rocket_sink import __version__
 from rocket_sink.ledger.report.advice import ADVICE
 from rocket_sink.ledger.report.series import COLUMNS, Series
 from rocket_sink.ledger.report.values import plain
+from rocket_sink.tables import cell
 from rocket_sink.text import clean, json_text
 
 CHARTS_PACKAGE: Final = "vl-convert-python"
@@ -262,7 +263,7 @@ _TABLES: Final = (
 )  # fmt: skip
 
 
-_QUERY_SHOWN: Final = 8
+QUERY_SHOWN: Final = 8
 """Characters of a query's id; `--query` takes them."""
 
 
@@ -304,20 +305,14 @@ def _cell(row: Mapping[str, Any], key: str, kind: str) -> str:
         )
     else:
         value = row[key]
-    if value is None:
-        text = "-"
-    elif kind == "t":
+    if kind == "t" and value is not None:
         text = _at(value)
-    elif isinstance(value, bool):
-        text = "yes" if value else "NO"
-    elif isinstance(value, float):
-        text = f"{value:,.1f}" if abs(value) >= 100 else f"{value:,.2f}"
-    elif isinstance(value, int):
-        text = f"{value:,}"
+    elif value is False:
+        text = "NO"
     else:
-        text = _text(value)
-        if key == "query_id":
-            return f'<td title="{text}">{_text(value[:_QUERY_SHOWN])}</td>'
+        text = html.escape(cell(value))
+    if key == "query_id":
+        return f'<td title="{text}">{_text(value[:QUERY_SHOWN])}</td>'
     return f'<td class="{kind}">{text}</td>'
 
 

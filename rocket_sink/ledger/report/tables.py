@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.report import plots
-from rocket_sink.ledger.report.page import page_html
+from rocket_sink.ledger.report.page import QUERY_SHOWN, page_html
 from rocket_sink.ledger.report.series import Series
 from rocket_sink.ledger.report.values import (
     Absence,
@@ -133,8 +133,6 @@ class Report:
 
 
 _HTML_WIDTH: Final = 150
-_QUERY_SHOWN: Final = 8
-"""Characters of a query id; the rest tells nobody anything."""
 _EXAMPLE_SHOWN: Final = 60
 
 
@@ -256,7 +254,7 @@ def _epochs_table(epochs: Sequence[EpochFigures], total: int) -> RenderableType:
         "filtered", "superseded", "adds up", "confirmed",
     )  # fmt: skip
     rows = [
-        (e.query_id[:_QUERY_SHOWN], e.epoch, _time(e.at), e.rows_in, e.acked, e.degraded, e.dead,
+        (e.query_id[:QUERY_SHOWN], e.epoch, _time(e.at), e.rows_in, e.acked, e.degraded, e.dead,
          e.unknown, e.filtered, e.superseded_rows, _yes(e.adds_up), _yes(e.confirmed))
         for e in epochs
     ]  # fmt: skip

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink import errors
-from rocket_sink.ledger.report.sql import BROKER, STORED, Scoped
+from rocket_sink.ledger.report.sql import BROKER, GROUP_SHARES, STORED, Scoped
 
 _REQUEST: Final = "concat_ws('/', run_id, epoch, partition, task_attempt_id, worker, request)"
-_GROUP: Final = ("rtt_p50_ms", "rtt_p95_ms", "rtt_p99_ms")
+_GROUP: Final = tuple(column for column, _ in GROUP_SHARES if column != "rtt_ms")
 
 
 @dataclass(frozen=True)

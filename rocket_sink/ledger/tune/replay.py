@@ -14,13 +14,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from rocket_sink.ledger.report.sql import GROUP_SHARES
 from rocket_sink.ledger.tune.attempts import Attempts
 from rocket_sink.routing.fault import FaultProfile, LatencyFaultTolerance
 
 _FRESH_S: Final = 60.0
 """A broker whose last answer is older is none to move to."""
-_GROUP_SHARES: Final = (0.5, 0.45, 0.04, 0.01)
-"""Of a group's messages, for its p50, p95, p99 and longest time."""
 _NONE: Final = (0.0, 0)
 
 
@@ -129,7 +128,7 @@ def replay(attempts: Attempts, profile: FaultProfile | None) -> Replayed:
         before = failed.pop(request, _NONE)[0] + wait_ms
         if frames > 1 and group_ms[0] == group_ms[0]:
             latencies += [before + ms for ms in (*group_ms, rtt_ms)]
-            weights += [messages * share for share in _GROUP_SHARES]
+            weights += [messages * share for _, share in GROUP_SHARES]
         else:
             latencies.append(before + rtt_ms)
             weights.append(messages)
