@@ -21,7 +21,7 @@ import pyarrow as pa
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.spool import quarantined, waiting_epochs
+from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
 from rocket_sink.ledger.table import damaged, first_line
 from rocket_sink.ledger.views import VIEWS
 

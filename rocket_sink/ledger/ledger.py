@@ -12,7 +12,7 @@ from rocket_sink.ledger.append.appender import Append
 from rocket_sink.ledger.fold import FoldSummary, fold
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.spool import quarantined, waiting_epochs
+from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
 from rocket_sink.ledger.table import (
     check_table,
     ensure_table,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.path import LedgerPath
-from rocket_sink.ledger.spool import STALE_AFTER_S
+from rocket_sink.ledger.spool.files import STALE_AFTER_S
 from rocket_sink.owner import Owner, this_process
 from rocket_sink.private_file import FileLock, check_folder, describe_holder, wait_for
 

@@ -210,7 +210,7 @@ class _Writer:
         if not self._options.ledger or not rows:
             return
         ctx = RunContext(done[0].query_id, done[0].run_id, epoch, lane=self.lane)
-        from rocket_sink.ledger.spool import SpoolWriter
+        from rocket_sink.ledger.spool.writer import SpoolWriter
 
         if self._token is not None:
             self._token.use()

@@ -21,7 +21,8 @@ from rocket_sink.ledger.live.metrics import observe
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH
-from rocket_sink.ledger.spool import SpoolWriter, new_name
+from rocket_sink.ledger.spool.files import new_name
+from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.storage import active_session
 from rocket_sink.ledger.table import first_line
 from rocket_sink.net import log

@@ -15,7 +15,7 @@ from rocket_sink.ledger.epoch_starts import claim_app_id
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.pending_keys import PendingKeys
 from rocket_sink.ledger.records import RunContext
-from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.table import LedgerToken
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine

@@ -20,7 +20,7 @@ from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import COLUMNS, DEAD_LETTER, LEDGER_SCHEMA
-from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.table import LedgerToken, ledger_token
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine

@@ -15,7 +15,7 @@ from rocket_sink.commands import ledger as ledger_command
 from rocket_sink.commands import report as report_command
 from rocket_sink.ledger.records import resolution_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.spool.writer import SpoolWriter
 from tests.ledger.values import accounts, confirmed, context, letter, sends
 
 

@@ -24,7 +24,7 @@ from rocket_sink.errors import (
     RemoteProtocolError,
 )
 from rocket_sink.ledger.records import RunContext, epoch_row
-from rocket_sink.ledger.spool import BatchWriter, read_batches
+from rocket_sink.ledger.spool.stream import BatchWriter, read_batches
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.wire.batch import decode_batch, encode_inner
 from rocket_sink.wire.compress import CompressionType, inflate

@@ -11,7 +11,7 @@ import pytest
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.backfill_marks import BackfillClaim, ClaimCheck
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.spool import sealed_files
+from rocket_sink.ledger.spool.files import sealed_files
 
 _HOLD = """
 import sys, time

@@ -20,7 +20,7 @@ from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.table import ensure_table, fold_app_id, last_txn_version
 
 from .values import accounts, context, sends

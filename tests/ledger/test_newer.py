@@ -11,7 +11,7 @@ from rocket_sink.ledger.backfill_marks import settled_since
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import resolution_rows
-from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.spool.writer import SpoolWriter
 
 from .values import accounts, context
 

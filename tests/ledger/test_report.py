@@ -19,7 +19,7 @@ from rocket_sink.ledger.records import (
 )
 from rocket_sink.ledger.report import Report, Scope, figures
 from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.views import newest, queried, rows_of
 from rocket_sink.routing.fault import Isolation
 

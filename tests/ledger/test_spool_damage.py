@@ -15,7 +15,8 @@ from pyarrow import fs
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.spool import SpoolWriter, is_whole, read_batches
+from rocket_sink.ledger.spool.stream import is_whole, read_batches
+from rocket_sink.ledger.spool.writer import SpoolWriter
 
 from .values import accounts, context, letter, sends
 

@@ -15,7 +15,8 @@ from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.spool import SpoolWriter, sealed_files
+from rocket_sink.ledger.spool.files import sealed_files
+from rocket_sink.ledger.spool.writer import SpoolWriter
 
 from .values import accounts, confirmed, context, letter
 

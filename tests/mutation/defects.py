@@ -260,7 +260,7 @@ PRODUCER = (
 LEDGER: tuple[Defect, ...] = (
     Defect(
         "seal-before-the-disk",
-        "rocket_sink/ledger/spool.py",
+        "rocket_sink/ledger/spool/writer.py",
         "        os.fsync(file.fileno())\n        sealed = ",
         "        sealed = ",
         ("tests/ledger/test_spool.py::test_a_seal_is_durable_before_it_is_seen",),
@@ -268,7 +268,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "rows-behind-an-end-mark",
-        "rocket_sink/ledger/spool.py",
+        "rocket_sink/ledger/spool/stream.py",
         "    if stream.read(1):\n"
         '        raise pa.ArrowInvalid("bytes follow the end of the stream")\n',
         "",
@@ -277,7 +277,7 @@ LEDGER: tuple[Defect, ...] = (
     ),
     Defect(
         "killed-workers-file-waits",
-        "rocket_sink/ledger/spool.py",
+        "rocket_sink/ledger/spool/files.py",
         "    if alive is not None:\n        return not alive\n",
         "    if alive:\n        return False\n",
         ("tests/ledger/test_spool.py::test_a_killed_workers_rows_are_taken",),

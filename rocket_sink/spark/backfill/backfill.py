@@ -29,7 +29,7 @@ from rocket_sink.errors import LedgerError, OptionError
 from rocket_sink.ledger.backfill_marks import BackfillClaim
 from rocket_sink.ledger.ledger import FULL_SYNC_WAIT_S, Ledger
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.spool import open_files
+from rocket_sink.ledger.spool.files import open_files
 from rocket_sink.ledger.table import ledger_token
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.resend import (

@@ -46,7 +46,7 @@ from rocket_sink.ledger.backfill_marks import (
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH
-from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.table import LedgerToken
 from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions

@@ -21,7 +21,7 @@ from rocket_sink.ledger.dead_letters import dead_letter_rows
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import ledger_ddl
-from rocket_sink.ledger.spool import SpoolWriter
+from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.spark.backfill import backfill

@@ -1,0 +1,216 @@
+"""The spool: a task attempt's ledger rows on their way to the driver's fold.
+
+On a local (or mounted) file system rows are appended to an `.open` file as they come, so what a
+killed worker wrote is found by the next fold. Object stores know neither appends nor renames: there
+rows gather in a local temporary file and go up as one object per `seal`, and a killed worker's
+rows are lost with its host's temporary file.
+
+    <ledger>/_spool/<query id>/<epoch>/<partition>-<task attempt>-<number>-<unique>~<owner>.open
+    the same, renamed to .arrow                        sealed, by its owner or for a dead owner
+    <ledger>/_spool/_quarantine/...                    the same, put aside because it is damaged
+
+On object stores, where files come sealed, the epoch stands before the partition: a folder there is
+an object that stays, and cannot be removed without a risk for a file that is just being written.
+
+A file's number is one above those of all files of its epoch that were there when it was made: so a
+fold knows which of two runs' files is the later one, whatever their clocks say.
+
+Each is an Arrow IPC stream (`spool.stream`). A rename decides who
+has a file: an owner that lives and finds its file taken fails its task, so that no row written
+after the taking is lost silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.path import LedgerPath, path_part
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.owner import Owner, this_process
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+
+OPEN: Final = ".open"
+SEALED: Final = ".arrow"
+
+_KEPT_FOLDERS: Final = 2
+STALE_AFTER_S: Final = 3600.0
+"""An open file of another host that was not written to for so long has lost its owner."""
+
+
+def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
+    """`<query>/<epoch>/<file>` without the state, unique; without `folders` one level less."""
+    partition = "driver" if ctx.partition is None else ctx.partition
+    task = "" if ctx.task_attempt_id is None else ctx.task_attempt_id
+    file = f"{partition}-{task}-{number}-{uuid.uuid4().hex}~{this_process()}"
+    return f"{_part(ctx.query_id)}/{ctx.epoch}{'/' if folders else '-'}{file}"
+
+
+def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -> int:
+    """The number of a new file of the epoch.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    from pyarrow import fs
+
+    folder, start = f"{place.spool}/{_part(ctx.query_id)}", f"{ctx.epoch}-"
+    if place.is_local:
+        folder, start = f"{folder}/{ctx.epoch}", ""
+    selector = fs.FileSelector(folder, allow_not_found=True)
+    try:
+        infos = filesystem.get_file_info(selector)
+    except FileNotFoundError:
+        # Arrow looks whether the folder is there after it could not list it: another task of the
+        # epoch has made it in between.
+        infos = filesystem.get_file_info(selector)
+    names = [info.base_name for info in infos if info.base_name.startswith(start)]
+    return 1 + max(map(_number, names), default=0)
+
+
+def _number(name: str) -> int:
+    """0 of a file of an older rocket-sink."""
+    parts = name.partition("~")[0].split("-")
+    return int(parts[-2]) if len(parts) >= 4 and parts[-2].isdigit() else 0
+
+
+def _part(text: str) -> str:
+    """`text` as one component of a path; never one that starts with `_`, `.` or is empty."""
+    return "q-" + path_part(text)
+
+
+def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
+    """All sealed files; takes the open files whose owners are gone on the way.
+
+    Query by query; a query's by epoch, and an epoch's in the order in which they were begun.
+    """
+    found = []
+    for info in _files(place, filesystem):
+        if info.extension == SEALED[1:]:
+            found.append(info)
+        elif info.extension == OPEN[1:] and _is_abandoned(info):
+            found += _take(info, filesystem)
+    first_ns: dict[str, int] = {}
+    for info in found:
+        query, _ = _epoch(info)
+        first_ns[query] = min(info.mtime_ns or 0, first_ns.get(query, info.mtime_ns or 0))
+    return sorted(found, key=lambda info: (first_ns[_epoch(info)[0]], *_order_in_query(info)))
+
+
+def _order_in_query(info: fs.FileInfo) -> tuple[str, int, int, int, str]:
+    query, epoch = _epoch(info)
+    number = int(epoch) if epoch.isdigit() else -1
+    return query, number, _number(info.base_name), info.mtime_ns or 0, info.path
+
+
+def open_files(place: LedgerPath, filesystem: fs.FileSystem, *, query: str) -> list[fs.FileInfo]:
+    """Files that their owners still write, of queries whose id starts with `query`."""
+    start = f"{place.spool}/{_part(query)}"
+    return [
+        info
+        for info in _files(place, filesystem)
+        if info.path.startswith(start) and info.extension == OPEN[1:] and not _is_abandoned(info)
+    ]
+
+
+def waiting_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> int:
+    """Epochs with files, sealed or still written; nothing is taken."""
+    return len({_epoch(info) for info in _files(place, filesystem)})
+
+
+def _epoch(info: fs.FileInfo) -> tuple[str, str]:
+    """The query's folder and the epoch."""
+    folder = info.path.rpartition("/")[0]
+    above, _, last = folder.rpartition("/")
+    return (folder, info.base_name.partition("-")[0]) if last.startswith("q-") else (above, last)
+
+
+def quarantined(place: LedgerPath, filesystem: fs.FileSystem) -> list[str]:
+    """Paths of the damaged files that folds have put aside."""
+    from pyarrow import fs
+
+    selector = fs.FileSelector(place.quarantine, recursive=True, allow_not_found=True)
+    return sorted(info.path for info in filesystem.get_file_info(selector) if info.is_file)
+
+
+def put_aside(place: LedgerPath, filesystem: fs.FileSystem, path: str) -> str:
+    """Move a damaged file out of the folds' way; returns where it is now."""
+    target = place.quarantine + path.removeprefix(place.spool)
+    filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+    filesystem.move(path, target)
+    return target
+
+
+def drop_empty_folders(place: LedgerPath, filesystem: fs.FileSystem) -> None:
+    """Remove the epochs' folders that an older version left on an object store.
+
+    Not the newest ones of a query: a task of that version may just be writing to them.
+    """
+    from pyarrow import fs
+
+    infos = filesystem.get_file_info(fs.FileSelector(place.spool, recursive=True))
+    used = {info.path.rpartition("/")[0] for info in infos if info.is_file}
+    epochs: dict[str, list[int]] = {}
+    for info in infos:
+        query, _, epoch = info.path.removeprefix(f"{place.spool}/").partition("/")
+        if not info.is_file and query.startswith("q-") and epoch.isdigit():
+            epochs.setdefault(query, []).append(int(epoch))
+    for query, numbers in epochs.items():
+        for epoch in sorted(numbers)[:-_KEPT_FOLDERS]:
+            folder = f"{place.spool}/{query}/{epoch}"
+            if folder not in used:
+                with contextlib.suppress(OSError):
+                    filesystem.delete_dir(folder)
+
+
+def _files(place: LedgerPath, filesystem: fs.FileSystem) -> Iterator[fs.FileInfo]:
+    from pyarrow import fs
+
+    selector = fs.FileSelector(place.spool, recursive=True, allow_not_found=True)
+    try:
+        infos = filesystem.get_file_info(selector)
+    except OSError as error:
+        raise LedgerError(f"cannot list the spool {place.spool}: {error}") from error
+    start = f"{place.spool}/q-"
+    found = (info for info in infos if info.is_file and info.path.startswith(start))
+    return _not_linked(place, found) if place.is_local else found
+
+
+def _not_linked(place: LedgerPath, infos: Iterable[fs.FileInfo]) -> Iterator[fs.FileInfo]:
+    """Leave out what is elsewhere: a fold deletes what it has taken."""
+    spool = os.path.realpath(place.spool)
+    folders: dict[str, bool] = {}
+    for info in infos:
+        folder = info.path.rpartition("/")[0]
+        if folder not in folders:
+            own = spool + folder.removeprefix(place.spool)
+            folders[folder] = os.path.realpath(folder) == own
+        if folders[folder] and not Path(info.path).is_symlink():
+            yield info
+
+
+def _is_abandoned(info: fs.FileInfo) -> bool:
+    owner = Owner.parse(info.base_name.removesuffix(OPEN).partition("~")[2])
+    alive = owner.is_alive() if owner else None
+    if alive is not None:
+        return not alive
+    age_s = time.time() - (info.mtime_ns or time.time_ns()) / 1e9
+    return age_s > STALE_AFTER_S
+
+
+def _take(info: fs.FileInfo, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
+    target = info.path.removesuffix(OPEN) + SEALED
+    try:
+        filesystem.move(info.path, target)
+    except FileNotFoundError:
+        return []  # its owner, or another fold, was faster
+    taken = filesystem.get_file_info(target)
+    return [taken] if taken.is_file else []

@@ -1,0 +1,186 @@
+"""`SpoolWriter`: a task attempt writes its ledger rows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import pyarrow as pa
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.notes import fsync_folder
+from rocket_sink.ledger.path import PARTIAL, LedgerPath, resolve_path
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.spool.files import OPEN, SEALED, new_name, next_number
+from rocket_sink.ledger.spool.stream import BatchWriter
+
+_CHUNK: Final = 4 * 1024 * 1024
+_MKDIR_TRIES: Final = 20
+
+
+class SpoolWriter:
+    """One task attempt's rows, in one Arrow stream file under `<ledger>/_spool`.
+
+    The file is made by the first `append`; after a `seal` the next one makes another. For one
+    thread of one process.
+
+    Args:
+        ledger_path: absolute, or a URI (`Ledger(path).uri`, made on the driver).
+
+    Raises from `append`, `sync` and `seal`:
+        LedgerError: the file cannot be written, or a fold has taken it (this process was thought
+            dead): the task must fail, for rows may be missing.
+    """
+
+    def __init__(self, ledger_path: str | LedgerPath, ctx: RunContext) -> None:
+        self._place = (
+            ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
+        )
+        self._ctx = ctx
+        self._file: IO[bytes] | None = None
+        self._stream: BatchWriter | None = None
+        self._path = ""
+        self._name = ""
+        self.rows = 0
+        """Appended over the writer's life."""
+
+    def append(self, *batches: pa.RecordBatch) -> None:
+        """Write rows; they outlive a kill of this process, not a crash of the machine."""
+        with self._errors():
+            for batch in batches:
+                if batch.num_rows:
+                    self._opened().write(batch)
+                    self.rows += batch.num_rows
+            if self._file is not None:
+                self._file.flush()
+
+    def sync(self) -> None:
+        """Make all that was appended durable; the file stays open (remote: it is sealed)."""
+        if not self._place.is_local:
+            self.seal()
+            return
+        with self._errors():
+            if self._file is not None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                fsync_folder(Path(self._path).parent)
+
+    def seal(self) -> str | None:
+        """Make the rows durable and hand them to the folds.
+
+        Returns the file's path in the ledger's file system, None when there was nothing to seal.
+        """
+        if self._file is None or self._stream is None:
+            return None
+        with self._errors():
+            self._stream.close()
+            self._file.flush()
+            if self._place.is_local:
+                return self._seal_local(self._file)
+            return self._upload(self._file)
+
+    def abort(self) -> None:
+        """End a failed attempt: its rows are facts and are kept. Never raises; idempotent."""
+        with contextlib.suppress(Exception):
+            self.seal()
+
+    def _opened(self) -> BatchWriter:
+        if self._stream is None:
+            number = next_number(self._ctx, self._place, self._place.filesystem())
+            self._name = new_name(self._ctx, number, folders=self._place.is_local)
+            if self._place.is_local:
+                self._path = f"{self._place.spool}/{self._name}{OPEN}"
+                self._file = _create(Path(self._path))
+            else:
+                handle = tempfile.NamedTemporaryFile(prefix="rocket-sink-", suffix=OPEN)  # noqa: SIM115
+                self._path, self._file = handle.name, handle
+            self._stream = BatchWriter(self._file)
+        return self._stream
+
+    def _seal_local(self, file: IO[bytes]) -> str:
+        os.fsync(file.fileno())
+        sealed = self._path.removesuffix(OPEN) + SEALED
+        Path(self._path).rename(sealed)
+        # A fold may have taken the sealed file, and removed the folder, by now.
+        with contextlib.suppress(FileNotFoundError):
+            fsync_folder(Path(sealed).parent)
+        self._forget()
+        return sealed
+
+    def _upload(self, file: IO[bytes]) -> str:
+        remote = self._place.filesystem()
+        sealed = f"{self._place.spool}/{self._name}{SEALED}"
+        # Object stores show an object when it is whole; elsewhere a rename does that.
+        whole_at_once = remote.type_name in ("s3", "gcs", "abfs")
+        target = sealed if whole_at_once else sealed + PARTIAL
+        remote.create_dir(sealed.rpartition("/")[0], recursive=True)
+        file.seek(0)
+        with remote.open_output_stream(target) as out:
+            while chunk := file.read(_CHUNK):
+                out.write(chunk)
+        if not whole_at_once:
+            remote.move(target, sealed)
+        self._forget()
+        return sealed
+
+    def _forget(self) -> None:
+        file, self._file, self._stream = self._file, None, None
+        if file is not None:
+            # On a full disk it tries to write what is left once more.
+            with contextlib.suppress(OSError):
+                file.close()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Every failure ends the writer; the text says what became of the rows."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            self._forget()
+            if not self._place.is_local:
+                raise LedgerError(
+                    f"cannot write the spool of the ledger {self._place.uri}: {error}",
+                    path=self._path,
+                ) from error
+            raise LedgerError(self._gone(), path=self._path) from error
+        except (OSError, pa.ArrowException) as error:
+            self._forget()
+            raise LedgerError(
+                f"cannot write the spool of the ledger {self._place.uri}: {error}. The executors "
+                "need to write below the ledger's folder",
+                path=self._path,
+            ) from error
+
+    def _gone(self) -> str:
+        """Why the open file is not there any more, as far as this side can see."""
+        query = Path(self._place.spool, self._name.partition("/")[0])
+        if not query.is_dir():
+            # Folds remove the folders of epochs, and no other.
+            return (
+                f"the spool folder {query} was deleted while tasks wrote to it, and with it the "
+                "rows that were not folded yet; the task must run again. Leave _spool alone while "
+                "queries run"
+            )
+        taken = self._path.removesuffix(OPEN) + SEALED
+        if Path(taken).exists():
+            return (
+                f"the spool file {self._path} is gone: a fold took it, as {taken}, because this "
+                "process seemed dead; the task must run again"
+            )
+        return (
+            f"the spool file {self._path} is gone: it was deleted, or a fold took it because this "
+            "process seemed dead; the task must run again"
+        )
+
+
+def _create(path: Path) -> IO[bytes]:
+    """A new file; a fold may remove its folder, empty as it is, at any moment before."""
+    for _ in range(_MKDIR_TRIES):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            return path.open("xb")
+    raise OSError(f"the folder {path.parent} is removed again and again")
