@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.epoch_starts import query_of
-from rocket_sink.ledger.fold import fold
+from rocket_sink.ledger.fold import fold, spools_in_use
 from rocket_sink.ledger.live.figures import follow
 from rocket_sink.ledger.live.metrics import observe
 from rocket_sink.ledger.path import LedgerPath, resolve_path
@@ -52,8 +52,6 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
         return None
     assert session is not None
     place = resolve_path(options.ledger)
-    if place.problem:
-        return None  # foreachBatch needs no fold, and lanes that spool are refused before they do
     # The context is the one object that all wrappers of a session share.
     with _LOCK:
         folders = session.sparkContext.__dict__.setdefault(_ATTRIBUTE, {})
@@ -62,7 +60,8 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
         if folder is None:
             folder = folders[key] = FoldThread(session)
             session.streams.addListener(_listener(folder))
-    folder.add(place, options.fold_interval_ms / 1000, options.app_id)
+    app_id = "" if place.problem else options.app_id  # which is noted in the ledger's folder
+    folder.add(place, options.fold_interval_ms / 1000, app_id)
     try:
         observe(place, lambda: follow(session, place))
     except (LedgerError, OSError) as error:
@@ -140,6 +139,8 @@ class FoldThread:
     def _fold(self, place: LedgerPath) -> bool:
         """Whether all that was finished is in the table."""
         try:
+            if place.problem and not spools_in_use(place):
+                return True  # only foreachBatch and sink.write use it, which need no fold
             return not fold(self._session, place, wait_s=0).busy
         except Exception as error:
             # The rows are safe in the spool; the next fold takes them. At a driver's end the
@@ -168,7 +169,7 @@ class FoldThread:
         ctx = RunContext(query, str(progress.runId), int(progress.batchId), lane="foreach")
         # -1: this sink's rows are not counted. Those read are more where the query filters.
         handed = int(progress.sink.numOutputRows)
-        spool = SpoolWriter(place, ctx)
+        spool = SpoolWriter(place.spools[0], ctx)
         spool.append(
             confirmed_row(
                 ctx,
@@ -194,8 +195,11 @@ class FoldThread:
                 self._names[place, query_id] = app_id
                 return app_id
         # Other queries make events too; those that write here have a folder in the spool.
-        folder = f"{place.spool}/{new_name(RunContext(query_id, '', 0)).split('/')[0]}"
-        if place.filesystem().get_file_info(folder).type.name != "Directory":
+        name = new_name(RunContext(query_id, "", 0)).split("/")[0]
+        if not any(
+            spool.filesystem().get_file_info(f"{spool.spool}/{name}").type.name == "Directory"
+            for spool in place.spools
+        ):
             return None
         self._names[place, query_id] = query_id
         return query_id
