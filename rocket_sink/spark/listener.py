@@ -24,7 +24,7 @@ from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.spool.files import new_name
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.storage import active_session
-from rocket_sink.ledger.table import first_line
+from rocket_sink.ledger.table import first_line, is_table
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.session_checks import is_classic
@@ -82,6 +82,7 @@ class FoldThread:
         self._app_ids: dict[LedgerPath, set[str]] = {}
         self._names: dict[tuple[LedgerPath, str], str] = {}
         self._uncounted: dict[LedgerPath, dict[_Epoch, int]] = {}
+        self._gone: set[LedgerPath] = set()
         self._wake = threading.Condition()
         self._events: list[Any] = []
         self._urgent = False
@@ -216,10 +217,15 @@ class FoldThread:
         try:
             found = self._rows_in(place, waiting)
         except Exception as error:
-            if self._session.sparkContext._jsc is not None:
-                self._uncounted[place] = waiting
-                _LOG.warning("cannot count the rows in %s: %s", place.uri, first_line(error))
+            if self._session.sparkContext._jsc is None:
+                return
+            if self._is_gone(place):
+                self._say_gone(place)
+                return
+            self._uncounted[place] = waiting
+            _LOG.warning("cannot count the rows in %s: %s", place.uri, first_line(error))
             return
+        self._gone.discard(place)
         for key, handed in waiting.items():
             if (rows := found.get(key, 0)) < handed:
                 _LOG.error(
@@ -229,6 +235,25 @@ class FoldThread:
                     "same path on the disks of the workers",
                     place.uri, handed - rows, handed, key[2], key[0],
                 )  # fmt: skip
+
+    def _is_gone(self, place: LedgerPath) -> bool:
+        """There was a table: an epoch waits for its count only after a fold."""
+        try:
+            return not is_table(self._session, place)
+        except Exception:
+            return False  # not known: the next count says what is wrong
+
+    def _say_gone(self, place: LedgerPath) -> None:
+        """Once, until a table is there again."""
+        if place in self._gone:
+            return
+        self._gone.add(place)
+        _LOG.warning(
+            "the ledger %s was deleted while its query ran: whether rows are missing in it cannot "
+            "be told any more. Put the folder back from a backup; if it was deleted on purpose, "
+            "stop the queries that write to it, for they make a new ledger there",
+            place.uri,
+        )  # fmt: skip
 
     def _rows_in(self, place: LedgerPath, epochs: Iterable[_Epoch]) -> dict[_Epoch, int]:
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
