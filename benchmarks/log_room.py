@@ -25,10 +25,10 @@ QUICK_ROUNDS: Final = {
     "deleteCommitLogFilesInterval": "10",
     "transactionOpMsgMaxSize": "4096",
 }
-"""For the brokers' configuration. By default ten files of 64 MB are deleted at a time, 100 ms apart,
-so that 8 GB take over a minute. Local clusters note each end of a half message by a message of its
-own; 300,000 commits outrun that, brokers ask back for what is committed, and an epoch of a minute
-takes twenty."""
+"""For the brokers' configuration. By default ten files of 64 MB are deleted at a time, 100 ms
+apart, so that 8 GB take over a minute. Local clusters note each end of a half message by a message
+of its own; 300,000 commits outrun that, brokers ask back for what is committed, and an epoch of a
+minute takes twenty."""
 _RESERVED_H: Final = "24"
 
 
