@@ -136,7 +136,7 @@ def vacuum(
     rocket-sink ledger show epochs --ledger ledger/
     rocket-sink ledger show dead-letters --ledger ledger/ --where "topic = 'flights'" --json""",
 )
-@click.argument("view", type=click.Choice(list(_SHOWN)))
+@click.argument("view", type=click.Choice(list(_SHOWN)), metavar="VIEW")
 @_ledger
 @click.option("--where", metavar="SQL", help="Only rows for which this is true.")
 @click.option(
@@ -151,6 +151,8 @@ def show_view(
     master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Show the newest rows of a view; times are UTC.
+
+    Views: epochs, sends, dead-letters, isolations, resolutions, attempts.
 
     A condition given by --where is Spark's SQL, so Spark reads the ledger then.
     """

@@ -52,9 +52,10 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
         return None
     found = open_quick(path)
     if found is not None and found.unfolded_epochs:
+        epochs = found.unfolded_epochs
         note(
-            f"rows of {found.unfolded_epochs:,} epochs are not folded yet and not shown; --fold "
-            "takes them in"
+            f"rows of {epochs:,} epoch{'s' if epochs != 1 else ''} are not folded yet and not "
+            "shown; --fold takes them in"
         )
     if found is not None and found.quarantined_files:
         note(
