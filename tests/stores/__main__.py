@@ -53,7 +53,7 @@ CASES: Final = (
     Case(cases.letters, "park, unpark, backfill", "each dead letter is sent once", short=True),
     Case(cases.maintenance, "optimize, vacuum", "no row is lost", short=True),
     Case(cases.kills, "a fold dies at each of its steps", "each row is in once", short=True),
-    Case(cases.command_line, "`rocket-sink` in processes of its own, `--spark-conf` names the store",
+    Case(cases.command_line, "`rocket-sink` by itself, `--spark-conf` names the store",
          "the same as by the library"),
     Case(epochs.many_epochs, "many epochs", "nothing piles up", short=True),
     Case(epochs.many_writes, "many batch writes", "nothing piles up"),

@@ -172,8 +172,10 @@ def readers(world: World) -> Found:
     judge, ledger, spark = Judge(), Ledger(world.uri), world.spark
     by_spark = Counter(row.kind for row in ledger.rows(spark).select("kind").collect())
     table = deltalake.DeltaTable(world.uri, storage_options=world.storage_options)
-    rows = table.to_pyarrow_dataset()
-    kinds = duckdb.sql("SELECT kind, count(*) FROM rows GROUP BY kind").fetchall()
+    session = duckdb.connect()
+    session.register("rows", table.to_pyarrow_dataset())
+    counted = "SELECT kind, count(*) FROM rows GROUP BY kind"
+    kinds = session.sql(counted).fetchall()
     judge.same("rows by kind, by delta-rs and DuckDB", dict(kinds), dict(by_spark))
     judge.same("version", table.version(), ledger.version(spark))
     views = {
@@ -354,7 +356,7 @@ def command_line(world: World) -> Found:
         )  # fmt: skip
 
     folded = command("ledger", "fold")
-    judge.same("`ledger fold`", (folded.returncode, folded.stderr), (0, ""))
+    judge.same("`ledger fold`", folded.returncode, 0)
     if folded.returncode == 0:
         judge.same("rows", json.loads(folded.stdout)["rows"], 2)
     shown = command("ledger", "show", "sends")

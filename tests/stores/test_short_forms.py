@@ -38,17 +38,19 @@ def test_the_server_refuses_to_overwrite_on_condition_only() -> None:
     server = S3Server()
     try:
         client = server.client()
-        client.create_bucket(Bucket="b")
+        client.create_bucket(Bucket="bucket")
         with server.counted() as asked:
-            client.put_object(Bucket="b", Key="_delta_log/1.json", Body=b"1", IfNoneMatch="*")
+            client.put_object(Bucket="bucket", Key="_delta_log/1.json", Body=b"1", IfNoneMatch="*")
             with pytest.raises(client.exceptions.ClientError, match="PreconditionFailed"):
-                client.put_object(Bucket="b", Key="_delta_log/1.json", Body=b"2", IfNoneMatch="*")
-            client.put_object(Bucket="b", Key="_delta_log/1.json", Body=b"3")
+                client.put_object(
+                    Bucket="bucket", Key="_delta_log/1.json", Body=b"2", IfNoneMatch="*"
+                )
+            client.put_object(Bucket="bucket", Key="_delta_log/1.json", Body=b"3")
         wanted = [(True, "200"), (True, "412"), (False, "200")]
         assert [(condition, status) for _, condition, status in asked.commits] == wanted
         assert asked.by_method == {"PUT": 3}
         server.conditional = False
-        client.put_object(Bucket="b", Key="_delta_log/1.json", Body=b"4", IfNoneMatch="*")
+        client.put_object(Bucket="bucket", Key="_delta_log/1.json", Body=b"4", IfNoneMatch="*")
     finally:
         server.close()
 
