@@ -130,6 +130,8 @@ def backfill(
     with spark_session(
         "backfill", master=master, spark_conf=spark_conf, packages=packages, small=dry_run
     ) as spark:
+        if not from_table:
+            check_exists(options.ledger, spark)
         from rocket_sink.spark.backfill.backfill import Backfill
         from rocket_sink.spark.backfill.selection import Selection
 

@@ -271,9 +271,11 @@ def _opened(
 ) -> Iterator[tuple[SparkSession, Ledger]]:  # fmt: skip
     from rocket_sink.ledger.ledger import Ledger
 
-    found = Ledger(absolute(path))
-    check_exists(found.path)
+    path = absolute(path)
+    check_exists(path)
     with spark_session(
         f"ledger {name}", master=master, spark_conf=spark_conf, packages=packages, small=True
     ) as spark:
-        yield spark, found
+        check_exists(path, spark)
+        # Not before: the session may be what knows the way to the store.
+        yield spark, Ledger(path)

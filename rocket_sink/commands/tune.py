@@ -64,6 +64,7 @@ def tune(
                 from rocket_sink.ledger.ledger import Ledger
                 from rocket_sink.ledger.views import reader
 
+                check_exists(path, spark)
                 read = reader(Ledger(path).rows(spark))
                 found = suggest.tune(read, path, scope, limit=limit, progress=advance)
     if as_json:

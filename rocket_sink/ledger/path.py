@@ -135,6 +135,12 @@ def path_part(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "-", text)[:80]
 
 
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether it names a store; nothing is asked for."""
+    text = os.fspath(path).strip()
+    return _SCHEME.match(text) is not None and not text.startswith("file:")
+
+
 def resolve_path(path: str | os.PathLike[str]) -> LedgerPath:
     """The place of a ledger; a relative path is made absolute here, so call it on the driver.
 

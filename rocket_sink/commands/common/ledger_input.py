@@ -85,13 +85,19 @@ def note_faults(summary: FoldSummary) -> None:
         note(f"cannot be read by this rocket-sink, its rows are not in: {path}")
 
 
-def check_exists(path: str) -> None:
-    """Refuse a path without a ledger before Spark starts, where pyarrow can look there.
+def check_exists(path: str, spark: SparkSession | None = None) -> None:
+    """Refuse a path without a ledger, where pyarrow can look there.
+
+    Without a session only a local path is looked at, so that a wrong one is told before Spark
+    starts: the address and the keys of a store may be known to the session alone.
 
     Raises:
         LedgerError: the path has neither a table nor a spool.
     """
-    from rocket_sink.ledger.path import resolve_path
+    from rocket_sink.ledger.path import is_remote, resolve_path
+
+    if spark is None and is_remote(path):
+        return
 
     place = resolve_path(path)
     if place.is_local:
