@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocket_sink.ledger.schema import (
     EPOCH,
@@ -94,10 +95,18 @@ class GroupFacts(NamedTuple):
         return cls(len(stored), last, least, p50, p95, p99, halves)
 
 
-def half_messages(text: str) -> list[tuple[str, str, int]]:
-    """(message_id, offset_message_id, queue_offset) of each half message of a group's row."""
-    found = (one.split(":", 2) for one in text.split(_APART))
-    return [(message_id, offset_id, int(offset)) for offset_id, offset, message_id in found]
+def half_messages(
+    groups: pa.ChunkedArray,
+) -> tuple[pa.Array, pa.StringArray, pa.Int64Array, pa.StringArray]:
+    """Of each half message of groups: the group's index, the broker's id, queue offset, client id.
+
+    Args:
+        groups: the column `half_messages` of `send` rows, without nulls.
+    """
+    lists = pc.split_pattern(groups.combine_chunks(), _APART)
+    parts = pc.split_pattern(pc.list_flatten(lists), ":", max_splits=2)
+    broker_ids, offsets, ids = (pc.list_element(parts, number) for number in range(3))
+    return pc.list_parent_indices(lists), broker_ids, offsets.cast(pa.int64()), ids
 
 
 def send_rows(
