@@ -91,7 +91,9 @@ def live_heap(spark: Any) -> int:
 def main(plan: dict[str, Any]) -> None:
     conf = {"spark.driver.host": plan["host"], "spark.driver.bindAddress": plan["host"]}
     spark = build_session("rocket-sink-soak", master=plan["master"], conf={**plan["conf"], **conf})
-    register(spark)
+    for lane in plan["lanes"]:
+        if lane["name"] == "source":
+            register(spark, ledger=str(Path(plan["folder"], lane["name"], "ledger")))
     lanes = [Lane(spark, plan, lane) for lane in plan["lanes"]]
     folder, parent, looks, heap = Path(plan["folder"]), os.getppid(), 0, 0
     while not (folder / "end").exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -61,10 +62,14 @@ class Fault:
 
 
 def draw(seed: int, *, network: bool, quiet_s: tuple[float, float]) -> Iterator[Fault]:
-    """Endless: all kinds in a random order, and so again and again."""
+    """Endless: all kinds in a random order, and so again and again.
+
+    A driver dies in each third round: what grows shows in those that get old.
+    """
     rng = random.Random(seed)
-    kinds = [kind for kind in KINDS if network or kind not in NETWORK]
-    while True:
+    all_kinds = [kind for kind in KINDS if network or kind not in NETWORK]
+    for number in itertools.count():
+        kinds = [kind for kind in all_kinds if kind != "driver killed" or number % 3 == 0]
         for kind in rng.sample(kinds, len(kinds)):
             yield Fault(
                 kind, rng.randrange(2), rng.uniform(4, 15), rng.random(), rng.uniform(*quiet_s)

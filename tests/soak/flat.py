@@ -1,7 +1,7 @@
 """Memory, threads and files: sampled, and judged as flat or growing. The judging is pure.
 
-The rule: within the life of a process (a folder's life is the whole run) its beginning is left out,
-a fifth of the run and at most five minutes. One line is fitted to all lives of a kind, with a level
+The rule: of the life of a process (a folder's life is the whole run) the first three minutes are
+left out. One line is fitted to all lives of a kind, with a level
 of its own for each, so that a process that was killed and started again hides no growth. Growth is
 the line's rise over the run, less twice its standard error; it may be 15 % of the mean, or the
 measure's floor if that is more.
@@ -22,7 +22,7 @@ import psutil
 from tests.soak.spark import Spark
 
 _SHARE = 0.15
-_WARM_SHARE, _LONGEST_WARM_S = 0.2, 300.0
+WARM_S = 180.0
 _FEWEST = 5
 """Samples of a life that counts."""
 _MB = 1 << 20
@@ -83,11 +83,10 @@ def judge(samples: Sequence[Sample], run_s: float) -> list[Flat]:
 
 
 def _judged(what: str, measure: str, group: Sequence[Sample], run_s: float) -> Flat:
-    warm_s = min(_LONGEST_WARM_S, _WARM_SHARE * run_s)
     lives: defaultdict[Hashable, list[Sample]] = defaultdict(list)
     for sample in group:
         lives[sample.life].append(sample)
-    used = [[one for one in life if one.at_s >= life[0].at_s + warm_s] for life in lives.values()]
+    used = [[one for one in life if one.at_s >= life[0].at_s + WARM_S] for life in lives.values()]
     used = [life for life in used if len(life) >= _FEWEST]
     points = sorted((one for life in used for one in life), key=lambda one: one.at_s)
     floor = _OF_JVMS if measure == "memory MB" and "JVM" in what else FLOORS.get(measure, 0.0)

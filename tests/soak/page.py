@@ -29,8 +29,8 @@ Faults: {faults}. The lanes were up to date again {back} after a fault's end.
 _FLAT = """
 Memory, threads and files, sampled every {every:g} s; **first** and **last** are means of the first
 and last fifth. Growth is the rise over the run of a line through the lives of a kind's processes,
-their first minutes left out; it may be 15 % of the mean, or a floor. The table's own files grow by
-design: it is only appended to, and `vacuum` keeps what is younger than 168 hours.
+their first three minutes left out; it may be 15 % of the mean, or a floor. The table's own files
+grow by design: it is only appended to, and `vacuum` keeps what is younger than 168 hours.
 
 """
 

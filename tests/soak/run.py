@@ -37,7 +37,7 @@ _READ_S = 45.0
 _PROGRESS_S = 30.0
 _CATCH_UP_S = 420.0
 """Longest time from a fault's end until all rows from before are in epochs."""
-_QUIET_S = (20.0, 40.0)
+_QUIET_S = (20.0, 50.0)
 _MAINTENANCE_S = 400.0
 
 
