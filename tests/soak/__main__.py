@@ -47,6 +47,11 @@ def main() -> int:
         lacks = "--one-host" if given.one_host else world.missing()
         if lacks:
             print(f"no network faults: {lacks}", file=sys.stderr, flush=True)
+        for path in (given.out, given.samples):
+            if not lacks and path and path.resolve().parts[1] in ("tmp", "run"):
+                parser.error(
+                    f"{path}: hosts have a /tmp and a /run of their own, which end with them"
+                )
         return _in_session(["--seed", str(given.seed)], hosts=not lacks)
     seconds = (given.minutes * 60) if given.minutes else given.hours * 3600
     terms = Terms(seconds, given.seed, given.rate, given.out, given.samples)
