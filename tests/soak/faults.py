@@ -106,6 +106,18 @@ def apply(fault: Fault, place: Place, spark: Spark) -> None:
             broker.thaw()
 
 
+def repair(place: Place, spark: Spark) -> None:
+    """After a fault that went wrong itself."""
+    for broker in place.brokers:
+        if broker.alive:
+            broker.thaw()
+        else:
+            broker.spawn()
+        broker.wait_ready(_READY_S)
+    if not spark.alive:
+        spark.start()
+
+
 def _kill(processes: list[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

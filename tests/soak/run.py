@@ -86,8 +86,9 @@ class Soak:
         print(f"{at // 3600}:{at // 60 % 60:02d}:{at % 60:02d}  {text}", flush=True)
 
     def _wrong(self, text: str) -> None:
-        self._broken.append(text)
-        self._say(f"BROKEN: {text}")
+        if text not in self._broken:
+            self._broken.append(text)
+            self._say(f"BROKEN: {text}")
 
     # --- the run ----------------------------------------------------------------------------
 
@@ -166,7 +167,11 @@ class Soak:
                 "back_s": None,
             }
             self._faults.append(told)
-            faults.apply(fault, place, spark)
+            try:
+                faults.apply(fault, place, spark)
+            except Exception:
+                self._wrong(f"{fault}: {traceback.format_exc()[-2000:]}")
+                faults.repair(place, spark)
             over_s = self._elapsed_s
             if self._await_covered(spark, str(fault)):
                 told["back_s"] = round(self._elapsed_s - over_s, 1)
@@ -227,6 +232,8 @@ class Soak:
         self._read(reader)
         for unread in self._unread:
             self._wrong(f"the Java client cannot read: {unread}")
+        for left in spark.outlived:
+            self._wrong(f"a killed driver left it running: {left}")
         errors = spark.stream_errors()
         for name, promise in LANES.items():
             self._lanes[name] = self._verdict(place, name, promise, told[name], errors[name])

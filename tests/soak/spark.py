@@ -14,12 +14,13 @@ from typing import Any
 import psutil
 
 from tests.crash.files import write_whole
-from tests.crash.processes import await_gone, kill
+from tests.crash.processes import kill
 from tests.jvms import SMALL_PLANS, SPARK, java_options
 from tests.soak.place import Place
 
-_START_S = 300.0
+_START_S = 600.0
 _END_S = 900.0
+_GONE_S = 120.0
 _CONF = {
     **SMALL_PLANS,
     "spark.driver.memory": "1g",
@@ -65,6 +66,8 @@ class Spark:
         self._jvm = 0
         self.errors: dict[str, list[str]] = {lane["name"]: [] for lane in lanes}
         """Of streams, those of drivers that have ended."""
+        self.outlived: list[str] = []
+        """What a killed driver left running, for two minutes."""
 
     @property
     def _status(self) -> Path:
@@ -104,11 +107,15 @@ class Spark:
         if self._process is None:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
-            pids = [one.pid for one in psutil.Process(self._process.pid).children(recursive=True)]
+            family = psutil.Process(self._process.pid).children(recursive=True)
             self.errors = self.stream_errors()
             self._process.kill()
             kill(self._jvm)
-            await_gone(pids)
+            _, alive = psutil.wait_procs(family, _GONE_S)
+            for one in alive:
+                with contextlib.suppress(psutil.Error):
+                    self.outlived.append(" ".join(one.cmdline())[:200])
+                    one.kill()
         self._process.wait()
         self._process = None
 
