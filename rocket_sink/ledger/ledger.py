@@ -38,8 +38,7 @@ FULL_SYNC_WAIT_S: Final = 300.0
 
 _LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 _LISTING_TASKS: Final = 32
-"""Delta's VACUUM lists a table's folders, of which a ledger has few, by 10,000 tasks by default:
-more than a minute of CPU."""
+"""Delta's VACUUM lists a table's folders by 10,000 tasks by default; a ledger has few folders."""
 
 
 class Ledger:

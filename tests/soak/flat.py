@@ -32,8 +32,8 @@ FLOORS = {
     "other ledger files": 20.0,
 }  # fmt: skip
 _OF_JVMS = 100.0
-"""Floor of a JVM's memory, in MB: its heap grows to its limit, and what is in use in it is a
-measure of its own."""
+"""Floor of a JVM's memory, in MB: of compiled code and the like, for its heap is whole from the
+start. What is in use in the driver's heap is a measure of its own."""
 UNJUDGED = ("table files",)
 """What grows by design: the ledger is a table that is only appended to."""
 

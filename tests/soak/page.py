@@ -16,14 +16,17 @@ _SECTION = """
 
 Streams of three lanes for {duration}, {rate:.0f} rows/s in all, on {places}; Spark with two
 executors and RocketMQ {version} with two brokers. Faults are drawn from a seed, with quiet between
-them: brokers killed and frozen, {network}Python workers, executors and drivers killed; a driver is
-started again from its checkpoint. Half way through, `rocket-sink ledger optimize` and `vacuum` run
-beside the streams. All that is stored is read by the official Java client. Made by
-`python -m tests.soak` (seed {seed}, {ended}).
+them: brokers killed and frozen, {network}Python workers,
+executors and drivers killed; a driver is started again from its checkpoint. Half way through,
+`rocket-sink ledger optimize` and `vacuum` run beside the streams. All that is stored is read by the
+official Java client. Made by `python -m tests.soak` (seed {seed}, {ended}).
 
 Faults: {faults}. The lanes were up to date again {back} after a fault's end.
 
 {verdict}
+
+**announced**: rows that the ledger says may be stored twice. Of an epoch that was sent again it
+names the places of both copies; **in silence** are copies that it neither names nor announces.
 
 """
 _FLAT = """

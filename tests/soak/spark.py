@@ -21,12 +21,14 @@ from tests.soak.place import Place
 _START_S = 600.0
 _END_S = 900.0
 _GONE_S = 120.0
+_TOUCHED = "-XX:+AlwaysPreTouch"
+"""A heap that has its size from the start: what grows then is no heap that fills up."""
 _CONF = {
     **SMALL_PLANS,
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": " ".join(java_options(SPARK)),
+    "spark.driver.extraJavaOptions": " ".join((*java_options(SPARK), "-Xms1g", _TOUCHED)),
     "spark.executor.memory": "600m",
-    "spark.executor.extraJavaOptions": " ".join(java_options(SPARK)),
+    "spark.executor.extraJavaOptions": " ".join((*java_options(SPARK), "-Xms600m", _TOUCHED)),
     "spark.locality.wait": "0",
     "spark.task.maxFailures": "8",
     "spark.deploy.maxExecutorRetries": "-1",
