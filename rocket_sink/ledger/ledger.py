@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 FULL_SYNC_WAIT_S: Final = 300.0
 """A fold of many files takes minutes."""
 
+_LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+_LISTING_TASKS: Final = 32
+"""Delta's VACUUM lists a table's folders by 10,000 tasks by default; a ledger has few folders."""
+
 
 class Ledger:
     """The ledger at a path: a local one, or any that both Spark and pyarrow know.
@@ -249,7 +253,9 @@ class Ledger:
         Raises:
             LedgerError: Delta's safety check refuses so short a time.
         """
+        given = spark.conf.get(_LISTING) or str(_LISTING_TASKS)
         try:
+            spark.conf.set(_LISTING, str(min(int(given), _LISTING_TASKS)))
             self._delta(spark).vacuum(retain_hours)
         except Exception as error:
             if "RETENTION" not in str(error):
@@ -260,6 +266,8 @@ class Ledger:
                 "in the session",
                 path=self.uri,
             ) from error
+        finally:
+            spark.conf.set(_LISTING, given)
 
     def _delta(self, spark: SparkSession) -> DeltaTable:
         from delta.tables import DeltaTable
