@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import backfill_marks, views
 from rocket_sink.ledger.append.appender import Append
-from rocket_sink.ledger.fold import FoldSummary, fold
+from rocket_sink.ledger.fold import FoldSummary, await_ended_queries, fold
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
@@ -96,8 +96,10 @@ class Ledger:
     def sync(self, spark: SparkSession, *, wait_s: float = 60.0) -> FoldSummary:
         """Fold all finished spool files in, and add the columns that this version brought.
 
+        After the end of a query of this process, also that Spark calls its last epochs done.
         Nothing to fold is no error.
         """
+        await_ended_queries(spark)
         return fold(spark, self._place, wait_s=wait_s)
 
     def sync_fully(self, spark: SparkSession, *, wait_s: float | None = None) -> FoldSummary:
