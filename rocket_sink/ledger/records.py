@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rocket_sink.ledger.schema import (
     EPOCH,
@@ -62,8 +61,8 @@ class RunContext:
     lane: str = ""
 
 
-_APART: Final = "\x02"
-"""No message id has it: it ends a property on the wire."""
+BETWEEN_HALVES: Final = "\x02"
+"""In the column `half_messages`. No message id has it: it ends a property on the wire."""
 
 
 class GroupFacts(NamedTuple):
@@ -89,24 +88,10 @@ class GroupFacts(NamedTuple):
             brokers_ids = stored.offset_message_ids.astype(str).tolist()
             offsets = stored.queue_offsets.tolist()
             each = zip(brokers_ids, offsets, ids.to_pylist(), strict=True)
-            halves = _APART.join(f"{broker_id}:{at}:{one}" for broker_id, at, one in each)
+            halves = BETWEEN_HALVES.join(f"{broker_id}:{at}:{one}" for broker_id, at, one in each)
         least, p50, p95, p99 = np.percentile(stored.rtt_ms, (0, 50, 95, 99)).tolist()
         last = ids[int(stored.indices.argmax())].as_py()
         return cls(len(stored), last, least, p50, p95, p99, halves)
-
-
-def half_messages(
-    groups: pa.ChunkedArray,
-) -> tuple[pa.Array, pa.StringArray, pa.Int64Array, pa.StringArray]:
-    """Of each half message of groups: the group's index, the broker's id, queue offset, client id.
-
-    Args:
-        groups: the column `half_messages` of `send` rows, without nulls.
-    """
-    lists = pc.split_pattern(groups.combine_chunks(), _APART)
-    parts = pc.split_pattern(pc.list_flatten(lists), ":", max_splits=2)
-    broker_ids, offsets, ids = (pc.list_element(parts, number) for number in range(3))
-    return pc.list_parent_indices(lists), broker_ids, offsets.cast(pa.int64()), ids
 
 
 def send_rows(

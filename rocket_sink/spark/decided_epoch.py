@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from rocket_sink.errors import DeliveryError, ProtocolError
 from rocket_sink.ledger.append.delta_rs import rows_of_epoch
 from rocket_sink.ledger.path import LedgerPath
-from rocket_sink.ledger.records import half_messages
+from rocket_sink.ledger.records import BETWEEN_HALVES
 from rocket_sink.ledger.schema import SEND, TRANSACTION
 from rocket_sink.ledger.table import open_direct, read_table
 from rocket_sink.ledger.views import queried
@@ -108,7 +108,7 @@ def read_halves(sends: pa.Table) -> pa.Table:
     groups = sends.filter(is_group)
     names = ("topic", "broker_name", "queue_id")
     try:
-        row, broker_ids, queue_offsets, ids = half_messages(groups.column("half_messages"))
+        row, broker_ids, queue_offsets, ids = _half_messages(groups.column("half_messages"))
         rows = pa.concat_tables([
             alone.select([*names, "queue_offset", "offset_message_id", "message_id"]),
             groups.select(names).take(row)
@@ -123,3 +123,17 @@ def read_halves(sends: pa.Table) -> pa.Table:
         ) from unreadable
     columns = [*(rows.column(number) for number in range(4)), offsets, rows.column("message_id")]
     return pa.table(columns, HALVES.names).cast(HALVES)
+
+
+def _half_messages(
+    groups: pa.ChunkedArray,
+) -> tuple[pa.Array, pa.StringArray, pa.Int64Array, pa.StringArray]:
+    """Of each half message of groups: the group's index, the broker's id, queue offset, client id.
+
+    Args:
+        groups: the column `half_messages` of `send` rows, without nulls.
+    """
+    lists = pc.split_pattern(groups.combine_chunks(), BETWEEN_HALVES)
+    parts = pc.split_pattern(pc.list_flatten(lists), ":", max_splits=2)
+    broker_ids, offsets, ids = (pc.list_element(parts, number) for number in range(3))
+    return pc.list_parent_indices(lists), broker_ids, offsets.cast(pa.int64()), ids
