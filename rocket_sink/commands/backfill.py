@@ -14,6 +14,7 @@ from rocket_sink.commands.common.ledger_input import check_exists
 from rocket_sink.commands.common.output import Bar, note, print_json, show, table
 from rocket_sink.commands.common.sink_input import (
     absolute,
+    check_name_server,
     checked_options,
     given_options,
     sink_options,
@@ -128,6 +129,8 @@ def backfill(
     options = _options(to_topic, dry_run=dry_run)
     if not from_table:
         check_exists(options.ledger)
+    if not dry_run:
+        check_name_server(options)  # Spark takes long to start
     with spark_session(
         "backfill", master=master, spark_conf=spark_conf, packages=packages, small=dry_run
     ) as spark:

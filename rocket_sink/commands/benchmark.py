@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import itertools
 import json
@@ -22,6 +21,7 @@ from rocket_sink.commands.common.base import Command, until_signal
 from rocket_sink.commands.common.output import Bar, check_writable, note, print_json, show, table
 from rocket_sink.commands.common.sink_input import (
     absolute,
+    check_name_server,
     given_options,
     resolved_options,
     sink_options,
@@ -159,7 +159,7 @@ def benchmark(
     before = _baseline(baseline, results, cases) if baseline else None
     if out:
         check_writable(out)
-    _check_name_server(options)
+    check_name_server(options)  # else each message would fail after its time-out
     with until_signal() as stop:
         _measure(cases, repeat, options, work, scratch, spark, results)
     changes = compare(before, results, tolerance) if before and not stop.number else []
@@ -176,20 +176,6 @@ def benchmark(
         return 128 + stop.number
     failed = any(one.failed for one in results.medians)
     return 1 if failed or any(one.worse for one in changes) else 0
-
-
-def _check_name_server(options: SinkOptions) -> None:
-    """Without one each message would fail after its time-out.
-
-    Raises:
-        NameServerUnavailableError
-    """
-    from rocket_sink.errors import NoRouteError
-    from rocket_sink.producer.admin.admin import Admin
-
-    # A topic that is not there may be made by the first send.
-    with Admin(options) as admin, contextlib.suppress(NoRouteError):
-        admin.topic_route(options.topic)
 
 
 class Results:

@@ -14,6 +14,7 @@ from rocket_sink.commands.common.ledger_input import check_exists, fold_and_note
 from rocket_sink.commands.common.output import Bar, note, print_json, print_json_line, show, table
 from rocket_sink.commands.common.sink_input import (
     absolute,
+    check_name_server,
     check_topic_name,
     resolved_options,
     sink_options,
@@ -112,7 +113,8 @@ def settle(
     the query. Give it the namespace and the credentials of the query. Exits 0 when no transaction
     that was chosen is open any more and none has lost a message.
     """
-    with _opened("settle", master, spark_conf, packages) as (spark, options):
+    opened = _opened("settle", master, spark_conf, packages, asks=not dry_run)
+    with opened as (spark, options):
         from rocket_sink.spark.transactions import TransactionCommitter
 
         endings = TransactionCommitter(spark, options, ordered=True)
@@ -285,13 +287,17 @@ def _cell(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _opened(
-    name: str, master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...]
-) -> Iterator[tuple[SparkSession, SinkOptions]]:
+    name: str, master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...],
+    *, asks: bool = True,
+) -> Iterator[tuple[SparkSession, SinkOptions]]:  # fmt: skip
+    """`asks`: brokers are asked, so a name server has to answer."""
     options = resolved_options()
     if not options.ledger:
         raise OptionError("which ledger? give --ledger PATH", option="ledger")
     options = options.with_(ledger=absolute(options.ledger))
     check_exists(options.ledger)
+    if asks:
+        check_name_server(options)  # Spark takes long to start
     with spark_session(
         f"transactions {name}", master=master, spark_conf=spark_conf, packages=packages, small=True
     ) as spark:

@@ -19,12 +19,20 @@ from rocket_sink.commands.common.base import Group
 from rocket_sink.errors import OptionError
 from rocket_sink.options import find_option
 from rocket_sink.text import nearest
+from rocket_sink.testing import FakeCluster
 from tests.commands.test_cli import find, leaves, run
 
 WIDTHS = (60, 80, 120)
 UNWRITABLE = "/dev/null/no/such/file.json"
 NOT_THERE = "/no/such/file"
 NOBODY = "127.0.0.1:1"
+
+NO_HOST = "no-such-host.invalid:9876"
+WITH_SPARK = (
+    ("benchmark",), ("stream",), ("backfill",), ("transactions", "settle"),
+    ("transactions", "serve"),
+)  # fmt: skip
+"""They need a name server, and a session that takes long to start."""
 
 NEXT = re.compile(
     r"; | is missing|did you mean|give |check |--help| is not one of | is no (whole )?number "
@@ -107,9 +115,10 @@ def wrong_uses(path: tuple[str, ...]) -> Iterator[list[str]]:
         yield [*right(path, "--name-server"), "--name-server", "nonsense"]
     if names >= {"-O", "--topic"} and path[0] != "dlq":  # where it is a filter
         yield [*right(path, "--topic"), "--topic", "no such!"]
-    if path in (("routes",), ("send",), ("tail",), ("benchmark",), ("dlq", "list"),
-                ("dlq", "resend")):  # fmt: skip
-        yield [*right(path), "-O", "sendMsgTimeout=100"]  # nobody answers
+    if path in (("routes",), ("send",), ("tail",), ("dlq", "list"), ("dlq", "resend"), *WITH_SPARK):
+        for silent in (NOBODY, NO_HOST):
+            given = right(path, "--name-server")
+            yield [*given, "--name-server", silent, "-O", "sendMsgTimeout=100"]
     if path in (("report",), ("tune",)):
         yield [*path, NOT_THERE]
         yield [*path, "ledger", "--ledger", "ledger"]
@@ -224,3 +233,21 @@ def test_an_option_that_was_begun_is_suggested() -> None:
     assert nearest("max", ["max-tries", "max-bytes"]) is None
     with pytest.raises(OptionError, match="did you mean 'maxMessageSize'"):
         find_option("maxMesageSize")
+
+
+@pytest.mark.parametrize("path", [("backfill",), ("transactions", "settle")], ids=" ".join)
+def test_a_dry_run_needs_no_name_server(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "Spark was started" in run(capsys, *right(path), "--dry-run")[2]
+
+
+@pytest.mark.parametrize("path", WITH_SPARK, ids=" ".join)
+def test_one_name_server_that_answers_is_enough(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lane = ["--lane", "foreach"] if path == ("benchmark",) else []
+    with FakeCluster(brokers=1) as cluster:
+        names = f"{NOBODY};{cluster.name_server}"
+        said = run(capsys, *right(path, "--name-server"), *lane, "--name-server", names)[2]
+    assert "Spark was started" in said

@@ -6,6 +6,7 @@ of `rocket-sink cluster up`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -168,6 +169,23 @@ def check_topic_name(topic: str) -> None:
             check_topic(topic)
         except MessageError as error:
             raise OptionError(f"option topic: {error.text}", option="topic") from None
+
+
+def check_name_server(options: SinkOptions) -> None:
+    """Whether one of the name servers answers, before work that takes long to find out.
+
+    Raises:
+        NameServerUnavailableError: none does.
+        TlsRefusedError: as that, for each of them refuses TLS, or is refused.
+    """
+    from rocket_sink.errors import NoRouteError
+    from rocket_sink.producer.admin.admin import Admin
+    from rocket_sink.wire.requests import AUTO_CREATE_TOPIC
+
+    # A route is what every name server can be asked for, proxies too. A topic that is not there
+    # may be made by the first send.
+    with Admin(options) as admin, contextlib.suppress(NoRouteError):
+        admin.topic_route(options.topic or AUTO_CREATE_TOPIC)
 
 
 def with_name_server(values: Mapping[str, Any]) -> dict[str, Any]:
