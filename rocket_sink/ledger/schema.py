@@ -139,7 +139,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("first_error", "STRING", (DEAD_LETTER, EPOCH), "text of the first failure, made printable and cut"),
     Column("last_error_code", "STRING", (DEAD_LETTER,), "class of the last failure"),
     Column("last_error", "STRING", (DEAD_LETTER,), "text of the last failure, made printable and cut"),
-    Column("last_broker_name", "STRING", (DEAD_LETTER,), "broker of the last attempt"),
+    Column("last_broker_name", "STRING", (DEAD_LETTER,), "broker of the last attempt; in strict order, also without an attempt: that of its queue"),
     Column("origin_letter_id", "STRING", (DEAD_LETTER,), "the dead letter whose backfill failed and became this one"),
     Column("generation", "INT", (DEAD_LETTER,), "backfills that this message has failed in"),
 

@@ -251,8 +251,8 @@ class DeadLetterWriter:
         cause = self._ordered.closed_by(request.queue) or request.first_error
         why = SendError(
             f"held back: {cause}" if cause else "held back: an earlier message of its key failed",
-            code=HELD_BACK,
-        )
+            code=HELD_BACK, broker_name=getattr(cause, "broker_name", None),
+        )  # fmt: skip
         self._write(request, why, Outcome.NOT_SENT, "held_back", HELD_BACK)
 
     def rows(self, rows: RowBatch, error: SendError) -> None:
@@ -280,6 +280,10 @@ class DeadLetterWriter:
             self._recorder.rows(back, reason="held_back", codes=HELD_BACK, texts=text)
             self._totals.failed(Outcome.NOT_SENT, HELD_BACK, len(indices), text)
         return without_rows(rows, indices)
+
+    def _home(self, request: PendingRequest) -> str | None:
+        """The only broker that the request may go to; None: others may take it as well."""
+        return request.queue.broker_name if self._strict and request.queue is not None else None
 
     def _hold_keys(self, request: PendingRequest) -> set[str]:
         """Hold back what comes after a request of this task that was given up."""
@@ -317,7 +321,7 @@ class DeadLetterWriter:
             "outcome": outcome.value,
             "attempts": request.attempts,
             "maybe_duplicate": outcome is Outcome.UNKNOWN,
-            "last_broker_name": getattr(error, "broker_name", None),
+            "last_broker_name": getattr(error, "broker_name", None) or self._home(request),
         }
         if request.fixed and request.queue is not None:
             columns |= {

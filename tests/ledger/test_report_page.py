@@ -25,7 +25,7 @@ from rocket_sink.routing.fault import Isolation
 from rocket_sink.tables import cell
 from tests.run_command import run_command
 
-from .night import QUERY, START, night, store
+from .night import KILLED, QUERY, START, night, store
 from .values import accounts, attempt, context, letter
 
 CHARTS = {"rows", "bytes", "heat", "shares", "spent", "errors", "retries", "letters", "held",
@@ -193,6 +193,16 @@ def test_numbers_are_the_ledgers(shown: Page, made: tuple[Report, Path]) -> None
              shown.table("#spent-data")}  # fmt: skip
     assert spent["broker-b", "strict wait"] == 24 * 60.0
     assert spent["broker-a", "strict wait"] == 0
+
+
+def test_the_broker_is_named_when_it_went_before_the_reports_time(
+    made: tuple[Report, Path],
+) -> None:
+    quick = open_quick(made[0].ledger)
+    assert quick is not None
+    later = Scope(since=KILLED + dt.timedelta(minutes=1))
+    [waits] = figures(quick.query, quick.path, later).waiting
+    assert (waits.broker, waits.rows, waits.keys) == ("broker-b", 264, 6)
 
 
 def test_what_if_is_what_tune_says(shown: Page, made: tuple[Report, Path]) -> None:

@@ -368,6 +368,17 @@ LEDGER: tuple[Defect, ...] = (
         ("tests/ledger/test_records.py::test_remarks_are_cleaned_and_secrets_masked",),
         "a secret that a broker repeats in its remark is in the ledger's table",
     ),
+    Defect(
+        "a-broker-of-the-scope-only",
+        "rocket_sink/ledger/report/queries.py",
+        "            FROM pending_letters WHERE sharding_key IS NOT NULL AND reason <> 'data'\n",
+        "            FROM pending_letters WHERE sharding_key IS NOT NULL AND reason <> 'data'\n"
+        "                AND {read.where}\n",
+        (
+            "tests/ledger/test_report_page.py::test_the_broker_is_named_when_it_went_before_the_reports_time",
+        ),
+        "the report of the last hour does not say that rows wait for a broker that died before it",
+    ),
 )
 
 ROWS: tuple[Defect, ...] = (
@@ -479,6 +490,16 @@ TASK: tuple[Defect, ...] = (
         "        if name in found and found[name] < count\n",
         ("tests/task/test_task.py::TestStrict::test_a_changed_route_is_refused",),
         "keys of a strict query move when their topic gets more queues",
+    ),
+    Defect(
+        "held-for-no-broker",
+        "rocket_sink/task/dead_letters.py",
+        '            "last_broker_name": getattr(error, "broker_name", None) or self._home(request),\n',
+        '            "last_broker_name": getattr(error, "broker_name", None),\n',
+        (
+            "tests/task/test_task.py::TestStrict::test_a_report_can_say_which_broker_keys_without_an_attempt_wait_for",
+        ),
+        "the report does not count the rows that wait for a dead broker because their queue is closed",
     ),
 )
 
@@ -597,6 +618,14 @@ SPARK: tuple[Defect, ...] = (
 )
 
 COMMANDS: tuple[Defect, ...] = (
+    Defect(
+        "spark-before-the-name-server",
+        "rocket_sink/commands/transactions.py",
+        "    if asks:\n",
+        "    if not asks:\n",
+        ("tests/commands/test_wrong_use.py",),
+        "a mistyped name server is told after half a minute, and a dry run wants one",
+    ),
     Defect(
         "some-failed-is-success",
         "rocket_sink/commands/send.py",

@@ -476,6 +476,16 @@ class TestStrict:
         assert len(tries) == 1 and tries[0].queue == queue
         assert run.summary.acked == 3 and run.summary.dead == 9 and run.summary.held_back == 7
 
+    def test_a_report_can_say_which_broker_keys_without_an_attempt_wait_for(self) -> None:
+        engine = StubEngine()
+        queue = home(engine, "k1")
+        engine.judge = lambda r, q: ConnectError("down") if q == queue else None
+        run = Run(engine, ordering="strict", requestMaxMessages=1)
+        run.feed(body=bodies(2), sharding_key=["k1", key_on(engine, queue, but="k1")]).finish()
+        assert [(row["reason"], row["last_broker_name"]) for row in run.letters] == [
+            ("transport", queue.broker_name), ("held_back", queue.broker_name)
+        ]  # fmt: skip
+
     def test_the_wait_for_a_turn_is_part_of_the_recorded_wait(self) -> None:
         now = iter(range(1, 100_000))
         run = Run(StubEngine(), lambda: next(now), ordering="strict", requestMaxMessages=2)
