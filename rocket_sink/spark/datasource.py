@@ -34,6 +34,7 @@ from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.storage import Properties, all_properties, remember
 from rocket_sink.ledger.table import LedgerToken, ledger_token
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.context import run_context, streaming_query
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from rocket_sink.spark.reader import MessageReader
     from rocket_sink.task.runner import TaskRunner
 
+_LOG: Final = log.logger(__name__)
 FORMAT: Final = "rocketmq"
 _StreamArrowWriter: Final[Any] = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
 """From Spark 4.1 on."""
@@ -70,7 +72,8 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
 
     Args:
         ledger: fold this ledger while the session's queries run (the writer itself runs in
-            another process and cannot ask for it).
+            another process and cannot ask for it; of a stream whose ledger the session does not
+            fold, it logs a warning once).
 
     Raises:
         ConfigurationError: `spark.speculation` is on; see the option `allowSpeculation` of
@@ -82,11 +85,12 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     known: dict[str, Any] = {"task_slots": task_slots(spark)}
     if is_classic(spark):
         known["storage"] = all_properties(spark)
-    spark.dataSource.register(type(RocketMQDataSource.__name__, (RocketMQDataSource,), known))
     if ledger:
         from rocket_sink.spark.listener import install_fold
 
-        install_fold(SinkOptions.parse({"ledger": ledger}), spark)
+        thread = install_fold(SinkOptions.parse({"ledger": ledger}), spark)
+        known["folded"] = thread.ledgers if thread is not None else frozenset()
+    spark.dataSource.register(type(RocketMQDataSource.__name__, (RocketMQDataSource,), known))
 
 
 class RocketMQDataSource(DataSource):
@@ -96,6 +100,8 @@ class RocketMQDataSource(DataSource):
     """Of the session that `register` was called with; 0: not known."""
     storage: ClassVar[Properties] = {}
     """How that session reaches object stores."""
+    folded: ClassVar[frozenset[str]] = frozenset()
+    """The ledgers that the session folds while queries run."""
 
     @classmethod
     def name(cls) -> str:
@@ -124,7 +130,8 @@ class RocketMQDataSource(DataSource):
         kind = RowStreamWriter if _StreamArrowWriter is None else ArrowStreamWriter
         plan = _plan(schema, options)
         freeze_once()
-        return kind(options, plan, token=_token(options))
+        folded = not options.ledger or options.ledger in self.folded
+        return kind(options, plan, token=_token(options), folded=folded)
 
     def _sink_options(self) -> SinkOptions:
         if self.storage:
@@ -176,12 +183,13 @@ class _Writer:
 
     def __init__(
         self, options: SinkOptions, plan: ColumnPlan, run_id: str = "", *,
-        token: LedgerToken | None = None,
+        token: LedgerToken | None = None, folded: bool = True,
     ) -> None:  # fmt: skip
         self._options = options
         self._plan = plan
         self._run_id = run_id
         self._token = token
+        self._folded = folded
 
     def _send(self, feed: Callable[[TaskRunner], None]) -> TaskMessage:
         from rocket_sink.task.runner import TaskRunner
@@ -265,6 +273,14 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 class _Stream(_Writer):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._confirm(messages, batchId)
+        # Each epoch has a process of its own; in the first one a stream is being looked at.
+        if batchId == 0 and not self._folded:
+            _LOG.warning(
+                "nothing folds the ledger %s while this query runs, so its rows pile up in its "
+                "_spool: name it, register(spark, ledger=...), or run `rocket-sink ledger fold` "
+                "now and then",
+                self._options.ledger,
+            )  # fmt: skip
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing to undo: what is sent is sent, and the spool says what."""

@@ -99,6 +99,12 @@ class FoldThread:
             self._app_ids.setdefault(place, set()).update({app_id} if app_id else ())
             self._intervals[place] = min(interval_s, self._intervals.get(place, interval_s))
 
+    @property
+    def ledgers(self) -> frozenset[str]:
+        """The URIs of those that are folded."""
+        with self._wake:
+            return frozenset(place.uri for place in self._intervals)
+
     def started(self, run_id: str) -> None:
         """A query began; Spark says so before its `start()` returns."""
         with self._wake:

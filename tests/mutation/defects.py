@@ -615,6 +615,16 @@ SPARK: tuple[Defect, ...] = (
         ("tests/producer/admin/test_half_commits.py::test_what_has_no_answer_is_committed_again",),
         "half messages whose commit was lost on its way stay hidden, and the ledger says committed",
     ),
+    Defect(
+        "unfolded-in-silence",
+        "rocket_sink/spark/datasource.py",
+        "        folded = not options.ledger or options.ledger in self.folded\n",
+        "        folded = not options.ledger or bool(self.folded)\n",
+        (
+            "tests/spark/test_listener.py::test_a_stream_into_a_ledger_that_is_not_folded_says_so_once",
+        ),
+        "the spool of a stream grows for weeks, and its dead letters are in no view",
+    ),
 )
 
 COMMANDS: tuple[Defect, ...] = (

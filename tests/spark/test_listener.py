@@ -11,11 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.spark import listener
+from rocket_sink.spark.datasource import RocketMQDataSource, register
 from rocket_sink.spark.listener import FoldThread
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
@@ -141,3 +143,30 @@ def test_a_sync_after_a_query_knows_its_last_epoch_done(spark: Any, tmp_path: Pa
     ledger.sync(spark)
     assert confirmed(ledger, spark) == 1
     assert ledger.unfolded_epochs() == 0
+
+
+def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[type[RocketMQDataSource]] = []
+    monkeypatch.setattr(
+        type(spark.dataSource), "register", lambda self, source: made.append(source)
+    )
+    monkeypatch.setattr("rocket_sink.spark.datasource.freeze_once", lambda: None)
+
+    def commit(epoch: int, ledger: str = "") -> int:
+        """Warnings of the newest source."""
+        given = {"nameServer": "n:1", "topic": "t", **({"ledger": ledger} if ledger else {})}
+        caplog.clear()
+        schema = StructType.fromDDL("body STRING")
+        made[-1](given).streamWriter(schema, overwrite=False).commit([], epoch)
+        return len(caplog.records)
+
+    one, two = (str(tmp_path / name) for name in ("one", "two"))
+    register(spark)
+    assert [commit(epoch, one) for epoch in (0, 1)] == [1, 0]
+    assert commit(0) == 0
+    register(spark, ledger=one)
+    register(spark, ledger=two)
+    assert [commit(0, ledger) for ledger in (one, two, str(tmp_path / "three"))] == [0, 0, 1]
+    assert "register(spark, ledger=...)" in caplog.text and "ledger fold" in caplog.text

@@ -155,7 +155,9 @@ def run_batch(
     started_s = time.monotonic()
     report = Report(epochs=1)
     if lane == "datasource":
-        _register(spark)
+        from rocket_sink.spark.datasource import register
+
+        register(spark)
         frame.write.format("rocketmq").options(**_texts(sink_options)).mode("append").save()
     else:
         from rocket_sink.spark.sink import RocketSink
@@ -239,14 +241,12 @@ def stream_writer(
         return sink.stream(frame)
     if lane == "foreachBatch":
         return frame.writeStream.foreachBatch(sink.write_batch)
-    _register(spark)
-    return frame.writeStream.format("rocketmq").options(**_texts(sink_options))
-
-
-def _register(spark: SparkSession) -> None:
     from rocket_sink.spark.datasource import register
+    from rocket_sink.spark.listener import install_fold
 
-    register(spark)
+    register(spark, ledger=sink.options.ledger)
+    install_fold(sink.options, spark)  # as often as its foldIntervalMs says
+    return frame.writeStream.format("rocketmq").options(**_texts(sink_options))
 
 
 def _texts(options: Mapping[str, Any]) -> dict[str, str]:
