@@ -18,8 +18,8 @@ from rocket_sink import cli
 from rocket_sink.commands.common.base import Group
 from rocket_sink.errors import OptionError
 from rocket_sink.options import find_option
-from rocket_sink.text import nearest
 from rocket_sink.testing import FakeCluster
+from rocket_sink.text import nearest
 from tests.commands.test_cli import find, leaves, run
 
 WIDTHS = (60, 80, 120)
