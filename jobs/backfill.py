@@ -1,6 +1,6 @@
 """spark-submit entry point: send the pending dead letters of a ledger again.
 
-    spark-submit --packages io.delta:delta-spark_2.13:4.4.0 jobs/backfill.py ...
+    spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/backfill.py ...
 
 The arguments are those of `rocket-sink backfill --help`.
 """

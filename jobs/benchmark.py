@@ -1,6 +1,6 @@
 r"""spark-submit entry point: measure sending to your own cluster, lanes with --lane.
 
-    spark-submit --packages io.delta:delta-spark_2.13:4.4.0 jobs/benchmark.py \
+    spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/benchmark.py \
       -n 10.0.0.1:9876 -t benchmark --lane foreach
 
 The arguments are those of `rocket-sink benchmark --help`.

@@ -1,6 +1,6 @@
 """spark-submit entry point: show what a ledger says.
 
-    spark-submit --packages io.delta:delta-spark_2.13:4.4.0 jobs/report.py ...
+    spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/report.py ...
 
 The arguments are those of `rocket-sink report --help`.
 """

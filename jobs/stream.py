@@ -1,6 +1,6 @@
 """spark-submit entry point: stream rows of any source into RocketMQ.
 
-    spark-submit --packages io.delta:delta-spark_2.13:4.4.0 jobs/stream.py --format parquet ...
+    spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/stream.py --format parquet ...
 
 The arguments are those of `rocket-sink stream --help`.
 """

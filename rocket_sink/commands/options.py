@@ -196,7 +196,8 @@ def _markdown_row(known: Option) -> str:
         text += f" ({', '.join(known.choices)})"
     if known.java and known.java.lower() != known.name.lower():
         text += f" (Java: `{known.java}`)"
-    return f"| `{known.name}` | {default_text(known)} | {text} |"
+    default = default_text(known).replace(",", ", ")  # so that it can be broken
+    return f"| `{known.name}` | {default} | {text} |"
 
 
 def default_text(known: Option) -> str:
