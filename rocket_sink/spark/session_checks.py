@@ -10,16 +10,20 @@ driver.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError, DeliveryError, OptionError
 from rocket_sink.ledger.storage import active_session
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.task.rate_limits import is_limited
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_LOG: Final = log.logger(__name__)
 
 
 def is_classic(session: Any) -> bool:
@@ -35,13 +39,16 @@ def _has_context(session: Any) -> bool:
 
 
 def check_session(options: SinkOptions, session: SparkSession | None = None) -> None:
-    """Refuse what would break the promise.
+    """Refuse what would break the promise; warn once of files that will not reach the workers.
 
     Raises:
         ConfigurationError: spark.speculation is on and `allowSpeculation` is not.
     """
     session = session or active_session()
-    if session is None or options.allow_speculation:
+    if session is None:
+        return
+    _check_files(setting(session, "spark.submit.pyFiles"))
+    if options.allow_speculation:
         return
     if setting(session, "spark.speculation").lower() == "true":
         raise ConfigurationError(
@@ -49,6 +56,16 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
             "send their rows. Set spark.speculation=false, or accept doubled messages with "
             "allowSpeculation=true"
         )
+
+
+@functools.cache
+def _check_files(files: str) -> None:
+    for file in files.split(","):
+        if file.endswith(".whl") and "rocket_sink" in file:
+            _LOG.warning(
+                "--py-files %s: Spark copies a .whl to the workers, but puts only .zip, .egg and "
+                ".py on their path. Give a copy of it under the name rocket_sink.zip", file,
+            )  # fmt: skip
 
 
 def setting(session: Any, name: str) -> str:

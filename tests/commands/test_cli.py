@@ -193,5 +193,12 @@ class TestOneLine:
 
         assert one_line(PySparkException(trace)) == "ValueError: no such row"
 
+    def test_executors_without_the_package(self) -> None:
+        error = RuntimeError(
+            "[STREAM_FAILED] Query terminated\nTraceback (most recent call last):\n"
+            "ModuleNotFoundError: No module named 'rocket_sink'\n\tat org.apache..."
+        )
+        assert "--py-files as a .zip" in one_line(error)
+
     def test_long_text_is_cut(self) -> None:
         assert len(one_line(RocketSinkError("x" * 5000))) == 600

@@ -61,6 +61,22 @@ class TestSpeculation:
             pickle.dumps(sink)
 
 
+def test_a_wheel_that_no_worker_will_see_is_told_of_once(
+    monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Given:
+        class sparkContext:
+            @staticmethod
+            def getConf() -> Any:
+                return {"spark.submit.pyFiles": "/a/helpers.whl,/a/rocket_sink-0.1.0-py3-none.whl"}
+
+    monkeypatch.setattr(session_checks, "active_session", Given)
+    for _ in range(2):
+        RocketSink(nameServer="a:1", topic="t")
+    [record] = caplog.records
+    assert "rocket_sink.zip" in record.getMessage()
+
+
 def test_importing_the_package_imports_neither_spark_nor_arrow_and_starts_no_thread() -> None:
     code = (
         "import sys, threading, rocket_sink; rocket_sink.Message, rocket_sink.SinkOptions;"

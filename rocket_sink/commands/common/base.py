@@ -113,6 +113,10 @@ _PYTHON: Final = re.compile(
     r"^(?!Caused by|org\.|java\.)[\w.]+(?:Error|Exception): .+", re.MULTILINE
 )
 """The end of a Python traceback in a Spark exception, before Java's names."""
+_NOT_THERE: Final = (
+    "the executors have no rocket_sink: give it to them by --py-files as a .zip (a .whl under that "
+    "name will do), by --archives, or install it there (docs/deploy/executors.md)"
+)
 _LONGEST: Final = 600
 
 
@@ -129,6 +133,8 @@ def one_line(error: BaseException) -> str:
     ours = _OURS.findall(text)
     if ours:
         return _short(ours[-1][1])
+    if "No module named 'rocket_sink" in text:
+        return _NOT_THERE
     if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
         return _short(_spark_text(error))
     return _short(f"{type(error).__name__}: {text}" if text else type(error).__name__)
