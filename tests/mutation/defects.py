@@ -631,7 +631,7 @@ COMMANDS: tuple[Defect, ...] = (
     Defect(
         "executors-without-a-hint",
         "rocket_sink/commands/common/base.py",
-        "    if \"No module named 'rocket_sink\" in text:\n        return _NOT_THERE\n",
+        '    if "No module named \'rocket_sink" in text:\n        return _NOT_THERE\n',
         "",
         ("tests/commands/test_cli.py",),
         "a wheel given as --py-files ends in a ModuleNotFoundError that does not say what to do",
