@@ -16,6 +16,7 @@ from rocket_sink.commands import report as report_command
 from rocket_sink.ledger.records import resolution_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.testing import FakeCluster
 from tests.ledger.values import accounts, confirmed, context, letter, sends
 
 
@@ -135,3 +136,13 @@ def test_a_path_without_a_ledger_is_an_early_error(
     for command in (["report"], ["ledger", "show", "epochs"]):
         assert cli.main([*command, "--ledger", str(tmp_path)]) == 1
         assert "there is no ledger" in capsys.readouterr().err
+
+
+def test_check_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = tmp_path / "ledger"
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t")
+        command = ["check", "-n", cluster.name_server, "-t", "t", "--ledger", str(ledger)]
+        assert cli.main([*command, "--json"]) == 0
+    found = {one["what"]: one["text"] for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert "none yet" in found["ledger"] and list(tmp_path.iterdir()) == []

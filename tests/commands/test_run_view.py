@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from rocket_sink.commands.common.run_view import RunView
+from rocket_sink.commands.common.stream_run import Report
 from rocket_sink.ledger.live.figures import BrokerSums
 from rocket_sink.text import clean
 
@@ -53,3 +54,11 @@ def test_without_a_terminal_events_are_lines(capsys: pytest.CaptureFixture[str])
     assert lines[0] == "epoch 12: 10,000 rows in 1.2 s"
     assert lines[1].startswith("broker-b is isolated until ")
     assert lines[2:] == ["100 dead letters are pending"]
+
+
+def test_a_run_ends_with_what_to_do_about_letters_that_wait() -> None:
+    done = Report(ledger="/data/my ledger", pending={"transport": 100, "data": 1})
+    *_, last = done.as_text().splitlines()
+    assert "transport 100, data 1" in last
+    assert "rocket-sink backfill --ledger '/data/my ledger' -n HOST:9876" in last
+    assert "backfill" not in Report(ledger="/data/ledger").as_text()

@@ -118,6 +118,14 @@ def _run(block: Block, world: World, folder: Path, names: dict[str, Any], enviro
         exec(code, names)
 
 
+def _clear(spark: Any) -> None:
+    """What a page leaves behind is not there for the next: each must run by itself."""
+    for query in spark.streams.active:
+        query.stop()
+    for view in spark.sql("SHOW VIEWS").collect():
+        spark.catalog.dropTempView(view.viewName)
+
+
 @pytest.mark.cluster
 @pytest.mark.spark
 @pytest.mark.timeout(600)
@@ -133,7 +141,7 @@ def test_a_page_runs_from_top_to_bottom(
     names: dict[str, Any] = {"__name__": "__main__"}
     environ: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        stack.callback(lambda: [query.stop() for query in world.spark.streams.active])
+        stack.callback(_clear, world.spark)
         for block in blocks:
             try:
                 _run(block, world, tmp_path, names, environ)

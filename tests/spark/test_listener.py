@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
+from rocket_sink.commands.common.stream_run import stream_writer
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.options import SinkOptions
 from rocket_sink.spark import listener
 from rocket_sink.spark.datasource import RocketMQDataSource, register
-from rocket_sink.spark.listener import FoldThread
+from rocket_sink.spark.listener import FoldThread, install_fold
 from rocket_sink.spark.sink import RocketSink
 from rocket_sink.testing import FakeCluster
 from tests.ledger.values import accounts, context
@@ -170,3 +172,12 @@ def test_a_stream_into_a_ledger_that_is_not_folded_says_so_once(
     register(spark, ledger=two)
     assert [commit(0, ledger) for ledger in (one, two, str(tmp_path / "three"))] == [0, 0, 1]
     assert "register(spark, ledger=...)" in caplog.text and "ledger fold" in caplog.text
+
+
+@pytest.mark.parametrize("lane", ["foreach", "datasource"])
+def test_the_stream_command_folds_while_it_runs(spark: Any, tmp_path: Path, lane: str) -> None:
+    ledger = tmp_path / "ledger"
+    rows = spark.readStream.format("rate").load().selectExpr("cast(value AS string) AS body")
+    stream_writer(spark, rows, {"nameServer": "n:1", "topic": "t", "ledger": ledger}, lane)
+    thread = install_fold(SinkOptions.parse({"ledger": str(tmp_path / "other")}), spark)
+    assert thread is not None and resolve_path(ledger).uri in thread.ledgers
