@@ -277,8 +277,8 @@ class _Stream(_Writer):
         if batchId == 0 and not self._folded:
             _LOG.warning(
                 "nothing folds the ledger %s while this query runs, so its rows pile up in its "
-                "_spool: name it, register(spark, ledger=...), or run `rocket-sink ledger fold` "
-                "now and then",
+                "_spool: name it, register(spark, ledger=...), or, as over Connect, run "
+                "`rocket-sink ledger fold` now and then",
                 self._options.ledger,
             )  # fmt: skip
 

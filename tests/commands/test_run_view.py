@@ -58,7 +58,8 @@ def test_without_a_terminal_events_are_lines(capsys: pytest.CaptureFixture[str])
 
 def test_a_run_ends_with_what_to_do_about_letters_that_wait() -> None:
     done = Report(ledger="/data/my ledger", pending={"transport": 100, "data": 1})
-    *_, last = done.as_text().splitlines()
-    assert "transport 100, data 1" in last
-    assert "rocket-sink backfill --ledger '/data/my ledger' -n HOST:9876" in last
+    *_, waiting, refused = done.as_text().splitlines()
+    assert "transport 100; " in waiting
+    assert "rocket-sink backfill --ledger '/data/my ledger' -n HOST:9876" in waiting
+    assert "takes: 1; " in refused and "show dead-letters --ledger '/data/my ledger'" in refused
     assert "backfill" not in Report(ledger="/data/ledger").as_text()

@@ -629,6 +629,14 @@ SPARK: tuple[Defect, ...] = (
 
 COMMANDS: tuple[Defect, ...] = (
     Defect(
+        "a-backfill-for-refused-rows",
+        "rocket_sink/commands/common/stream_run.py",
+        ' for reason, n in self.pending.items() if reason != "data"}\n',
+        " for reason, n in self.pending.items()}\n",
+        ("tests/commands/test_run_view.py",),
+        "a run with refused rows ends with a backfill that leaves them out",
+    ),
+    Defect(
         "executors-without-a-hint",
         "rocket_sink/commands/common/base.py",
         '    if "No module named \'rocket_sink" in text:\n        return _NOT_THERE\n',

@@ -93,20 +93,25 @@ class Report:
 
     def as_text(self) -> str:
         """A few lines for people."""
-        rate = f", {self.rows_read / self.seconds:,.0f} rows/s" if self.seconds else ""
-        lines = [
-            f"{self.rows_read:,} rows in {self.epochs:,} micro-batches, {self.seconds:.1f} s{rate}"
-        ]
+        rate = f", {self.rows_read / self.seconds:,.1f} rows/s" if self.seconds else ""
+        batches = f"{self.epochs:,} micro-batch{'' if self.epochs == 1 else 'es'}"
+        lines = [f"{self.rows_read:,} rows in {batches}, {self.seconds:.1f} s{rate}"]
         if self.counts:
             lines.append(", ".join(f"{name} {count:,}" for name, count in self.counts.items()))
         if self.ledger:
             path = shlex.quote(self.ledger)
             lines.append(f"ledger: {self.ledger} (rocket-sink report --ledger {path})")
-            if self.pending:
-                reasons = ", ".join(f"{reason} {n:,}" for reason, n in self.pending.items())
+            waiting = {reason: n for reason, n in self.pending.items() if reason != "data"}
+            if waiting:
+                reasons = ", ".join(f"{reason} {n:,}" for reason, n in waiting.items())
                 lines.append(
                     f"dead letters wait: {reasons}; when their cause is mended: "
                     f"rocket-sink backfill --ledger {path} -n HOST:9876"
+                )
+            if refused := self.pending.get("data"):
+                lines.append(
+                    f"rows that no broker takes: {refused:,}; what is wrong with them: "
+                    f"rocket-sink ledger show dead-letters --ledger {path}"
                 )
         return "\n".join(lines)
 
