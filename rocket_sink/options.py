@@ -116,6 +116,7 @@ class SinkOptions:
     dead_letter_topic: str = option("deadLetterTopic", Kind.TEXT, "", _D, "topic that gets each dead letter too, with properties that tell where it comes from; the ledger has it in any case")
 
     ledger: str = option("ledger", Kind.TEXT, "", _L, "path of the Delta ledger; without one a row that cannot be sent fails the task")
+    ledger_via: str = option("ledgerVia", Kind.CHOICE, "auto", _L, "foreach and data source: how a task's ledger rows reach the driver. spool: files in the ledger's folder, where those of a failed or killed task stay on record too. spark: with the task's result (commit message, accumulator), so that tasks need no way to the ledger; what failed tasks sent is then not in it. auto: spark where the ledger is on a store that tasks cannot reach, else spool", choices=("auto", "spool", "spark"))
     include_body: bool = option("dlqIncludeBody", Kind.BOOLEAN, True, _L, "keep bodies in dead letters (a backfill needs them)", aliases=("dlq.includeBody",))
     fold_interval_ms: int = option("foldIntervalMs", Kind.MILLISECONDS, 10_000, _L, "shortest time between two folds of the spool into the ledger while a query runs", low=0)
 
@@ -175,6 +176,20 @@ class SinkOptions:
             )
         return addresses
 
+    @property
+    def using_ledger_files(self) -> tuple[str, ...]:
+        """Options that let tasks keep notes of their own in the ledger's folder."""
+        found = []
+        if self.delivery != "at_least_once":
+            found.append(f"delivery={self.delivery}")
+        if self.ordering == "strict":
+            found.append("ordering=strict")
+        if self.on_pending_key == "hold":
+            found.append("onPendingKey=hold")
+        if self.app_id:
+            found.append("appId")
+        return tuple(found)
+
     def given(self) -> dict[str, Any]:
         """{option name: value} of options that differ from their defaults."""
         return {
@@ -230,6 +245,9 @@ def _checked(given: SinkOptions) -> SinkOptions:
          "onPendingKey",
          ("onPendingKey=hold keeps the order of keys whose dead letters the ledger holds: it needs "
           "ordering=strict or best_effort, and a ledger")),
+        (given.ledger_via == "spark" and given.using_ledger_files, "ledgerVia",
+         (f"ledgerVia=spark lets tasks do without the ledger's folder, in which "
+          f"{' and '.join(given.using_ledger_files)} keeps notes; leave one of them out")),
         (given.dead_letter_topic and given.dead_letter_topic == given.topic, "deadLetterTopic",
          "deadLetterTopic is the topic itself, which would take its own dead letters in"),
     )  # fmt: skip

@@ -28,13 +28,15 @@ from rocket_sink.cluster.jars import only_one
 from rocket_sink.errors import ClusterError
 from rocket_sink.net import log
 from tests.clusters import TRANSACTIONS, kept_logs, two_brokers
-from tests.jvms import quick_brokers, submit_args
+from tests.jvms import SMALL_PLANS, quick_brokers, submit_args
 
 # The cores of a build machine are shared: no time limit per example, nor for making one.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 os.environ.setdefault("PYSPARK_SUBMIT_ARGS", submit_args())
+_STATE = tempfile.TemporaryDirectory(prefix="rocket-sink-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -158,10 +160,7 @@ def spark() -> Any:
         # Two task attempts, so that retries can be seen.
         master="local[2,2]",
         conf={
-            # As adaptive plans make of so few rows.
-            "spark.sql.shuffle.partitions": "1",
-            "spark.sql.adaptive.enabled": "false",
-            "spark.databricks.delta.snapshotPartitions": "1",
+            **SMALL_PLANS,
             # Nobody's clock but UTC's may matter, so the tests do not run in UTC.
             "spark.sql.session.timeZone": "America/New_York",
             "spark.sql.execution.arrow.maxRecordsPerBatch": "500",

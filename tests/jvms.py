@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,23 +60,36 @@ def java_options(kind: str) -> tuple[str, ...]:
     return (*_QUICK, f"-XX:SharedArchiveFile={path}", "-Xlog:cds*=off")
 
 
-def submit_args(*more: str) -> str:
-    """PYSPARK_SUBMIT_ARGS of all drivers; `more` Java options.
+SMALL_PLANS: Final = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.databricks.delta.snapshotPartitions": "1",
+}
+"""As adaptive plans make of a few rows, after more work."""
+
+
+def submit_words(*more: str, conf: Mapping[str, str] | None = None) -> list[str]:
+    """Arguments of spark-submit; `more` Java options.
 
     Whole-stage code generation pays off over millions of rows, too.
     """
     # With one compiler the JVM makes its code cache small, and says on standard output when it is
     # full. By default it collects garbage four times a second, and all of it when classes come.
     sizes = ("-XX:ReservedCodeCacheSize=240m", "-Xmn400m", "-XX:MetaspaceSize=256m")
-    options = [*java_options(SPARK), *sizes, *more]
-    conf = {
+    given = {
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         # Delta's VACUUM lists files by so many tasks, 10,000 by default.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+        **(conf or {}),
     }
-    given = " ".join(f"--conf {name}={value}" for name, value in conf.items())
-    return f"--driver-java-options '{' '.join(options)}' {given} pyspark-shell"
+    settings = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
+    return ["--driver-java-options", " ".join((*java_options(SPARK), *sizes, *more)), *settings]
+
+
+def submit_args(*more: str, conf: Mapping[str, str] | None = None) -> str:
+    """PYSPARK_SUBMIT_ARGS of drivers."""
+    return shlex.join([*submit_words(*more, conf=conf), "pyspark-shell"])
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from rocket_sink.commands.common.ledger_input import check_exists
 from rocket_sink.commands.common.output import Bar, note, print_json, show, table
 from rocket_sink.commands.common.sink_input import (
     absolute,
+    checked_options,
     given_options,
     sink_options,
     with_name_server,
@@ -129,6 +130,8 @@ def backfill(
     with spark_session(
         "backfill", master=master, spark_conf=spark_conf, packages=packages, small=dry_run
     ) as spark:
+        if not from_table:
+            check_exists(options.ledger, spark)
         from rocket_sink.spark.backfill.backfill import Backfill
         from rocket_sink.spark.backfill.selection import Selection
 
@@ -195,10 +198,7 @@ def _options(to_topic: str | None, *, dry_run: bool) -> SinkOptions:
     if to_topic:
         values["topic"] = to_topic
     values = with_name_server(values)
-    options = SinkOptions.parse(values)
-    if not dry_run:
-        _ = options.name_servers
-    return options
+    return SinkOptions.parse(values) if dry_run else checked_options(values)
 
 
 def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:

@@ -136,7 +136,7 @@ def vacuum(
     rocket-sink ledger show epochs --ledger ledger/
     rocket-sink ledger show dead-letters --ledger ledger/ --where "topic = 'flights'" --json""",
 )
-@click.argument("view", type=click.Choice(list(_SHOWN)))
+@click.argument("view", type=click.Choice(list(_SHOWN)), metavar="VIEW")
 @_ledger
 @click.option("--where", metavar="SQL", help="Only rows for which this is true.")
 @click.option(
@@ -151,6 +151,8 @@ def show_view(
     master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Show the newest rows of a view; times are UTC.
+
+    Views: epochs, sends, dead-letters, isolations, resolutions, attempts.
 
     A condition given by --where is Spark's SQL, so Spark reads the ledger then.
     """
@@ -269,9 +271,11 @@ def _opened(
 ) -> Iterator[tuple[SparkSession, Ledger]]:  # fmt: skip
     from rocket_sink.ledger.ledger import Ledger
 
-    found = Ledger(absolute(path))
-    check_exists(found.path)
+    path = absolute(path)
+    check_exists(path)
     with spark_session(
         f"ledger {name}", master=master, spark_conf=spark_conf, packages=packages, small=True
     ) as spark:
-        yield spark, found
+        check_exists(path, spark)
+        # Not before: the session may be what knows the way to the store.
+        yield spark, Ledger(path)

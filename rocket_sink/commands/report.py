@@ -72,6 +72,7 @@ def report(
         ) as spark:
             from rocket_sink.ledger.ledger import Ledger
 
+            check_exists(path, spark)
             ledger = Ledger(path)
             fold_and_note(ledger, spark)
             found = ledger.report(

@@ -11,6 +11,7 @@ from rocket_sink.commands.common.base import Command
 from rocket_sink.commands.common.output import note, print_json, show
 from rocket_sink.commands.common.sink_input import (
     absolute,
+    checked_options,
     given_options,
     sink_options,
     with_name_server,
@@ -110,6 +111,7 @@ def stream(
     sink = with_name_server({**live, **given_options()})
     if sink.get("ledger"):
         sink["ledger"] = absolute(str(sink["ledger"]))
+    checked_options(sink)  # Spark takes long to start
     with spark_session("stream", master=master, spark_conf=spark_conf, packages=packages) as spark:
         if batch:
             report = run_batch(spark, source, sink, lane)

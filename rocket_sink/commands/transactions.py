@@ -63,11 +63,13 @@ def list_transactions(
     """Show the transactions that are open."""
     from rocket_sink.ledger.ledger import Ledger
 
-    found = Ledger(absolute(path))
-    check_exists(found.path)
+    path = absolute(path)
+    check_exists(path)
     with spark_session(
         "transactions list", master=master, spark_conf=spark_conf, packages=packages, small=True
     ) as spark:
+        check_exists(path, spark)
+        found = Ledger(path)
         fold_and_note(found, spark)
         frame = found.transactions(spark, pending=not everything)
         rows = [row.asDict() for row in frame.orderBy("at", ascending=False).head(limit)]
@@ -286,4 +288,5 @@ def _opened(
     with spark_session(
         f"transactions {name}", master=master, spark_conf=spark_conf, packages=packages, small=True
     ) as spark:
+        check_exists(options.ledger, spark)
         yield spark, options

@@ -11,7 +11,7 @@ from rocket_sink.commands.common.ledger_input import check_exists, quick_ledger,
 from rocket_sink.commands.common.output import Bar, print_json, show
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_options, spark_session
-from rocket_sink.ledger.report.values import Scope
+from rocket_sink.ledger.sql import Scope
 
 
 @click.command(
@@ -22,7 +22,7 @@ from rocket_sink.ledger.report.values import Scope
     rocket-sink tune ledger/ --json | jq .options""",
 )
 @click.argument("path", metavar="LEDGER")
-@click.option("--query", metavar="ID", help="Only this streaming query: its whole id.")
+@click.option("--query", metavar="ID", help="Only this streaming query (the start of its id).")
 @span_options
 @click.option(
     "--attempts",
@@ -64,6 +64,7 @@ def tune(
                 from rocket_sink.ledger.ledger import Ledger
                 from rocket_sink.ledger.views import reader
 
+                check_exists(path, spark)
                 read = reader(Ledger(path).rows(spark))
                 found = suggest.tune(read, path, scope, limit=limit, progress=advance)
     if as_json:

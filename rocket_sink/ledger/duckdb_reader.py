@@ -60,9 +60,10 @@ class QuickLedger:
         import duckdb
 
         self.path = place.root
-        self.unfolded_epochs = waiting_epochs(place, place.filesystem())
+        spools = [(spool, spool.filesystem()) for spool in place.spools]
+        self.unfolded_epochs = sum(waiting_epochs(*spool) for spool in spools)
         """Epochs of which tasks have written rows that are not in the table yet, or not all."""
-        self.quarantined_files = len(quarantined(place, place.filesystem()))
+        self.quarantined_files = sum(len(quarantined(*spool)) for spool in spools)
         self._session = duckdb.connect(config={
             "memory_limit": _MEMORY,
             # Else a folder in the working folder; it is made when it is needed.

@@ -45,6 +45,7 @@ from rocket_sink.ledger.table import (
     fold_app_id,
     fold_tokens,
     last_txn_version,
+    ledger_token,
     prove_executors,
     upgrade_table,
     written_rows,
@@ -190,49 +191,70 @@ def fold(
         )
     started_s = time.monotonic()
     place = ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
-    if not place.has_spool:
-        upgrade_table(spark, place)
-        return FoldSummary()
-    filesystem = place.filesystem()
-    if filesystem.get_file_info(place.spool).type == fs.FileType.NotFound:
+    spools = spools_in_use(place)
+    if not spools:
         upgrade_table(spark, place)
         return FoldSummary()
     prove_executors(spark, place)
-    lock = LedgerLock(place)
-    if not lock.acquire(wait_s):
-        return FoldSummary(busy=True, holder=lock.holder())
-    try:
-        folder = _Folder(spark, place, filesystem, on_step or (lambda step: None), lock.check)
-        summary = folder.run()
-    finally:
-        lock.release()
-    release(spark, place)
+    summary = FoldSummary()
+    for spool in spools:
+        lock = LedgerLock(spool)
+        if not lock.acquire(wait_s):
+            return replace(summary, busy=True, holder=lock.holder())
+        try:
+            summary = _Folder(
+                spark, place, spool, on_step or (lambda step: None), lock.check, summary
+            ).run()
+        finally:
+            lock.release()
+    if place in spools:
+        release(spark, place)
     return replace(summary, duration_ms=(time.monotonic() - started_s) * 1000)
 
 
+def spools_in_use(place: LedgerPath) -> list[LedgerPath]:
+    """Those of the ledger's spools that are there.
+
+    Raises:
+        LedgerError, OSError: the ledger's folder cannot be read.
+    """
+    there = fs.FileType.Directory
+    return [s for s in place.spools if s.filesystem().get_file_info(s.spool).type == there]
+
+
 class _Folder:
-    """One holder of the lock at work."""
+    """One holder of the lock at work, between a spool and the table.
+
+    Args:
+        place: of the table.
+        spool: of the files; another one than `place` where they wait on the driver's host.
+        summary: what was done before.
+    """
 
     def __init__(
         self,
         spark: SparkSession,
         place: LedgerPath,
-        filesystem: fs.FileSystem,
+        spool: LedgerPath,
         on_step: OnStep,
         check_lock: Callable[[], None],
+        summary: FoldSummary,
     ) -> None:
         self._spark = spark
         self._place = place
-        self._fs = filesystem
-        self._notes = NoteStore(place)
+        self._spool = spool
+        # Of a folder of the driver's host executors see nothing.
+        self._driver_reads = spool != place
+        self._fs = spool.filesystem()
+        self._notes = NoteStore(spool)
         self._step = on_step
         self._check_lock = check_lock
-        self._summary = FoldSummary()
+        self._summary = summary
 
     def run(self) -> FoldSummary:
         self._step("locked")
         left = unfinished(self._notes)
-        files = sealed_files(self._place, self._fs)
+        files = sealed_files(self._spool, self._fs)
         if not left and not files:
             upgrade_table(self._spark, self._place)
             return self._summary
@@ -242,26 +264,32 @@ class _Folder:
             if manifest.ledger_id == ledger_id:
                 self._complete(manifest)
                 self._add(recovered=1)
-                taken.update(manifest.paths(self._place))
+                taken.update(manifest.paths(self._spool))
             else:  # of a table that is gone: this one has none of its rows
                 self._notes.remove(manifest.path)
         files = [info for info in files if info.path not in taken]
         self._step("listed")
-        for share in _shares(files):
+        for share in _shares(files, DRIVER_BYTES if self._driver_reads else FOLD_BYTES):
             self._complete(self._next_manifest(ledger_id, share))
-        if not self._place.is_local:
-            drop_empty_folders(self._place, self._fs)
+        if not self._spool.is_local:
+            drop_empty_folders(self._spool, self._fs)
         return self._summary
+
+    def _app_id(self, ledger_id: str) -> str:
+        """Each spool counts its own folds."""
+        if self._spool == self._place:
+            return fold_app_id(ledger_id)
+        return f"{fold_app_id(ledger_id)}/{ledger_token(self._spool, spools=True).name}"
 
     def _next_manifest(self, ledger_id: str, files: list[fs.FileInfo]) -> Manifest:
         # Delta's log is the only memory of numbers that cannot be lost apart from the rows.
-        last = last_txn_version(self._spark, self._place, fold_app_id(ledger_id))
+        last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
         number = 0 if last is None else last + 1
         self._step("manifest")
-        return write_manifest(self._notes, self._place, ledger_id, number, files)
+        return write_manifest(self._notes, self._spool, ledger_id, number, files)
 
     def _complete(self, manifest: Manifest) -> None:
-        app_id = fold_app_id(manifest.ledger_id)
+        app_id = self._app_id(manifest.ledger_id)
         last = last_txn_version(self._spark, self._place, app_id)
         self._step("append")
         if last is None or last < manifest.number:
@@ -272,7 +300,7 @@ class _Folder:
             self._append(manifest, app_id)
         self._check_ours(manifest)
         self._step("appended")
-        for path in manifest.paths(self._place):
+        for path in manifest.paths(self._spool):
             self._step("delete")
             self._delete(path)
         self._step("deleted")
@@ -290,14 +318,14 @@ class _Folder:
         wrong = self._examined(manifest)
         if not wrong:
             return manifest
-        paths = [path for path in manifest.paths(self._place) if path not in wrong]
+        paths = [path for path in manifest.paths(self._spool) if path not in wrong]
         infos = self._fs.get_file_info(paths)
         manifest = write_manifest(
-            self._notes, self._place, manifest.ledger_id, manifest.number, infos
+            self._notes, self._spool, manifest.ledger_id, manifest.number, infos
         )
         for path, fault in wrong.items():
             if fault.damaged:
-                moved = put_aside(self._place, self._fs, path)
+                moved = put_aside(self._spool, self._fs, path)
                 _LOG.error("%s; it is put aside as %s, and its rows are not in", fault.text, moved)
                 self._summary = replace(self._summary, damaged=(*self._summary.damaged, moved))
             else:
@@ -307,8 +335,8 @@ class _Folder:
 
     def _examined(self, manifest: Manifest) -> dict[str, _Fault]:
         """What is wrong with files, by their paths; a file is read before it is read to go in."""
-        paths = manifest.paths(self._place)
-        if manifest.bytes <= DRIVER_BYTES:
+        paths = manifest.paths(self._spool)
+        if self._driver_reads or manifest.bytes <= DRIVER_BYTES:
             faults = {path: _fault(path, self._fs) for path in paths}
             return {path: fault for path, fault in faults.items() if fault is not None}
         tasks, read = self._tasks(paths, _fault_rows)
@@ -318,7 +346,7 @@ class _Folder:
         }
 
     def _check_there(self, manifest: Manifest) -> None:
-        paths = manifest.paths(self._place)
+        paths = manifest.paths(self._spool)
         gone = [i.path for i in self._fs.get_file_info(paths) if not i.is_file]
         if gone:
             raise LedgerError(
@@ -329,13 +357,13 @@ class _Folder:
             )
 
     def _append(self, manifest: Manifest, app_id: str) -> None:
-        paths = manifest.paths(self._place)
+        paths = manifest.paths(self._spool)
         torn = sum(not is_whole(path, self._fs) for path in paths)
         append = Append(self._spark, self._place, app_id, manifest.number, manifest.token)
         read = partial(_read_file, append.sequence)
         self._check_lock()
         try:
-            if manifest.bytes <= DRIVER_BYTES:
+            if self._driver_reads or manifest.bytes <= DRIVER_BYTES:
                 batches = [batch for file in enumerate(paths) for batch in read(file, self._fs)]
                 append.save_rows(batches)
                 rows = sum(batch.num_rows for batch in batches)
@@ -358,11 +386,11 @@ class _Folder:
         """A frame of one row per task, and the function that reads the paths of each."""
         sizes = [info.size or 0 for info in self._fs.get_file_info(paths)]
         bins = _bins(list(enumerate(paths)), sizes)
-        return self._spark.range(0, len(bins), 1, len(bins)), _reader(self._place, bins, read)
+        return self._spark.range(0, len(bins), 1, len(bins)), _reader(self._spool, bins, read)
 
     def _check_ours(self, manifest: Manifest) -> None:
         """On an object store the lock is only very likely: see whose fold Delta let through."""
-        if self._place.is_local:
+        if self._spool.is_local:
             return
         if manifest.token not in fold_tokens(self._spark, self._place):
             path = self._notes.where(manifest.path)
@@ -375,7 +403,7 @@ class _Folder:
     def _delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(path)
-        if self._place.is_local:
+        if self._spool.is_local:
             # The epoch's folder, when no task writes there; the query's stays, as the sign that it
             # spools to this ledger.
             with contextlib.suppress(OSError):
@@ -386,11 +414,11 @@ class _Folder:
         self._summary = replace(self._summary, **counts)
 
 
-def _shares(files: list[fs.FileInfo]) -> Iterator[list[fs.FileInfo]]:
+def _shares(files: list[fs.FileInfo], most_bytes: int) -> Iterator[list[fs.FileInfo]]:
     share: list[fs.FileInfo] = []
     size = 0
     for info in files:
-        if share and (len(share) >= FOLD_FILES or size + (info.size or 0) > FOLD_BYTES):
+        if share and (len(share) >= FOLD_FILES or size + (info.size or 0) > most_bytes):
             yield share
             share, size = [], 0
         share.append(info)

@@ -114,7 +114,7 @@ class Ledger:
 
     def unfolded_epochs(self) -> int:
         """Epochs of which tasks have written rows that are not in the table yet, or not all."""
-        return waiting_epochs(self._place, self._place.filesystem())
+        return sum(waiting_epochs(spool, spool.filesystem()) for spool in self._place.spools)
 
     def quarantined(self) -> list[str]:
         """Damaged spool files that folds have put aside: their rows are not in the table.
@@ -122,7 +122,8 @@ class Ledger:
         One that is whole after all (a bad disk that was read again) goes in by the next fold when
         it is moved back to its folder below `_spool`.
         """
-        return quarantined(self._place, self._place.filesystem())
+        spools = self._place.spools
+        return [path for spool in spools for path in quarantined(spool, spool.filesystem())]
 
     def append(self, spark: SparkSession, *batches: pa.RecordBatch) -> None:
         """Append rows from a driver: resolutions by hand, exported dead letters."""

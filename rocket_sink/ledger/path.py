@@ -5,11 +5,14 @@ and driver (Spark) cannot mean two places. pyarrow's file systems are imported w
 the data source names a ledger in processes that live for one call (`spark.datasource`).
 
 A place that pyarrow cannot reach still has a table that Spark reads and appends to; only the files
-beside the table (spool, notes, locks) are out of reach, and `LedgerPath.filesystem` says why.
+beside the table (notes, locks) are out of reach, and `LedgerPath.filesystem` says why. What Spark
+brings to the driver of such a ledger's rows waits in a folder of the driver's user
+(`LedgerPath.driver_folder`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass, field
@@ -48,6 +51,9 @@ _SETTINGS: Final = {
 """What pyarrow takes from the environment, by its scheme."""
 
 
+_DIGITS: Final = 16
+
+
 @dataclass(frozen=True)
 class LedgerPath:
     """A ledger's table folder.
@@ -82,8 +88,27 @@ class LedgerPath:
 
     @property
     def has_spool(self) -> bool:
-        """False where pyarrow has no such file system: no task can have spooled anything."""
+        """False where pyarrow has no such file system: no task can have spooled anything there."""
         return self.is_local or bool(self.storage) or _scheme(self.uri) in _KNOWN
+
+    @property
+    def driver_folder(self) -> LedgerPath:
+        """Where rows that Spark brought to the driver wait when they cannot wait in the store.
+
+        Below `$XDG_STATE_HOME`, of this host and user; only its spool is used.
+        """
+        state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+        name = hashlib.sha256(self.uri.encode()).hexdigest()[:_DIGITS]
+        root = Path(state).expanduser() / "rocket-sink" / "ledgers" / name
+        return LedgerPath(self.uri, str(root), is_local=True)
+
+    @property
+    def spools(self) -> tuple[LedgerPath, ...]:
+        """The places of the ledger's spool files, the one to write to first."""
+        if self.is_local:
+            return (self,)
+        own = self.driver_folder
+        return (self, own) if self.has_spool and not self.problem else (own,)
 
     @property
     def remedy(self) -> str:
@@ -108,6 +133,12 @@ class LedgerPath:
 def path_part(text: str) -> str:
     """`text`, as a query's id, as one component of a path; ids longer than 80 are cut."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", text)[:80]
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether it names a store; nothing is asked for."""
+    text = os.fspath(path).strip()
+    return _SCHEME.match(text) is not None and not text.startswith("file:")
 
 
 def resolve_path(path: str | os.PathLike[str]) -> LedgerPath:
@@ -160,9 +191,9 @@ def _remote(uri: str, storage: Properties) -> tuple[fs.FileSystem, str]:
         raise LedgerError(
             f"the ledger {uri} can have no files beside its table: pyarrow, by which tasks write "
             f"them, has no file system for {uri.partition(':')[0]}: (it has local folders, s3, gs, "
-            f"abfs and hdfs{_OSS_TOO if scheme == 'oss' else ''}). foreachBatch and sink.write can "
-            "use this ledger, as long as Spark can, with delivery=at_least_once and without appId, "
-            "ordering=strict and onPendingKey=hold; foreach, the data source and backfills cannot",
+            f"abfs and hdfs{_OSS_TOO if scheme == 'oss' else ''}). all lanes can use this "
+            "ledger, as long as Spark can, with delivery=at_least_once and without appId, "
+            "ordering=strict, onPendingKey=hold and ledgerVia=spool; backfills cannot",
             path=uri,
         )
     filesystem, root = found

@@ -30,13 +30,14 @@ from pyspark.sql.datasource import (
 )
 
 from rocket_sink.errors import ColumnError, ConfigurationError
-from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.storage import Properties, all_properties, remember
 from rocket_sink.ledger.table import LedgerToken, ledger_token
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.context import run_context, streaming_query
+from rocket_sink.spark.ledger_token import without_files
 from rocket_sink.spark.session_checks import (
     check_budget,
     check_session,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from rocket_sink.ledger.spool.handed import HandedRows
     from rocket_sink.spark.reader import MessageReader
     from rocket_sink.task.runner import TaskRunner
 
@@ -129,7 +131,7 @@ class RocketMQDataSource(DataSource):
             remember(self.storage)
         options = read_options(self.options)
         needs_append(options, 'format("rocketmq")')
-        return with_task_rate(options, slots=self.task_slots)
+        return with_task_rate(without_files(options), slots=self.task_slots)
 
 
 def read_options(given: Mapping[str, str]) -> SinkOptions:
@@ -147,7 +149,9 @@ def read_options(given: Mapping[str, str]) -> SinkOptions:
 
 def _token(options: SinkOptions) -> LedgerToken | None:
     """Spark makes writers in a process beside the driver, for clients of Connect as well."""
-    return ledger_token(resolve_path(options.ledger), spools=True) if options.ledger else None
+    if not options.ledger or options.ledger_via == "spark":
+        return None
+    return ledger_token(resolve_path(options.ledger), spools=True)
 
 
 def _ours(given: Mapping[str, str]) -> dict[str, str]:
@@ -162,6 +166,7 @@ class TaskMessage(WriterCommitMessage):
     run_id: str
     epoch: int
     summary: TaskSummary
+    handed: HandedRows | None = None
 
 
 class _Writer:
@@ -182,14 +187,17 @@ class _Writer:
         from rocket_sink.task.runner import TaskRunner
 
         ctx = run_context(self._options, self.lane, run_id=self._run_id)
-        run = TaskRunner(self._options, ctx, token=self._token, streaming_query=streaming_query())
+        run = TaskRunner(
+            self._options, ctx, token=self._token, streaming_query=streaming_query(),
+            hands_over=True,
+        )  # fmt: skip
         try:
             feed(run)
             summary = run.finish()
         except BaseException:
             run.abort()
             raise
-        return TaskMessage(ctx.query_id, ctx.run_id, ctx.epoch, summary)
+        return TaskMessage(ctx.query_id, ctx.run_id, ctx.epoch, summary, run.handed)
 
     def _send_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         def feed(run: TaskRunner) -> None:
@@ -206,17 +214,36 @@ class _Writer:
         """
         done = [message for message in messages if isinstance(message, TaskMessage)]
         rows = sum(message.summary.rows_in for message in done)
+        self._keep_handed(done)
         check_budget(self._options, _sums([message.summary for message in done]), epoch)
         if not self._options.ledger or not rows:
             return
         ctx = RunContext(done[0].query_id, done[0].run_id, epoch, lane=self.lane)
         from rocket_sink.ledger.spool.writer import SpoolWriter
 
-        if self._token is not None:
-            self._token.use()
-        spool = SpoolWriter(self._options.ledger, ctx)
+        spool = SpoolWriter(self._ledger().spools[0], ctx)
         spool.append(confirmed_row(ctx, num_input_rows=rows, rows_in=rows))
         spool.seal()
+
+    def _ledger(self) -> LedgerPath:
+        if self._token is not None:
+            self._token.use()
+        return resolve_path(self._options.ledger)
+
+    def _keep_handed(self, messages: Sequence[Any]) -> None:
+        """Put the ledger rows that came with the messages into the spool.
+
+        Raises:
+            LedgerError: they cannot be written.
+        """
+        handed = [m.handed for m in messages if isinstance(m, TaskMessage) and m.handed]
+        if not handed:
+            return
+        from rocket_sink.ledger.spool.handed import spool_handed
+
+        place = self._ledger()
+        for rows in handed:
+            spool_handed(place, rows)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -232,6 +259,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing to undo: what is sent is sent, and the spool says what."""
+        self._keep_handed(messages)
 
 
 class _Stream(_Writer):
@@ -240,6 +268,7 @@ class _Stream(_Writer):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing to undo: what is sent is sent, and the spool says what."""
+        self._keep_handed(messages)
 
 
 class RowStreamWriter(_Stream, DataSourceStreamWriter):

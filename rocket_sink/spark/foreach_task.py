@@ -32,6 +32,7 @@ from rocket_sink.task.runner import TaskRunner
 if TYPE_CHECKING:
     from rocket_sink.ledger.table import LedgerToken
     from rocket_sink.rows.contract import ColumnPlan
+    from rocket_sink.spark.handed_rows import RowsByAccumulator
 
 _DRIVE_ROWS: Final = 500
 """Rows (some milliseconds of Spark's time) after which answers are looked for."""
@@ -44,15 +45,16 @@ class ForeachTask:
 
     def __init__(
         self, options: SinkOptions, plan: ColumnPlan | None, partition: int, epoch: int,
-        token: LedgerToken | None = None,
+        token: LedgerToken | None = None, handed: RowsByAccumulator | None = None,
     ) -> None:  # fmt: skip
         refuse_budget(options)
         ctx = run_context(options, "foreach", epoch=epoch, partition=partition)
         self._max_delay_s = options.gather_max_delay_ms / 1000
         self._run = TaskRunner(
             options, ctx, token=token, streaming_query=streaming_query(),
-            timed=self._max_delay_s > 0,
+            timed=self._max_delay_s > 0, hands_over=handed is not None,
         )  # fmt: skip
+        self._handed = handed
         self._gatherer = RowBatcher(options, plan)
         self._pile = RowBuffer(self._gatherer, options.gather_rows)
         self._rows = self._pile.rows
@@ -111,6 +113,8 @@ class ForeachTask:
                 raise self._failure
             self._flush()
             self._run.finish()
+            if self._run.handed is not None and self._handed is not None:
+                self._handed.add(self._run.handed)
         except BaseException:
             self._run.abort()
             raise

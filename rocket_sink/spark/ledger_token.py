@@ -19,7 +19,7 @@ _LOG: Final = log.logger(__name__)
 
 
 def spool_token(options: SinkOptions, session: SparkSession | None = None) -> LedgerToken | None:
-    """For tasks that spool (foreach); None without a ledger.
+    """For tasks that spool (foreach); None without a ledger, and where they need not reach it.
 
     A client of Spark Connect may be on any host: its files prove nothing. There the server makes
     the table, and tasks look for that.
@@ -27,7 +27,7 @@ def spool_token(options: SinkOptions, session: SparkSession | None = None) -> Le
     Raises:
         LedgerError: the driver cannot write files to the ledger's folder.
     """
-    if not options.ledger:
+    if not options.ledger or options.ledger_via == "spark":
         return None
     place = resolve_path(options.ledger)
     session = session or active_session()
@@ -46,6 +46,18 @@ def spool_token(options: SinkOptions, session: SparkSession | None = None) -> Le
     return LedgerToken(place.uri, "", spools=True)
 
 
+def without_files(options: SinkOptions) -> SinkOptions:
+    """The options for foreach and the data source, with `ledgerVia=spark` where nothing else does.
+
+    That is a ledger that pyarrow cannot reach on the driver either, as in a store that only Spark
+    knows.
+    """
+    if not options.ledger or options.ledger_via != "auto" or options.using_ledger_files:
+        return options
+    place = resolve_path(options.ledger)
+    return options.with_(ledgerVia="spark") if place.problem else options
+
+
 def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) -> LedgerToken | None:
     """For tasks whose rows Spark appends to the table itself (foreachBatch, batch writes).
 
@@ -58,7 +70,7 @@ def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) ->
     Raises:
         LedgerError: an option needs such files and pyarrow cannot write them.
     """
-    needed = _needs_files(options)
+    needed = options.using_ledger_files
     if place.problem and needed:
         raise LedgerError(
             f"{', '.join(needed)}: small files beside the table are needed for that, and there can "
@@ -70,17 +82,3 @@ def append_token(options: SinkOptions, place: LedgerPath, *, on_driver: bool) ->
     if on_driver:
         return ledger_token(place, spools=False)
     return LedgerToken(place.uri, "", spools=False)
-
-
-def _needs_files(options: SinkOptions) -> list[str]:
-    """Options that keep notes in the ledger's folder, where the lane itself needs none."""
-    found = []
-    if options.delivery != "at_least_once":
-        found.append(f"delivery={options.delivery}")
-    if options.ordering == "strict":
-        found.append("ordering=strict")
-    if options.on_pending_key == "hold":
-        found.append("onPendingKey=hold")
-    if options.app_id:
-        found.append("appId")
-    return found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.epoch_starts import query_of
-from rocket_sink.ledger.fold import fold
+from rocket_sink.ledger.fold import fold, spools_in_use
 from rocket_sink.ledger.live.figures import follow
 from rocket_sink.ledger.live.metrics import observe
 from rocket_sink.ledger.path import LedgerPath, resolve_path
@@ -24,7 +24,7 @@ from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.spool.files import new_name
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.storage import active_session
-from rocket_sink.ledger.table import first_line
+from rocket_sink.ledger.table import first_line, is_table
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.session_checks import is_classic
@@ -52,8 +52,6 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
         return None
     assert session is not None
     place = resolve_path(options.ledger)
-    if place.problem:
-        return None  # foreachBatch needs no fold, and lanes that spool are refused before they do
     # The context is the one object that all wrappers of a session share.
     with _LOCK:
         folders = session.sparkContext.__dict__.setdefault(_ATTRIBUTE, {})
@@ -62,7 +60,8 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
         if folder is None:
             folder = folders[key] = FoldThread(session)
             session.streams.addListener(_listener(folder))
-    folder.add(place, options.fold_interval_ms / 1000, options.app_id)
+    app_id = "" if place.problem else options.app_id  # which is noted in the ledger's folder
+    folder.add(place, options.fold_interval_ms / 1000, app_id)
     try:
         observe(place, lambda: follow(session, place))
     except (LedgerError, OSError) as error:
@@ -83,6 +82,7 @@ class FoldThread:
         self._app_ids: dict[LedgerPath, set[str]] = {}
         self._names: dict[tuple[LedgerPath, str], str] = {}
         self._uncounted: dict[LedgerPath, dict[_Epoch, int]] = {}
+        self._gone: set[LedgerPath] = set()
         self._wake = threading.Condition()
         self._events: list[Any] = []
         self._urgent = False
@@ -140,6 +140,8 @@ class FoldThread:
     def _fold(self, place: LedgerPath) -> bool:
         """Whether all that was finished is in the table."""
         try:
+            if place.problem and not spools_in_use(place):
+                return True  # only foreachBatch and sink.write use it, which need no fold
             return not fold(self._session, place, wait_s=0).busy
         except Exception as error:
             # The rows are safe in the spool; the next fold takes them. At a driver's end the
@@ -168,7 +170,7 @@ class FoldThread:
         ctx = RunContext(query, str(progress.runId), int(progress.batchId), lane="foreach")
         # -1: this sink's rows are not counted. Those read are more where the query filters.
         handed = int(progress.sink.numOutputRows)
-        spool = SpoolWriter(place, ctx)
+        spool = SpoolWriter(place.spools[0], ctx)
         spool.append(
             confirmed_row(
                 ctx,
@@ -194,8 +196,11 @@ class FoldThread:
                 self._names[place, query_id] = app_id
                 return app_id
         # Other queries make events too; those that write here have a folder in the spool.
-        folder = f"{place.spool}/{new_name(RunContext(query_id, '', 0)).split('/')[0]}"
-        if place.filesystem().get_file_info(folder).type.name != "Directory":
+        name = new_name(RunContext(query_id, "", 0)).split("/")[0]
+        if not any(
+            spool.filesystem().get_file_info(f"{spool.spool}/{name}").type.name == "Directory"
+            for spool in place.spools
+        ):
             return None
         self._names[place, query_id] = query_id
         return query_id
@@ -212,10 +217,15 @@ class FoldThread:
         try:
             found = self._rows_in(place, waiting)
         except Exception as error:
-            if self._session.sparkContext._jsc is not None:
-                self._uncounted[place] = waiting
-                _LOG.warning("cannot count the rows in %s: %s", place.uri, first_line(error))
+            if self._session.sparkContext._jsc is None:
+                return
+            if self._is_gone(place):
+                self._say_gone(place)
+                return
+            self._uncounted[place] = waiting
+            _LOG.warning("cannot count the rows in %s: %s", place.uri, first_line(error))
             return
+        self._gone.discard(place)
         for key, handed in waiting.items():
             if (rows := found.get(key, 0)) < handed:
                 _LOG.error(
@@ -225,6 +235,25 @@ class FoldThread:
                     "same path on the disks of the workers",
                     place.uri, handed - rows, handed, key[2], key[0],
                 )  # fmt: skip
+
+    def _is_gone(self, place: LedgerPath) -> bool:
+        """There was a table: an epoch waits for its count only after a fold."""
+        try:
+            return not is_table(self._session, place)
+        except Exception:
+            return False  # not known: the next count says what is wrong
+
+    def _say_gone(self, place: LedgerPath) -> None:
+        """Once, until a table is there again."""
+        if place in self._gone:
+            return
+        self._gone.add(place)
+        _LOG.warning(
+            "the ledger %s was deleted while its query ran: whether rows are missing in it cannot "
+            "be told any more. Put the folder back from a backup; if it was deleted on purpose, "
+            "stop the queries that write to it, for they make a new ledger there",
+            place.uri,
+        )  # fmt: skip
 
     def _rows_in(self, place: LedgerPath, epochs: Iterable[_Epoch]) -> dict[_Epoch, int]:
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)

@@ -32,7 +32,8 @@ from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark.foreach_batch import BatchWriter
 from rocket_sink.spark.foreach_task import ForeachTask
 from rocket_sink.spark.frames import plan_of, quoted, select_needed
-from rocket_sink.spark.ledger_token import spool_token
+from rocket_sink.spark.handed_rows import RowsByAccumulator, rows_by_accumulator
+from rocket_sink.spark.ledger_token import spool_token, without_files
 from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.session_checks import check_session, refuse_budget, with_task_rate
 from rocket_sink.task.totals import WriteSummary
@@ -58,6 +59,7 @@ class RocketSink:
         _ = self._options.name_servers
         self._plan: ColumnPlan | None = None
         self._token: LedgerToken | None = None
+        self._handed: RowsByAccumulator | None = None
         self._task: ForeachTask | None = None
         self._batches = BatchWriter(self._options)
         check_session(self._options)
@@ -89,7 +91,7 @@ class RocketSink:
         needs_append(self._options, "foreach")
         plan = self.check(df)
         install_fold(self._options, df.sparkSession)
-        token = spool_token(self._options, df.sparkSession)
+        token = spool_token(without_files(self._options), df.sparkSession)
         needed, plan = select_needed(df, plan)
         bound = RocketSink.__new__(RocketSink)
         bound.__setstate__({"options": self._options, "plan": plan, "token": token})
@@ -114,7 +116,9 @@ class RocketSink:
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
         """Always True: Spark takes anything else for "drop these rows"."""
-        self._task = ForeachTask(self._options, self._plan, partition_id, epoch_id, self._token)
+        self._task = ForeachTask(
+            self._options, self._plan, partition_id, epoch_id, self._token, self._handed
+        )
         # Spark looks `process` up for each row: this saves it one call of two.
         self.__dict__["process"] = self._task.process
         return True
@@ -146,13 +150,18 @@ class RocketSink:
         needs_append(self._options, "foreach, or a sink of Spark Connect,")
         check_session(self._options)
         install_fold(self._options)
-        token = self._token or spool_token(self._options)
-        return {"options": with_task_rate(self._options), "plan": self._plan, "token": token}
+        options = without_files(self._options)
+        token = self._token or spool_token(options)
+        return {
+            "options": with_task_rate(options), "plan": self._plan, "token": token,
+            "handed": self._handed or rows_by_accumulator(options),
+        }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._options = state["options"]
         self._plan = state["plan"]
         self._token = state["token"]
+        self._handed = state.get("handed")
         self._task = None
         self._batches = BatchWriter(self._options)
 

@@ -8,15 +8,19 @@ Nothing is opened before the first row: an empty partition costs nothing and lea
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import pyarrow as pa
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.epoch_starts import claim_app_id
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.pending_keys import PendingKeys
-from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.records import RunContext, worker_name
+from rocket_sink.ledger.spool.handed import HandedRows, RowsInMemory
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.table import LedgerToken
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool, worker_pool
@@ -28,6 +32,10 @@ from rocket_sink.task.task import TaskSender
 from rocket_sink.task.totals import TaskSummary
 from rocket_sink.task.transaction_marker import half_properties, needs_append
 from rocket_sink.task.worker_heap import freeze_once
+
+_LOG: Final = log.logger(__name__)
+_told: set[str] = set()
+"""Ledgers of which this process has said that it does not reach them."""
 
 
 class TaskRunner:
@@ -41,6 +49,8 @@ class TaskRunner:
             the same rows in other places.
         again: the rows may have been sent before, and the ledger has no trace of it.
         keeps_dead_letters: `emit` keeps dead letters although there is no ledger.
+        hands_over: the caller gives `handed` to Spark, should the ledger be out of reach here
+            (`ledgerVia`).
         token: proves, before anything is sent, that this process has the driver's ledger.
         streaming_query: Spark's own id of the query; empty in a batch, or without Spark.
 
@@ -61,6 +71,7 @@ class TaskRunner:
         timed: bool = False,
         again: bool = False,
         keeps_dead_letters: bool = False,
+        hands_over: bool = False,
         token: LedgerToken | None = None,
         streaming_query: str = "",
     ) -> None:
@@ -73,6 +84,10 @@ class TaskRunner:
         self._timed = timed
         self._again = again
         self._keeps_dead_letters = keeps_dead_letters
+        self._hands_over = hands_over
+        self._in_memory: RowsInMemory | None = None
+        self.handed: HandedRows | None = None
+        """Ledger rows that Spark must bring to the driver; known after `finish`."""
         self._token = token
         self._streaming_query = streaming_query
         self._ctx = ctx
@@ -107,6 +122,8 @@ class TaskRunner:
         if self._spool is not None:
             # Dead letters must be durable before Spark may count the task as done.
             self._spool.seal()
+        if self._in_memory is not None:
+            self.handed = self._in_memory.take()
         if self._pending_keys is not None:
             self._pending_keys.withdraw_earlier()
         self._release()
@@ -127,12 +144,12 @@ class TaskRunner:
             self._release()
 
     def _open(self, plan: ColumnPlan) -> TaskSender:
-        if self._token is not None:
+        emit = self._emit or self._to_driver()
+        if self._token is not None and self._in_memory is None:
             self._token.check()
         self._claim_app_id()
         pool = self._pool = self._pool or worker_pool()
         self._engine = pool.acquire(self._options)
-        emit = self._emit or self._spooling()
         recorder = LedgerRecorder(
             self._options, self._ctx, emit, intents=self._spool is not None,
             again=self._again and self._options.delivery == "at_least_once",
@@ -158,16 +175,48 @@ class TaskRunner:
         if self._streaming_query:
             claim_app_id(resolve_path(given.ledger), given.app_id, self._streaming_query)
 
-    def _spooling(self) -> Callable[[pa.RecordBatch], None]:
+    def _to_driver(self) -> Callable[[pa.RecordBatch], None]:
+        """How the ledger rows get there."""
         if not self._options.ledger:
             return _dropped
+        if self._hands_over and self._is_out_of_reach():
+            self._in_memory = RowsInMemory(self._ctx)
+            return self._in_memory.append
         self._spool = SpoolWriter(self._options.ledger, self._ctx)
         return self._spool.append
+
+    def _is_out_of_reach(self) -> bool:
+        """Whether `ledgerVia` lets this task do without the ledger's folder, and it must."""
+        given = self._options
+        if given.ledger_via == "spark":
+            _say_once(given.ledger, "ledgerVia=spark")
+        if given.ledger_via != "auto":
+            return given.ledger_via == "spark"
+        # A local folder that is another one here is the wrong one: the driver's fold reads its own.
+        token = self._token
+        if token is None or token.uri.startswith("file:") or given.using_ledger_files:
+            return False
+        try:
+            token.check()
+        except LedgerError as error:
+            _say_once(token.uri, f"the ledger is out of reach: {error.__cause__ or error}")
+            return True
+        return False
 
     def _release(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None and self._pool is not None:
             self._pool.release(engine)
+
+
+def _say_once(ledger: str, why: str) -> None:
+    if ledger not in _told:
+        _told.add(ledger)
+        _LOG.warning(
+            "rows for the ledger %s go from %s to the driver with the results of tasks (%s); what "
+            "a failed or killed task sends is on no record",
+            ledger, worker_name(), why,
+        )  # fmt: skip
 
 
 def _dropped(batch: pa.RecordBatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from rocket_sink.commands.common import sink_input
 from rocket_sink.commands.common.base import Command
 from rocket_sink.commands.common.sink_input import given_options, resolved_options, sink_options
+from tests.run_command import run_command
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +74,22 @@ def test_a_missing_name_server_is_explained() -> None:
 
     with pytest.raises(Exception, match="nameServer is missing"):
         command.main([], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), "nameServer is missing: give --name-server HOST:PORT, or start a local cluster"),
+        (("-n", "a:1", "-O", "sendMsgTimeout=fast"), "sendMsgTimeout: 'fast' is not a duration"),
+    ],
+)
+def test_a_stream_is_refused_before_spark_starts(
+    more: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    checkpoint = str(tmp_path / "checkpoint")
+    done = run_command("stream", "--format", "rate", "--checkpoint", checkpoint, *more)
+    assert done.code == 2
+    assert said in done.err
 
 
 @pytest.mark.parametrize("path", ["s3a://bucket/ledger", "hdfs://n/ledger"])

@@ -11,6 +11,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.jvms import SMALL_PLANS, submit_args
+
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "examples" / "quickstart.ipynb"
 THREADS = "sorted(t.name for t in threading.enumerate() if t.name.startswith('rocket-sink'))"
@@ -28,6 +30,7 @@ def test_the_quickstart_runs_and_a_query_started_again_leaves_no_thread(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", submit_args(conf=SMALL_PLANS))
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     notebook = nbformat.read(FILE, as_version=4)
     cells = notebook.cells

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from tests.jvms import SMALL_PLANS, submit_words
 from tests.ledger.night import night
 from tests.run_command import run_command
 
@@ -19,7 +20,6 @@ pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).parent.parent.parent
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-SMALL = ("spark.sql.shuffle.partitions=1", "spark.default.parallelism=1", "spark.ui.enabled=false")
 
 
 def test_spark_says_what_duckdb_says(tmp_path: Path) -> None:
@@ -27,8 +27,7 @@ def test_spark_says_what_duckdb_says(tmp_path: Path) -> None:
     command = [
         str(SUBMIT), "--master", "local[1]",
         "--packages", f"io.delta:delta-spark_2.13:{version('delta-spark')}",
-        "--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
-        *(word for setting in SMALL for word in ("--conf", setting)),
+        *submit_words(conf={**SMALL_PLANS, "spark.ui.enabled": "false"}),
         str(ROOT / "jobs" / "report.py"), "--ledger", ledger, "--html", str(page), "--json",
     ]  # fmt: skip
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}

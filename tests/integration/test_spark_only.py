@@ -16,16 +16,19 @@ import pytest
 from deltalake import DeltaTable
 
 from rocket_sink import Ledger
+from rocket_sink.ledger.fold import fold
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.spool.handed import RowsInMemory, spool_handed
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.testing import FakeCluster
+from tests.ledger.values import accounts, context
 
 from .lanes import LANES
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 LEDGER = "oss://bucket/data/ledger"
-WORK = ("foreach_batch", "write")
 OPTIONS: list[tuple[str, str, dict[str, str]]] = [
     ("foreach_batch", "ordering=strict", {"ordering": "strict"}),
     ("write", "ordering=strict", {"ordering": "strict"}),
@@ -69,28 +72,65 @@ def play(
         run(spark, store / "source", checkpoint, options)
 
 
-def test_lanes_that_need_no_files_work(
-    spark: Any, cluster: FakeCluster, store: Path, tmp_path: Path
-) -> None:
-    for lane in WORK:
-        play(spark, cluster, store, tmp_path, lane)
-    assert len(cluster.messages("t")) == 150
-    Ledger(LEDGER).sync(spark)
-    assert Ledger(LEDGER).dead_letters(spark).count() == 50
+def test_all_lanes_work(spark: Any, cluster: FakeCluster, store: Path, tmp_path: Path) -> None:
+    for lane in LANES:
+        play(spark, cluster, store, tmp_path / lane.name, lane.name)
+    assert len(cluster.messages("t")) == 75 * len(LANES)
+    ledger = Ledger(LEDGER)
+    ledger.sync(spark)
+    assert ledger.unfolded_epochs() == 0
+    assert ledger.dead_letters(spark).count() == 25 * len(LANES)
+    epochs = ledger.epochs(spark).collect()
+    sums = [(e.rows_in, e.acked, e.dead, e.adds_up, e.missing_rows) for e in epochs]
+    assert sums == [(100, 75, 25, True, 0)] * len(LANES), epochs
     # Hadoop's view wrote local files: delta-rs reads them as what they are.
     rows = DeltaTable(store / "ledger").to_pyarrow_dataset().to_table()
-    epochs = rows.filter(pc.equal(rows["kind"], "epoch"))
-    # `sink.write` has a row that confirms its only epoch, beside those of its tasks.
-    confirmed = epochs.filter(pc.is_valid(epochs["num_input_rows"]))
-    assert confirmed["rows_in"].to_pylist() == [100]
-    assert pc.sum(epochs["rows_in"]).as_py() == 200 + 100
+    tasks = rows.filter(pc.is_valid(rows["partition"]))
+    assert pc.sum(tasks["rows_in"]).as_py() == 100 * len(LANES)
     assert sorted(path.name for path in (store / "ledger").glob("_*")) == ["_delta_log"]
+
+
+def spooled(epoch: int) -> None:
+    ctx = context(query_id="folds", epoch=epoch)
+    rows = RowsInMemory(ctx)
+    rows.append(accounts(ctx, acked=1))
+    handed = rows.take()
+    assert handed is not None
+    spool_handed(resolve_path(LEDGER), handed)
+
+
+def folded(spark: Any) -> list[int]:
+    rows = Ledger(LEDGER).rows(spark).where("query_id = 'folds'")
+    return sorted(row.epoch for row in rows.collect())
+
+
+@pytest.mark.parametrize("step", ["manifest", "append", "appended", "delete", "deleted"])
+def test_a_killed_fold_of_the_drivers_folder_is_completed(
+    spark: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    before = folded(spark) if Ledger(LEDGER).exists(spark) else []
+    hosts = [str(tmp_path / "one"), str(tmp_path / "two")]
+
+    def die(at: str) -> None:
+        if at == step:
+            raise KeyboardInterrupt
+
+    for epoch, host in enumerate(hosts):
+        monkeypatch.setenv("XDG_STATE_HOME", host)
+        spooled(epoch)
+        with pytest.raises(KeyboardInterrupt):
+            fold(spark, LEDGER, on_step=die)
+    for host in hosts:
+        monkeypatch.setenv("XDG_STATE_HOME", host)
+        fold(spark, LEDGER)
+    assert folded(spark) == sorted([*before, 0, 1])
 
 
 @pytest.mark.parametrize(
     ("lane", "what", "more"),
     [
-        *((lane.name, "", {}) for lane in LANES if lane.name not in WORK),
+        *((lane, "", {"ledgerVia": "spool"}) for lane in ("foreach", "source_batch")),
+        *((lane, "", {"ordering": "strict"}) for lane in ("foreach", "source_stream")),
         ("backfill", "", {}),
         *OPTIONS,
     ],
@@ -101,7 +141,7 @@ def test_the_others_say_why(
 ) -> None:  # fmt: skip
     with pytest.raises(Exception, match="pyarrow, by which tasks write them, has no file") as said:
         play(spark, cluster, store, tmp_path, lane, **more)
-    assert "foreachBatch and sink.write can use this ledger" in str(said.value)
+    assert "all lanes can use this ledger" in str(said.value)
     if what:
         assert f"{what}: small files beside the table" in str(said.value)
     assert not cluster.messages("t")

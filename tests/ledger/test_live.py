@@ -23,6 +23,7 @@ from rocket_sink.ledger.live.figures import LiveFigures
 from rocket_sink.ledger.live.metrics import METRICS, register
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import isolation_rows, send_rows
+from rocket_sink.ledger.views import OUTCOMES
 from rocket_sink.routing.fault import Isolation
 
 from .night import store
@@ -177,6 +178,12 @@ def test_metrics_are_the_sums(tmp_path: Path) -> None:
     }  # fmt: skip
     assert values["rocket_sink.dead_letters.pending"] == {("transport",): 5}
     assert values["rocket_sink.send.latency"]["broker-a", "0.5"] == pytest.approx(0.002, rel=0.02)
+
+
+def test_rows_are_counted_from_zero_on(tmp_path: Path) -> None:
+    """Else the first rows of an outcome are no increase, and no alert."""
+    rows = collected(followed(tmp_path))["rocket_sink.rows"]
+    assert rows == {(outcome,): 0 for outcome in OUTCOMES}
 
 
 def test_an_isolation_ends(tmp_path: Path) -> None:

@@ -20,7 +20,10 @@ from rocket_sink.errors import Outcome
 from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.records import isolation_rows, send_rows
 from rocket_sink.ledger.report import Report, Scope, figures, page, to_html
+from rocket_sink.ledger.tune.values import FEWEST
 from rocket_sink.routing.fault import Isolation
+from rocket_sink.tables import cell
+from tests.run_command import run_command
 
 from .night import QUERY, START, night, store
 from .values import accounts, attempt, context, letter
@@ -190,6 +193,58 @@ def test_numbers_are_the_ledgers(shown: Page, made: tuple[Report, Path]) -> None
              shown.table("#spent-data")}  # fmt: skip
     assert spent["broker-b", "strict wait"] == 24 * 60.0
     assert spent["broker-a", "strict wait"] == 0
+
+
+def test_what_if_is_what_tune_says(shown: Page, made: tuple[Report, Path]) -> None:
+    said = run_command("tune", made[0].ledger, "--json").json()
+    latency, suspicion = shown.run(
+        "return [...document.querySelectorAll('#what-if table')].map((t) => "
+        "[...t.tBodies[0].rows].map((row) => [...row.cells].map((c) => c.textContent)))"
+    )
+    assert latency == [
+        [one["name"] + (" suggested" if one["suggested"] else ""), cell(one["isolations"]),
+         cell(round(one["isolated_s"], 1)), cell(one["moved"]),
+         *(cell(round(one[name], 2)) for name in ("p50_ms", "p99_ms", "p999_ms", "max_ms"))]
+        for one in said["candidates"]
+    ]  # fmt: skip
+    assert suspicion == [
+        [cell(one["suspect_after_ms"]) + (" suggested" if one["suggested"] else ""),
+         cell(round(100 * one["late_share"], 3)), cell(one["troubles"]),
+         cell(round(one["sooner_s"], 1))]
+        for one in said["suspicion"]
+    ]  # fmt: skip
+    assert {row[0].split()[-1] for row in latency} >= {"suggested"}
+    text = shown.run("return document.getElementById('what-if').textContent")
+    assert f"{said['attempts']:,} attempts from 2026-03-01 21:45:00" in text
+    assert f"rocket-sink tune {made[0].ledger} says the same" in text
+    assert said["options"], "else this test is of less than it could be"
+    pasted = shown.run("return document.querySelector('#what-if pre').textContent")
+    assert dict(line.split("=", 1) for line in pasted.splitlines()) == said["options"]
+    for one in said["suggestions"]:
+        assert f"set {one['option']}={one['value']}: {one['reason']}" in text
+    # What can be scrolled or copied is reached by the Tab key.
+    reached = "return document.querySelectorAll('#what-if [tabindex=\"0\"]').length"
+    assert shown.run(reached) == 3
+
+
+def test_too_few_attempts_are_no_what_if(browser: Page, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    few = store(tmp_path / "ledger", [send_rows([attempt()] * (FEWEST - 1), context())])
+    file.write_text(to_html(report_of(few)), encoding="utf-8")
+    browser.open(file)
+    said = browser.run("return document.getElementById('what-if').textContent")
+    assert "Nothing to compare: 999 attempts" in said
+    assert browser.run("return document.querySelectorAll('#what-if table').length") == 0
+    # One more, and there is something: what it says of settings is harmless text in every path.
+    hostile = tmp_path / "<img src=x onerror=window.hacked=1>"
+    enough = store(hostile, [send_rows([attempt()] * FEWEST, context())])
+    file.write_text(to_html(report_of(enough)), encoding="utf-8")
+    browser.open(file)
+    assert browser.run("return document.querySelectorAll('#what-if table').length") == 2
+    assert hostile.name in browser.run("return document.querySelector('#what-if code').textContent")
+    assert browser.run("return document.images.length") == 0
+    assert browser.run("return window.hacked") is None
+    assert browser.complaints() == []
 
 
 def test_filters(shown: Page, made: tuple[Report, Path]) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rocket_sink import cli
-from rocket_sink.errors import Outcome
+from rocket_sink.errors import LedgerError, Outcome
 from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.records import send_rows
-from rocket_sink.ledger.report.values import Scope
+from rocket_sink.ledger.sql import Scope
 from rocket_sink.ledger.tune.attempts import Attempts
 from rocket_sink.ledger.tune.replay import replay
 from rocket_sink.ledger.tune.suggest import DEFAULT, RECORDED, profiles, suspicions, tune
@@ -22,6 +22,7 @@ from rocket_sink.ledger.tune.values import Tuning
 from rocket_sink.ledger.views import queried
 from rocket_sink.routing.fault import PROFILES
 
+from .night import store
 from .values import attempt, context
 
 
@@ -147,6 +148,17 @@ def test_a_broker_that_is_always_slow_is_in_no_trouble() -> None:
     assert {one.troubles for one in suspicions(given)} == {0}
 
 
+def test_the_wait_of_a_strict_queue_is_no_attempt(tmp_path: Path) -> None:
+    """It never moves, so under no profile it becomes a message that took a minute."""
+    failed = {"outcome": Outcome.NOT_SENT, "response_code": None, "broker_name": "broker-b"}
+    wait = attempt(**failed, error_code="INVALID_QUEUE", wire_bytes=0, queue_wait_ms=60_000.0)
+    fast = open_quick(store(tmp_path, [send_rows([attempt(), wait], context())]))
+    assert fast is not None
+    found = tune(fast.query, fast.path, Scope())
+    assert found.attempts == 1
+    assert {one.max_ms for one in found.candidates} == {1.75}
+
+
 @pytest.mark.spark
 def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -172,7 +184,11 @@ def test_a_ledger_by_duckdb_by_spark_and_by_the_command(
     (default,) = [one for one in by_duckdb.candidates if one.name == DEFAULT]
     assert (default.isolations, default.moved) == (2, 4)
     assert tune(fast.query, fast.path, Scope(), limit=3).limited
-    assert tune(fast.query, fast.path, Scope("other")).attempts == 0
+    few = tune(fast.query, fast.path, Scope(), fewest=len(MIXED) + 2)
+    assert (few.attempts, few.candidates) == (len(MIXED) + 1, [])
+    with pytest.raises(LedgerError, match="no rows of a query 'other'"):
+        tune(fast.query, fast.path, Scope("other"))
+    assert tune(fast.query, fast.path, Scope("que")) == tune(fast.query, fast.path, Scope("query"))
     assert cli.main(["tune", str(tmp_path), "--query", "query"]) == 0
     shown = capsys.readouterr().out
     assert DEFAULT in shown and "suspectAfterMs" in shown

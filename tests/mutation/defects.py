@@ -284,6 +284,27 @@ LEDGER: tuple[Defect, ...] = (
         "the sends of a killed worker are missing from the ledger for an hour",
     ),
     Defect(
+        "spools-share-their-numbers",
+        "rocket_sink/ledger/fold.py",
+        "        if self._spool == self._place:\n            return fold_app_id(ledger_id)\n",
+        "        return fold_app_id(ledger_id)\n",
+        (
+            "tests/integration/test_spark_only.py::test_a_killed_fold_of_the_drivers_folder_is_completed",
+        ),
+        "a killed fold on one driver's host deletes rows that another host's fold made it think "
+        "are in",
+    ),
+    Defect(
+        "handed-rows-dropped",
+        "rocket_sink/task/runner.py",
+        "            self.handed = self._in_memory.take()\n",
+        "            self._in_memory.take()\n",
+        (
+            "tests/ledger/test_handed.py::test_a_task_that_does_not_reach_the_store_sends_and_hands_over",
+        ),
+        "rows of tasks that do not reach the ledger's store are in no account",
+    ),
+    Defect(
         "manifest-unchecked",
         "rocket_sink/ledger/fold.py",
         "            if _SPOOL_FILE.fullmatch(name) is None:\n",

@@ -52,9 +52,10 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
         return None
     found = open_quick(path)
     if found is not None and found.unfolded_epochs:
+        epochs = found.unfolded_epochs
         note(
-            f"rows of {found.unfolded_epochs:,} epochs are not folded yet and not shown; --fold "
-            "takes them in"
+            f"rows of {epochs:,} epoch{'s' if epochs != 1 else ''} are not folded yet and not "
+            "shown; --fold takes them in"
         )
     if found is not None and found.quarantined_files:
         note(
@@ -84,13 +85,19 @@ def note_faults(summary: FoldSummary) -> None:
         note(f"cannot be read by this rocket-sink, its rows are not in: {path}")
 
 
-def check_exists(path: str) -> None:
-    """Refuse a path without a ledger before Spark starts, where pyarrow can look there.
+def check_exists(path: str, spark: SparkSession | None = None) -> None:
+    """Refuse a path without a ledger, where pyarrow can look there.
+
+    Without a session only a local path is looked at, so that a wrong one is told before Spark
+    starts: the address and the keys of a store may be known to the session alone.
 
     Raises:
         LedgerError: the path has neither a table nor a spool.
     """
-    from rocket_sink.ledger.path import resolve_path
+    from rocket_sink.ledger.path import is_remote, resolve_path
+
+    if spark is None and is_remote(path):
+        return
 
     place = resolve_path(path)
     if place.is_local:

@@ -120,7 +120,15 @@ def resolved_options(**more: Any) -> SinkOptions:
     Raises:
         OptionError: an option is wrong, or no name server is given or found.
     """
-    values = with_name_server(given_options(**more))
+    return checked_options(with_name_server(given_options(**more)))
+
+
+def checked_options(values: Mapping[str, Any]) -> SinkOptions:
+    """The options of a command that needs a name server.
+
+    Raises:
+        OptionError: an option is wrong, or no name server is among them.
+    """
     options = SinkOptions.parse(values)
     if not options.name_server.strip(" ;"):
         raise OptionError(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -76,31 +80,44 @@ def spark_session(
     from rocket_sink.spark.session import build_session
 
     conf = {**(_SMALL_PLANS if small else {}), **pairs(spark_conf, "--spark-conf")}
-    with _log_file() as log, _no_jvm_left():
-        with _jvm_output_to(log):
+    with _log_file() as log, _no_jvm_left() as end:
+        with _jvm_output_to(log), end.handler_kept():
             spark = build_session(
                 f"rocket-sink {name}", master=master, conf=conf, packages=tuple(packages)
             )
         try:
             yield spark
-        except KeyboardInterrupt:
-            raise  # its JVM may be in the midst of anything: see _no_jvm_left
-        except BaseException:
-            spark.stop()
+        except BaseException as error:
+            # After Ctrl-C its JVM may be in the midst of anything, or gone.
+            if not (end.came or isinstance(error, KeyboardInterrupt)):
+                spark.stop()
             raise
         else:
             spark.stop()
 
 
-@contextlib.contextmanager
-def _no_jvm_left() -> Iterator[None]:
-    """After Ctrl-C, end the processes that were started since: a JVM that is still starting, or
-    waits for its job, would go on for as long as that takes."""
-    earlier = {child.pid for child in psutil.Process().children()}
-    try:
-        yield
-    except KeyboardInterrupt:
-        ours = [one for one in psutil.Process().children(recursive=True) if one.pid not in earlier]
+class _CtrlC:
+    """Ends the processes that were started since it was made: a JVM that is still starting, or
+    works on its job, would go on for as long as that takes.
+
+    As a handler of SIGINT it ends them before KeyboardInterrupt is raised. What Spark does while
+    that goes up waits for the call that was under way, and ends at once when the JVM is gone.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self._earlier = {child.pid for child in psutil.Process().children()}
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        # Threads that have lost their JVM would tell of it.
+        logging.disable(logging.CRITICAL)
+        self.end_children()
+        raise KeyboardInterrupt
+
+    def end_children(self) -> None:
+        children = psutil.Process().children(recursive=True)
+        ours = [one for one in children if one.pid not in self._earlier]
         for child in ours:
             with contextlib.suppress(psutil.Error):
                 child.terminate()
@@ -108,7 +125,39 @@ def _no_jvm_left() -> Iterator[None]:
         for child in alive:
             with contextlib.suppress(psutil.Error):
                 child.kill()
+
+    @contextlib.contextmanager
+    def handler_kept(self) -> Iterator[None]:
+        """Take back the handler that a new session sets, which only asks the JVM to cancel."""
+        try:
+            yield
+        finally:
+            if signal.getsignal(signal.SIGINT) is not self:
+                _handle_sigint(self)
+
+
+@contextlib.contextmanager
+def _no_jvm_left() -> Iterator[_CtrlC]:
+    """After Ctrl-C no process is left that was started in this context, whatever was under way."""
+    end = _CtrlC()
+    earlier = _handle_sigint(end)
+    try:
+        yield end
+    except BaseException as error:
+        if end.came or isinstance(error, KeyboardInterrupt):
+            end.end_children()
+            raise KeyboardInterrupt from None
         raise
+    finally:
+        if earlier is not None:
+            _handle_sigint(earlier)
+
+
+def _handle_sigint(handler: Any) -> Any:
+    """The handler that was there; None: there is none of Python's, or this is no main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGINT, handler)
 
 
 @contextlib.contextmanager
@@ -120,7 +169,7 @@ def _log_file() -> Iterator[Path | None]:
     os.close(handle)
     try:
         yield Path(name)
-    except RocketSinkError:
+    except (RocketSinkError, KeyboardInterrupt):
         Path(name).unlink(missing_ok=True)
         raise
     except Exception:

@@ -21,8 +21,10 @@ from rocket_sink.ledger.append.data_files import (
     writing_files,
 )
 from rocket_sink.ledger.append.delta_rs import commit
+from rocket_sink.ledger.append.exclusive import warn_if_shared
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
+from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.table import (
     LedgerToken,
     executors_token,
@@ -56,6 +58,8 @@ class Append:
         self._version = version
         self._token = token
         self._table = table = open_direct(spark, place)
+        if table is None and is_classic(spark):
+            warn_if_shared(spark, place)
         last = table.transaction_version(app_id) if table is not None and app_id else None
         self._is_held = last is not None and last >= version
         seen = table_version(spark, place) if table is None else table.version()

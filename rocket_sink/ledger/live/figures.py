@@ -19,8 +19,8 @@ from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.live.follower import LedgerFollower
 from rocket_sink.ledger.path import LedgerPath
-from rocket_sink.ledger.report.sql import GROUP_SHARES, latency_class, percentile
 from rocket_sink.ledger.schema import DEAD_LETTER, EPOCH, IN_FLIGHT, ISOLATION, RESOLUTION, SEND
+from rocket_sink.ledger.sql import GROUP_SHARES, latency_class, percentile
 from rocket_sink.ledger.table import first_line, is_table, read_table
 from rocket_sink.ledger.views import OUTCOMES, queried
 from rocket_sink.net import log

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.live.figures import LiveFigures
 from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.views import OUTCOMES
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
@@ -36,8 +37,9 @@ class Metric(NamedTuple):
 
 
 def _rows(found: LiveFigures) -> Values:
-    for outcome, count in found.rows.items():
-        yield count, {"outcome": outcome}
+    # From 0 on: Prometheus sees no increase in a series that begins with it.
+    for outcome in OUTCOMES:
+        yield found.rows[outcome], {"outcome": outcome}
 
 
 def _duplicates(found: LiveFigures) -> Values:

@@ -11,9 +11,9 @@ from rocket_sink.ledger.report.values import (
     ErrorFigures,
     Finding,
     IsolationFigures,
-    Scope,
     Totals,
 )
+from rocket_sink.ledger.sql import Scope
 
 __all__ = [
     "BrokerFigures", "DeadLetterFigures", "EpochFigures", "ErrorFigures", "Finding",

@@ -143,7 +143,7 @@ function config() {
   return {
     background: null, font: "system-ui, Segoe UI, Roboto, Noto Sans, sans-serif",
     view: { stroke: null },
-    axis: { labelColor: text, titleColor: text, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 11, titleFontSize: 11, titleFontWeight: "normal", labelLimit: 150 },
+    axis: { labelColor: text, titleColor: text, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 11, titleFontSize: 11, titleFontWeight: "normal", labelLimit: 150, labelExpr: "datum.value === 0 ? '0' : datum.label" },
     legend: { labelColor: text, titleColor: text, labelFontSize: 11, titleFontSize: 11, orient: "bottom", titleFontWeight: "normal", symbolType: "square", columns: innerWidth < 500 ? 2 : 5, labelLimit: 130 },
   };
 }

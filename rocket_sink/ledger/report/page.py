@@ -23,6 +23,7 @@ from rocket_sink import __version__
 from rocket_sink.ledger.report.advice import ADVICE
 from rocket_sink.ledger.report.series import COLUMNS, Series
 from rocket_sink.ledger.report.values import plain
+from rocket_sink.ledger.tune.values import DEFAULTS_FIT, FEWEST, Comparison, Tuning
 from rocket_sink.tables import cell
 from rocket_sink.text import clean, json_text
 
@@ -50,11 +51,14 @@ _CHARTS: Final = (
 )  # fmt: skip
 
 
-def page_html(figures: Mapping[str, Any], series: Series | None) -> str:
+def page_html(
+    figures: Mapping[str, Any], series: Series | None, tuning: Tuning | None = None
+) -> str:
     """The page.
 
     Args:
         figures: `Report.as_dict()`.
+        tuning: of the same rows.
     """
     bundle = chart_library() if series is not None else ""
     columns = {name: list(names) for name, names in COLUMNS.items()}
@@ -70,6 +74,7 @@ def page_html(figures: Mapping[str, Any], series: Series | None) -> str:
         _tiles(figures),
         '<section id="behind" class="card" aria-live="polite" hidden></section>',
         _charts(drawn=bool(bundle)) if series is not None else "",
+        _what_if(tuning, figures) if tuning is not None else "",
         _tables(figures),
         "</main>",
         f"<footer>Made by rocket-sink {__version__}; nothing on this page was loaded from "
@@ -228,6 +233,81 @@ def _charts(*, drawn: bool) -> str:
         f'<div id="{name}-data"></div></details></figure>'
         for name, title, text, width in _CHARTS
     ) + "</section>"  # fmt: skip
+
+
+def _what_if(tuning: Tuning, figures: Mapping[str, Any]) -> str:
+    """The sends under other settings, as `rocket-sink tune` shows them."""
+    command = f"<code>{_text(_tune_command(figures))}</code>"
+    if not tuning.candidates:
+        return _what_if_section(
+            f'<p class="none">Nothing to compare: {tuning.attempts:,} attempts are recorded here, '
+            f"and with fewer than {FEWEST:,} there is no 99.9th percentile. {command} compares "
+            "what there is.</p>"
+        )
+    assert tuning.first_at is not None
+    assert tuning.last_at is not None
+    span = f"{_at(tuning.first_at.isoformat())} to {_at(tuning.last_at.isoformat())}"
+    parts = [
+        f"<p>{'The newest ' if tuning.limited else ''}{tuning.attempts:,} attempts from {span} "
+        f"(<span data-zone>UTC</span>), of all brokers and topics, once more through the fault "
+        f"strategy with other settings. {_text(tuning.note)}{'. ' if tuning.note else ''}"
+        f"{command} says the same.</p>"
+    ]
+    parts += [_comparison(one) for one in tuning.comparisons]
+    parts.append(_options_to_paste(tuning))
+    why = "".join(
+        f"<li>{verb} <code>{_text(what)}</code>: {_text(reason)}</li>"
+        for verb, what, reason in tuning.reasons
+    )
+    return _what_if_section("".join(parts) + f'<ul class="why">{why}</ul>')
+
+
+def _what_if_section(body: str) -> str:
+    return (
+        '<section class="card" id="what-if" aria-labelledby="what-if-title">'
+        f'<h2 id="what-if-title">What if: other latency options</h2>{body}</section>'
+    )
+
+
+def _tune_command(figures: Mapping[str, Any]) -> str:
+    scope = figures["scope"]
+    words = ["rocket-sink", "tune", figures["ledger"]]
+    given = {"--query": scope["query_id"], "--since": scope["since"], "--until": scope["until"]}
+    for flag, value in given.items():
+        words += [flag, value] if value else []
+    return shlex.join(words)
+
+
+def _comparison(one: Comparison) -> str:
+    *columns, _ = one.columns
+    head = "".join(
+        f'<th scope="col" class="{"n" if n else ""}">{name}</th>' for n, name in enumerate(columns)
+    )
+    body = []
+    for *values, mark in one.rows:
+        name, *numbers = values
+        suggested = ' <b class="mark">suggested</b>' if mark else ""
+        body.append(
+            f'<tr class="{"suggested" if mark else ""}"><th scope="row">{_text(cell(name))}'
+            f"{suggested}</th>"
+            + "".join(f'<td class="n">{cell(number)}</td>' for number in numbers)
+            + "</tr>"
+        )
+    return (
+        f'<h3>{one.title}</h3><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{one.title}"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _options_to_paste(tuning: Tuning) -> str:
+    if not tuning.options:
+        return f"<p>{DEFAULTS_FIT}</p>"
+    lines = "\n".join(_text(f"{name}={value}") for name, value in tuning.options.items())
+    return (
+        '<h3 id="paste-title">Options to paste</h3>'
+        f'<pre tabindex="0" aria-labelledby="paste-title">{lines}</pre>'
+    )
 
 
 _TABLES: Final = (

@@ -13,20 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.report.series import read_series
-from rocket_sink.ledger.report.sql import (
-    BROKER,
-    REQUESTS,
-    STORED,
-    Query,
-    Scoped,
-    class_of,
-    is_text,
-    latencies,
-    percentile,
-    timestamp,
-)
 from rocket_sink.ledger.report.tables import Report
 from rocket_sink.ledger.report.values import (
     Absence,
@@ -36,13 +23,26 @@ from rocket_sink.ledger.report.values import (
     ErrorFigures,
     IsolationFigures,
     IsolationSums,
-    Scope,
     Totals,
     WaitFigures,
 )
-from rocket_sink.text import clean
+from rocket_sink.ledger.sql import (
+    BROKER,
+    REQUESTS,
+    STORED,
+    Query,
+    Scope,
+    Scoped,
+    class_of,
+    full_id,
+    is_text,
+    latencies,
+    percentile,
+    timestamp,
+)
+from rocket_sink.ledger.tune.suggest import tune
+from rocket_sink.ledger.tune.values import FEWEST
 
-_IDS_SHOWN: Final = 5
 _SUMS: Final = tuple(n for n in Totals.__dataclass_fields__ if n in EpochFigures.__annotations__)
 
 
@@ -53,13 +53,13 @@ def figures(
     """A report of whatever runs the queries; `epochs`, `isolations`, `errors`: the longest lists.
 
     Args:
-        series: also what the page's charts show.
+        series: also what the page shows: the charts, and the sends under other settings.
 
     Raises:
         LedgerError: no query, or several, whose id begins as the scope says.
     """
     if scope.query_id is not None:
-        scope = replace(scope, query_id=_full_id(query, scope.query_id, path))
+        scope = replace(scope, query_id=full_id(query, scope.query_id, path))
     read = Scoped(query, scope)
     totals, last_epochs = _epochs(read, epochs)
     count, events = _isolations(read, isolations)
@@ -71,28 +71,8 @@ def figures(
         _errors(read, errors), unfolded_epochs, quarantined_files,
         absences=_absences(read, brokers), waiting=_waiting(read) if pending else [],
         isolated=isolated, series=read_series(read, brokers) if series else None,
+        tuning=tune(query, path, scope, fewest=FEWEST) if series else None,
     )  # fmt: skip
-
-
-def _full_id(query: Query, given: str, path: str) -> str:
-    """The id of the query that is meant; reports show its first characters only."""
-    begins = is_text("query_id", given, f"substr({{}}, 1, {len(given)})")
-    found = query(f"SELECT DISTINCT query_id FROM ledger_rows WHERE {begins}")
-    ids = sorted(found.column("query_id").to_pylist())
-    if given in ids or len(ids) == 1:
-        return given if given in ids else str(ids[0])
-    if ids:
-        shown = ", ".join(clean(one, 60) for one in ids[:_IDS_SHOWN])
-        raise LedgerError(
-            f"{len(ids)} queries of the ledger have ids that begin with {given!r}: {shown}"
-            f"{', ...' if len(ids) > _IDS_SHOWN else ''}; give more of the id",
-            path=path,
-        )
-    raise LedgerError(
-        f"the ledger {path} has no rows of a query {given!r}; `rocket-sink ledger show epochs "
-        "--json` lists whole ids",
-        path=path,
-    )
 
 
 def _epochs(read: Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rocket_sink.ledger.report.sql import (
+from rocket_sink.ledger.report.values import BrokerFigures
+from rocket_sink.ledger.sql import (
     BROKER,
     REQUESTS,
     STORED,
@@ -26,7 +27,6 @@ from rocket_sink.ledger.report.sql import (
     micros,
     percentile,
 )
-from rocket_sink.ledger.report.values import BrokerFigures
 
 _STEPS: Final = 96
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600,

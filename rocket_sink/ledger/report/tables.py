@@ -25,12 +25,13 @@ from rocket_sink.ledger.report.values import (
     Finding,
     IsolationFigures,
     IsolationSums,
-    Scope,
     Totals,
     WaitFigures,
     plain,
 )
 from rocket_sink.ledger.report.verdict import LINES, verdict
+from rocket_sink.ledger.sql import Scope
+from rocket_sink.ledger.tune.values import Tuning
 from rocket_sink.tables import table
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Report:
 
     `unfolded_epochs` have rows that are not in the figures yet (read without Spark nothing is
     folded). `quarantined_files` were damaged, and their rows are in no figure. `series` are the
-    figures of the page's charts, where it was asked for.
+    figures of the page's charts and `tuning` its sends under other settings, where they were asked
+    for.
 
     `as_dict` is for JSON; rich consoles and notebooks show the tables below.
     """
@@ -64,6 +66,7 @@ class Report:
     waiting: list[WaitFigures] = field(default_factory=list)
     isolated: list[IsolationSums] = field(default_factory=list)
     series: Series | None = None
+    tuning: Tuning | None = None
 
     @property
     def facts(self) -> Facts:
@@ -83,8 +86,8 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values; times as ISO 8601 text in UTC."""
-        values = asdict(replace(self, series=None))
-        del values["series"]
+        values = asdict(replace(self, series=None, tuning=None))
+        del values["series"], values["tuning"]
         found: dict[str, Any] = plain(
             {"verdict": [asdict(finding) for finding in self.verdict], **values}
         )
@@ -158,7 +161,7 @@ def render_report(report: Report) -> RenderableType:
 
 def to_html(report: Report) -> str:
     """The report as one page: all of it in one file, with charts where the series are there."""
-    return page_html(report.as_dict(), report.series)
+    return page_html(report.as_dict(), report.series, report.tuning)
 
 
 _STYLES: Final = {"problem": "bold red", "warning": "bold yellow", "note": "", "well": "bold green"}

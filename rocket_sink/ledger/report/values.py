@@ -8,16 +8,6 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Scope:
-    """Which rows a report is of; None: all. `query_id` may be the beginning of an id, as reports
-    show it. `since` is included, `until` is not."""
-
-    query_id: str | None = None
-    since: dt.datetime | None = None
-    until: dt.datetime | None = None
-
-
-@dataclass(frozen=True)
 class BrokerFigures:
     """The send attempts to one broker. `messages` and `body_bytes` are what it stored (a failed
     attempt's messages are those of its retry, too). Latencies are from the last byte to the answer,

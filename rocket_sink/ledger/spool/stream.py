@@ -81,7 +81,7 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
     """
     whole = is_whole(path, filesystem)
     with filesystem.open_input_stream(path) as stream:
-        found = _checked(stream, path)
+        found = checked_batches(stream, path)
         while True:
             try:
                 batch = next(found, None)
@@ -101,7 +101,13 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
             yield batch
 
 
-def _checked(stream: Any, path: str) -> Iterator[pa.RecordBatch]:
+def checked_batches(stream: Any, path: str) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream that was closed, in today's schema; `path` names it in errors.
+
+    Raises:
+        LedgerError: it is of a newer rocket-sink.
+        pyarrow.ArrowInvalid: it is damaged, as far as Arrow does not raise something else.
+    """
     reader = pa.ipc.open_stream(stream)
     has_checksums = _SCHEMA_MARK in (reader.schema.metadata or {})
     crc = _first_crc(reader.schema)

@@ -12,9 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink import errors
-from rocket_sink.ledger.report.sql import BROKER, GROUP_SHARES, STORED, Scoped
+from rocket_sink.ledger.sql import BROKER, GROUP_SHARES, STORED, Scoped
 
 _REQUEST: Final = "concat_ws('/', run_id, epoch, partition, task_attempt_id, worker, request)"
+_ORDER: Final = (
+    "at_us", "nth", "broker", "worker", "request", "wait_ms", "rtt_ms", "messages"
+)  # fmt: skip
+"""Engines return rows of one time in any order; a replay is to say the same each time."""
 _GROUP: Final = tuple(column for column, _ in GROUP_SHARES if column != "rtt_ms")
 
 
@@ -58,16 +62,20 @@ class Attempts:
 
 
 def read_attempts(read: Scoped, limit: int) -> Attempts:
-    """The newest `limit` attempts of the scope."""
+    """The newest `limit` attempts of the scope; the waits of strict queues are none."""
     table = read.table(
         f"""SELECT unix_micros(at) AS at_us, worker, {BROKER} AS broker,
             coalesce(message_count, 0) AS messages, coalesce(body_bytes, 0) AS bytes,
             coalesce(frames, 1) AS frames, coalesce(queue_wait_ms, 0) AS wait_ms,
-            coalesce(rtt_ms, 0) AS rtt_ms, {", ".join(_GROUP)}, {STORED} AS stored, error_code,
+            coalesce(rtt_ms, 0) AS rtt_ms, coalesce(attempt, 1) AS nth,
+            {", ".join(_GROUP)}, {STORED} AS stored, error_code,
             CASE WHEN attempt > 1 OR NOT {STORED} THEN {_REQUEST} END AS request
-        FROM answered WHERE broker_name <> '' AND {read.where} ORDER BY at DESC LIMIT {limit}"""
+        FROM answered
+        WHERE broker_name <> '' AND coalesce(wire_bytes, 1) > 0 AND {read.where}
+        ORDER BY at DESC LIMIT {limit}"""
     )
-    table = table.take(pc.sort_indices(table, [("at_us", "ascending")])).combine_chunks()
+    keys = [(name, "ascending") for name in _ORDER]
+    table = table.take(pc.sort_indices(table, keys)).combine_chunks()
     broker, host = _codes(table, "broker"), pc.dictionary_encode(_hosts(table["worker"]))
     request = _codes(table, "request")
     codes = table["error_code"]

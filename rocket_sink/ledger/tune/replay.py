@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rocket_sink.ledger.report.sql import GROUP_SHARES
+from rocket_sink.ledger.sql import GROUP_SHARES
 from rocket_sink.ledger.tune.attempts import Attempts
 from rocket_sink.routing.fault import FaultProfile, LatencyFaultTolerance
 

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rocket_sink.ledger.report.sql import Query, Scoped
-from rocket_sink.ledger.report.values import Scope
+from rocket_sink.ledger.sql import Query, Scope, Scoped, full_id
 from rocket_sink.ledger.tune.attempts import Attempts, read_attempts
 from rocket_sink.ledger.tune.replay import Replayed, replay
 from rocket_sink.ledger.tune.values import Candidate, Suggestion, SuspicionFigures, Tuning
@@ -47,16 +46,23 @@ Progress = Callable[[int, int], None]
 
 
 def tune(
-    query: Query, path: str, scope: Scope, *, limit: int = LIMIT, progress: Progress | None = None
-) -> Tuning:
+    query: Query, path: str, scope: Scope, *, limit: int = LIMIT, fewest: int = 1,
+    progress: Progress | None = None,
+) -> Tuning:  # fmt: skip
     """Suggest options by the newest `limit` attempts of the scope.
 
     Args:
         query: runs SQL over the ledger's views.
+        fewest: fewer attempts are counted only, and nothing is replayed.
+
+    Raises:
+        LedgerError: no query, or several, whose id begins as the scope says.
     """
+    if scope.query_id is not None:
+        scope = replace(scope, query_id=full_id(query, scope.query_id, path))
     attempts = read_attempts(Scoped(query, scope), limit)
-    if not len(attempts):
-        return Tuning(path, scope, 0, None, None, limited=False)
+    if len(attempts) < max(1, fewest):
+        return Tuning(path, scope, len(attempts), None, None, limited=False)
     tried = profiles()
     found: list[Candidate] = []
     for name, profile in tried.items():
@@ -66,7 +72,6 @@ def tune(
     candidates = _with_best(found)
     suspicion = _with_least(suspicions(attempts))
     made = [
-        *_few(attempts),
         *_table_option(candidates),
         *_suspicion_option(suspicion),
         *_batches(attempts),
@@ -75,7 +80,7 @@ def tune(
         path, scope, len(attempts), _moment(attempts.start_s[0]), _moment(attempts.start_s[-1]),
         limited=len(attempts) >= limit, candidates=candidates, suspicion=suspicion,
         suggestions=[one for one in made if isinstance(one, Suggestion)],
-        kept=[one for one in made if isinstance(one, str)],
+        kept=[one for one in made if isinstance(one, str)], note=_few(len(attempts)),
     )  # fmt: skip
 
 
@@ -160,12 +165,11 @@ def _with_least(figures: Sequence[SuspicionFigures]) -> list[SuspicionFigures]:
     return [replace(one, suggested=one is best) for one in figures]
 
 
-def _few(attempts: Attempts) -> Iterator[str]:
-    if len(attempts) < _FEW:
-        yield (
-            f"only {len(attempts):,} attempts: p99.9 rests on {max(1, len(attempts) // 1000)} of "
-            "them; a longer record says more"
-        )
+def _few(attempts: int) -> str:
+    if attempts >= _FEW:
+        return ""
+    rests = max(1, attempts // 1000)
+    return f"p99.9 rests on {rests} of so few attempts: a longer record says more"
 
 
 def _table_option(candidates: Sequence[Candidate]) -> Iterator[Suggestion | str]:

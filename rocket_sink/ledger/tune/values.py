@@ -5,13 +5,18 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rocket_sink.ledger.report.values import Scope
+from rocket_sink.ledger.sql import Scope
 from rocket_sink.tables import table
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+
+FEWEST: Final = 1000
+"""With fewer attempts p99.9, by which tables are compared, rests on less than one of them."""
+DEFAULTS_FIT: Final = "The defaults fit these sends."
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,15 @@ class Suggestion:
     reason: str
 
 
+class Comparison(NamedTuple):
+    """A table of settings: its title, its columns, a row for each. The last column marks the one to
+    take."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
 @dataclass(frozen=True)
 class Tuning:
     """The whole answer."""
@@ -76,11 +90,48 @@ class Tuning:
     suggestions: list[Suggestion] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     """What needs no change, and why."""
+    note: str = ""
+    """How far the figures can be trusted; empty: there are enough of them."""
 
     @property
     def options(self) -> dict[str, str]:
         """{option: value} to paste."""
         return {one.option: one.value for one in self.suggestions}
+
+    @property
+    def comparisons(self) -> tuple[Comparison, Comparison]:
+        """The tables that terminals and pages show."""
+        return (
+            Comparison(
+                "Latency classes: what each table would have made of these sends",
+                ("table", "isolations", "isolated s", "messages moved", "p50 ms", "p99 ms",
+                 "p99.9 ms", "max ms", ""),
+                [
+                    (one.name, one.isolations, round(one.isolated_s, 1), one.moved,
+                     _ms(one.p50_ms), _ms(one.p99_ms), _ms(one.p999_ms), _ms(one.max_ms),
+                     _mark(one.suggested))
+                    for one in self.candidates
+                ],
+            ),
+            Comparison(
+                "suspectAfterMs: false alarms, and trouble noticed before its end",
+                ("suspectAfterMs", "false alarms %", "troubles", "sooner s", ""),
+                [
+                    (one.suspect_after_ms, round(100 * one.late_share, 3), one.troubles,
+                     round(one.sooner_s, 1), _mark(one.suggested))
+                    for one in self.suspicion
+                ],
+            ),
+        )  # fmt: skip
+
+    @property
+    def reasons(self) -> list[tuple[str, str, str]]:
+        """("keep", options, why) and ("set", option=value, why)."""
+        kept = [one.split(": ", 1) for one in self.kept]
+        return [
+            *(("keep", what, why) for what, why in kept),
+            *(("set", f"{one.option}={one.value}", one.reason) for one in self.suggestions),
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "options": self.options}
@@ -89,44 +140,23 @@ class Tuning:
         yield from self._shown()
 
     def _shown(self) -> Iterator[RenderableType]:
-        if not self.attempts:
+        if self.first_at is None or self.last_at is None:
             yield "No sends in this part of the ledger: nothing to learn from."
             return
-        assert self.first_at is not None
-        assert self.last_at is not None
         newest = "the newest " if self.limited else ""
         yield (
             f"{newest}{self.attempts:,} attempts from {self.first_at:%Y-%m-%d %H:%M:%S} to "
-            f"{self.last_at:%Y-%m-%d %H:%M:%S} UTC\n"
+            f"{self.last_at:%Y-%m-%d %H:%M:%S} UTC"
         )
-        yield table(
-            "Latency classes: what each table would have made of these sends",
-            ("table", "isolations", "isolated s", "messages moved", "p50 ms", "p99 ms",
-             "p99.9 ms", "max ms", ""),
-            [
-                (one.name, one.isolations, round(one.isolated_s, 1), one.moved, _ms(one.p50_ms),
-                 _ms(one.p99_ms), _ms(one.p999_ms), _ms(one.max_ms), _mark(one.suggested))
-                for one in self.candidates
-            ],
-        )  # fmt: skip
-        yield table(
-            "suspectAfterMs: false alarms, and trouble noticed before its end",
-            ("suspectAfterMs", "false alarms %", "troubles", "sooner s", ""),
-            [
-                (one.suspect_after_ms, round(100 * one.late_share, 3), one.troubles,
-                 round(one.sooner_s, 1), _mark(one.suggested))
-                for one in self.suspicion
-            ],
-        )  # fmt: skip
-        yield table("", ("", "option", "why"), [
-            *(("keep", *reason.split(": ", 1)) for reason in self.kept),
-            *(("set", f"{one.option}={one.value}", one.reason) for one in self.suggestions),
-        ])  # fmt: skip
+        yield f"{self.note}\n"
+        for one in self.comparisons:
+            yield table(*one)
+        yield table("", ("", "option", "why"), self.reasons)
         yield from self._paste()
 
     def _paste(self) -> Iterator[RenderableType]:
         if not self.options:
-            yield "The defaults fit these sends."
+            yield DEFAULTS_FIT
             return
         yield "Options to paste:"
         for name, value in self.options.items():

@@ -89,7 +89,8 @@ def _around(
 
 def install() -> None:
     """Wrap; each line is a moment of `schedule`."""
-    from rocket_sink.ledger import fold, spool
+    from rocket_sink.ledger import fold
+    from rocket_sink.ledger.spool import writer
     from rocket_sink.producer.admin import half_commits
     from rocket_sink.spark import datasource, foreach_batch, transactions
     from rocket_sink.spark.backfill import resend
@@ -98,14 +99,14 @@ def install() -> None:
     def of_request(body: Any, request: Any) -> str:
         return body._options.ledger if request is not None else ""
 
-    def of_seal(writer: Any) -> str:
-        ctx = writer._ctx
+    def of_seal(own: Any) -> str:
+        ctx = own._ctx
         task_of_lane = ctx.partition is not None and ctx.lane in ("foreach", "datasource", "batch")
-        return writer._place.uri if task_of_lane else ""
+        return own._place.uri if task_of_lane else ""
 
     _around(task.TaskSender, "_submit", "request", of_request)
     _around(totals.RowTotals, "check_balance", "answered", lambda own: own._options.ledger)
-    _around(spool.SpoolWriter, "seal", "spooled", of_seal, after=True)
+    _around(writer.SpoolWriter, "seal", "spooled", of_seal, after=True)
     _around(foreach_batch, "_append", "committed", lambda _, append: append.place.uri, after=True)
     confirm = datasource._Writer
     _around(confirm, "_confirm", "committed", lambda own, *more: own._options.ledger, after=True)

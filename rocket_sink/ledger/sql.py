@@ -1,4 +1,4 @@
-"""Pieces of a report's queries that Spark and DuckDB both understand, and percentiles."""
+"""Pieces of queries over a ledger that Spark and DuckDB both understand, and percentiles."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import views
-from rocket_sink.ledger.report.values import Scope
+from rocket_sink.text import clean
 
 Query = Callable[[str], pa.Table]
 """Runs a query over the views of one ledger."""
@@ -28,9 +30,20 @@ BROKER: Final = "coalesce(nullif(broker_name, ''), '-')"
 _CLASSES: Final = 100
 """Classes of a histogram per factor e: each is 1 % wide."""
 _LEAST_MS: Final = 0.001
+_IDS_SHOWN: Final = 5
 GROUP_SHARES: Final = (("rtt_p50_ms", 0.5), ("rtt_p95_ms", 0.45), ("rtt_p99_ms", 0.04),
                         ("rtt_ms", 0.01))  # fmt: skip
 """A row of a group has its percentiles: (column, share of its messages that it stands for)."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which rows are meant; None: all. `query_id` may be the beginning of an id, as reports
+    show it. `since` is included, `until` is not."""
+
+    query_id: str | None = None
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
 
 
 class Scoped:
@@ -61,6 +74,31 @@ def is_text(column: str, text: str, form: str = "{}") -> str:
     if re.fullmatch(r"[\w.-]+", text, re.ASCII):
         return f"{column} = '{text}'"
     return f"hex({column}) = '{text.encode().hex().upper()}'"
+
+
+def full_id(query: Query, given: str, path: str) -> str:
+    """The id of the query that is meant; reports show its first characters only.
+
+    Raises:
+        LedgerError: no query, or several, whose id begins so.
+    """
+    begins = is_text("query_id", given, f"substr({{}}, 1, {len(given)})")
+    found = query(f"SELECT DISTINCT query_id FROM ledger_rows WHERE {begins}")  # noqa: S608
+    ids = sorted(found.column("query_id").to_pylist())
+    if given in ids or len(ids) == 1:
+        return given if given in ids else str(ids[0])
+    if ids:
+        shown = ", ".join(clean(one, 60) for one in ids[:_IDS_SHOWN])
+        raise LedgerError(
+            f"{len(ids)} queries of the ledger have ids that begin with {given!r}: {shown}"
+            f"{', ...' if len(ids) > _IDS_SHOWN else ''}; give more of the id",
+            path=path,
+        )
+    raise LedgerError(
+        f"the ledger {path} has no rows of a query {given!r}; `rocket-sink ledger show epochs "
+        "--json` lists whole ids",
+        path=path,
+    )
 
 
 def micros(moment: dt.datetime) -> int:

@@ -1,0 +1,106 @@
+"""Ctrl-C in commands that run Spark, with a JVM of their own: one line, and no process is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.jvms import submit_args
+from tests.ledger.night import night
+
+pytestmark = pytest.mark.spark
+
+DEADLINE_S = 180.0
+SLEEP_MS = 3_600_000
+"""A call of Spark's that nobody waits for."""
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return night(tmp_path_factory.mktemp("night") / "ledger")
+
+
+@contextmanager
+def started(temporary: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command in a process group of its own, as a shell starts one on a terminal."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rocket_sink.cli", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={
+            **os.environ, "TMPDIR": str(temporary),
+            "PYSPARK_SUBMIT_ARGS": submit_args(f"-Djava.io.tmpdir={temporary}"),
+        },
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        for one in of_session(process.pid):
+            one.kill()
+        process.communicate()
+
+
+def of_session(leader: int) -> list[psutil.Process]:
+    """Processes of the leader's session that run; those whose parent is gone are in it, too."""
+    found = []
+    for one in psutil.process_iter():
+        try:
+            if os.getsid(one.pid) == leader and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one)
+        except (OSError, psutil.Error):
+            continue
+    return found
+
+
+def wait_for(process: subprocess.Popen[str], condition: Callable[[], object]) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+def press_ctrl_c(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """To the whole group, as a terminal does; the exit code and what was said.
+
+    That begins on a new line: a terminal has shown ^C.
+    """
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert of_session(process.pid) == []
+    return process.returncode, said.removeprefix("\n")
+
+
+def is_java(one: psutil.Process) -> bool:
+    try:
+        return one.name() == "java"
+    except psutil.Error:
+        return False
+
+
+def test_while_the_jvm_starts(ledger: str, tmp_path: Path) -> None:
+    with started(tmp_path, "report", "--ledger", ledger, "--fold") as process:
+        wait_for(process, lambda: any(map(is_java, of_session(process.pid))))
+        assert press_ctrl_c(process) == (130, "rocket-sink: stopped\n")
+    assert [one.name for one in tmp_path.glob("rocket-sink-spark-*")] == []
+
+
+def test_while_spark_is_at_work(ledger: str, tmp_path: Path) -> None:
+    """In a call that takes an hour: what ends it is the end of its JVM."""
+    began = f"java_method('java.io.File', 'createTempFile', 'began', '{tempfile.gettempprefix()}')"
+    sleep = f"java_method('java.lang.Thread', 'sleep', {SLEEP_MS}L)"
+    with started(
+        tmp_path, "ledger", "show", "sends", "--ledger", ledger, "--master", "local[1]",
+        "--where", f"{began} IS NOT NULL AND {sleep} = ''",
+    ) as process:  # fmt: skip
+        wait_for(process, lambda: any(tmp_path.glob("began*")))
+        assert press_ctrl_c(process) == (130, "rocket-sink: stopped\n")

@@ -1,0 +1,163 @@
+"""Ledger rows that go to the driver with a task's result (`ledgerVia`)."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.errors import LedgerError, OptionError
+from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.spool import handed
+from rocket_sink.ledger.spool.files import sealed_files
+from rocket_sink.ledger.spool.handed import HandedRows, RowsInMemory, spool_handed
+from rocket_sink.ledger.spool.stream import read_batches
+from rocket_sink.ledger.storage import remember
+from rocket_sink.ledger.table import LedgerToken
+from rocket_sink.option_spec import Secret
+from rocket_sink.options import SinkOptions
+from rocket_sink.rows.contract import ColumnPlan, resolve_columns
+from rocket_sink.task.runner import TaskRunner
+from rocket_sink.testing import FakeCluster
+
+from .values import accounts, context, letter, sends
+
+
+def kept(place: LedgerPath) -> list[dict[str, Any]]:
+    files = sealed_files(place, place.filesystem())
+    batches = [b for info in files for b in read_batches(info.path, place.filesystem())]
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def rows_of(*batches: pa.RecordBatch) -> HandedRows:
+    memory = RowsInMemory(context())
+    for batch in batches:
+        memory.append(batch)
+    rows = memory.take()
+    assert rows is not None
+    return pickle.loads(pickle.dumps(rows))
+
+
+def test_they_come_to_the_spool_as_a_task_would_have_written_them(tmp_path: Path) -> None:
+    ctx = context()
+    given = [sends(ctx, 3), letter(ctx), accounts(ctx, acked=3, dead=1)]
+    place = resolve_path(tmp_path)
+    spool_handed(place, rows_of(*given))
+    assert kept(place) == [row for batch in given for row in batch.to_pylist()]
+    [file] = sealed_files(place, place.filesystem())
+    assert file.path.startswith(f"{tmp_path}/_spool/q-query/0/0-10-1-")
+
+
+def test_a_task_without_rows_hands_nothing_over() -> None:
+    memory = RowsInMemory(context())
+    memory.append(sends(context()).slice(0, 0))
+    assert memory.take() is None
+
+
+def test_too_many_fail_the_task_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handed, "_MOST_BYTES", 1 << 20)
+    memory = RowsInMemory(context())
+    memory.append(letter(context(), bytes(1 << 19)))
+    with pytest.raises(LedgerError, match=r"more than 1 MiB.*set dlqIncludeBody=false"):
+        memory.append(letter(context(), bytes(1 << 19)))
+
+
+def test_changed_bytes_are_refused(tmp_path: Path) -> None:
+    rows = rows_of(letter(context(), b"x" * 1000))
+    at = rows.stream.index(b"x" * 1000)
+    changed = rows.stream[:at] + b"y" + rows.stream[at + 1 :]
+    with pytest.raises(pa.ArrowInvalid, match="checksum"):
+        spool_handed(resolve_path(tmp_path), HandedRows(rows.ctx, changed))
+
+
+@pytest.fixture
+def absent_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """A ledger in a store at whose address nothing listens."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+    uri = "s3a://bucket/ledger"
+    keys = {"endpoint": address, "access.key": "a", "secret.key": "b", "endpoint.region": "r"}
+    remember({f"fs.s3a.{name}": Secret(value) for name, value in keys.items()}, uri)
+    yield uri
+    remember({}, uri)
+
+
+def test_where_the_store_fails_they_wait_on_the_drivers_host(
+    absent_store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = resolve_path(absent_store)
+    with caplog.at_level(logging.WARNING):
+        spool_handed(place, rows_of(sends(context())))
+    assert len(kept(place.driver_folder)) == 1
+    assert place.driver_folder.root.startswith(f"{tmp_path}/state/rocket-sink/ledgers/")
+    assert f"The rows wait in {place.driver_folder.spool}" in caplog.text
+    assert place.driver_folder.uri == absent_store
+
+
+def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(
+    absent_store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = pa.schema([("body", pa.string())])
+    batch = pa.RecordBatch.from_pydict({"body": [str(n) for n in range(20)]}, schema)
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t")
+        options = SinkOptions.parse(nameServer=cluster.name_server, topic="t", ledger=absent_store)
+        token = LedgerToken(absent_store, "token", spools=True)
+
+        def run(given: SinkOptions, **more: Any) -> TaskRunner:
+            runner = TaskRunner(given, context(), token=token, **more)
+            runner.feed(batch, plan(schema, given))
+            runner.finish()
+            return runner
+
+        with caplog.at_level(logging.WARNING):
+            rows = run(options, hands_over=True).handed
+        assert rows is not None and len(cluster.messages("t")) == 20
+        assert caplog.text.count("is on no record") == 1
+        for refused, more in [
+            (options, {}),
+            (options.with_(ledgerVia="spool"), {"hands_over": True}),
+            (options.with_(ordering="strict", columns="sharding_key=body"), {"hands_over": True}),
+        ]:
+            with pytest.raises(LedgerError, match="cannot read and write the ledger"):
+                run(refused, **more)
+        assert len(cluster.messages("t")) == 20
+    place = resolve_path(absent_store)
+    spool_handed(place, rows)
+    [account] = [row for row in kept(place.driver_folder) if row["kind"] == "epoch"]
+    assert account["rows_in"] == account["acked"] == 20 and account["complete"]
+
+
+def test_a_local_folder_that_is_another_one_is_never_gone_around(tmp_path: Path) -> None:
+    options = SinkOptions.parse(nameServer="127.0.0.1:1", topic="t", ledger=str(tmp_path))
+    token = LedgerToken(resolve_path(tmp_path).uri, "absent", spools=True)
+    runner = TaskRunner(options, context(), token=token, hands_over=True)
+    schema = pa.schema([("body", pa.string())])
+    with pytest.raises(LedgerError, match="not the one that the driver sees"):
+        runner.feed(pa.RecordBatch.from_pydict({"body": ["1"]}, schema), plan(schema, options))
+    runner.abort()
+
+
+def plan(schema: pa.Schema, options: SinkOptions) -> ColumnPlan:
+    return resolve_columns(schema, options)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"ordering": "strict"},
+        {"delivery": "effectively_once"},
+        {"ordering": "best_effort", "onPendingKey": "hold"},
+        {"appId": "a"},
+    ],
+)
+def test_what_keeps_notes_in_the_folder_excludes_it(more: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match="ledgerVia=spark lets tasks do without"):
+        SinkOptions.parse(ledger="/l", ledgerVia="spark", **more)

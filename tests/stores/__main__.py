@@ -1,0 +1,159 @@
+"""Ledgers on an S3 API: all cases; writes conf/object-stores.json and the table of the page.
+
+python -m tests.stores                  all of it, about an hour: 10,000 epochs are most of it
+python -m tests.stores --only lanes     of the cases named; repeatable
+python -m tests.stores --short          the form for CI: prints its results
+python -m tests.stores --page           only the table, from the results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from tests.stores import cases, contend, epochs
+from tests.stores.cases import Found, World
+from tests.stores.server import S3Server
+from tests.stores.session import hadoop_version, s3_session, sdk_version
+
+ROOT: Final = Path(__file__).parents[2]
+RESULTS: Final = ROOT / "conf" / "object-stores.json"
+PAGE: Final = ROOT / "docs" / "deploy" / "object-stores.md"
+BEGIN: Final = "<!-- tried: made by `python -m tests.stores` -->"
+END: Final = "<!-- /tried -->"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A play, and how the page tells of it."""
+
+    play: Callable[[World], Found]
+    title: str
+    promise: str
+    short: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.play.__name__
+
+
+CASES: Final = (
+    Case(cases.lanes, "all lanes write to one ledger",
+         "each row arrives once, accounts add up", short=True),
+    Case(cases.readers, "Spark, delta-rs with DuckDB, report, commands read it",
+         "all say the same", short=True),
+    Case(cases.letters, "park, unpark, backfill", "each dead letter is sent once", short=True),
+    Case(cases.maintenance, "optimize, vacuum", "no row is lost", short=True),
+    Case(cases.kills, "a fold dies at each of its steps", "each row is in once", short=True),
+    Case(cases.command_line, "`rocket-sink` by itself, `--spark-conf` names the store",
+         "the same as by the library"),
+    Case(epochs.many_epochs, "many epochs", "nothing piles up", short=True),
+    Case(epochs.many_writes, "many batch writes", "nothing piles up"),
+    Case(contend.two_drivers, "two drivers append with Spark's Delta at once",
+         "none: each driver warns"),
+    Case(contend.two_of_delta_rs, "two writers with delta-rs append at once",
+         "no commit is lost"),
+)  # fmt: skip
+_BASE: Final = ("readers", "letters", "maintenance")
+"""Cases that need the ledger of `lanes`."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m tests.stores", description=__doc__)
+    parser.add_argument("--only", action="append", choices=[case.name for case in CASES])
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--page", action="store_true")
+    parser.add_argument("--epochs", type=int, default=epochs.LONG_EPOCHS)
+    given = parser.parse_args()
+    if given.page:
+        write_page()
+        return 0
+    logging.basicConfig(level=logging.ERROR)
+    wanted = set(given.only or [case.name for case in CASES if case.short or not given.short])
+    if wanted & set(_BASE):
+        wanted.add("lanes")
+    found = play(
+        [case for case in CASES if case.name in wanted], short=given.short, many=given.epochs
+    )
+    if given.short:
+        print(json.dumps(found))
+    else:
+        store(found, whole=not given.only)
+        write_page()
+    return int(any(case["broken"] for case in found["cases"]))
+
+
+def play(chosen: list[Case], *, short: bool, many: int) -> dict[str, Any]:
+    """Results."""
+    server = S3Server()
+    spark = s3_session(server.endpoint)
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(server, spark, Path(folder), short=short, epochs=many)
+        for case in chosen:
+            result = cases.timed(case.play, world)
+            print(json.dumps(result), file=sys.stderr, flush=True)
+            results.append(result)
+        world.close()
+    spark.stop()
+    server.close()
+    return {"versions": versions(), "cases": results}
+
+
+def versions() -> dict[str, str]:
+    names = ("pyspark", "delta-spark", "deltalake", "pyarrow", "moto")
+    sdk = {"hadoop-aws": hadoop_version(), "AWS SDK": sdk_version()}
+    return {name: version(name) for name in names} | sdk
+
+
+def store(found: Mapping[str, Any], *, whole: bool) -> None:
+    """Write results; of a part of the cases in the place of the older ones of the same name."""
+    played = {case["name"]: case for case in found["cases"]}
+    older = {} if whole or not RESULTS.exists() else {
+        case["name"]: case for case in json.loads(RESULTS.read_text())["cases"]
+    }  # fmt: skip
+    both = {**older, **played}
+    ordered = [both[case.name] for case in CASES if case.name in both]
+    RESULTS.write_text(json.dumps({**found, "cases": ordered}, indent=1) + "\n")
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The page's part that a run makes."""
+    by_name = {case.name: case for case in CASES}
+    tried = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    text = (
+        f"Tried with {tried}.\n\n| case | promise | held | figures |\n| --- | --- | --- | --- |\n"
+    )
+    for result in results["cases"]:
+        case = by_name[result["name"]]
+        held = "; ".join(result["broken"]) or "held"
+        figures = ", ".join(f"{name} {_number(n)}" for name, n in result["figures"].items())
+        text += f"| {case.title} | {case.promise} | {held} | {figures} |\n"
+    return text
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def page_with(text: str, made: str) -> str:
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{made}{END}{after}"
+
+
+def write_page() -> None:
+    made = table(json.loads(RESULTS.read_text()))
+    PAGE.write_text(page_with(PAGE.read_text(), made))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

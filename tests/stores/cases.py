@@ -1,0 +1,370 @@
+"""What users do with a ledger on an object store, judged by what the cluster and the store hold.
+
+Each case gives figures and the promises that it found broken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import deltalake
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rocket_sink import Ledger
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger import lock as lease_module
+from rocket_sink.ledger.fold import fold
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.testing import FakeCluster
+from tests.integration.lanes import LANES
+from tests.ledger.values import accounts, context, sends
+from tests.run_command import run_command
+from tests.stores.server import KEY, REGION, SECRET, S3Server
+
+ROWS: Final = 200
+BAD: Final = 10
+"""Every tenth row has no body: a dead letter."""
+PATIENT: Final = {
+    "sendMsgTimeout": 60_000, "connectTimeoutMs": 20_000, "mqClientApiTimeout": 20_000,
+}  # fmt: skip
+STEPS: Final = (
+    ("locked", 1), ("listed", 1), ("manifest", 1), ("append", 1), ("appended", 1),
+    ("delete", 1), ("delete", 2), ("deleted", 1), ("finished", 1),
+)  # fmt: skip
+SHORT_STEPS: Final = (("append", 1), ("appended", 1), ("delete", 2))
+
+
+class Killed(BaseException):
+    """As SIGKILL would: no handler sees it."""
+
+
+class World:
+    """A server, a session, a scripted cluster, and one bucket with one ledger."""
+
+    def __init__(
+        self, server: S3Server, spark: Any, folder: Path, *, short: bool, epochs: int = 0
+    ) -> None:
+        self.server, self.spark, self.folder, self.short = server, spark, folder, short
+        self.epochs = epochs
+        self.client = server.client()
+        # A JVM keeps what it has found out about a bucket.
+        self.bucket = f"b{uuid.uuid4().hex[:12]}"
+        self.client.create_bucket(Bucket=self.bucket)
+        self.cluster = FakeCluster(brokers=2)
+
+    @property
+    def uri(self) -> str:
+        return self.at("ledger")
+
+    def at(self, name: str) -> str:
+        return f"s3a://{self.bucket}/{name}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"nameServer": self.cluster.name_server, "ledger": self.uri, **PATIENT}
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """delta-rs's, for a reader that knows nothing of Spark."""
+        return delta_rs_options(self.server.endpoint)
+
+    def keys(self, name: str = "ledger", under: str = "") -> list[str]:
+        """What the store lists below a ledger, without the ledger's own name."""
+        return stored_keys(self.client, self.bucket, name, under)
+
+    def close(self) -> None:
+        self.cluster.close()
+
+
+def delta_rs_options(endpoint: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": REGION, "AWS_ALLOW_HTTP": "true",
+    }  # fmt: skip
+
+
+def stored_keys(client: Any, bucket: str, name: str, under: str = "") -> list[str]:
+    prefix, found = f"{name}/{under}", []
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        found += [item["Key"].removeprefix(f"{name}/") for item in page.get("Contents", [])]
+    return found
+
+
+Found = tuple[dict[str, Any], list[str]]
+"""Figures, and promises that were broken."""
+
+
+class Judge:
+    """Gathers what is not as promised."""
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+
+    def same(self, what: str, found: Any, wanted: Any) -> None:
+        if found != wanted:
+            self.broken.append(f"{what}: {found!r}, not {wanted!r}")
+
+
+@contextmanager
+def quick_locks() -> Iterator[None]:
+    """For one process alone: no writer is slow between its look and its write."""
+    with mock.patch.object(lease_module, "_SETTLE_S", 0.05):
+        yield
+
+
+def _bodies() -> list[str]:
+    return ["" if number % BAD == 0 else f"{number:06d}" for number in range(ROWS)]
+
+
+def lanes(world: World) -> Found:
+    """All lanes write to one ledger."""
+    source = world.folder / "source"
+    source.mkdir()
+    rows = pa.table({
+        "body": _bodies(), "keys": [f"k{number}" for number in range(ROWS)],
+        "sharding_key": [f"s{number % 7}" for number in range(ROWS)],
+    })  # fmt: skip
+    pq.write_table(rows, source / "rows.parquet")
+    judge, figures = Judge(), dict[str, Any]()
+    wanted = sorted(body.encode() for body in _bodies() if body)
+    for lane in LANES:
+        options = {**world.options, "topic": f"t-{lane.name}", "foldIntervalMs": 3_600_000}
+        with world.server.counted() as asked:
+            lane.run(world.spark, source, world.folder / f"checkpoint-{lane.name}", options)
+        stored = sorted(message.body for message in world.cluster.messages(f"t-{lane.name}"))
+        judge.same(f"messages of {lane.name}", stored == wanted, True)
+        figures[f"requests {lane.name}"] = asked.total
+    ledger = Ledger(world.uri)
+    with quick_locks():
+        ledger.sync(world.spark)
+    epochs = ledger.epochs(world.spark).collect()
+    judge.same("epochs", len(epochs), len(LANES))
+    judge.same("epochs that add up", sum(e.adds_up for e in epochs), len(LANES))
+    # A foreach epoch is confirmed by an event, which may come after the stream's end.
+    judge.same("rows in", sum(e.rows_in for e in epochs), ROWS * len(LANES))
+    judge.same("acknowledged", sum(e.acked for e in epochs), len(wanted) * len(LANES))
+    letters = ledger.dead_letters(world.spark).count()
+    judge.same("dead letters", letters, ROWS // BAD * len(LANES))
+    judge.same("left in the spool", _spooled(world), [])
+    return {"rows": ROWS * len(LANES), "dead letters": letters, **figures}, judge.broken
+
+
+def _spooled(world: World) -> list[str]:
+    return [key for key in world.keys(under="_spool/") if key.endswith((".arrow", ".json"))]
+
+
+def readers(world: World) -> Found:
+    """Spark, delta-rs with DuckDB, views, report and commands say the same."""
+    judge, ledger, spark = Judge(), Ledger(world.uri), world.spark
+    by_spark = Counter(row.kind for row in ledger.rows(spark).select("kind").collect())
+    table = deltalake.DeltaTable(world.uri, storage_options=world.storage_options)
+    session = duckdb.connect()
+    session.register("rows", table.to_pyarrow_dataset())
+    counted = "SELECT kind, count(*) FROM rows GROUP BY kind"
+    kinds = session.sql(counted).fetchall()
+    judge.same("rows by kind, by delta-rs and DuckDB", dict(kinds), dict(by_spark))
+    judge.same("version", table.version(), ledger.version(spark))
+    views = {
+        "sends": ledger.sends(spark).count(), "attempts": ledger.attempts(spark).count(),
+        "epochs": ledger.epochs(spark).count(),
+    }  # fmt: skip
+    with quick_locks():
+        report = ledger.report(spark)
+        shown = run_command("ledger", "show", "epochs", "-l", world.uri, "--json", spark=spark)
+        judge.same("`ledger show`", (shown.code, len(shown.lines())), (0, views["epochs"]))
+        told = run_command("report", "-l", world.uri, "--json", spark=spark)
+        judge.same("`report`", told.code in (0, 1) and bool(told.out), True)
+    judge.same("report's unfolded epochs", report.unfolded_epochs, 0)
+    judge.same("secrets in texts", SECRET in f"{shown.out}{shown.err}{told.out}{told.err}", False)
+    return {"rows": sum(by_spark.values()), **views}, judge.broken
+
+
+def letters(world: World) -> Found:
+    """Park, unpark and backfill dead letters, by the library's commands."""
+    spark, judge, ledger = world.spark, Judge(), Ledger(world.uri)
+    with quick_locks():
+        return _letters(world, spark, judge, ledger)
+
+
+def _letters(world: World, spark: Any, judge: Judge, ledger: Ledger) -> Found:
+    before = ledger.dead_letters(spark).count()
+    # The rows have no body, so none of them can be sent; one more could.
+    world.cluster.create_topic("later")
+    ctx = context(query_id="letters", run_id="letters")
+    from tests.ledger.values import letter
+
+    spool = SpoolWriter(resolve_path(world.uri), ctx)
+    spool.append(letter(ctx, b"sent later", topic="later"), accounts(ctx, dead=1))
+    spool.seal()
+    parked = run_command(
+        "ledger", "park", "-l", world.uri, "--where", "topic <> 'later'", "--reason", "no body",
+        "--json", spark=spark,
+    )  # fmt: skip
+    judge.same("`ledger park`", parked.code, 0)
+    judge.same("pending when parked", ledger.dead_letters(spark).count(), 1)
+    sent = run_command(
+        "backfill", "-l", world.uri, "-n", world.cluster.name_server, "--json", spark=spark
+    )
+    judge.same("`backfill`", sent.code, 0)
+    bodies = [message.body for message in world.cluster.messages("later")]
+    judge.same("what the backfill sent", bodies, [b"sent later"])
+    ledger.sync(spark)
+    judge.same("pending after the backfill", ledger.dead_letters(spark).count(), 0)
+    back = run_command(
+        "ledger", "unpark", "-l", world.uri, "--where", "topic <> 'later'", "--reason", "again",
+        "--json", spark=spark,
+    )  # fmt: skip
+    judge.same("`ledger unpark`", back.code, 0)
+    judge.same("pending after unparking", ledger.dead_letters(spark).count(), before)
+    again = run_command(
+        "backfill", "-l", world.uri, "-n", world.cluster.name_server, "--json", "--dry-run",
+        spark=spark,
+    )  # fmt: skip
+    judge.same("`backfill --dry-run`", again.code, 0)
+    judge.same("sent twice", len(world.cluster.messages("later")), 1)
+    return {"parked": before, "sent": len(bodies)}, judge.broken
+
+
+def maintenance(world: World) -> Found:
+    """Optimize and vacuum keep the rows, and the spool."""
+    spark, judge, ledger = world.spark, Judge(), Ledger(world.uri)
+    place = resolve_path(world.uri)
+    before = _counted(world)
+    spool(place, 7000)
+    removed = ledger.optimize(spark)["files_removed"]
+    judge.same("files compacted", removed > 1, True)
+    try:
+        ledger.vacuum(spark, retain_hours=0)
+    except LedgerError:
+        pass
+    else:
+        judge.broken.append("a vacuum of 0 hours was not refused")
+    setting = "spark.databricks.delta.retentionDurationCheck.enabled"
+    spark.conf.set(setting, "false")
+    try:
+        ledger.vacuum(spark, retain_hours=0)
+    finally:
+        spark.conf.unset(setting)
+    judge.same("rows by kind", _counted(world), before)
+    with quick_locks():
+        judge.same("rows folded afterwards", fold(spark, place).rows, 2)
+    stored = world.keys()
+    files = len([key for key in stored if key.endswith(".parquet") and "kind=" in key])
+    return {"compacted": removed, "files left": files}, judge.broken
+
+
+def _counted(world: World) -> Counter[str]:
+    rows = Ledger(world.uri).rows(world.spark).groupBy("kind").count().collect()
+    return Counter({row.kind: row["count"] for row in rows})
+
+
+def spool(place: Any, partition: int, rows: int = 2, **changes: Any) -> None:
+    """What a task attempt leaves."""
+    ctx = context(partition=partition, **changes)
+    writer = SpoolWriter(place, ctx)
+    writer.append(sends(ctx, rows))
+    writer.seal()
+
+
+def kills(world: World) -> Found:
+    """A fold dies at each of its steps; the next one completes it."""
+    spark, judge = world.spark, Judge()
+    name = "killed"
+    place = resolve_path(world.at(name))
+    expected: Counter[int] = Counter()
+    steps = SHORT_STEPS if world.short else STEPS
+    with quick_locks():
+        for number, (step, times) in enumerate(steps):
+            first = 100 * number
+            spool(place, first)
+            spool(place, first + 1, rows=3)
+            try:
+                fold(spark, place, on_step=kill_at(step, times))
+                judge.broken.append(f"no fold died at {step}")
+            except Killed:
+                pass
+            spool(place, first + 2, rows=1)  # meanwhile the query goes on
+            summary = fold(spark, place)
+            expected += Counter({first: 2, first + 1: 3, first + 2: 1})
+            found = Counter(
+                row[0] for row in Ledger(place.uri).rows(spark).select("partition").collect()
+            )
+            judge.same(f"rows after {step}", found, expected)
+            left = [k for k in world.keys(name, "_spool/") if k.endswith((".arrow", ".json"))]
+            judge.same(f"left after {step}", left, [])
+            judge.same(f"busy after {step}", summary.busy, False)
+    return {"deaths": len(steps), "rows": sum(expected.values())}, judge.broken
+
+
+def kill_at(wanted: str, times: int = 1) -> Callable[[str], None]:
+    seen: Counter[str] = Counter()
+
+    def on_step(step: str) -> None:
+        seen[step] += 1
+        if step == wanted and seen[step] == times:
+            raise Killed(step)
+
+    return on_step
+
+
+def timed(play: Callable[[World], Found], world: World) -> dict[str, Any]:
+    """A case's result."""
+    began = time.monotonic()
+    figures, broken = play(world)
+    return {
+        "name": play.__name__, "figures": figures, "broken": broken,
+        "seconds": round(time.monotonic() - began, 1),
+    }  # fmt: skip
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+def command_line(world: World) -> Found:
+    """Commands as users start them: only their flags say where the store is."""
+    from tests.stores.session import packages, settings
+
+    judge = Judge()
+    name = "commands"
+    place = resolve_path(world.at(name))
+    spool(place, 1)
+    flags = [word for one in packages() for word in ("--package", one)]
+    for setting, value in settings(world.server.endpoint).items():
+        flags += ["--spark-conf", f"{setting}={value}"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    environment["AWS_EC2_METADATA_DISABLED"] = "true"
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "rocket_sink.cli", *words, "-l", place.uri, "--json", *flags],
+            capture_output=True, text=True, check=False, timeout=600, env=environment,
+        )  # fmt: skip
+
+    folded = command("ledger", "fold")
+    judge.same("`ledger fold`", folded.returncode, 0)
+    if folded.returncode == 0:
+        judge.same("rows", json.loads(folded.stdout)["rows"], 2)
+    shown = command("ledger", "show", "sends")
+    judge.same("`ledger show`", (shown.returncode, len(shown.stdout.splitlines())), (0, 2))
+    told = command("report")
+    judge.same("`report`", (told.returncode, bool(told.stdout)), (0, True))
+    missing = command("ledger", "optimize")
+    judge.same("`ledger optimize`", missing.returncode, 0)
+    texts = "".join(one.stdout + one.stderr for one in (folded, shown, told, missing))
+    judge.same("secrets in texts", SECRET in texts, False)
+    return {"commands": 4}, judge.broken

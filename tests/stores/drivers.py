@@ -1,0 +1,179 @@
+"""Drivers that append to one table at once, each a process of its own.
+
+    python -m tests.stores.drivers JSON     one of them: `Work` as JSON; prints what it has written
+
+It says "ready" when it has opened the table, and begins when it is told to on standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.stores.cases import delta_rs_options, spool
+
+ROOT: Final = Path(__file__).parents[2]
+_START_S: Final = 300.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one driver does, `times` times.
+
+    Attributes:
+        kind: append (Spark's Delta, by `Ledger.append`), fold (spool, then fold), epoch
+            (`sink.write`), delta-rs (`write_deltalake`).
+        first: its partitions begin with this number, so that each row's writer is known.
+    """
+
+    kind: str
+    endpoint: str
+    uri: str
+    first: int
+    times: int
+    name_server: str = ""
+
+
+class Driver:
+    """A process that does its `Work`."""
+
+    def __init__(self, work: Work) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.stores.drivers", json.dumps(asdict(work))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=ROOT,
+        )  # fmt: skip
+
+    def await_ready(self) -> None:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line.strip() != "ready":
+            _, err = self._process.communicate()
+            raise AssertionError(f"a driver did not start: {line}{err[-4000:]}")
+
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def result(self) -> dict[str, Any]:
+        out, err = self._process.communicate(timeout=1200)
+        if self._process.returncode:
+            raise AssertionError(f"a driver failed: {err[-4000:]}")
+        return {**json.loads(out.splitlines()[-1]), "log": err}
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+
+def together(works: Sequence[Work]) -> list[dict[str, Any]]:
+    """What drivers that begin at once have written and could not write."""
+    drivers: list[Driver] = []
+    try:
+        # One after the other: a JVM's start takes all of a small machine.
+        for work in works:
+            driver = Driver(work)
+            drivers.append(driver)
+            driver.await_ready()
+        for driver in drivers:
+            driver.go()
+        return [driver.result() for driver in drivers]
+    finally:
+        for driver in drivers:
+            driver.kill()
+
+
+def main(work: Work) -> None:
+    turn = {"append": _append, "fold": _fold, "delta-rs": _delta_rs, "epoch": _epoch}[work.kind]
+    write = turn(work)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    written: Counter[int] = Counter()
+    errors = []
+    for number in range(work.first, work.first + work.times):
+        try:
+            written[number] += write(number)
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}"[:2000])
+    print(json.dumps({"written": dict(written), "errors": errors}), flush=True)
+
+
+def _session(work: Work) -> Any:
+    from tests.stores.session import s3_session
+
+    return s3_session(work.endpoint)
+
+
+def _append(work: Work) -> Any:
+    from rocket_sink import Ledger
+    from tests.ledger.values import context, sends
+
+    spark = _session(work)
+    ledger = Ledger(work.uri)
+    ledger.rows(spark).count()
+
+    def write(number: int) -> int:
+        ledger.append(spark, sends(context(partition=number), 2))
+        return 2
+
+    return write
+
+
+def _fold(work: Work) -> Any:
+    from rocket_sink.ledger.fold import fold
+    from rocket_sink.ledger.path import resolve_path
+
+    spark = _session(work)
+    place = resolve_path(work.uri)
+
+    def write(number: int) -> int:
+        spool(place, number)
+        fold(spark, place, wait_s=300)
+        return 2
+
+    return write
+
+
+def _epoch(work: Work) -> Any:
+    from rocket_sink import RocketSink
+
+    spark = _session(work)
+    sink = RocketSink(
+        nameServer=work.name_server, topic="t", ledger=work.uri, sendMsgTimeout=60_000,
+        foldIntervalMs=3_600_000,
+    )  # fmt: skip
+    frame = spark.createDataFrame([("x",)] * 2, "body string").coalesce(1)
+
+    def write(number: int) -> int:
+        done = sink.write(frame)
+        return int(done.acked)
+
+    return write
+
+
+def _delta_rs(work: Work) -> Any:
+    import deltalake
+    import pyarrow as pa
+
+    from tests.ledger.values import context, sends
+
+    options = delta_rs_options(work.endpoint)
+
+    def write(number: int) -> int:
+        rows = pa.Table.from_batches([sends(context(partition=number), 2)])
+        deltalake.write_deltalake(work.uri, rows, mode="append", storage_options=options)
+        return 2
+
+    return write
+
+
+if __name__ == "__main__":
+    main(Work(**json.loads(sys.argv[1])))

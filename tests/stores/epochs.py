@@ -1,0 +1,124 @@
+"""Many epochs on one ledger: what stays beside the table, and what a fold costs.
+
+Tasks are what a task's own modules do with the store: the note of its begin, its spool file, the
+driver's notes. Spark folds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rocket_sink.ledger.epoch_starts import CommitMarker, EpochStarts, begin_epoch
+from rocket_sink.ledger.fold import fold
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.pending_keys import PendingKeys
+from rocket_sink.ledger.spool.writer import SpoolWriter
+from tests.ledger.values import accounts, confirmed, context, sends
+from tests.stores.cases import Found, Judge, World, quick_locks
+
+TASKS: Final = 2
+PER_FOLD: Final = 25
+SHORT_EPOCHS: Final = 300
+LONG_EPOCHS: Final = 10_000
+FEW: Final = 100
+_LATER: Final = 1.5
+"""A fold after many epochs may take so many times the requests of one after a few: a listing of
+more objects has more pages, and every tenth commit writes a checkpoint."""
+
+
+def many_epochs(world: World) -> Found:
+    """After so many epochs as much is there as after a hundred, and a fold asks for as much."""
+    count = SHORT_EPOCHS if world.short else world.epochs
+    place = resolve_path(world.at("many"))
+    judge = Judge()
+    costs: list[int] = []
+    few: dict[str, int] = {}
+    with quick_locks():
+        for epoch in range(count):
+            _epoch(place, epoch)
+            if epoch % PER_FOLD == PER_FOLD - 1:
+                with world.server.counted() as asked:
+                    summary = fold(world.spark, place)
+                judge.same("files of a fold", summary.files, PER_FOLD * (TASKS + 1))
+                costs.append(asked.total)
+            if epoch == FEW - 1:
+                few = beside(world, "many")
+    many = beside(world, "many")
+    judge.same("objects beside the table", many, few)
+    folds = FEW // PER_FOLD
+    first, last = _typical(costs[1:folds]), _typical(costs[-folds:])
+    if last > _LATER * first:
+        judge.broken.append(f"a fold makes {last} requests, {first} in the beginning")
+    rows = world.spark.read.format("delta").load(place.uri).where("kind = 'epoch'").count()
+    judge.same("accounts", rows, count * (TASKS + 1))
+    figures = {
+        "epochs": count, "objects beside the table": sum(many.values()),
+        "after 100 epochs": sum(few.values()), "requests of a fold": last,
+        "requests of an early fold": first,
+    }  # fmt: skip
+    return figures, judge.broken
+
+
+def _typical(costs: Sequence[int]) -> int:
+    """The median: some folds write a checkpoint of the table's log."""
+    return sorted(costs)[len(costs) // 2]
+
+
+def _epoch(place: Any, epoch: int) -> None:
+    begin_epoch(place, "query", epoch)
+    for task in range(TASKS):
+        ctx = context(epoch=epoch, partition=task, task_attempt_id=epoch * TASKS + task)
+        EpochStarts(place, ctx).begin({"t": frozenset({"broker-a"})})
+        keys = PendingKeys(place)
+        keys.held_for(ctx)
+        writer = SpoolWriter(place, ctx)
+        writer.append(sends(ctx, 1), accounts(ctx, acked=1))
+        writer.seal()
+        keys.withdraw_earlier()
+    marker = CommitMarker(place, "query", epoch)
+    marker.begin()
+    marker.remove()
+    ctx = context(epoch=epoch)
+    writer = SpoolWriter(place, ctx)
+    writer.append(confirmed(ctx, TASKS))
+    writer.seal()
+
+
+def beside(world: World, name: str) -> dict[str, int]:
+    """Objects by the folder that they are in, without those of the table."""
+    found = Counter(key.partition("/")[0] for key in world.keys(name) if key.startswith("_"))
+    del found["_delta_log"]
+    return dict(found)
+
+
+def many_writes(world: World) -> Found:
+    """Each batch write is a query of its own: nothing stays of those that are done."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from rocket_sink import RocketSink, register
+
+    spark, judge = world.spark, Judge()
+    source = world.folder / "few"
+    source.mkdir()
+    pq.write_table(pa.table({"body": ["a", "b"]}), source / "rows.parquet")
+    rows = spark.read.parquet(str(source))
+    register(spark)
+    options = {
+        **world.options, "ledger": world.at("writes"), "topic": "w",
+        "delivery": "effectively_once",
+    }  # fmt: skip
+    texts = {name: str(value) for name, value in options.items()}
+    counts = []
+    place = resolve_path(options["ledger"])
+    with quick_locks():
+        for _ in range(3):
+            RocketSink(**options).write(rows)
+            rows.write.format("rocketmq").mode("append").options(**texts).save()
+            fold(spark, place)
+            counts.append(sum(beside(world, "writes").values()))
+    judge.same("objects beside the table after each two writes", counts, counts[:1] * 3)
+    judge.same("messages", len(world.cluster.messages("w")), 2 * 2 * 3)
+    return {"writes": 2 * len(counts), "objects beside the table": counts[-1]}, judge.broken

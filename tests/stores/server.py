@@ -1,0 +1,162 @@
+"""An S3 API on loopback: moto's server, which counts requests and makes conditional writes atomic.
+
+moto looks whether an object is there and stores the new one in two steps, in a thread per request.
+S3 does both at once, so writes are let through one at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import unquote
+
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication,
+    MotoRequestHandler,
+    create_backend_app,
+)
+from werkzeug.serving import make_server
+
+KEY: Final = "key-of-the-test"
+SECRET: Final = "secret-of-the-test"
+REGION: Final = "us-east-1"
+_HOLD_S: Final = 5.0
+"""Longest wait for the other writer of a commit."""
+
+Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+@dataclass
+class Requests:
+    """Those of a span, by method; a listing is `LIST`, a copy `COPY`."""
+
+    by_method: Counter[str] = field(default_factory=Counter)
+    commits: list[tuple[str, bool, str]] = field(default_factory=list)
+    """Attempts to write a file of a table's log: its path, whether on condition, the status."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_method.values())
+
+
+class S3Server:
+    """A running server; `endpoint` is its address.
+
+    Args:
+        conditional: False ignores If-None-Match, as some stores do that speak S3's language.
+    """
+
+    def __init__(self, *, conditional: bool = True) -> None:
+        self.conditional = conditional
+        self._moto: Application = DomainDispatcherApplication(create_backend_app)
+        self._write = threading.Lock()
+        self._guard = threading.Lock()
+        self._spans: list[Requests] = []
+        self._together = _Together()
+        self._server = make_server("127.0.0.1", 0, self._answer, True, request_handler=_Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def client(self) -> Any:
+        """boto3's, the judge of what is stored."""
+        import boto3
+
+        return boto3.client(
+            "s3", endpoint_url=self.endpoint, aws_access_key_id=KEY, aws_secret_access_key=SECRET,
+            region_name=REGION,
+        )  # fmt: skip
+
+    @contextmanager
+    def counted(self) -> Iterator[Requests]:
+        """What is asked for while this is open."""
+        span = Requests()
+        with self._guard:
+            self._spans.append(span)
+        try:
+            yield span
+        finally:
+            with self._guard:
+                self._spans.remove(span)
+
+    def let_commits_meet(self, times: int) -> None:
+        """So often, hold the first writer of a version until another one writes the same.
+
+        Both have seen by then that the version is free.
+        """
+        self._together.allow(times)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _answer(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        method, path = environ["REQUEST_METHOD"], unquote(environ["PATH_INFO"])
+        condition = environ.get("HTTP_IF_NONE_MATCH") == "*"
+        if not self.conditional:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+        is_commit = method == "PUT" and "/_delta_log/" in path and path.endswith(".json")
+        status: list[str] = []
+
+        def started(code: str, *more: Any) -> Any:
+            status.append(code)
+            return start(code, *more)
+
+        if is_commit:
+            self._together.meet(path)
+        if method in ("PUT", "POST", "DELETE"):
+            with self._write:
+                body = list(self._moto(environ, started))
+        else:
+            body = list(self._moto(environ, started))
+        with self._guard:
+            for span in self._spans:
+                span.by_method[_kind(method, environ)] += 1
+                if is_commit:
+                    span.commits.append((path, condition, status[0].partition(" ")[0]))
+        return body
+
+
+def _kind(method: str, environ: dict[str, Any]) -> str:
+    query = environ.get("QUERY_STRING", "")
+    if method == "GET" and ("list-type" in query or "prefix=" in query):
+        return "LIST"
+    return "COPY" if "HTTP_X_AMZ_COPY_SOURCE" in environ else method
+
+
+class _Together:
+    """Holds writers of one path until there are two."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: Counter[str] = Counter()
+        self._times = 0
+
+    def allow(self, times: int) -> None:
+        with self._changed:
+            self._times = times
+
+    def meet(self, path: str) -> None:
+        with self._changed:
+            if self._times <= 0:
+                return
+            self._waiting[path] += 1
+            if self._waiting[path] >= 2:
+                self._times -= 1
+                self._changed.notify_all()
+                return
+            self._changed.wait_for(lambda: self._waiting[path] >= 2, _HOLD_S)
+            self._waiting[path] = 0
+
+
+class _Handler(MotoRequestHandler):
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Not a word."""

@@ -1,0 +1,62 @@
+"""A ledger on an S3 API, in a process of its own: its Spark has S3A, which the tests' has not.
+
+The long form is a command: `python -m tests.stores`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.stores import __main__ as command
+from tests.stores.server import S3Server
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_what_users_do_with_a_ledger_on_s3() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.stores", "--short"],
+        capture_output=True, text=True, check=False, timeout=1100,
+    )  # fmt: skip
+    # 1 is also how Python ends with a traceback.
+    assert done.returncode in (0, 1) and done.stdout, done.stderr[-5000:]
+    found = json.loads(done.stdout)["cases"]
+    assert {case["name"]: case["broken"] for case in found} == {
+        case.name: [] for case in command.CASES if case.short
+    }, done.stderr[-5000:]
+
+
+def test_the_server_refuses_to_overwrite_on_condition_only() -> None:
+    """Else no result of contention here would mean anything."""
+    server = S3Server()
+    try:
+        client = server.client()
+        client.create_bucket(Bucket="bucket")
+        with server.counted() as asked:
+            client.put_object(Bucket="bucket", Key="_delta_log/1.json", Body=b"1", IfNoneMatch="*")
+            with pytest.raises(client.exceptions.ClientError, match="PreconditionFailed"):
+                client.put_object(
+                    Bucket="bucket", Key="_delta_log/1.json", Body=b"2", IfNoneMatch="*"
+                )
+            client.put_object(Bucket="bucket", Key="_delta_log/1.json", Body=b"3")
+        wanted = [(True, "200"), (True, "412"), (False, "200")]
+        assert [(condition, status) for _, condition, status in asked.commits] == wanted
+        assert asked.by_method == {"PUT": 3}
+        server.conditional = False
+        client.put_object(Bucket="bucket", Key="_delta_log/1.json", Body=b"4", IfNoneMatch="*")
+    finally:
+        server.close()
+
+
+def test_the_page_is_made_from_the_last_run() -> None:
+    results: dict[str, Any] = json.loads(command.RESULTS.read_text())
+    made = command.table(results)
+    assert command.page_with(command.PAGE.read_text(), made) == command.PAGE.read_text()
+    assert not [case["name"] for case in results["cases"] if case["broken"]]
