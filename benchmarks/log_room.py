@@ -24,11 +24,12 @@ QUICK_ROUNDS: Final = {
     "deleteFileBatchMax": "1000",
     "deleteCommitLogFilesInterval": "10",
     "transactionOpMsgMaxSize": "4096",
+    "transactionTimeOut": "60000",
 }
 """For the brokers' configuration. By default ten files of 64 MB are deleted at a time, 100 ms
 apart, so that 8 GB take over a minute. Local clusters note each end of a half message by a message
 of its own; 300,000 commits outrun that, brokers ask back for what is committed, and an epoch of a
-minute takes twenty."""
+minute takes twenty. transactionTimeOut: as docs/guarantees/transactional.md says."""
 _RESERVED_H: Final = "24"
 
 

@@ -8,7 +8,6 @@ command line or option; 130 stopped by the user. Tracebacks are printed only wit
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
 import traceback
@@ -18,10 +17,10 @@ from typing import Final
 import click
 
 from rocket_sink import __version__
-from rocket_sink.commands.common.base import Command, LazyGroup, debug_wanted
+from rocket_sink.commands.common.base import Command, LazyGroup, debug_wanted, usage_line
 from rocket_sink.commands.common.output import note, note_lines
 from rocket_sink.errors import OptionError, RocketSinkError
-from rocket_sink.text import clean, clean_trace
+from rocket_sink.text import clean_trace
 
 COMMANDS: Final = {
     "demo": ("demo:demo", "Stream a year of flights into a local cluster, break a broker, count."),
@@ -86,12 +85,10 @@ def run(command: click.Command, name: str, arguments: Sequence[str] | None = Non
         note("rocket-sink: stopped")
         return 130
     except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(shown)
-        message = click.unstyle(error.format_message())
-        text = shown.getvalue().rstrip("\n")
-        text = text.replace(f"Error: {message}", f"Error: {clean(message)}")
-        note_lines(text)
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            note_lines(click.unstyle(error.format_message()))
+        else:
+            note(usage_line(error))
         return error.exit_code
     except Exception as error:
         return _failed(error, given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import hashlib
 import hmac
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rocket_sink.errors import OptionError
+from rocket_sink.text import nearest
 
 _KEY: Final = "rocket_sink.option"
 
@@ -132,10 +132,10 @@ class Option:
         for choice in self.choices:
             if choice.lower() == text.lower():
                 return choice
-        hint = difflib.get_close_matches(text.lower(), self.choices, n=1, cutoff=0.4)
+        near = nearest(text.lower(), self.choices)
         raise OptionError(
             f"option {self.name}: {text!r} is not one of {', '.join(self.choices)}"
-            + (f"; did you mean {hint[0]!r}?" if hint else ""),
+            + (f"; did you mean {near!r}?" if near else ""),
             option=self.name,
         )
 

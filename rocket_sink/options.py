@@ -8,7 +8,6 @@ unknown name the error suggests the nearest one.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,6 +17,7 @@ from rocket_sink.errors import OptionError
 from rocket_sink.forks import lazy
 from rocket_sink.option_spec import Kind, Option, Secret, option, option_of
 from rocket_sink.tables import html_table
+from rocket_sink.text import nearest
 
 _C, _M, _S, _R, _D, _L, _K = (
     "connection", "message", "sending", "routing", "delivery", "ledger", "spark",
@@ -288,9 +288,9 @@ def find_option(name: str) -> Option:
     plain = _plain(name.removeprefix("rocketmq."))
     if plain in _BY_NAME:
         return _BY_NAME[plain]
-    near = difflib.get_close_matches(plain, _BY_NAME, n=1, cutoff=0.5)
-    hint = f"; did you mean {_BY_NAME[near[0]].name!r}?" if near else ""
-    raise OptionError(f"unknown option {name!r}{hint}", option=name)
+    near = nearest(plain, _BY_NAME)
+    hint = f"did you mean {_BY_NAME[near].name!r}?" if near else "rocket-sink options lists all"
+    raise OptionError(f"unknown option {name!r}; {hint}", option=name)
 
 
 def options_in(groups: Iterable[str]) -> tuple[Option, ...]:

@@ -7,6 +7,7 @@ or `json_text`; texts in the ledger go through `storable`.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -19,6 +20,9 @@ _CUT_MARK: Final = "..."
 _MASK: Final = "***"
 _SHORTEST_SECRET: Final = 4
 """Shorter secrets are not masked: they would match too much."""
+_CLOSE: Final = 0.75
+"""Of 1, for names that are alike. At 0.6 `nosuch` is close to `out`, and `jsn` to `since`."""
+_SHORTEST_START: Final = 3
 _CREDENTIAL: Final = re.compile(
     r"(?i)((?:access|secret)[ _-]?key|signature|security[ _-]?token|password|passwd|credential)"
     r"(\W{0,3}[:=]\W{0,2})([^\s,;&\"'\])}]+)"
@@ -89,6 +93,18 @@ def storable(
     if len(encoded) <= max_bytes:
         return text
     return encoded[: max_bytes - len(_CUT_MARK)].decode(errors="ignore") + _CUT_MARK
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that a mistyped `name` stands for; None when none is close.
+
+    A name that was begun counts as close when one is begun so: `name` of `name-server`.
+    """
+    names = list(known)
+    if near := difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE):
+        return near[0]
+    begun = [one for one in names if one.startswith(name)]
+    return begun[0] if len(name) >= _SHORTEST_START and len(begun) == 1 else None
 
 
 def _shown(run: re.Match[str]) -> str:

@@ -258,7 +258,9 @@ def _locked(home: Path | None, progress: Progress | None) -> Iterator[Path]:
             )
         lock.acquire(on_wait=on_wait)
     except OSError as error:
-        raise ClusterError(f"The cluster's folder {folder} cannot be used: {error}.") from error
+        raise ClusterError(
+            f"the cluster's folder {folder} cannot be used: {error.strerror or error}; name another"
+        ) from error
     try:
         yield folder
     finally:

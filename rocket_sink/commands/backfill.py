@@ -19,7 +19,7 @@ from rocket_sink.commands.common.sink_input import (
     sink_options,
     with_name_server,
 )
-from rocket_sink.commands.common.spark_input import pairs, spark_options, spark_session
+from rocket_sink.commands.common.spark_input import name_values, pairs, spark_options, spark_session
 from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions
 
@@ -53,8 +53,9 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
 )  # fmt: skip
 @click.option("--schema", metavar="DDL", help="The files' schema, where they have none.")
 @click.option(
-    "--source-option", multiple=True, metavar="NAME=VALUE", help="For --path; repeatable."
-)
+    "--source-option", multiple=True, metavar="NAME=VALUE", callback=name_values,
+    help="For --path; repeatable.",
+)  # fmt: skip
 @click.option(
     "--reason",
     "reasons",

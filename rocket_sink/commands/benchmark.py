@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import itertools
 import json
@@ -18,7 +19,7 @@ import click
 
 from rocket_sink import __version__
 from rocket_sink.commands.common.base import Command, until_signal
-from rocket_sink.commands.common.output import Bar, note, print_json, show, table
+from rocket_sink.commands.common.output import Bar, check_writable, note, print_json, show, table
 from rocket_sink.commands.common.sink_input import (
     absolute,
     given_options,
@@ -156,8 +157,9 @@ def benchmark(
     cases = (*dict.fromkeys(modes or (() if lanes else MODES)), *dict.fromkeys(lanes))
     results = Results(_facts(), {**asdict(work), "ordering": options.ordering})
     before = _baseline(baseline, results, cases) if baseline else None
-    if out and not os.access(out.resolve().parent, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"--out: cannot write into the folder {out.resolve().parent}")
+    if out:
+        check_writable(out)
+    _check_name_server(options)
     with until_signal() as stop:
         _measure(cases, repeat, options, work, scratch, spark, results)
     changes = compare(before, results, tolerance) if before and not stop.number else []
@@ -174,6 +176,20 @@ def benchmark(
         return 128 + stop.number
     failed = any(one.failed for one in results.medians)
     return 1 if failed or any(one.worse for one in changes) else 0
+
+
+def _check_name_server(options: SinkOptions) -> None:
+    """Without one each message would fail after its time-out.
+
+    Raises:
+        NameServerUnavailableError
+    """
+    from rocket_sink.errors import NoRouteError
+    from rocket_sink.producer.admin.admin import Admin
+
+    # A topic that is not there may be made by the first send.
+    with Admin(options) as admin, contextlib.suppress(NoRouteError):
+        admin.topic_route(options.topic)
 
 
 class Results:

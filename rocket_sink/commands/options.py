@@ -151,7 +151,10 @@ def _sections(path: Path) -> dict[str, dict[str, str]]:
         text = path.read_text(encoding="utf-8")
         parser.read_string(f"[options]\n{text}", source=str(path))
     except OSError as error:
-        raise OptionError(f"cannot read the configuration {path}: {error.strerror}") from None
+        raise OptionError(
+            f"cannot read the configuration {path}: {error.strerror}; rocket-sink options --conf "
+            "--out FILE makes one"
+        ) from None
     except (configparser.Error, UnicodeDecodeError) as error:
         line = str(error).splitlines()[0]
         raise OptionError(

@@ -12,6 +12,7 @@ from rocket_sink.commands.common.ledger_input import (
     check_exists,
     fold_and_note,
     fold_option,
+    ledger_named_both_ways,
     quick_ledger,
     span_options,
 )
@@ -28,7 +29,7 @@ from rocket_sink.ledger.report import Scope
     rocket-sink report --ledger ledger/ --since 2h --html report.html
     rocket-sink report --ledger ledger/ --json | jq .totals""",
 )
-@click.option("--ledger", "-l", "path", required=True, metavar="PATH", help="The ledger's folder.")
+@ledger_named_both_ways
 @click.option("--query", metavar="ID", help="Only this streaming query (the start of its id).")
 @span_options
 @click.option(

@@ -15,7 +15,12 @@ import click
 from rocket_sink.commands.common.base import Command
 from rocket_sink.commands.common.output import line, note, print_json_line
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
-from rocket_sink.errors import MessageError, RocketSinkError, SendError
+from rocket_sink.errors import (
+    MessageError,
+    NameServerUnavailableError,
+    RocketSinkError,
+    SendError,
+)
 from rocket_sink.message import Message, SendResult
 
 if TYPE_CHECKING:
@@ -127,9 +132,13 @@ def _send_all(
                 _show_result(number, message, producer.send(message), as_json)
                 sent += 1
             except (MessageError, SendError) as error:
+                # Without a route from before, the others would fail alike, each after its time-out.
+                at_all = sent or not isinstance(error, NameServerUnavailableError)
+                if not at_all and not as_json:
+                    raise
                 failed += 1
                 _show_failure(number, error, as_json)
-                if getattr(error, "fatal", False):
+                if getattr(error, "fatal", False) or not at_all:
                     break
     return sent, failed
 

@@ -16,7 +16,7 @@ from rocket_sink.commands.common.sink_input import (
     sink_options,
     with_name_server,
 )
-from rocket_sink.commands.common.spark_input import pairs, spark_options, spark_session
+from rocket_sink.commands.common.spark_input import name_values, pairs, spark_options, spark_session
 
 _LIVE_FOLD_MS: Final = 2000
 LANES: Final = ("foreach", "datasource", "foreachBatch")
@@ -41,7 +41,13 @@ LANES: Final = ("foreach", "datasource", "foreachBatch")
     metavar="DDL",
     help="The source's schema; files without one: that of the files there now.",
 )
-@click.option("--source-option", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
+@click.option(
+    "--source-option",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=name_values,
+    help="Repeatable.",
+)
 @click.option("--where", metavar="SQL", help="Keep rows for which this is true.")
 @click.option(
     "--select",

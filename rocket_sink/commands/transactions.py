@@ -12,7 +12,12 @@ import click
 from rocket_sink.commands.common.base import Group
 from rocket_sink.commands.common.ledger_input import check_exists, fold_and_note
 from rocket_sink.commands.common.output import Bar, note, print_json, print_json_line, show, table
-from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
+from rocket_sink.commands.common.sink_input import (
+    absolute,
+    check_topic_name,
+    resolved_options,
+    sink_options,
+)
 from rocket_sink.commands.common.spark_input import spark_options, spark_session
 from rocket_sink.errors import OptionError, RocketSinkError
 
@@ -147,6 +152,8 @@ def serve(
     For ledgers whose queries are down: their half messages are rolled back, or their transactions
     settled, without waiting for a restart. Any number may run, beside the queries.
     """
+    for topic in topics:
+        check_topic_name(topic)
     with _opened("serve", master, spark_conf, packages) as (spark, options):
         _serve(spark, options, topics, seconds, as_json=as_json)
 

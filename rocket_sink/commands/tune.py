@@ -7,7 +7,12 @@ import datetime as dt
 import click
 
 from rocket_sink.commands.common.base import Command
-from rocket_sink.commands.common.ledger_input import check_exists, quick_ledger, span_options
+from rocket_sink.commands.common.ledger_input import (
+    check_exists,
+    ledger_named_both_ways,
+    quick_ledger,
+    span_options,
+)
 from rocket_sink.commands.common.output import Bar, print_json, show
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_options, spark_session
@@ -21,7 +26,7 @@ from rocket_sink.ledger.sql import Scope
     rocket-sink tune ledger/ --since 2h
     rocket-sink tune ledger/ --json | jq .options""",
 )
-@click.argument("path", metavar="LEDGER")
+@ledger_named_both_ways
 @click.option("--query", metavar="ID", help="Only this streaming query (the start of its id).")
 @span_options
 @click.option(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append.delta_rs import unreadable
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
@@ -131,11 +131,7 @@ def _readable(path: str) -> Iterator[None]:
     try:
         yield
     except (duckdb.IOException, duckdb.InvalidInputException, OSError) as error:
-        raise LedgerError(
-            f"the ledger {path} cannot be read: {first_line(error)}. Files that the table names "
-            "are gone or damaged: put them back from a backup",
-            path=path,
-        ) from error
+        raise unreadable(path, error) from error
 
 
 def _nulls() -> str:

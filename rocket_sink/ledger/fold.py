@@ -212,6 +212,23 @@ def fold(
     return replace(summary, duration_ms=(time.monotonic() - started_s) * 1000)
 
 
+FOLDERS: Final = "_rocket_sink_folders"
+"""Attribute of a Spark context: what folds the ledgers of its queries, by session."""
+_ENDED_S: Final = 5.0
+
+
+def await_ended_queries(spark: SparkSession) -> None:
+    """Wait, for some seconds at most, for what Spark has still to tell of queries that have ended.
+
+    Returns at once where no query of this process that writes to a ledger has just ended.
+    """
+    if not is_classic(spark):
+        return
+    for folder in list(spark.sparkContext.__dict__.get(FOLDERS, {}).values()):
+        with contextlib.suppress(Exception):  # its session may be gone
+            folder.await_ended(_ENDED_S)
+
+
 def spools_in_use(place: LedgerPath) -> list[LedgerPath]:
     """Those of the ledger's spools that are there.
 

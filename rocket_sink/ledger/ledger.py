@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import backfill_marks, views
 from rocket_sink.ledger.append.appender import Append
-from rocket_sink.ledger.fold import FoldSummary, fold
+from rocket_sink.ledger.fold import FoldSummary, await_ended_queries, fold
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 FULL_SYNC_WAIT_S: Final = 300.0
 """A fold of many files takes minutes."""
+
+_LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+_LISTING_TASKS: Final = 32
+"""Delta's VACUUM lists a table's folders by 10,000 tasks by default; a ledger has few folders."""
 
 
 class Ledger:
@@ -92,8 +96,10 @@ class Ledger:
     def sync(self, spark: SparkSession, *, wait_s: float = 60.0) -> FoldSummary:
         """Fold all finished spool files in, and add the columns that this version brought.
 
+        After the end of a query of this process, also that Spark calls its last epochs done.
         Nothing to fold is no error.
         """
+        await_ended_queries(spark)
         return fold(spark, self._place, wait_s=wait_s)
 
     def sync_fully(self, spark: SparkSession, *, wait_s: float | None = None) -> FoldSummary:
@@ -249,7 +255,9 @@ class Ledger:
         Raises:
             LedgerError: Delta's safety check refuses so short a time.
         """
+        given = spark.conf.get(_LISTING) or str(_LISTING_TASKS)
         try:
+            spark.conf.set(_LISTING, str(min(int(given), _LISTING_TASKS)))
             self._delta(spark).vacuum(retain_hours)
         except Exception as error:
             if "RETENTION" not in str(error):
@@ -260,6 +268,8 @@ class Ledger:
                 "in the session",
                 path=self.uri,
             ) from error
+        finally:
+            spark.conf.set(_LISTING, given)
 
     def _delta(self, spark: SparkSession) -> DeltaTable:
         from delta.tables import DeltaTable

@@ -61,8 +61,8 @@ class RunContext:
     lane: str = ""
 
 
-_APART: Final = "\x02"
-"""No message id has it: it ends a property on the wire."""
+BETWEEN_HALVES: Final = "\x02"
+"""In the column `half_messages`. No message id has it: it ends a property on the wire."""
 
 
 class GroupFacts(NamedTuple):
@@ -88,16 +88,10 @@ class GroupFacts(NamedTuple):
             brokers_ids = stored.offset_message_ids.astype(str).tolist()
             offsets = stored.queue_offsets.tolist()
             each = zip(brokers_ids, offsets, ids.to_pylist(), strict=True)
-            halves = _APART.join(f"{broker_id}:{at}:{one}" for broker_id, at, one in each)
+            halves = BETWEEN_HALVES.join(f"{broker_id}:{at}:{one}" for broker_id, at, one in each)
         least, p50, p95, p99 = np.percentile(stored.rtt_ms, (0, 50, 95, 99)).tolist()
         last = ids[int(stored.indices.argmax())].as_py()
         return cls(len(stored), last, least, p50, p95, p99, halves)
-
-
-def half_messages(text: str) -> list[tuple[str, str, int]]:
-    """(message_id, offset_message_id, queue_offset) of each half message of a group's row."""
-    found = (one.split(":", 2) for one in text.split(_APART))
-    return [(message_id, offset_id, int(offset)) for offset_id, offset, message_id in found]
 
 
 def send_rows(

@@ -31,7 +31,6 @@ Types of Spark and Arrow schemas are named as in Spark's `simpleString`, with al
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -41,6 +40,7 @@ import pyarrow as pa
 from rocket_sink.errors import ColumnError, MessageError, OptionError
 from rocket_sink.message_rules import check_topic
 from rocket_sink.options import SinkOptions
+from rocket_sink.text import nearest
 
 
 @dataclass(frozen=True)
@@ -316,8 +316,8 @@ def _contract_column(wanted: str) -> str:
     names |= {column.name: column.name for column in CONTRACT}
     if folded in names:
         return names[folded]
-    near = difflib.get_close_matches(folded, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(c.name for c in CONTRACT)}"
+    near = nearest(folded, names)
+    hint = f"did you mean {near!r}?" if near else f"it has {', '.join(c.name for c in CONTRACT)}"
     raise ColumnError(
         f"option columns: the row contract has no column {wanted!r}; {hint}", column=wanted
     )

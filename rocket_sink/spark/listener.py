@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.epoch_starts import query_of
-from rocket_sink.ledger.fold import fold, spools_in_use
+from rocket_sink.ledger.fold import FOLDERS, fold, spools_in_use
 from rocket_sink.ledger.live.figures import follow
 from rocket_sink.ledger.live.metrics import observe
 from rocket_sink.ledger.path import LedgerPath, resolve_path
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
-_ATTRIBUTE: Final = "_rocket_sink_folders"
 _LOG: Final = log.logger(__name__)
 _LOCK: Final = ForkLock()
 _COUNT_S: Final = 30.0
@@ -54,7 +53,7 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
     place = resolve_path(options.ledger)
     # The context is the one object that all wrappers of a session share.
     with _LOCK:
-        folders = session.sparkContext.__dict__.setdefault(_ATTRIBUTE, {})
+        folders = session.sparkContext.__dict__.setdefault(FOLDERS, {})
         key = session._jsparkSession.hashCode()
         folder: FoldThread | None = folders.get(key)
         if folder is None:
@@ -86,6 +85,9 @@ class FoldThread:
         self._wake = threading.Condition()
         self._events: list[Any] = []
         self._urgent = False
+        self._ending = False
+        self._running: set[str] = set()
+        """Runs that Spark has told of, and not yet of their end."""
         self._thread: threading.Thread | None = None
 
     def add(self, place: LedgerPath, interval_s: float, app_id: str = "") -> None:
@@ -97,13 +99,35 @@ class FoldThread:
             self._app_ids.setdefault(place, set()).update({app_id} if app_id else ())
             self._intervals[place] = min(interval_s, self._intervals.get(place, interval_s))
 
+    def started(self, run_id: str) -> None:
+        """A query began; Spark says so before its `start()` returns."""
+        with self._wake:
+            self._running.add(run_id)
+
     def progressed(self, progress: Any) -> None:
         """A query finished an epoch."""
         self._notify([progress], urgent=False)
 
-    def ended(self) -> None:
+    def ended(self, run_id: str | None = None) -> None:
         """A query ended: its last rows should not wait."""
+        with self._wake:
+            self._running.discard(run_id or "")
         self._notify([], urgent=True)
+
+    def await_ended(self, wait_s: float) -> None:
+        """Wait until what Spark tells of queries that have ended is in the spool.
+
+        `awaitTermination` returns before Spark has told that their last epochs are done.
+        """
+        until_s = time.monotonic() + wait_s
+        active = {str(query.runId) for query in self._session.streams.active}
+        with self._wake:
+            while self._running - active or self._urgent or self._ending:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    self._running &= active  # what is not told by now is not waited for again
+                    return
+                self._wake.wait(left_s)
 
     def _notify(self, events: list[Any], *, urgent: bool) -> None:
         with self._wake:
@@ -114,17 +138,20 @@ class FoldThread:
                     target=self._run, name="rocket-sink-fold", daemon=True
                 )
                 self._thread.start()
-            self._wake.notify()
+            self._wake.notify_all()
 
     def _run(self) -> None:
         folded: dict[LedgerPath, float] = {}
         counted: dict[LedgerPath, float] = {}
         while True:
             with self._wake:
+                self._ending = False
+                self._wake.notify_all()
                 while not (self._events or self._urgent):
                     self._wake.wait()
                 events, self._events = self._events, []
-                urgent, self._urgent = self._urgent, False
+                urgent = self._ending = self._urgent
+                self._urgent = False
                 places = dict(self._intervals)
                 app_ids = {place: tuple(names) for place, names in self._app_ids.items()}
             for place, interval_s in places.items():
@@ -272,7 +299,7 @@ def _listener(folder: FoldThread) -> StreamingQueryListener:
 
     class FoldListener(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:  # noqa: N802 (Spark's names)
-            pass
+            folder.started(str(event.runId))
 
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802
             folder.progressed(event.progress)
@@ -281,6 +308,6 @@ def _listener(folder: FoldThread) -> StreamingQueryListener:
             pass
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-            folder.ended()
+            folder.ended(str(event.runId))
 
     return FoldListener()

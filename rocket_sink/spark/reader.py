@@ -12,7 +12,6 @@ Connection options (name servers, credentials, TLS, time-outs) and `topic` are t
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -26,6 +25,7 @@ from rocket_sink.option_spec import Kind, Option, option, option_of
 from rocket_sink.options import OPTIONS, SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
+from rocket_sink.text import nearest
 from rocket_sink.wire.stored import memory_bytes
 
 if TYPE_CHECKING:
@@ -119,11 +119,11 @@ def _sink_options(given: Mapping[str, Any]) -> SinkOptions:
         return SinkOptions.parse(given)
     except OptionError as error:
         name = str(getattr(error, "option", ""))
-        near = difflib.get_close_matches(_plain(name), _BY_NAME, n=1)
+        near = nearest(_plain(name), _BY_NAME)
         if not near or any(_plain(known.name) == _plain(name) for known in OPTIONS):
             raise
         raise OptionError(
-            f"unknown option {name!r}; did you mean {_BY_NAME[near[0]].name!r}?", option=name
+            f"unknown option {name!r}; did you mean {_BY_NAME[near].name!r}?", option=name
         ) from None
 
 

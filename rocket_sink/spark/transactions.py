@@ -28,31 +28,29 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.errors import DeliveryError, LedgerError, ProtocolError, RocketSinkError
+from rocket_sink.errors import DeliveryError, LedgerError, RocketSinkError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.epoch_starts import CommitMarker
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.records import RunContext, half_messages, transaction_rows
-from rocket_sink.ledger.schema import SEND
+from rocket_sink.ledger.records import RunContext, transaction_rows
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.table import check_table, last_txn_version, txn_app_id
-from rocket_sink.ledger.views import queried
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.half_commits import CommitReport, Half, HalfMessageCommitter
+from rocket_sink.producer.admin.half_commits import CommitReport, HalfMessageCommitter
 from rocket_sink.producer.pool import ProducerPool, worker_pool
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN, TransactionState
+from rocket_sink.spark.decided_epoch import DecidedEpoch, decided_epoch
 from rocket_sink.task.transaction_marker import HalfMark, check_group
 from rocket_sink.text import storable
-from rocket_sink.wire.ids import decode_offset_message_id
 from rocket_sink.wire.stored import StoredMessage
 
 if TYPE_CHECKING:
@@ -62,10 +60,6 @@ if TYPE_CHECKING:
 
 
 _LOG: Final = log.logger(__name__)
-_COLUMNS: Final = (
-    "kind", "topic", "broker_name", "queue_id", "queue_offset", "offset_message_id", "message_id",
-    "query_id", "run_id", "lane", "unix_millis(at) AS at_ms", "half_messages",
-)  # fmt: skip
 _ALARM_S: Final = 300
 """Brokers check for 450 s at their defaults (transactionCheckMax 15, transactionCheckInterval
 30 s), then they move a half message away, where its check-back is not asked any more."""
@@ -152,34 +146,31 @@ class TransactionCommitter:
         with ledger_lock(self._place, wait_s, name=ENDS_LOCK) as lock:
             if lock is None:
                 return EndReport(query_id, epoch, busy=True)
-            found = self._rows(query_id, epoch)
-            rows = [row for row in found if row.kind == SEND]
-            if not rows or (len(rows) < len(found) and not again):
+            found = decided_epoch(self._spark, self._place, query_id, epoch)
+            if found is None or (found.is_ended and not again):
                 return EndReport(query_id, epoch)
-            return self._end(rows, query_id, epoch, again=again, progress=progress)
+            return self._end(found, query_id, epoch, again=again, progress=progress)
 
     def members(self, query_id: str, epoch: int) -> frozenset[str] | None:
         """Ids of the half messages that the epoch commits; None: it is not decided yet."""
         last = last_txn_version(self._spark, self._place, txn_app_id(query_id))
         if last is None or last < epoch:
             return None
-        found = self._rows(query_id, epoch)
-        halves = (half for row in found if row.kind == SEND for half in read_halves(row))
-        return frozenset(half.message_id for half in halves)
+        found = decided_epoch(self._spark, self._place, query_id, epoch)
+        return frozenset(found.halves.column("message_id").to_pylist() if found else ())
 
     def _end(
-        self, rows: Sequence[Any], query_id: str, epoch: int, *, again: bool, progress: Progress
+        self, found: DecidedEpoch, query_id: str, epoch: int, *, again: bool, progress: Progress
     ) -> EndReport:
-        started_s, since_ms = time.monotonic(), min(row.at_ms for row in rows)
+        started_s, since_ms = time.monotonic(), found.since_ms
         mark = CommitMarker(self._place, query_id, epoch)
         begun_before = not mark.begin()
-        found = [half for row in rows for half in read_halves(row)]
         with self._pool.engine(self._options) as engine:
             commits = HalfMessageCommitter(
                 engine, group=self.group, ordered=self._ordered,
-                since_ms=since_ms, progress=lambda done: progress(done, len(found)),
+                since_ms=since_ms, progress=lambda done: progress(done, len(found.halves)),
             )  # fmt: skip
-            report = commits.commit(found, doubtful=begun_before or again)
+            report = commits.commit(found.halves, doubtful=begun_before or again)
         age_s = time.time() - since_ms / 1000
         if age_s > _ALARM_S:
             _LOG.warning(
@@ -187,12 +178,12 @@ class TransactionCommitter:
                 "stop asking about them after transactionCheckMax * transactionCheckInterval "
                 "(450 s by default): shorter epochs, please", epoch, age_s,
             )  # fmt: skip
-        ctx = RunContext(query_id, rows[0].run_id, epoch, lane=rows[0].lane)
+        ctx = RunContext(query_id, found.run_id, epoch, lane=found.lane)
         self._note(report, ctx, time.monotonic() - started_s)
         mark.remove()
         return EndReport(
             query_id, epoch, report.committed, report.found_stored, len(report.refused),
-            topics=tuple(sorted({row.topic for row in rows})),
+            topics=tuple(sorted(found.halves.column("topic").unique().to_pylist())),
         )  # fmt: skip
 
     def _note(self, report: CommitReport, ctx: RunContext, duration_s: float) -> None:
@@ -216,20 +207,6 @@ class TransactionCommitter:
             batches.append(transaction_rows(columns, len(gone), ctx))
         self._ledger.append(self._spark, *batches)
 
-    def _rows(self, query_id: str, epoch: int) -> list[Any]:
-        """The epoch's half messages, and the rows of its end where it is ended.
-
-        A driver has room for some hundred bytes of each.
-        """
-        columns = ", ".join(_COLUMNS)
-        rows = queried(
-            self._ledger.rows(self._spark),
-            f"SELECT {columns}, epoch FROM decided_halves "  # noqa: S608 (names of ours)
-            f"UNION ALL SELECT {columns}, epoch FROM epoch_ends",
-        )
-        ours = (rows.query_id == query_id) & (rows.epoch == epoch)
-        return rows.where(ours).collect()
-
 
 def check_ended(report: EndReport) -> None:
     """Say that the epoch is not ended, or that messages of it are lost.
@@ -252,28 +229,9 @@ def check_ended(report: EndReport) -> None:
         )
 
 
-def read_halves(row: Any) -> list[Half]:
-    """The half messages of a send row: one, or those of a group."""
-    found = [(row.message_id, row.offset_message_id, row.queue_offset)]
-    if row.half_messages is not None:
-        found = half_messages(row.half_messages)
-    return [
-        Half(row.topic, row.broker_name, row.queue_id, offset, _commit_log_offset(*ids), ids[0])
-        for *ids, offset in found
-    ]
-
-
-def _commit_log_offset(message_id: str, offset_message_id: str) -> int:
-    try:
-        return decode_offset_message_id(offset_message_id).offset
-    except ProtocolError as unreadable:
-        raise DeliveryError(
-            f"the ledger's half message {message_id} has no place in a commit log: {unreadable}"
-        ) from unreadable
-
-
 _EPOCHS: Final = 4
 """Decided epochs whose members are remembered."""
+_UNDECIDED_S: Final = 0.2
 _RETRY_S: Final = 30.0
 """After an epoch could not be ended; brokers ask again as often by themselves."""
 
@@ -309,6 +267,7 @@ class CheckBacks:
         self._clock = clock
         self._known: OrderedDict[tuple[str, int], frozenset[str]] = OrderedDict()
         self._not_before_s: dict[tuple[str, int], float] = {}
+        self._undecided: tuple[tuple[str, int], float] | None = None
 
     def __call__(self, message: StoredMessage) -> TransactionState:
         """The answer; what cannot be found out is UNKNOWN."""
@@ -337,13 +296,20 @@ class CheckBacks:
 
     def _members_of(self, epoch: tuple[str, int]) -> frozenset[str] | None:
         known = self._known.get(epoch)
-        if known is None:
+        if known is None and not self._is_undecided(epoch):
             known = self._members(*epoch)
-            if known is not None:
+            if known is None:
+                self._undecided = epoch, self._clock() + _UNDECIDED_S
+            else:
                 self._known[epoch] = known
                 while len(self._known) > _EPOCHS:
                     self._not_before_s.pop(self._known.popitem(last=False)[0], None)
         return known
+
+    def _is_undecided(self, epoch: tuple[str, int]) -> bool:
+        """It was, a moment ago; brokers ask about thousands of messages of an epoch at once."""
+        asked = self._undecided
+        return asked is not None and asked[0] == epoch and self._clock() < asked[1]
 
 
 class TransactionChecker:

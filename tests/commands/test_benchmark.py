@@ -269,7 +269,7 @@ class TestBaseline:
 def test_an_unwritable_out_is_an_early_error(
     arguments: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    assert main([*arguments, "--out", str(tmp_path / "nowhere" / "out.json")]) == 1
+    assert main([*arguments, "--out", str(tmp_path / "nowhere" / "out.json")]) == 2
     told = capsys.readouterr().err
     assert "nowhere" in told
     assert "1/1" not in told

@@ -4,10 +4,12 @@
     python -m tests.fuzz --only route stored    these
     python -m tests.fuzz --runs 5000000         more of each
     python -m tests.fuzz --list                 their names
+    python -m tests.fuzz --record               record the traffic of real brokers anew
 
-Samples of correct peers are the seeds, and what was found to lead further is kept in --corpus for
-the next time. An input after which a target raises anything but its own error is kept, too, and
-named; exit code 1. Needs the extra `fuzz` (Linux, CPython 3.11 to 3.13).
+Samples of correct peers and recorded traffic (`recorded.json`) are the seeds, and what was found to
+lead further is kept in --corpus for the next time. An input after which a target raises anything
+but its own error is kept, too, and named; exit code 1. Needs the extra `fuzz` (Linux, CPython 3.11
+to 3.13).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Final, NamedTuple
 import platformdirs
 
 from rocket_sink.commands.common.output import Bar, line, note_lines, show, table
+from tests.fuzz.recorded import recorded
 from tests.fuzz.targets import TARGETS
 
 ROOT: Final = Path(__file__).parents[2]
@@ -50,8 +53,9 @@ def fuzz(name: str, runs: int, corpus: Path, bar: Bar | None = None) -> Fuzzed:
     folder = corpus / re.sub(r"\W", "-", name)
     folder.mkdir(parents=True, exist_ok=True)
     named = TARGETS if name == "all" else {name: TARGETS[name]}
-    for number, target in enumerate(named.values()):
-        for which, sample in enumerate(target.samples):
+    for number, (target_name, target) in enumerate(named.items()):
+        samples = [*target.samples, *recorded(target_name)]
+        for which, sample in enumerate(samples):
             seed = bytes([number]) + sample if name == "all" else sample
             (folder / f"sample-{number}-{which}").write_bytes(seed)
     command = [
@@ -85,7 +89,13 @@ def main(arguments: Sequence[str]) -> int:
         "--corpus", type=Path, default=Path(platformdirs.user_cache_dir("rocket-sink")) / "fuzz"
     )
     parser.add_argument("--list", action="store_true", help="the targets' names")
+    parser.add_argument("--record", action="store_true", help="record real traffic, as seeds")
     given = parser.parse_args(arguments)
+    if given.record:
+        from tests.fuzz.record import record_all
+
+        record_all()
+        return 0
     if given.list:
         for name in TARGETS:
             line(name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.fuzz.__main__ import fuzz
+from tests.fuzz.recorded import RECORDED, recorded
 from tests.fuzz.targets import _MANY, TARGETS, feed
 
 
@@ -16,6 +18,19 @@ def test_the_samples_themselves_decode(name: str) -> None:
     for sample in TARGETS[name].samples:
         found = feed(TARGETS[name], sample)
         assert sample is _MANY or not isinstance(found, Exception), found
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if recorded(name)])
+def test_recorded_traffic_decodes(name: str) -> None:
+    found = [feed(TARGETS[name], sample) for sample in recorded(name)]
+    # A piece of the traffic need not be whole, and not every header is that of a send answer.
+    assert name in ("frame", "send answer") or not any(isinstance(one, Exception) for one in found)
+
+
+def test_recorded_traffic_is_small_and_from_both_generations() -> None:
+    assert RECORDED.stat().st_size < 200_000
+    assert set(json.loads(RECORDED.read_text())) == {"5.5.0", "4.9.7"}
+    assert sum(bool(recorded(name)) for name in TARGETS) >= 17
 
 
 @pytest.mark.skipif(find_spec("atheris") is None, reason="no wheel of atheris for this Python")

@@ -23,6 +23,7 @@ from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import load, nodes, standalone, tables
 from tests.hosts.bed import Bed
 from tests.hosts.play import BACK_LIMIT_MS, PAUSE_LIMIT_MS, Case, Run, run_command
+from tests.soak import page as soak
 
 RESULTS = Path("conf/clusters.json")
 PAGE = Path("docs/clusters.md")
@@ -372,9 +373,10 @@ def page(results: Mapping[str, Any]) -> str:
     more = {"back_ms": "on again s", "degraded": "degraded"}
     table = tables.verdicts(results["cases"], limits, more)
     text = f"{head}{table}\n## By mode\n\n{tables.modes(results['cases'], more)}"
-    if not standalone.RESULTS.exists():
-        return text
-    return text + standalone.section(json.loads(standalone.RESULTS.read_text()))
+    for part in (standalone, soak):
+        if part.RESULTS.exists():
+            text += part.section(json.loads(part.RESULTS.read_text()))
+    return text
 
 
 def play(

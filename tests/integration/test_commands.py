@@ -86,8 +86,10 @@ def test_lines_of_standard_input_are_messages(name_server: str) -> None:
 
 
 def test_a_message_that_cannot_be_sent_is_exit_code_1(name_server: str) -> None:
-    done = rocket_sink("send", "-n", name_server, "-t", "TBW102 x", "body", code=1)
-    assert "INVALID_TOPIC" in done.err
+    long = f"note={'x' * 33_000}"
+    done = rocket_sink("send", "-n", name_server, "-t", "shell", "--property", long, "b", code=1)
+    assert "PROPERTIES_TOO_LARGE" in done.err
+    rocket_sink("send", "-n", name_server, "-t", "no topic", "body", code=2)
 
 
 def test_check_fails_when_a_name_server_is_away(name_server: str) -> None:

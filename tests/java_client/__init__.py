@@ -101,21 +101,27 @@ def run_java(
     Raises:
         AssertionError: it failed, or its last line is not "judge end".
     """
-    java = find_java()
-    classes = [_compiled(source, version), *resolve_jars(version, java=java)]
-    opens = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS]
+    command, class_path = java_command(source, version)
     with tempfile.TemporaryDirectory(prefix="rocket-sink-java-") as home:
         done = subprocess.run(
             # Logs go to the home folder.
-            [str(java.executable), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-             f"-Duser.home={home}", *opens, source.stem, *arguments],
+            [*command, f"-Duser.home={home}", source.stem, *arguments],
             input=lines, capture_output=True, text=True, encoding="utf-8", timeout=timeout_s,
-            check=False, env={**os.environ, "CLASSPATH": os.pathsep.join(map(str, classes))},
+            check=False, env={**os.environ, "CLASSPATH": class_path},
         )  # fmt: skip
     found = [line.split(" ")[1:] for line in done.stdout.splitlines() if line.startswith("judge ")]
     assert done.returncode == 0, done.stderr[-3000:] or done.stdout[-3000:]
     assert found[-1:] == [["end"]], done.stdout[-3000:] + done.stderr[-3000:]
     return found[:-1]
+
+
+def java_command(source: Path, version: str) -> tuple[list[str], str]:
+    """Java with its options for a source file on a version's jars, and the class path."""
+    java = find_java()
+    classes = [_compiled(source, version), *resolve_jars(version, java=java)]
+    opens = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS]
+    options = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    return [str(java.executable), *options, *opens], os.pathsep.join(map(str, classes))
 
 
 @functools.cache

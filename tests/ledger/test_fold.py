@@ -233,6 +233,27 @@ def test_optimize_and_vacuum_leave_the_rows_and_the_spool(spark, tables):
     assert partitions(spark, tables)[9800] == 2
 
 
+def test_vacuum_is_a_matter_of_few_tasks(spark, tables):
+    name = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+    before = spark.conf.get(name)
+    context = spark.sparkContext
+    spark.conf.set(name, "10000")
+    context.setJobGroup("vacuum", "")
+    try:
+        Ledger(tables).vacuum(spark)
+        assert spark.conf.get(name) == "10000"
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+        spark.conf.set(name, before)
+    tracker = context.statusTracker()
+    stages = {
+        stage for job in tracker.getJobIdsForGroup("vacuum")
+        for stage in tracker.getJobInfo(job).stageIds
+    }  # fmt: skip
+    tasks = [found.numTasks for found in map(tracker.getStageInfo, stages) if found]
+    assert 1 < max(tasks) <= 64
+
+
 def test_history_cannot_be_edited(spark, tables):
     from delta.tables import DeltaTable
 

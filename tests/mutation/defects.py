@@ -576,6 +576,24 @@ SPARK: tuple[Defect, ...] = (
         ),
         "letters of a key are sent while an earlier one that failed three times is left alone",
     ),
+    Defect(
+        "refused-half-is-a-member",
+        "rocket_sink/spark/decided_epoch.py",
+        'pc.and_(pc.fill_null(rows.column("half"), False), is_stored)',
+        'pc.fill_null(rows.column("half"), False)',
+        (
+            "tests/spark/test_transactional_epochs.py::test_delta_rs_and_spark_read_the_same_of_an_epoch",
+        ),
+        "an epoch commits half messages that no broker has, and reports them as lost",
+    ),
+    Defect(
+        "commits-unanswered-are-taken-for-done",
+        "rocket_sink/producer/admin/half_commits.py",
+        "            self._committer.ended(self._lane, position, None, error)\n",
+        "            self._committer.committed(self._lane, 1)\n",
+        ("tests/producer/admin/test_half_commits.py::test_what_has_no_answer_is_committed_again",),
+        "half messages whose commit was lost on its way stay hidden, and the ledger says committed",
+    ),
 )
 
 COMMANDS: tuple[Defect, ...] = (

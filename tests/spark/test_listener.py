@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.spark import listener
 from rocket_sink.spark.listener import FoldThread
+from rocket_sink.spark.sink import RocketSink
+from rocket_sink.testing import FakeCluster
 from tests.ledger.values import accounts, context
 
 pytestmark = pytest.mark.spark
@@ -83,3 +86,58 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def confirmed(ledger: Ledger, spark: Any) -> int:
     return int(ledger.epochs(spark).where("confirmed").count())
+
+
+def running(*runs: str) -> Any:
+    """A session of which only the queries are asked for."""
+    queries = SimpleNamespace(active=[SimpleNamespace(runId=run) for run in runs])
+    return SimpleNamespace(streams=queries, sparkContext=SimpleNamespace(_jsc=None))
+
+
+def test_the_end_of_a_query_is_waited_for() -> None:
+    """Spark tells of it after `awaitTermination` has returned."""
+    thread, handled = FoldThread(running("other")), threading.Event()
+    thread.started("other")
+    thread.started("run-1")
+    confirm = thread._confirm
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(0.2)
+        confirm(*arguments)
+        handled.set()
+
+    thread._confirm = slowly  # type: ignore[method-assign]
+    thread.add(resolve_path("/no/such/ledger"), interval_s=1e9)
+    threading.Timer(0.2, thread.ended, ["run-1"]).start()
+    thread.await_ended(DEADLINE_S)
+    assert handled.is_set()
+
+
+def test_an_end_that_is_never_told_is_waited_for_once() -> None:
+    thread = FoldThread(running())
+    thread.started("run-1")
+    began_s = time.monotonic()
+    thread.await_ended(0.3)
+    assert time.monotonic() - began_s >= 0.3
+    thread.await_ended(1e9)
+
+
+def test_nobody_waits_while_queries_run() -> None:
+    thread = FoldThread(running("run-1"))
+    thread.started("run-1")
+    thread.await_ended(1e9)
+
+
+def test_a_sync_after_a_query_knows_its_last_epoch_done(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n')
+    rows = spark.readStream.schema("body STRING").json(str(tmp_path / "in"))
+    ledger = Ledger(tmp_path / "ledger")
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("flights", queues=1)
+        sink = RocketSink(nameServer=cluster.name_server, topic="flights", ledger=ledger.path)
+        query = sink.stream(rows).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert query.trigger(availableNow=True).start().awaitTermination(DEADLINE_S)
+    ledger.sync(spark)
+    assert confirmed(ledger, spark) == 1
+    assert ledger.unfolded_epochs() == 0

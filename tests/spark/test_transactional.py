@@ -6,7 +6,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,12 +15,13 @@ from rocket_sink import RocketSink
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin.half_commits import CommitReport, Half, HalfMessageCommitter
+from rocket_sink.producer.admin.half_commits import HALVES, CommitReport, HalfMessageCommitter
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN
 from rocket_sink.rows.contract import resolve_columns
-from rocket_sink.spark.transactions import CheckBacks, read_halves
+from rocket_sink.spark.decided_epoch import read_halves
+from rocket_sink.spark.transactions import CheckBacks
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.task.transaction_marker import HalfMark
 from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
@@ -62,7 +62,7 @@ class World:
         return pa.Table.from_batches(written)
 
     def commit(
-        self, halves: list[Half], *, doubtful: bool = False, ordered: bool = True, **more: Any
+        self, halves: pa.Table, *, doubtful: bool = False, ordered: bool = True, **more: Any
     ) -> CommitReport:
         engine = SendEngine(self.options(**more))
         try:
@@ -90,11 +90,14 @@ def rows_of(count: int) -> pa.Table:
     return pa.table({"body": [b"%04d" % n for n in range(count)], "sharding_key": keys})
 
 
-def halves_of(written: pa.Table) -> list[Half]:
+def halves_of(written: pa.Table) -> pa.Table:
     """As `TransactionCommitter` reads them out of the ledger."""
-    rows = written.filter(pa.compute.field("kind") == "send").to_pylist()
-    stored = (row for row in rows if row["half"] and row["outcome"] == "acked")
-    return [half for row in stored for half in read_halves(SimpleNamespace(**row))]
+    sent = (pa.compute.field("kind") == "send") & (pa.compute.field("outcome") == "acked")
+    return read_halves(written.filter(sent & pa.compute.field("half")))
+
+
+def ids_of(halves: pa.Table) -> frozenset[str]:
+    return frozenset(halves.column("message_id").to_pylist())
 
 
 ALL = Counter(rows_of(ROWS).column("body").to_pylist())
@@ -153,7 +156,7 @@ def test_a_lost_answer_leaves_a_half_that_nobody_commits(world: World, behaviour
     world.commit(halves)
     assert world.seen() == ALL and len(world.open()) == orphans
     # Their twins are visible: whatever a broker asks about them, they are rolled back.
-    decide = check_backs(world, frozenset(half.message_id for half in halves))
+    decide = check_backs(world, ids_of(halves))
     assert {decide(asked(half)) for half in world.open()} == {ROLLBACK}
 
 
@@ -187,7 +190,7 @@ def test_a_commit_without_an_answer_doubles_nothing(
 @pytest.mark.parametrize("killed_after", [0, 1, 17, ROWS])
 def test_an_ender_that_was_killed_is_mended_by_the_next(world: World, killed_after: int) -> None:
     halves = halves_of(world.send())
-    world.commit(halves[:killed_after])
+    world.commit(halves.slice(0, killed_after))
     report = world.commit(halves, doubtful=True)
     assert report == CommitReport(committed=ROWS, found_stored=killed_after)
     assert world.seen() == ALL
@@ -207,7 +210,7 @@ def test_a_broker_that_is_away_is_told_and_its_messages_are_committed_later(worl
     away.kill()
     with pytest.raises(DeliveryError, match=r"broker-a are decided.*transactions settle"):
         world.commit(halves, storedCheckTimeout=300)
-    mine = {half.message_id for half in halves if half.broker_name == away.name}
+    mine = ids_of(halves.filter(pa.compute.field("broker_name") == away.name))
     assert 0 < len(mine) == ROWS - sum(world.seen().values())
     away.restart()
     assert world.commit(halves, doubtful=True).committed == ROWS
@@ -219,9 +222,11 @@ def test_what_a_broker_has_lost_is_named(world: World) -> None:
     lost = world.cluster.brokers[0]
     lost.lose_half_messages()
     report = world.commit(halves)
-    there = [half for half in halves if half.broker_name != lost.name]
-    assert report.committed == len(there) == sum(world.seen().values())
-    assert {half for half, _ in report.refused} == set(halves) - set(there)
+    is_lost = pa.compute.field("broker_name") == lost.name
+    assert report.committed == len(halves.filter(~is_lost)) == sum(world.seen().values())
+    gone = pa.Table.from_pylist([dataclasses.asdict(half) for half, _ in report.refused], HALVES)
+    order = [("half_offset", "ascending")]
+    assert gone.sort_by(order) == halves.filter(is_lost).sort_by(order)
     assert {remark for _, remark in report.refused} == {"Find prepared transaction message failed"}
 
 
@@ -293,11 +298,25 @@ def test_an_undecided_epoch_is_unknown_and_a_failed_attempts_rows_are_rolled_bac
     assert check_backs(world, frozenset())(foreign) is UNKNOWN
 
 
+def test_thousands_of_questions_about_an_undecided_epoch_are_one_look(world: World) -> None:
+    world.send()
+    one, looks, now_s = asked(world.open()[0]), list[int](), [0.0]
+
+    def members(query_id: str, epoch: int) -> None:
+        looks.append(epoch)
+
+    decide = CheckBacks(members, lambda topic, one: False, never, clock=lambda: now_s[0])
+    assert {decide(one) for _ in range(2000)} == {UNKNOWN} and len(looks) == 1
+    now_s[0] = 1.0
+    decide(one)
+    assert len(looks) == 2
+
+
 def test_a_question_about_a_decided_message_ends_its_epoch_and_commits_nothing(
     world: World,
 ) -> None:
     halves = halves_of(world.send())
-    members, ended = frozenset(half.message_id for half in halves), list[tuple[str, int]]()
+    members, ended = ids_of(halves), list[tuple[str, int]]()
 
     def end(query_id: str, epoch: int) -> None:
         ended.append((query_id, epoch))
@@ -317,7 +336,7 @@ def test_what_cannot_be_ended_now_is_tried_again_later(world: World) -> None:
         tries.append(now_s[0])
         raise LedgerError("away")
 
-    members = frozenset(half.message_id for half in halves)
+    members = ids_of(halves)
     decide = check_backs(world, members, end=end, clock=lambda: now_s[0])
     for second in (0.0, 1.0, 29.0, 31.0):
         now_s[0] = second

@@ -5,6 +5,7 @@ One ledger for all tests, for making one is most of a short test's time; each ha
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ from rocket_sink.errors import ConfigurationError, DeliveryError
 from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
+from rocket_sink.spark import decided_epoch as decided_epochs
 from rocket_sink.spark import foreach_batch, transactions
+from rocket_sink.spark.decided_epoch import DecidedEpoch, decided_epoch
 from rocket_sink.spark.transactions import TransactionCommitter
 from rocket_sink.task.transaction_marker import HalfMark
 from rocket_sink.testing import Answer, FakeCluster
@@ -192,6 +195,35 @@ def test_a_stream_names_its_query_itself(query: Query, tmp_path: Path) -> None:
     assert query.seen() == {0: ROWS}
     found = query.ledger.transactions(query.spark).where(f"query_id = '{running.id}'").first()
     assert (found.epoch, found.committed, found.open) == (0, ROWS, False)
+
+
+def test_delta_rs_and_spark_read_the_same_of_an_epoch(query: Query, monkeypatch: Any) -> None:
+    place = resolve_path(query.ledger.path)
+
+    def read_once(epoch: int, name: str) -> DecidedEpoch | None:
+        found = decided_epoch(query.spark, place, name, epoch)
+        if found is None:
+            return None
+        return dataclasses.replace(found, halves=found.halves.sort_by("message_id"))
+
+    def read(epoch: int, name: str = query.name) -> DecidedEpoch | None:
+        direct = read_once(epoch, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(decided_epochs, "open_direct", lambda *given: None)
+            assert read_once(epoch, name) == direct
+        return direct
+
+    # An attempt that its broker refused is no message of the epoch.
+    for broker in query.cluster.brokers:
+        broker.on(RequestCode.SEND_MESSAGE_V2, Answer(1, "not now"), times=1)
+    query.killed(monkeypatch, TransactionCommitter, "_end", die)
+    found = read(0)
+    assert found is not None and len(found.halves) == ROWS and not found.is_ended
+    query.epoch(1)
+    for epoch in (0, 1):
+        found = read(epoch)
+        assert found is not None and len(found.halves) == ROWS and found.is_ended
+    assert read(2) is None and read(0, "another") is None
 
 
 def test_batch_writes_have_it_and_foreach_does_not(query: Query) -> None:

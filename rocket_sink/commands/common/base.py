@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import difflib
 import importlib
 import re
 import signal
@@ -16,7 +15,7 @@ from typing import Any, ClassVar, Final
 import click
 
 from rocket_sink.errors import RocketSinkError
-from rocket_sink.text import clean
+from rocket_sink.text import clean, nearest
 
 
 class Command(click.Command):
@@ -28,6 +27,14 @@ class Command(click.Command):
         super().__init__(*arguments, **more)
         self.example = example
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, hidden=True))
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """As click, whose errors about an option without its value do not name the command."""
+        try:
+            return super().parse_args(context, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or context
+            raise
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the example, one command per line, unwrapped."""
@@ -47,6 +54,25 @@ class Group(click.Group):
         """The names in the order of definition."""
         return list(self.commands)
 
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; for an unknown one suggest the nearest."""
+        name = args[0]
+        if self.get_command(context, name) is None and not name.startswith("-"):
+            names = self.list_commands(context)
+            near = nearest(name, names)
+            hint = f"did you mean {near!r}?" if near else f"there are {', '.join(names)}"
+            raise click.UsageError(f"no such command {name!r}; {hint}", context)
+        return super().resolve_command(context, args)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their whole first sentence; click cuts it."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()]
+            )
+
 
 class LazyGroup(Group):
     """A group with the names and one-line helps of its commands, which are imported on use."""
@@ -58,17 +84,6 @@ class LazyGroup(Group):
     def list_commands(self, context: click.Context) -> list[str]:
         """The names in the order of `lazy`."""
         return [*self.lazy, *super().list_commands(context)]
-
-    def resolve_command(
-        self, context: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for an unknown one suggest the nearest."""
-        name = args[0]
-        if self.get_command(context, name) is None and not name.startswith("-"):
-            near = difflib.get_close_matches(name, self.list_commands(context), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise click.UsageError(f"no such command {name!r}{hint}", context)
-        return super().resolve_command(context, args)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """Import the command, or None."""
@@ -117,6 +132,83 @@ def one_line(error: BaseException) -> str:
     if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
         return _short(_spark_text(error))
     return _short(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def usage_line(error: click.ClickException) -> str:
+    """What is wrong with a command line, in which command, and what to do, as one line."""
+    context: click.Context | None = getattr(error, "ctx", None)
+    where = context.command_path if context is not None else "rocket-sink"
+    text = " ".join(_usage_text(error, context).split())
+    if not text.endswith("..."):
+        text = text.removesuffix(".")
+    if text[1:2].islower():
+        text = text[:1].lower() + text[1:]
+    if context is not None and not _says_what_to_do(error, text):
+        text += f"; {where} --help shows what it takes"
+    return clean(f"{where}: {text}")
+
+
+def _says_what_to_do(error: click.ClickException, text: str) -> bool:
+    """Of a bad value it is said what would be a good one, except by click for a path."""
+    if text.endswith("?") or ";" in text:
+        return True
+    if isinstance(error, click.MissingParameter) or not isinstance(error, click.BadParameter):
+        return False
+    return error.param is None or not isinstance(error.param.type, click.Path | click.File)
+
+
+def _usage_text(error: click.ClickException, context: click.Context | None) -> str:
+    if isinstance(error, click.NoSuchOption):
+        return _no_such_option(error, context)
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return _missing(error.param)
+    if isinstance(error, click.BadParameter):
+        reason = _outside_range(error) or error.message
+        return f"{_spelled(error.param)}: {reason}" if error.param is not None else reason
+    return error.format_message()
+
+
+def _no_such_option(error: click.NoSuchOption, context: click.Context | None) -> str:
+    there = context.command.get_params(context) if context is not None else ()
+    names = {
+        spelling.lstrip("-"): spelling
+        for parameter in there
+        for spelling in (*parameter.opts, *parameter.secondary_opts)
+        if spelling.startswith("--") and not getattr(parameter, "hidden", False)
+    }
+    near = nearest(error.option_name.lstrip("-"), names)
+    return f"no such option {error.option_name}" + (
+        f"; did you mean {names[near]}?" if near is not None else ""
+    )
+
+
+def _missing(parameter: click.Parameter) -> str:
+    kind = parameter.type
+    name = _spelled(parameter)
+    if isinstance(parameter, click.Option) and parameter.metavar:
+        name += f" {parameter.metavar}"
+    if isinstance(kind, click.Choice):
+        return f"{name} is missing, one of {', '.join(map(str, kind.choices))}"
+    about = getattr(parameter, "help", None)
+    return f"{name} is missing" + (f" ({about.removesuffix('.')})" if about else "")
+
+
+def _spelled(parameter: click.Parameter) -> str:
+    if isinstance(parameter, click.Argument):
+        return parameter.metavar or parameter.human_readable_name
+    return max(parameter.opts, key=len)
+
+
+def _outside_range(error: click.BadParameter) -> str | None:
+    """click says `'x' is not a valid integer range` and `1<=x<=18`."""
+    kind = error.param.type if error.param is not None else None
+    if not isinstance(kind, click.IntRange | click.FloatRange):
+        return None
+    given = error.message.partition(" is not ")[0].strip("'")
+    what = "whole number" if isinstance(kind, click.IntRange) else "number"
+    bounds = f"from {kind.min}" if kind.min is not None else ""
+    bounds += f" to {kind.max}" if kind.max is not None else " on"
+    return f"{given!r} is no {what} {bounds}"
 
 
 def _spark_text(error: BaseException) -> str:

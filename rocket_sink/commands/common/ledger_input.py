@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -19,6 +20,26 @@ if TYPE_CHECKING:
     from rocket_sink.ledger.duckdb_reader import QuickLedger
     from rocket_sink.ledger.fold import FoldSummary
     from rocket_sink.ledger.ledger import Ledger
+
+
+def ledger_named_both_ways(function: Decorated) -> Decorated:
+    """Add the ledger's folder to a command as `path`: as --ledger, or as its argument."""
+
+    @functools.wraps(function)
+    def with_path(*, argument: str | None, option: str | None, **more: Any) -> Any:
+        if argument and option:
+            raise click.UsageError("the ledger is named twice: give LEDGER or --ledger, not both")
+        path = argument or option
+        if not path:
+            raise click.UsageError("which ledger? give --ledger PATH")
+        return function(path=path, **more)
+
+    option = click.option(
+        "--ledger", "-l", "option", metavar="PATH",
+        help="The ledger's folder; it may be named without --ledger, too.",
+    )  # fmt: skip
+    argument = click.argument("argument", metavar="[LEDGER]", required=False)
+    return cast("Decorated", option(argument(with_path)))
 
 
 def fold_option(function: Decorated) -> Decorated:

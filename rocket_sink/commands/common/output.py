@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import datetime
 import enum
+import os
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 _PIPE_WIDTH: Final = 140
+_TERMINAL_WIDTH: Final = 80
 _COUNT: Final = re.compile(r"\b(\d+) of (\d+)\b")
 
 
@@ -51,8 +54,29 @@ def line(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line on standard error."""
-    click.echo(clean(text), err=True)
+    """A line on standard error. A terminal gets it broken at blanks, where it would break words."""
+    click.echo(_fitted(clean(text)), err=True)
+
+
+def _fitted(text: str) -> str:
+    if not sys.stderr.isatty():
+        return text
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    return textwrap.fill(
+        text, stderr_columns(), subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def stderr_columns() -> int:
+    """Width of the terminal that standard error is; $COLUMNS comes first, as for tables."""
+    wanted = os.environ.get("COLUMNS", "")
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _TERMINAL_WIDTH
+    except (OSError, ValueError):
+        return _TERMINAL_WIDTH
 
 
 def note_lines(text: str) -> None:
@@ -70,7 +94,10 @@ def check_writable(path: Path) -> None:
     try:
         path.open("ab").close()
     except OSError as error:
-        raise click.BadParameter(f"cannot write {path}: {error.strerror or error}") from error
+        raise click.BadParameter(
+            f"cannot write {path}: {error.strerror or error}; name a file in a folder that is "
+            "there and may be written to"
+        ) from error
     if not there:
         path.unlink()
 

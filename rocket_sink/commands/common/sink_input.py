@@ -15,7 +15,8 @@ import click
 
 from rocket_sink.commands.common.output import note
 from rocket_sink.commands.options import read_conf
-from rocket_sink.errors import OptionError, RocketSinkError
+from rocket_sink.errors import MessageError, OptionError, RocketSinkError
+from rocket_sink.message_rules import FORBIDDEN_TOPICS, check_topic
 from rocket_sink.options import SinkOptions, find_option
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -136,7 +137,37 @@ def checked_options(values: Mapping[str, Any]) -> SinkOptions:
             "rocket-sink cluster up",
             option="nameServer",
         )
+    _check_addresses(options)
+    check_topic_name(options.topic)
     return options
+
+
+def _check_addresses(options: SinkOptions) -> None:
+    from rocket_sink.errors import ConnectError
+    from rocket_sink.net.transport import parse_address
+
+    for address in options.name_servers:
+        try:
+            parse_address(address)
+        except ConnectError:
+            raise OptionError(
+                f"option nameServer: {address!r} is not an address of the form HOST:PORT, as "
+                "127.0.0.1:9876",
+                option="nameServer",
+            ) from None
+
+
+def check_topic_name(topic: str) -> None:
+    """Of a topic that is given; only its form, because commands that read may name system topics.
+
+    Raises:
+        OptionError: no topic can have this name.
+    """
+    if topic and topic not in FORBIDDEN_TOPICS:
+        try:
+            check_topic(topic)
+        except MessageError as error:
+            raise OptionError(f"option topic: {error.text}", option="topic") from None
 
 
 def with_name_server(values: Mapping[str, Any]) -> dict[str, Any]:

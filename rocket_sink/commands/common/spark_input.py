@@ -42,13 +42,24 @@ def spark_options(function: Decorated) -> Decorated:
     for decorate in (
         click.option("--package", "packages", multiple=True, metavar="GROUP:ARTIFACT:VERSION",
                      help="Maven package for Spark to load; repeatable."),
-        click.option("--spark-conf", multiple=True, metavar="NAME=VALUE",
+        click.option("--spark-conf", multiple=True, metavar="NAME=VALUE", callback=name_values,
                      help="Spark setting; repeatable."),
         click.option("--master", metavar="URL",
                      help="Spark master. Default: spark-submit's, else local[*]."),
     ):  # fmt: skip
         function = decorate(function)
     return function
+
+
+def name_values(
+    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> tuple[str, ...]:
+    """A click callback: refuses what is not `NAME=VALUE` before there is any work."""
+    for text in texts:
+        name, equals, _ = text.partition("=")
+        if not equals or not name.strip():
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+    return texts
 
 
 def pairs(texts: Iterable[str], what: str) -> dict[str, str]:

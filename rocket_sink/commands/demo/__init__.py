@@ -99,7 +99,12 @@ def _prepare(out: Path | None) -> Path:
     if out is None:
         return Path(tempfile.mkdtemp(prefix="rocket-sink-demo-"))
     folder = out.expanduser().absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--out: cannot make the folder {folder}: {error.strerror}; name one that may be made"
+        ) from None
     others = [entry.name for entry in folder.iterdir() if entry.name not in _PARTS]
     if others:
         raise ConfigurationError(

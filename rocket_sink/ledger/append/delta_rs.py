@@ -1,4 +1,6 @@
-"""The table as delta-rs opens it and commits to it: some milliseconds, and no Spark job.
+"""The table as delta-rs opens it, reads an epoch of it, and commits to it.
+
+Each takes some milliseconds, and no Spark job.
 
 Only for plain tables in local folders, seen from the driver. Elsewhere Spark's Delta knows what
 else a commit must keep to: a table's further features, and who else writes to a store and how.
@@ -18,6 +20,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.data_files import DataFile
@@ -54,6 +58,33 @@ def open_table(place: LedgerPath) -> DeltaTable | None:
     is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
     is_known = {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
     return table if is_plain and is_known else None
+
+
+def rows_of_epoch(
+    table: DeltaTable, kinds: Sequence[str], query_id: str, epoch: int, columns: Sequence[str]
+) -> pa.Table:
+    """All rows of an epoch; files whose statistics exclude it are not opened.
+
+    Raises:
+        LedgerError: files that the table names are gone or damaged.
+    """
+    from pyarrow import dataset
+
+    field = dataset.field
+    ours = field("kind").isin(kinds) & (field("query_id") == query_id) & (field("epoch") == epoch)
+    try:
+        return table.to_pyarrow_dataset().to_table(columns=list(columns), filter=ours)
+    except (OSError, pa.ArrowException) as error:
+        raise unreadable(table.table_uri, error) from error
+
+
+def unreadable(path: str, error: BaseException) -> LedgerError:
+    """The error of a reader of the table that misses its files."""
+    return LedgerError(
+        f"the ledger {path} cannot be read: {_first_line(str(error))}. Files that the table names "
+        "are gone or damaged: put them back from a backup",
+        path=path,
+    )
 
 
 def commit(
@@ -125,8 +156,12 @@ def _keeps_transactions() -> bool:
 
 
 def _failed(place: LedgerPath, reason: str) -> LedgerError:
-    reason = (reason.strip() or "no reason given").splitlines()[0]
+    reason = _first_line(reason)
     return LedgerError(f"cannot commit to the ledger {place.uri}: {reason}", path=place.uri)
+
+
+def _first_line(reason: str) -> str:
+    return (reason.strip() or "no reason given").splitlines()[0]
 
 
 def _checkpoint(place: LedgerPath, table: DeltaTable) -> None:

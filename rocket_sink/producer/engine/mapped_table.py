@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Final
 
+import numpy as np
+
 from rocket_sink.forks import ForkLock
 from rocket_sink.private_file import open_private
 
@@ -39,8 +41,8 @@ class MappedTable:
         self._count = count
         self._slot_bytes = slot_bytes
         self._sequence = 0
-        self._seen = b""
-        self._keys: list[str] = []
+        self._seen = np.zeros(count * slot_bytes, np.uint8)
+        self._keys: dict[int, str] = {}
 
     def get(self, key: str) -> bytes | None:
         """The value last put, or None."""
@@ -72,13 +74,18 @@ class MappedTable:
         return True
 
     def keys(self) -> list[str]:
-        # Asked 50 times a second, and as good as never anything new: bytes are compared first.
-        now = self._file.data[self._offset : self._offset + self._count * self._slot_bytes]
-        if now != self._seen:
-            found = (self._read(slot) for slot in range(self._count))
-            self._keys = [pair[0].decode() for pair in found if pair is not None and pair[0]]
-            self._seen = now
-        return self._keys
+        # Asked 50 times a second, when little is new: only the slots that changed are read, which
+        # were 5 % of a busy task's CPU.
+        size = self._count * self._slot_bytes
+        now = np.frombuffer(self._file.data, np.uint8, size, self._offset).copy()
+        changed = (now != self._seen).reshape(self._count, self._slot_bytes).any(axis=1)
+        self._seen = now
+        for slot in np.flatnonzero(changed).tolist():
+            found = self._read(slot)
+            self._keys.pop(slot, None)
+            if found is not None and found[0]:
+                self._keys[slot] = found[0].decode()
+        return list(self._keys.values())
 
     def _chain(self, key: bytes) -> Iterator[int]:
         start = zlib.crc32(key) % self._count

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import asdict
 
+import pyarrow as pa
 import pytest
 
 from rocket_sink.message import Message
 from rocket_sink.producer.admin import half_commits
-from rocket_sink.producer.admin.half_commits import Half, HalfMessageCommitter
+from rocket_sink.producer.admin.half_commits import HALVES, Half, HalfMessageCommitter
 from rocket_sink.producer.transactions import UNKNOWN
-from rocket_sink.testing import Answer
+from rocket_sink.testing import Answer, CloseConnection
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.ids import decode_offset_message_id
 
@@ -31,7 +33,7 @@ def halves(make_producer):
                 half.message_id,
             )
         )  # fmt: skip
-    return found
+    return pa.Table.from_pylist([asdict(half) for half in found], HALVES)
 
 
 @pytest.fixture
@@ -52,18 +54,31 @@ def committer(engine):
     return HalfMessageCommitter(engine, group="halves", ordered=False, since_ms=0)
 
 
-def test_answers_are_read_by_columns(cluster, make_engine, halves, at_once):
-    engine = make_engine(sendMsgTimeout=20_000)
-    engine.publish_info("orders")
-    for broker in cluster.brokers:  # so that answers come together, however busy the machine is
+@pytest.fixture
+def together(cluster):
+    """Brokers that answer after a while, so that answers come together on a busy machine, too."""
+    for broker in cluster.brokers:
         broker.freeze()
     timer = threading.Timer(1.5, lambda: [broker.thaw() for broker in cluster.brokers])
     timer.start()
-    report = committer(engine).commit(halves, doubtful=False)
+    yield
     timer.join()
+
+
+def test_answers_are_read_by_columns(cluster, make_engine, halves, at_once, together):
+    report = committer(make_engine(sendMsgTimeout=20_000)).commit(halves, doubtful=False)
     assert (report.committed, report.refused) == (COUNT, [])
     stored = sorted(int(message.body) for message in cluster.messages("orders"))
     assert stored == list(range(COUNT)) and max(at_once) >= 16
+
+
+def test_what_has_no_answer_is_committed_again(cluster, make_engine, halves):
+    for broker in cluster.brokers:
+        broker.on(RequestCode.END_TRANSACTION, CloseConnection(), times=1)
+    report = committer(make_engine(sendMsgTimeout=3000)).commit(halves, doubtful=False)
+    assert report.committed == COUNT
+    stored = sorted(int(message.body) for message in cluster.messages("orders"))
+    assert stored == list(range(COUNT))
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR])

@@ -1,0 +1,139 @@
+"""The half messages that the ledger has decided to commit, as a driver reads them.
+
+By delta-rs where it knows the table: a Spark job for it takes a second and more, which each epoch
+would wait for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocket_sink.errors import DeliveryError, ProtocolError
+from rocket_sink.ledger.append.delta_rs import rows_of_epoch
+from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.records import BETWEEN_HALVES
+from rocket_sink.ledger.schema import SEND, TRANSACTION
+from rocket_sink.ledger.table import open_direct, read_table
+from rocket_sink.ledger.views import queried
+from rocket_sink.producer.admin.half_commits import HALVES
+from rocket_sink.wire.columns.broker_ids import commit_log_offsets
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+_COLUMNS: Final = (
+    "kind", "topic", "broker_name", "queue_id", "queue_offset", "offset_message_id", "message_id",
+    "half_messages", "run_id", "lane", "at",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DecidedEpoch:
+    """An epoch that the table has, with half messages.
+
+    Attributes:
+        halves: `half_commits.HALVES`; some hundred bytes each.
+        since_ms: when its first request was answered, Unix time.
+        is_ended: a row of the table says that all are committed.
+    """
+
+    halves: pa.Table
+    since_ms: int
+    run_id: str
+    lane: str
+    is_ended: bool
+
+
+def decided_epoch(
+    spark: SparkSession, place: LedgerPath, query_id: str, epoch: int
+) -> DecidedEpoch | None:
+    """Read it; None: the epoch is not in the table, or has no half messages.
+
+    Raises:
+        LedgerError: no ledger, or files of it are gone.
+        DeliveryError: a row has no place of its half message.
+    """
+    table = open_direct(spark, place)
+    rows = (
+        _by_spark(spark, place, query_id, epoch)
+        if table is None
+        else _direct(table, query_id, epoch)
+    )
+    sends = rows.filter(pc.equal(rows.column("kind"), SEND))
+    if not sends.num_rows:
+        return None
+    first = pc.min(sends.column("at").cast(pa.timestamp("us", "UTC")))
+    return DecidedEpoch(
+        read_halves(sends), first.value // 1000, sends.column("run_id")[0].as_py(),
+        sends.column("lane")[0].as_py(), sends.num_rows < rows.num_rows,
+    )  # fmt: skip
+
+
+def _by_spark(spark: SparkSession, place: LedgerPath, query_id: str, epoch: int) -> pa.Table:
+    columns = ", ".join(_COLUMNS)
+    rows = queried(
+        read_table(spark, place),
+        f"SELECT {columns}, query_id, epoch FROM decided_halves "  # noqa: S608 (names of ours)
+        f"UNION ALL SELECT {columns}, query_id, epoch FROM epoch_ends",
+    )
+    ours = (rows.query_id == query_id) & (rows.epoch == epoch)
+    return rows.where(ours).select(*_COLUMNS).toArrow()
+
+
+def _direct(table: DeltaTable, query_id: str, epoch: int) -> pa.Table:
+    """As the views `decided_halves` and `epoch_ends` have them."""
+    rows = rows_of_epoch(
+        table, (SEND, TRANSACTION), query_id, epoch, (*_COLUMNS, "half", "outcome")
+    )
+    is_send = pc.equal(rows.column("kind"), SEND)
+    is_stored = pc.is_in(rows.column("outcome"), pa.array(["acked", "acked_degraded"]))
+    decided = pc.and_(is_send, pc.and_(pc.fill_null(rows.column("half"), False), is_stored))
+    end = pc.and_(pc.invert(is_send), pc.is_null(rows.column("message_id")))
+    return rows.filter(pc.or_(decided, end)).select(_COLUMNS)
+
+
+def read_halves(sends: pa.Table) -> pa.Table:
+    """`HALVES` of `send` rows: one each, or those of a group.
+
+    Raises:
+        DeliveryError: a row has no place of its half message.
+    """
+    is_group = pc.is_valid(sends.column("half_messages"))
+    alone = sends.filter(pc.invert(is_group))
+    groups = sends.filter(is_group)
+    names = ("topic", "broker_name", "queue_id")
+    try:
+        row, broker_ids, queue_offsets, ids = _half_messages(groups.column("half_messages"))
+        rows = pa.concat_tables([
+            alone.select([*names, "queue_offset", "offset_message_id", "message_id"]),
+            groups.select(names).take(row)
+            .append_column("queue_offset", queue_offsets)
+            .append_column("offset_message_id", broker_ids)
+            .append_column("message_id", ids),
+        ])  # fmt: skip
+        offsets = commit_log_offsets(rows.column("offset_message_id").combine_chunks())
+    except (ProtocolError, pa.ArrowInvalid) as unreadable:
+        raise DeliveryError(
+            f"a half message of the ledger has no place in a commit log: {unreadable}"
+        ) from unreadable
+    columns = [*(rows.column(number) for number in range(4)), offsets, rows.column("message_id")]
+    return pa.table(columns, HALVES.names).cast(HALVES)
+
+
+def _half_messages(
+    groups: pa.ChunkedArray,
+) -> tuple[pa.Array, pa.StringArray, pa.Int64Array, pa.StringArray]:
+    """Of each half message of groups: the group's index, the broker's id, queue offset, client id.
+
+    Args:
+        groups: the column `half_messages` of `send` rows, without nulls.
+    """
+    lists = pc.split_pattern(groups.combine_chunks(), BETWEEN_HALVES)
+    parts = pc.split_pattern(pc.list_flatten(lists), ":", max_splits=2)
+    broker_ids, offsets, ids = (pc.list_element(parts, number) for number in range(3))
+    return pc.list_parent_indices(lists), broker_ids, offsets.cast(pa.int64()), ids

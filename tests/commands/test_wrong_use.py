@@ -1,0 +1,226 @@
+"""Each wrong use of each command is one helpful line, at each width of a terminal.
+
+In this process; no case may come so far that Spark starts.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from rocket_sink import cli
+from rocket_sink.commands.common.base import Group
+from rocket_sink.errors import OptionError
+from rocket_sink.options import find_option
+from rocket_sink.text import nearest
+from tests.commands.test_cli import find, leaves, run
+
+WIDTHS = (60, 80, 120)
+UNWRITABLE = "/dev/null/no/such/file.json"
+NOT_THERE = "/no/such/file"
+NOBODY = "127.0.0.1:1"
+
+NEXT = re.compile(
+    r"; | is missing|did you mean|give |check |--help| is not one of | is no (whole )?number "
+    r"|NAME=VALUE|nor a duration|as 127\.0\.0\.1:9876|allowed are|in 3s"
+)
+"""What to do next, or what would be right."""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("rocket_sink.spark.session.build_session", started)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ledger" / "_spool").mkdir(parents=True)
+
+
+RIGHT = {
+    "--name-server": NOBODY,
+    "--topic": "flights",
+    "--ledger": "ledger",
+    "--group": "billing",
+    "--format": "rate",
+    "--checkpoint": "checkpoint",
+    "--letter": "5e1f-3",
+    "--reason": "asked the customer",
+}
+"""Values that let a command come to what is wrong."""
+NOT_FOR = {
+    "backfill": {"--format", "--reason"},
+    "dlq export": {"--ledger"},
+    "options": {"--group"},
+}
+
+
+def right(path: tuple[str, ...], *without: str) -> list[str]:
+    """A command line of this command, without some options."""
+    command, made = find(path), list(path)
+    skip = {*without, *NOT_FOR.get(" ".join(path), ())}
+    if path == ("ledger", "show"):
+        made.append("epochs")
+    if path == ("send",):
+        made.append("a body")
+    for name in (one for parameter in command.params for one in parameter.opts):
+        if name in RIGHT and name not in skip:
+            made += [name, RIGHT[name]]
+    return made
+
+
+def wrong_uses(path: tuple[str, ...]) -> Iterator[list[str]]:
+    """Command lines with one fault each."""
+    command = find(path)
+    yield [*path, "--nosuch"]
+    yield [*path, "--jsonn"]
+    if path != ("send",):
+        yield [*path, "epochs", "extra", "more"]
+    if any(parameter.required for parameter in command.params):
+        yield list(path)
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.is_flag:
+            yield from wrong_values(path, parameter)
+    names = {name for parameter in command.params for name in parameter.opts}
+    if "-O" in names:
+        given = right(path)
+        yield [*given, "-O", "x"]
+        yield [*given, "-O", "nameServr=x"]
+        yield [*given, "-O", "banana=x"]
+        yield [*given, "-O", "sendMsgTimeout=long"]
+        yield right(path, "--name-server")
+        yield [*right(path, "--name-server"), "--name-server", "nonsense"]
+    if names >= {"-O", "--topic"} and path[0] != "dlq":  # where it is a filter
+        yield [*right(path, "--topic"), "--topic", "no such!"]
+    if path in (("routes",), ("send",), ("tail",), ("benchmark",), ("dlq", "list"),
+                ("dlq", "resend")):  # fmt: skip
+        yield [*right(path), "-O", "sendMsgTimeout=100"]  # nobody answers
+    if path in (("report",), ("tune",)):
+        yield [*path, NOT_THERE]
+        yield [*path, "ledger", "--ledger", "ledger"]
+
+
+def wrong_values(path: tuple[str, ...], option: click.Option) -> Iterator[list[str]]:
+    name = max(option.opts, key=len)
+    yield [*path, name]
+    given, kind = right(path, name), option.type
+    if isinstance(kind, click.IntRange | click.FloatRange):
+        yield [*given, name, "many"]
+        yield [*given, name, "-1"]
+    if isinstance(kind, click.Choice):
+        yield [*given, name, "nonsense"]
+    if option.metavar == "TIME":
+        yield [*given, name, "yesterday"]
+    if option.metavar == "NAME=VALUE":
+        yield [*given, name, "nonsense"]
+    if name in ("--out", "--html") and path != ("options",):
+        yield [*given, name, UNWRITABLE]
+    if name == "--out" and path == ("options",):
+        yield [*path, "--conf", name, UNWRITABLE]
+        yield [*path, name, "a-file"]
+    if name in ("--file", "--conf", "--baseline"):
+        yield [*(one for one in given if one != "a body"), name, NOT_THERE]
+    if name == "--ledger" and path not in (("stream",), ("check",), ("dlq", "export")):
+        yield [*given, name, NOT_THERE]
+
+
+def groups() -> list[str]:
+    context = click.Context(cli.cli)
+    found = [name for name in cli.COMMANDS if isinstance(cli.cli.get_command(context, name), Group)]
+    return ["", *found]
+
+
+@pytest.mark.parametrize("path", leaves(), ids=" ".join)
+def test_each_wrong_use_is_one_helpful_line(
+    path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = list(wrong_uses(path))
+    assert len(cases) >= 3
+    for arguments in cases:
+        said = set()
+        for width in WIDTHS:
+            monkeypatch.setenv("COLUMNS", str(width))
+            said.add(check(arguments, capsys))
+        assert len(said) == 1, arguments
+
+
+def check(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    code, out, err = run(capsys, *arguments)
+    assert code in (1, 2) and out == "", (arguments, out)
+    assert err.count("\n") == 1 and err.startswith("rocket-sink"), (arguments, err)
+    assert NEXT.search(err), (arguments, err)
+    assert "Error: " not in err and "Errno" not in err, (arguments, err)
+    return err
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_terminal_gets_it_broken_between_words(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for path in leaves():
+        for arguments in wrong_uses(path):
+            plain = run(capsys, *arguments)[2]
+            with monkeypatch.context() as patched:
+                patched.setattr(sys, "stderr", Terminal())
+                cli.main(arguments)
+                shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
+            assert shown.split() == plain.split(), arguments
+            for line in shown.splitlines():
+                assert len(line) <= width or " " not in line.strip(), (arguments, line)
+
+
+@pytest.mark.parametrize("group", groups())
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_mistyped_command_is_one_helpful_line(
+    group: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    before = [group] if group else []
+    command = find(tuple(before))
+    assert isinstance(command, click.Group)
+    names = command.list_commands(click.Context(command))
+    for name in names:
+        assert f"did you mean {name!r}?" in check([*before, f"{name}x"], capsys)
+    assert f"there are {', '.join(names)}" in check([*before, "xyzzy"], capsys)
+    assert "--help" in check([*before, "--nosuch"], capsys)
+
+
+def test_helps_cut_no_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for group in groups():
+        out = run(capsys, *([group] if group else []), "--help")[1]
+        assert not re.search(r"\w\.\.\.$", out, re.MULTILINE), out
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("nameservr", "nameserver"), ("sendtimeout", "sendmsgtimeout"), ("orderng", "ordering"),
+        ("nosuch", None), ("banana", None), ("timeout", None), ("jsn", None), ("x", None),
+    ],
+)  # fmt: skip
+def test_only_close_names_are_suggested(typed: str, meant: str | None) -> None:
+    names = ["nameserver", "sendmsgtimeout", "detecttimeout", "ordering", "out", "since", "topic"]
+    assert nearest(typed, names) == meant
+
+
+def test_an_option_that_was_begun_is_suggested() -> None:
+    assert nearest("name", ["name-server", "topic"]) == "name-server"
+    assert nearest("max", ["max-tries", "max-bytes"]) is None
+    with pytest.raises(OptionError, match="did you mean 'maxMessageSize'"):
+        find_option("maxMesageSize")

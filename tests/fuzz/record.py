@@ -1,0 +1,209 @@
+"""Seeds from real traffic: what brokers and name servers of two generations send a client.
+
+`python -m tests.fuzz --record` starts a cluster of each, lets producers and the admin client do all
+they can do, and keeps what each decoder was given: `recorded.json`, bytes in base64 by target. What
+differs in digits only is kept once.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from rocket_sink import Message, Producer
+from rocket_sink.cluster import LocalCluster
+from rocket_sink.errors import RocketSinkError
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.stored_messages import await_dispatched
+from rocket_sink.producer.transactions import TransactionState
+from rocket_sink.wire import compress, headers, ids, properties, responses, route, server_requests
+from rocket_sink.wire import frame as frames
+from rocket_sink.wire import stored as stored_module
+from tests.fuzz.recorded import RECORDED
+
+VERSIONS: Final = ("5.5.0", "4.9.7")
+_MOST = 12
+"""Of a target, a version and a serialisation of headers."""
+_LONGEST = 4096
+_WAIT_S = 60.0
+_DIGITS = re.compile(rb"[0-9A-F]{2,}|\d")
+
+
+def _body(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda given: given[name].body
+
+
+def _given(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda given: given[name]
+
+
+_TAKEN: Final[tuple[tuple[Any, Callable[[dict[str, Any]], Any], tuple[str, ...]], ...]] = (
+    (frames.FrameReader.receive_data, _given("data"), ("frame",)),
+    (headers.decode_json_header, _given("header"),
+     ("json header", "json header of fastjson", "send answer")),
+    (headers.decode_any_json_header, _given("header"), ("json header of fastjson",)),
+    (headers.decode_binary_header, _given("header"), ("binary header",)),
+    (route.decode_route, _given("body"), ("route",)),
+    (stored_module.decode_stored, _given("buffer"), ("stored",)),
+    (responses.decode_pull_answer, _body("frame"), ("pull",)),
+    (responses.decode_query_answer, _body("frame"), ("query",)),
+    (responses.decode_cluster_info, _body("frame"), ("cluster",)),
+    (responses.decode_topics, _body("frame"), ("topics",)),
+    (responses.decode_runtime_info, _body("frame"), ("runtime",)),
+    (responses.decode_topic_attributes, _body("frame"), ("attributes",)),
+    (server_requests.decode_transaction_check, _body("frame"), ("transaction check",)),
+    (compress.inflate, _given("body"), ("zlib",)),
+    (properties.decode_properties, _given("text"), ("properties",)),
+    (ids.decode_offset_message_id, _given("text"), ("offset message id",)),
+    (ids.decode_recall_handle, _given("text"), ("recall handle",)),
+)  # fmt: skip
+"""Decoders, what they are given, and the targets that take it."""
+
+
+class Recorder:
+    """While it is entered, every new thread's calls of decoders are looked at."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, dict[bytes, bytes]] = {}
+        self.most = 0
+        self.hidden: dict[bytes, bytes] = {}
+        """What is not for others, such as folders, and what takes its place."""
+        self._takes: dict[CodeType, tuple[Callable[[dict[str, Any]], Any], tuple[str, ...]]] = {
+            decode.__code__: (take, names) for decode, take, names in _TAKEN
+        }
+
+    def __enter__(self) -> Recorder:
+        threading.setprofile(self._look)
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    def _look(self, frame: FrameType, event: str, _: object) -> None:
+        found = self._takes.get(frame.f_code) if event == "call" else None
+        if found is not None:
+            take, names = found
+            value = take(frame.f_locals)
+            data = value.encode() if isinstance(value, str) else bytes(value or b"")
+            for name in names:
+                self.keep(name, data)
+
+    def keep(self, name: str, data: bytes) -> None:
+        for word, other in self.hidden.items():
+            if word in data and name in ("frame", "pull", "stored", "query"):
+                # Lengths would not be right any more.
+                return
+            data = data.replace(word, other)
+        kept = self.kept.setdefault(name, {})
+        if 0 < len(data) <= _LONGEST and len(kept) < self.most:
+            kept.setdefault(_DIGITS.sub(b"0", data), data)
+        if name == "json header" and b'"code":326,' in data:
+            self.keep("pushed reply", data)
+
+
+def record(version: str) -> dict[str, list[str]]:
+    """Base64 by target."""
+    with (
+        tempfile.TemporaryDirectory(prefix="recorded-") as folder,
+        LocalCluster(
+            brokers=1, home=Path(folder), version=version,
+            broker_config={"transactionCheckInterval": "2000", "transactionTimeOut": "500",
+                           "recallMessageEnable": "true"},
+        ) as cluster,
+        Recorder() as recorder,
+    ):  # fmt: skip
+        recorder.hidden = {folder.encode(): b"/data"}
+        for serializer in ("json", "rocketmq"):
+            recorder.most += _MOST
+            _talk(cluster, serializer, version)
+    return {
+        name: [base64.b64encode(data).decode() for data in kept.values()]
+        for name, kept in sorted(recorder.kept.items())
+    }
+
+
+def _talk(cluster: LocalCluster, serializer: str, version: str) -> None:
+    options = {"nameServer": cluster.name_server, "serializeType": serializer}
+    topic = f"recorded-{serializer}"
+    with Admin(**options, timeout_s=30.0) as admin:
+        typed = {} if version.startswith("4") else {"message.type": "NORMAL"}
+        admin.create_topic(topic, queues=2, attributes=typed)
+        cluster.await_route(topic)
+        _send(topic, options)
+        _transaction(topic, options)
+        _ask(admin, topic, options)
+        await_dispatched(admin, topic)
+        found = list(admin.read_topic(topic))
+        for message in found[:3]:
+            admin.query_by_unique_key(topic, message.message_id or "")
+        admin.query_by_key(topic, "k1")
+        admin.topics()
+        admin.cluster()
+        with contextlib.suppress(RocketSinkError):
+            admin.topic_attributes(topic)
+        for queue in admin.queues(topic):
+            admin.offset_by_time(queue, 0)
+
+
+def _send(topic: str, options: dict[str, Any]) -> None:
+    with Producer(**options, producerGroup="recorded", compressMsgBodyOverHowmuch=500) as one:
+        one.send(Message(topic, b"body", tags="t", keys=["k1", "k2"], properties={"a": "1"}))
+        one.send(Message(topic, "\u8239\u3044 \u00fc".encode(), sharding_key="s", flag=7))
+        one.send(Message(topic, b"long " * 150, keys=["k1"]))
+        one.send_batch([Message(topic, b"one"), Message(topic, b"two", keys=["k1"])])
+        one.send_async(Message(topic, b"later", delay_level=1)).result(30)
+        with contextlib.suppress(RocketSinkError):
+            timed = one.send(Message(topic, b"timed", delay_ms=30_000))
+            if timed.recall_handle:
+                one.recall(topic, timed.recall_handle)
+        with contextlib.suppress(RocketSinkError):
+            one.send(Message("no-such-topic%", b"refused"))
+
+
+def _transaction(topic: str, options: dict[str, Any]) -> None:
+    checked = threading.Event()
+
+    def listen(*_: object) -> TransactionState:
+        checked.set()
+        return TransactionState.COMMIT
+
+    with Producer(**options, producerGroup="decides", transaction_listener=listen) as one:
+        message = Message(topic, b"half", keys=["k3"])
+        one.send_in_transaction(message, lambda *_: TransactionState.UNKNOWN)
+        checked.wait(_WAIT_S)
+        time.sleep(1)
+
+
+def _ask(admin: Admin, topic: str, options: dict[str, Any]) -> None:
+    with (
+        Producer(**options, producerGroup="asks") as asker,
+        Producer(**options, producerGroup="replies", instanceName="replies") as replier,
+    ):
+        asking = threading.Thread(target=lambda: asker.request(Message(topic, b"ping"), _WAIT_S))
+        asking.start()
+        until_s = time.monotonic() + _WAIT_S
+        asked = None
+        while asked is None and time.monotonic() < until_s:
+            time.sleep(0.2)
+            asked = next((m for m in admin.read_topic(topic) if m.body == b"ping"), None)
+        assert asked is not None
+        replier.reply(asked, b"pong", properties={"x": "1"})
+        asking.join()
+
+
+def record_all() -> None:
+    """Writes `recorded.json`."""
+    kept = {version: record(version) for version in VERSIONS}
+    RECORDED.write_text(json.dumps(kept, indent=0) + "\n")

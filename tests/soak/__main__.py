@@ -1,0 +1,89 @@
+"""`python -m tests.soak`: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from rocket_sink.cluster import DEFAULT_VERSION, resolve_jars
+from tests.hosts import replication, world
+from tests.soak import page
+from tests.soak.run import Soak, Terms
+
+_INSIDE = "--inside"
+
+
+def main() -> int:
+    """The exit code: 1 when a promise was broken."""
+    parser = argparse.ArgumentParser("tests.soak")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--hours", type=float, default=2.0)
+    length.add_argument("--minutes", type=float)
+    parser.add_argument("--seed", type=int, default=random.randrange(10_000))
+    parser.add_argument("--rate", type=int, default=240, help="rows/s of all lanes together")
+    parser.add_argument("--out", type=Path, default=page.RESULTS, help="file of the results (JSON)")
+    parser.add_argument("--one-host", action="store_true", help="all on loopback, without networks")
+    parser.add_argument("--page", action="store_true", help="write docs/clusters.md, and no more")
+    parser.add_argument("--samples", type=Path, help="keep all samples, as lines of JSON")
+    parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.page:
+        results = json.loads(replication.RESULTS.read_text())
+        replication.PAGE.write_text(replication.page(results))
+        return 0
+    if not given.inside:
+        resolve_jars(DEFAULT_VERSION)
+        lacks = "--one-host" if given.one_host else world.missing()
+        if lacks:
+            print(f"no network faults: {lacks}", file=sys.stderr, flush=True)
+        for path in (given.out, given.samples):
+            if not lacks and path and path.resolve().parts[1] in ("tmp", "run"):
+                parser.error(
+                    f"{path}: hosts have a /tmp and a /run of their own, which end with them"
+                )
+        return _in_session(["--seed", str(given.seed)], hosts=not lacks)
+    seconds = (given.minutes * 60) if given.minutes else given.hours * 3600
+    terms = Terms(seconds, given.seed, given.rate, given.out, given.samples)
+    with tempfile.TemporaryDirectory(prefix="rocket-sink-soak-") as folder:
+        soak = Soak(Path(folder), terms)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: soak.stop())
+        return int(bool(soak.play()["broken"]))
+
+
+def _in_session(more: list[str], *, hosts: bool) -> int:
+    """Run the soak in a session of its own: Ctrl-C reaches this process alone, which hands it on.
+
+    The soak's brokers and drivers go on, for it to end them in order.
+    """
+    inner = [sys.executable, "-m", "tests.soak", *sys.argv[1:], *more, _INSIDE]
+    command = world.command(inner) if hosts else inner
+    process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(psutil.Error):
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]
+            for one in family:
+                # The first that is the soak itself; its children look otherwise.
+                if one.cmdline()[: len(inner)] == inner:
+                    os.kill(one.pid, signal.SIGINT)
+                    return
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, hand_on)
+    return process.wait()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,117 @@
+"""The Spark driver of a soak: a stream per lane, begun again after each failure.
+
+Arguments: a plan (JSON): folder, master, host, conf, trigger, options, lanes as {name, topic,
+options}. It writes `status.json` every few seconds; told to end by the file `end`, it ends the
+streams and writes to `done.json` what the ledger's views say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rocket_sink import Ledger, RocketSink, register
+from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.spark.session import build_session
+from tests.crash.files import write_whole
+from tests.soak.feed import TOGETHER
+
+_LOOK_S = 1.0
+_HEAP_EVERY = 20
+_COUNTS = ("rows_in", "acked", "degraded", "dead", "unknown", "filtered", "duplicates_possible")
+
+
+class Lane:
+    """A stream that is kept going."""
+
+    def __init__(self, spark: Any, plan: dict[str, Any], lane: dict[str, Any]) -> None:
+        self.name = lane["name"]
+        self._spark, self._trigger = spark, plan["trigger"]
+        self._folder = Path(plan["folder"], self.name)
+        self._options = {
+            **plan["options"], **lane["options"], "topic": lane["topic"],
+            "ledger": str(self._folder / "ledger"),
+        }  # fmt: skip
+        self.errors: list[str] = []
+        self.query = self._start()
+
+    def _start(self) -> Any:
+        reader = self._spark.readStream.schema("body STRING, sharding_key STRING")
+        rows = reader.option("maxFilesPerTrigger", TOGETHER).parquet(str(self._folder / "source"))
+        writer = rows.writeStream.trigger(processingTime=self._trigger)
+        writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
+        if self.name == "foreach":
+            writer = writer.foreach(RocketSink(**self._options))
+        elif self.name == "foreach_batch":
+            writer = writer.foreachBatch(RocketSink(**self._options).write_batch)
+        else:
+            texts = {name: str(value) for name, value in self._options.items()}
+            writer = writer.format("rocketmq").options(**texts)
+        return writer.start()
+
+    def look(self) -> None:
+        """Start it again if it failed."""
+        if self.query is not None and self.query.isActive:
+            return
+        if self.query is not None:
+            self.errors.append(str(self.query.exception())[:800])
+        try:
+            self.query = self._start()
+        except Exception as error:
+            self.query = None
+            self.errors.append(f"{type(error).__name__}: {error}"[:800])
+
+    def end(self) -> list[dict[str, Any]]:
+        """Its epochs."""
+        if self.query is not None:
+            self.query.stop()
+        ledger = Ledger(self._options["ledger"])
+        while ledger.sync(self._spark).busy:
+            time.sleep(_LOOK_S)
+        quick = open_quick(ledger.path)
+        assert quick is not None, f"no ledger at {ledger.path}"
+        return [
+            {"query": row["query_id"], "adds_up": row["adds_up"],
+             **{name: row[name] for name in _COUNTS}}
+            for row in quick.query("SELECT * FROM epochs").to_pylist()
+        ]  # fmt: skip
+
+
+def live_heap(spark: Any) -> int:
+    """Bytes of the JVM's heap that are in use after a collection."""
+    runtime = spark._jvm.java.lang.Runtime.getRuntime()
+    runtime.gc()
+    return int(runtime.totalMemory() - runtime.freeMemory())
+
+
+def main(plan: dict[str, Any]) -> None:
+    conf = {"spark.driver.host": plan["host"], "spark.driver.bindAddress": plan["host"]}
+    spark = build_session("rocket-sink-soak", master=plan["master"], conf={**plan["conf"], **conf})
+    for lane in plan["lanes"]:
+        if lane["name"] == "source":
+            register(spark, ledger=str(Path(plan["folder"], lane["name"], "ledger")))
+    lanes = [Lane(spark, plan, lane) for lane in plan["lanes"]]
+    folder, parent, looks, heap = Path(plan["folder"]), os.getppid(), 0, 0
+    while not (folder / "end").exists():
+        time.sleep(_LOOK_S)
+        if os.getppid() != parent:
+            os._exit(1)
+        for lane in lanes:
+            lane.look()
+        if looks % _HEAP_EVERY == 0:
+            heap = live_heap(spark)
+        looks += 1
+        status = {"pid": os.getpid(), "jvm": spark.sparkContext._gateway.proc.pid, "heap": heap,
+                  "errors": {lane.name: lane.errors for lane in lanes}}  # fmt: skip
+        write_whole(folder / "status.json", json.dumps(status))
+    write_whole(folder / "done.json", json.dumps({lane.name: lane.end() for lane in lanes}))
+    # Not stopped cleanly, which takes seconds.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,124 @@
+"""What goes wrong: drawn from a seed, applied to a place and a driver."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+
+from tests.soak.place import Place
+from tests.soak.spark import Spark
+
+_READY_S = 300
+NETWORK = ("drop", "latency", "loss")
+KINDS = (
+    "broker killed", "broker frozen", "workers killed", "executor killed", "driver killed",
+    *NETWORK,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        broker: the number of the one that it strikes, if it is a broker's.
+        seconds: how long it lasts.
+        strength: 0 to 1, of a latency or a loss.
+        quiet_s: without a fault, before it.
+    """
+
+    kind: str
+    broker: int
+    seconds: float
+    strength: float
+    quiet_s: float
+
+    def __str__(self) -> str:
+        name = f"broker-{'ab'[self.broker]}"
+        return {
+            "broker killed": f"{name} killed, back after {self.seconds:.0f} s",
+            "broker frozen": f"{name} frozen for {self.seconds:.0f} s",
+            "workers killed": "Python workers killed",
+            "executor killed": "an executor killed",
+            "driver killed": "the driver killed and started again",
+            "drop": f"{name}: all packets dropped for {self.seconds:.0f} s",
+            "latency": f"{name}: {self.latency_ms:.0f} ms each way for {self.seconds:.0f} s",
+            "loss": f"{name}: {self.loss:.0%} of packets lost for {self.seconds:.0f} s",
+        }[self.kind]
+
+    @property
+    def latency_ms(self) -> float:
+        return 200 + 800 * self.strength
+
+    @property
+    def loss(self) -> float:
+        return 0.05 + 0.25 * self.strength
+
+
+def draw(seed: int, *, network: bool, quiet_s: tuple[float, float]) -> Iterator[Fault]:
+    """Endless: all kinds in a random order, and so again and again.
+
+    A driver dies in each third round: what grows shows in those that get old.
+    """
+    rng = random.Random(seed)
+    all_kinds = [kind for kind in KINDS if network or kind not in NETWORK]
+    for number in itertools.count():
+        kinds = [kind for kind in all_kinds if kind != "driver killed" or number % 3 == 0]
+        for kind in rng.sample(kinds, len(kinds)):
+            yield Fault(
+                kind, rng.randrange(2), rng.uniform(4, 15), rng.random(), rng.uniform(*quiet_s)
+            )
+
+
+def apply(fault: Fault, place: Place, spark: Spark) -> None:
+    """Returns when the fault is over."""
+    if fault.kind in NETWORK:
+        what = {
+            "drop": {"loss_in": 1.0, "loss_out": 1.0},
+            "latency": {"delay_ms": fault.latency_ms},
+            "loss": {"loss_in": fault.loss, "loss_out": fault.loss},
+        }[fault.kind]
+        place.impair(fault.broker, **what)
+        time.sleep(fault.seconds)
+        place.heal(fault.broker)
+    elif fault.kind == "driver killed":
+        spark.kill()
+        spark.start()
+    elif fault.kind == "executor killed":
+        _kill(spark.executors()[:1])
+    elif fault.kind == "workers killed":
+        _kill(spark.workers()[: 1 + int(3 * fault.strength)])
+    else:
+        broker = place.brokers[fault.broker]
+        if fault.kind == "broker killed":
+            broker.kill()
+            time.sleep(fault.seconds)
+            broker.restart(_READY_S)
+        else:
+            broker.freeze()
+            time.sleep(fault.seconds)
+            broker.thaw()
+
+
+def repair(place: Place, spark: Spark) -> None:
+    """After a fault that went wrong itself."""
+    for broker in place.brokers:
+        if broker.alive:
+            broker.thaw()
+        else:
+            broker.spawn()
+        broker.wait_ready(_READY_S)
+    if not spark.alive:
+        spark.start()
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

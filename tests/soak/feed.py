@@ -1,0 +1,81 @@
+"""The sources: files of numbered rows that keep arriving, and which of them epochs cover.
+
+A row's number says its key. A key is in one of `TOGETHER` successive files, which an epoch takes at
+most: tasks of an epoch do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+KEYS = 50
+TOGETHER = 4
+_SCHEMA = pa.schema([("body", pa.string()), ("sharding_key", pa.string())])
+
+
+class Source:
+    """A lane's files; one thread writes."""
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        self.folder = folder / "source"
+        self.folder.mkdir(parents=True)
+        self._checkpoint = folder / "checkpoint"
+        self._part = folder / "part"
+        self.rows = rows
+        self.files = 0
+
+    def write(self) -> None:
+        """The next file. Spark takes files in the order of their times."""
+        numbers = range(self.files * self.rows, (self.files + 1) * self.rows)
+        keys = [self.key(number) for number in numbers]
+        bodies = [f"{key}:{number}" for key, number in zip(keys, numbers, strict=True)]
+        pq.write_table(pa.table([bodies, keys], schema=_SCHEMA), self._part)
+        time_s = 1_700_000_000 + self.files
+        os.utime(self._part, (time_s, time_s))
+        self._part.rename(self.folder / f"{self.files:08d}.parquet")
+        self.files += 1
+
+    def key(self, number: int) -> str:
+        file = number // self.rows
+        return f"k{number % (KEYS // TOGETHER)}-{file % TOGETHER}"
+
+    @property
+    def written(self) -> int:
+        """Rows."""
+        return self.files * self.rows
+
+    def epochs(self) -> int:
+        """Committed by Spark."""
+        return self._committed() + 1
+
+    def covered(self) -> int:
+        """Files in committed epochs; they come in order, so these are the first ones."""
+        last, seen = self._committed(), set[str]()
+        try:
+            logs = sorted((self._checkpoint / "sources" / "0").iterdir(), key=_number)
+            compacts = [one for one in logs if one.suffix == ".compact" and _number(one) <= last]
+            first = compacts[-1:]
+            since = _number(first[0]) if first else -1
+            for log in [*first, *(one for one in logs if since < _number(one) <= last)]:
+                for line in log.read_text().splitlines()[1:]:
+                    seen.add(json.loads(line)["path"])
+        except OSError:
+            # Spark deletes what a newer one has replaced: the next look finds that.
+            return 0
+        return len(seen)
+
+    def _committed(self) -> int:
+        folder = self._checkpoint / "commits"
+        names = [one.name for one in folder.iterdir()] if folder.exists() else []
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def _number(log: Path) -> int:
+    """Of a log file; others, half-written ones, come first and count for nothing."""
+    stem = log.name.removesuffix(".compact")
+    return int(stem) if stem.isdigit() else -1

@@ -1,0 +1,173 @@
+"""Memory, threads and files: sampled, and judged as flat or growing. The judging is pure.
+
+The rule: of the life of a process (a folder's life is the whole run) the first three minutes are
+left out. One line is fitted to all lives of a kind, with a level
+of its own for each, so that a process that was killed and started again hides no growth. Growth is
+the line's rise over the run, less twice its standard error; it may be 15 % of the mean, or the
+measure's floor if that is more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.soak.spark import Spark
+
+_SHARE = 0.15
+WARM_S = 180.0
+_FEWEST = 5
+"""Samples of a life that counts."""
+_MB = 1 << 20
+FLOORS = {
+    "memory MB": 30.0, "heap in use MB": 20.0, "threads": 8.0, "open files": 12.0,
+    "processes": 4.0, "spool files": 40.0, "spool folders": 20.0, "checkpoint files": 40.0,
+    "other ledger files": 20.0,
+}  # fmt: skip
+_OF_JVMS = 100.0
+"""Floor of a JVM's memory, in MB: of compiled code and the like, for its heap is whole from the
+start. What is in use in the driver's heap is a measure of its own."""
+UNJUDGED = ("table files",)
+"""What grows by design: the ledger is a table that is only appended to."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A value at a time, of a measure, of one life."""
+
+    at_s: float
+    what: str
+    measure: str
+    life: Hashable
+    value: float
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A judgement.
+
+    Attributes:
+        first, last: means of the first and the last fifth of the samples.
+        growth: over the run, see above.
+        judged: False where too little was seen, or where growth is by design.
+    """
+
+    what: str
+    measure: str
+    lives: int
+    samples: int
+    first: float
+    last: float
+    growth: float
+    limit: float
+    judged: bool
+
+    @property
+    def grows(self) -> bool:
+        return self.judged and self.growth > self.limit
+
+
+def judge(samples: Sequence[Sample], run_s: float) -> list[Flat]:
+    """One judgement for each measure of each kind of thing."""
+    groups: defaultdict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.what, sample.measure].append(sample)
+    return [_judged(what, measure, group, run_s) for (what, measure), group in groups.items()]
+
+
+def _judged(what: str, measure: str, group: Sequence[Sample], run_s: float) -> Flat:
+    lives: defaultdict[Hashable, list[Sample]] = defaultdict(list)
+    for sample in group:
+        lives[sample.life].append(sample)
+    used = [[one for one in life if one.at_s >= life[0].at_s + WARM_S] for life in lives.values()]
+    used = [life for life in used if len(life) >= _FEWEST]
+    points = sorted((one for life in used for one in life), key=lambda one: one.at_s)
+    floor = _OF_JVMS if measure == "memory MB" and "JVM" in what else FLOORS.get(measure, 0.0)
+    if not points:
+        values = [one.value for one in group]
+        return Flat(what, measure, len(lives), 0, values[0], values[-1], 0.0, floor, False)
+    fifth = max(1, len(points) // 5)
+    mean = _mean([one.value for one in points])
+    return Flat(
+        what, measure, len(used), len(points),
+        first=_mean([one.value for one in points[:fifth]]),
+        last=_mean([one.value for one in points[-fifth:]]),
+        growth=_growth(used, run_s), limit=max(floor, _SHARE * mean),
+        judged=measure not in UNJUDGED,
+    )  # fmt: skip
+
+
+def _growth(lives: Sequence[Sequence[Sample]], run_s: float) -> float:
+    moments = [
+        (one.at_s - _mean([x.at_s for x in life]), one.value - _mean([x.value for x in life]))
+        for life in lives for one in life
+    ]  # fmt: skip
+    spread = sum(time_s * time_s for time_s, _ in moments)
+    freedom = len(moments) - len(lives) - 1
+    if spread == 0 or freedom < 1:
+        return 0.0
+    slope = sum(time_s * value for time_s, value in moments) / spread
+    rest = sum((value - slope * time_s) ** 2 for time_s, value in moments)
+    error = math.sqrt(rest / freedom / spread)
+    return max(0.0, slope - 2 * error) * run_s
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def as_rows(found: Sequence[Flat]) -> list[dict[str, Any]]:
+    """For JSON."""
+    rows = []
+    for one in found:
+        row = {**asdict(one), "grows": one.grows}
+        rows.append({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()})
+    return rows
+
+
+def look(spark: Spark, lanes: Sequence[Path], at_s: float) -> Iterator[Sample]:
+    """What is to be seen now; what dies meanwhile is left out."""
+    workers = 0
+    for kind, process in spark.processes():
+        workers += kind == "Python worker"
+        with contextlib.suppress(psutil.Error):
+            life = (process.pid, process.create_time())
+            with process.oneshot():
+                values = {
+                    "memory MB": process.memory_info().rss / _MB,
+                    "threads": process.num_threads(), "open files": process.num_fds(),
+                }  # fmt: skip
+            for measure, value in values.items():
+                yield Sample(at_s, kind, measure, life, value)
+    with contextlib.suppress(OSError):
+        status = spark.status()
+        yield Sample(at_s, "driver's JVM", "heap in use MB", status["pid"], status["heap"] / _MB)
+        yield Sample(at_s, "Python worker", "processes", status["pid"], workers)
+    for lane in lanes:
+        for measure, value in _files(lane).items():
+            yield Sample(at_s, lane.name, measure, lane, value)
+
+
+def _files(lane: Path) -> dict[str, int]:
+    ledger = lane / "ledger"
+    spool = list((ledger / "_spool").rglob("*"))
+    folders = sum(one.is_dir() for one in spool)
+    table = others = 0
+    for path in ledger.rglob("*"):
+        top = path.relative_to(ledger).parts[0]
+        if top == "_delta_log" or top.startswith("kind="):
+            table += path.suffix != ".crc"
+        elif top != "_spool":
+            others += 1
+    return {
+        "spool files": len(spool) - folders, "spool folders": folders,
+        "checkpoint files": sum(one.is_file() for one in (lane / "checkpoint").rglob("*")),
+        "other ledger files": others, "table files": table,
+    }  # fmt: skip

@@ -1,0 +1,92 @@
+"""The soak's part of docs/clusters.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.hosts import tables
+
+RESULTS = Path("conf/soak.json")
+
+_SECTION = """
+## Hours under random faults
+
+Streams of three lanes for {duration}, {rate:.0f} rows/s in all, on {places}; Spark with two
+executors and RocketMQ {version} with two brokers. Faults are drawn from a seed, with quiet between
+them: brokers killed and frozen, {network}Python workers,
+executors and drivers killed; a driver is started again from its checkpoint. Half way through,
+`rocket-sink ledger optimize` and `vacuum` run beside the streams. All that is stored is read by the
+official Java client. Made by `python -m tests.soak` (seed {seed}, {ended}).
+
+Faults: {faults}. The lanes were up to date again {back} after a fault's end.
+
+{verdict}
+
+**announced**: rows that the ledger says may be stored twice. Of an epoch that was sent again it
+names the places of both copies; **in silence** are copies that it neither names nor announces.
+
+"""
+_FLAT = """
+Memory, threads and files, sampled every {every:g} s; **first** and **last** are means of the first
+and last fifth. Growth is the rise over the run of a line through the lives of a kind's processes,
+their first three minutes left out; it may be 15 % of the mean, or a floor. The table's own files
+grow by design: it is only appended to, and `vacuum` keeps what is younger than 168 hours.
+
+"""
+
+
+def section(results: Mapping[str, Any]) -> str:
+    """Markdown."""
+    faults = Counter(fault["kind"] for fault in results["faults"])
+    backs = [fault["back_s"] for fault in results["faults"] if fault["back_s"] is not None]
+    head = _SECTION.format(
+        duration=_duration(results["elapsed_s"]), rate=results["rate"],
+        places="hosts of their own" if results["hosts"] else "one host",
+        network="packets dropped, delayed and lost, " if results["hosts"] else "",
+        version=results["version"], seed=results["seed"], ended=results["ended"],
+        faults=", ".join(f"{kind} {count}" for kind, count in sorted(faults.items())) or "none",
+        back=f"{min(backs):.0f} to {max(backs):.0f} s" if backs else "at once",
+        verdict="; ".join(results["broken"]) or "Every promise was held.",
+    )  # fmt: skip
+    columns = {
+        "rows": "rows", "epochs": "epochs", "failures": "streams failed", "lost": "lost",
+        "letters": "dead letters", "announced": "announced", "duplicates": "doubled",
+        "unaccounted": "in silence", "disordered": "out of order",
+        "wrong_epochs": "accounts wrong",
+    }  # fmt: skip
+    lanes = [
+        [
+            name,
+            f"{row['delivery']}, order {row['ordering']}",
+            *(str(row.get(key, "")) for key in columns),
+        ]
+        for name, row in results["lanes"].items()
+    ]
+    flat = [
+        [row["what"], row["measure"], _number(row["first"]), _number(row["last"]),
+         _number(row["growth"]) if row["judged"] else "", _held(row)]
+        for row in results["flat"]
+    ]  # fmt: skip
+    return (
+        head
+        + tables.lines(["lane", "promise", *columns.values()], lanes)
+        + _FLAT.format(every=results["sample_s"])
+        + tables.lines(["what", "measure", "first", "last", "growth", "flat"], flat)
+    )
+
+
+def _held(row: Mapping[str, Any]) -> str:
+    if row["grows"]:
+        return "GROWS"
+    return "flat" if row["judged"] else "by design" if row["samples"] else "too short"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}".removesuffix(".0")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"

@@ -1,0 +1,103 @@
+"""Where a soak runs: brokers and Spark on hosts of their own, or all on loopback.
+
+On loopback there are no network faults.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+from rocket_sink.cluster import DEFAULT_VERSION, Broker, LocalCluster
+from rocket_sink.java import find_java
+from tests.hosts import nodes, world
+from tests.hosts.bed import Bed, Host
+
+_READY_S = 240
+
+
+class Place:
+    """A running cluster of two brokers, and commands beside it. A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._closing = ExitStack()
+        self._hosts: list[Host] = []
+        self._spark: Host | None = None
+        if world.inside():
+            self._start_on_hosts(self._closing.enter_context(Bed()))
+        else:
+            cluster = self._closing.enter_context(LocalCluster(version=DEFAULT_VERSION))
+            self.name_server, self.brokers = cluster.name_server, cluster.brokers
+
+    def _start_on_hosts(self, bed: Bed) -> None:
+        server = nodes.name_server(bed.host("names"))
+        server.wait_ready(_READY_S)
+        self.name_server = server.address
+        self._hosts = [bed.host("broker-a"), bed.host("broker-b")]
+        self._spark = bed.host("spark")
+        self.brokers: list[Broker] = [
+            nodes.broker(host, host.name, [server.address]) for host in self._hosts
+        ]
+        for broker in self.brokers:
+            broker.wait_ready(_READY_S)
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.close()
+
+    @property
+    def has_hosts(self) -> bool:
+        return bool(self._hosts)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Of brokers, by name."""
+        return {broker.name: broker.address for broker in self.brokers}
+
+    @property
+    def spark_address(self) -> str:
+        return self._spark.address if self._spark else "127.0.0.1"
+
+    def impair(self, broker: int, **what: Any) -> None:
+        """Break a broker's cable; fields as of `tests.hosts.forwarder.Impairment`."""
+        self._hosts[broker].impair(**what)
+
+    def heal(self, broker: int) -> None:
+        self._hosts[broker].heal()
+
+    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        """Run a command where Spark runs; its pids are ours."""
+        home, java = _spark_home(self._folder), find_java()
+        prefix = self._spark.prefix(own_pids=False) if self._spark else []
+        environ = {
+            **os.environ, "PYTHONPATH": os.getcwd(), "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": self.spark_address, "SPARK_LOCAL_DIRS": str(self._folder / "spark"),
+            "XDG_STATE_HOME": str(self._folder / "state"),
+            "JAVA_HOME": str(java.executable.parents[1]),
+            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        }  # fmt: skip
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [*prefix, *command], env=environ, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output,
+            )  # fmt: skip
+
+
+def _spark_home(folder: Path) -> Path:
+    """Spark writes its executors' folders below its home: not into the installed package."""
+    home = folder / "spark-home"
+    if not home.exists():
+        home.mkdir()
+        for path in Path(pyspark.__file__).parent.iterdir():
+            if path.name != "work":
+                (home / path.name).symlink_to(path)
+    return home

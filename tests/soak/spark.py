@@ -1,0 +1,163 @@
+"""The Spark of a soak: its driver process, started, killed and looked into."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.crash.files import write_whole
+from tests.crash.processes import kill
+from tests.jvms import SMALL_PLANS, SPARK, java_options
+from tests.soak.place import Place
+
+_START_S = 600.0
+_END_S = 900.0
+_GONE_S = 120.0
+_TOUCHED = "-XX:+AlwaysPreTouch"
+"""A heap that has its size from the start: what grows then is no heap that fills up."""
+_CONF = {
+    **SMALL_PLANS,
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": " ".join((*java_options(SPARK), "-Xms1g", _TOUCHED)),
+    "spark.executor.memory": "600m",
+    "spark.executor.extraJavaOptions": " ".join((*java_options(SPARK), "-Xms600m", _TOUCHED)),
+    "spark.locality.wait": "0",
+    "spark.task.maxFailures": "8",
+    "spark.deploy.maxExecutorRetries": "-1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # A file is a task, so that no two tasks have rows of one key.
+    "spark.sql.files.openCostInBytes": str(128 << 20),
+    # What Spark keeps of the past is full after minutes, not after hours.
+    "spark.sql.streaming.minBatchesToRetain": "20",
+    "spark.sql.streaming.fileSource.log.cleanupDelay": "30s",
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "1000",
+    "spark.sql.ui.retainedExecutions": "50",
+}
+_MASTER = "local-cluster[2,3,800]"
+_OPTIONS = {
+    "sendMsgTimeout": 90_000, "deliveryTimeoutMs": 90_000, "orderWaitMs": 300_000,
+    "storedCheckTimeout": 300_000,
+}  # fmt: skip
+
+
+class Spark:
+    """Driver and executors; `folder` gets all they write."""
+
+    def __init__(
+        self, place: Place, folder: Path, lanes: list[dict[str, Any]], trigger: str
+    ) -> None:
+        self._place, self._folder = place, folder
+        host = place.spark_address
+        self._plan = {
+            "folder": str(folder), "master": _MASTER, "host": host, "conf": _CONF,
+            "trigger": trigger, "lanes": lanes,
+            "options": {"nameServer": place.name_server, **_OPTIONS},
+        }  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+        self._jvm = 0
+        self.errors: dict[str, list[str]] = {lane["name"]: [] for lane in lanes}
+        """Of streams, those of drivers that have ended."""
+        self.outlived: list[str] = []
+        """What a killed driver left running, for two minutes."""
+
+    @property
+    def _status(self) -> Path:
+        return self._folder / "status.json"
+
+    def start(self) -> None:
+        """Returns when its streams have begun."""
+        self._status.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "tests.soak.driver", json.dumps(self._plan)]
+        self._process = self._place.start(command, self._folder / "driver.log")
+        until_s = time.monotonic() + _START_S
+        while not self._status.exists():
+            assert self.alive, f"the driver ended: {self.log()}"
+            assert time.monotonic() < until_s, f"the driver does not start: {self.log()}"
+            time.sleep(0.2)
+        self._jvm = self.status()["jvm"]
+
+    def log(self) -> str:
+        return (self._folder / "driver.log").read_text()[-4000:]
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads(self._status.read_text()))
+
+    def stream_errors(self) -> dict[str, list[str]]:
+        """Of all drivers."""
+        with contextlib.suppress(OSError):
+            now = self.status()["errors"]
+            return {name: [*errors, *now[name]] for name, errors in self.errors.items()}
+        return self.errors
+
+    def kill(self) -> None:
+        """SIGKILL of both halves, Python and the JVM; returns when all that they ran is gone."""
+        if self._process is None:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = psutil.Process(self._process.pid).children(recursive=True)
+            self.errors = self.stream_errors()
+            self._process.kill()
+            kill(self._jvm)
+            _, alive = psutil.wait_procs(family, _GONE_S)
+            for one in alive:
+                with contextlib.suppress(psutil.Error):
+                    self.outlived.append(" ".join(one.cmdline())[:200])
+                    one.kill()
+        self._process.wait()
+        self._process = None
+
+    def end(self) -> Mapping[str, Any]:
+        """End the streams; what the ledgers say, by lane."""
+        write_whole(self._folder / "end", "")
+        assert self._process is not None
+        self._process.wait(_END_S)
+        self.errors = self.stream_errors()
+        done = self._folder / "done.json"
+        assert done.exists(), f"the driver failed at its end: {self.log()}"
+        return dict(json.loads(done.read_text()))
+
+    # --- its processes ----------------------------------------------------------------------
+
+    def processes(self) -> list[tuple[str, psutil.Process]]:
+        """With what each is."""
+        if not self.alive:
+            return []
+        assert self._process is not None
+        found = [("driver", psutil.Process(self._process.pid))]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in found[0][1].children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    found.append((self._kind(process), process))
+        return [one for one in found if one[0]]
+
+    def _kind(self, process: psutil.Process) -> str:
+        words = " ".join(process.cmdline())
+        if process.pid == self._jvm:
+            return "driver's JVM"
+        if "CoarseGrainedExecutorBackend" in words:
+            return "executor's JVM"
+        forked = "pyspark.daemon" in words
+        if forked and "pyspark.daemon" in " ".join((process.parent() or process).cmdline()):
+            return "Python worker"
+        return ""
+
+    def executors(self) -> list[psutil.Process]:
+        return [process for kind, process in self.processes() if kind == "executor's JVM"]
+
+    def workers(self) -> list[psutil.Process]:
+        return [process for kind, process in self.processes() if kind == "Python worker"]

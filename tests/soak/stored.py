@@ -1,0 +1,118 @@
+"""What is stored, read by the official Java client while it comes; kept in few bytes a message."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocket_sink.cluster import DEFAULT_VERSION
+from tests.crash import ledger_log
+from tests.crash.judge import Copy
+from tests.java_client import java_command
+from tests.soak.feed import Source
+
+_SOURCE = Path(__file__).with_name("FollowTopics.java")
+
+
+@dataclass
+class Topic:
+    """A topic's messages, queue by queue in their order.
+
+    Attributes:
+        strange: bodies that are no row of the source, or have another row's key.
+        skipped: ranges of offsets at which the client found no message.
+    """
+
+    source: Source
+    numbers: array[int] = field(default_factory=lambda: array("q"))
+    queues: array[int] = field(default_factory=lambda: array("q"))
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    whole: array[int] = field(default_factory=lambda: array("b"))
+    ids: list[bytes] = field(default_factory=list)
+    names: list[tuple[str, int]] = field(default_factory=list)
+    seen: bytearray = field(default_factory=bytearray)
+    strange: list[bytes] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    def take(self, fields: Sequence[str]) -> None:
+        """A line of the client's."""
+        if fields[0] == "skipped":
+            self.skipped.append(" ".join(fields[1:]))
+            return
+        broker, queue_id, offset, message_id, whole, body = fields[1:]
+        try:
+            key, number = ledger_log.row_of(bytes.fromhex(body))
+        except ValueError:
+            key, number = "", -1
+        if not 0 <= number < self.source.written or key != self.source.key(number):
+            self.strange.append(bytes.fromhex(body))
+            return
+        queue = (broker, int(queue_id))
+        if queue not in self.names:
+            self.names.append(queue)
+        self.numbers.append(number)
+        self.queues.append(self.names.index(queue))
+        self.offsets.append(int(offset))
+        self.whole.append(int(whole))
+        self.ids.append(message_id.encode())
+        if int(whole):
+            self.seen.extend(bytes(max(0, number + 1 - len(self.seen))))
+            self.seen[number] = 1
+
+    def missing(self, rows: int) -> int:
+        """How many of the first `rows` are not stored."""
+        return rows - sum(self.seen[:rows])
+
+    def copies(self, addresses: Mapping[str, str]) -> list[Copy]:
+        """For the judge; `addresses` of brokers by their names."""
+        places = [(addresses[broker], queue_id) for broker, queue_id in self.names]
+        return [
+            Copy(
+                (self.source.key(number), number), message_id.decode(), places[queue], offset,
+                torn=not whole,
+            )
+            for number, message_id, queue, offset, whole in zip(
+                self.numbers, self.ids, self.queues, self.offsets, self.whole, strict=True
+            )
+        ]  # fmt: skip
+
+
+class Reader:
+    """The Java process; `read` may be called by any thread."""
+
+    def __init__(self, name_server: str, log: Path) -> None:
+        self._lock = threading.Lock()
+        command, class_path = java_command(_SOURCE, DEFAULT_VERSION)
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [*command, f"-Duser.home={log.parent}", _SOURCE.stem, name_server],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, bufsize=1,
+                env={**os.environ, "CLASSPATH": class_path},
+            )  # fmt: skip
+
+    def read(self, name: str, topic: Topic) -> list[str]:
+        """Take in what is new; what did not answer."""
+        failed = []
+        with self._lock:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.write(name + "\n")
+            for text in self._process.stdout:
+                if not text.startswith("judge "):
+                    continue
+                kind, *rest = text.rstrip("\n").split(" ")[1:]
+                if kind == "end":
+                    return failed
+                if kind == "failed":
+                    failed.append(" ".join(rest))
+                else:
+                    topic.take([kind, *rest])
+        raise AssertionError("the Java client ended")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
