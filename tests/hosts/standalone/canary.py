@@ -59,10 +59,11 @@ def play(say: Callable[[str], None]) -> dict[str, Any]:
         hosts = (at.master, *at.workers, *at.drivers)
         found = search(
             [*(host.disk for host in hosts), SHARED, _TEMPORARY],
-            [right.access_key, right.secret_key, wrong.access_key, wrong.secret_key],
+            {"the access key": right.access_key, "the secret key": right.secret_key,
+             "the wrong access key": wrong.access_key, "the wrong secret key": wrong.secret_key},
             # What must be there, or the search is blind.
             controls={"_delta_log": "canary-right-foreach", "part-": "canary-right-foreach",
-                      "events": "canary-right-source_stream", "stderr": "canary-wrong"},
+                      "events": "rocket-sink-hosts", "stderr": "canary-wrong"},
             since_s=began_s,
         )  # fmt: skip
     broken += found.pop("broken")
@@ -93,15 +94,20 @@ def _run(at: Standalone, name: str, keys: Keys) -> dict[str, Any]:
 
 
 def search(
-    folders: Iterable[Path], words: Iterable[str], *, controls: Mapping[str, str], since_s: float
+    folders: Iterable[Path],
+    words: Mapping[str, str],
+    *,
+    controls: Mapping[str, str],
+    since_s: float,
 ) -> dict[str, Any]:
     """Files that have one of the words.
 
     Args:
+        words: by what they are.
         controls: by a part of a path a word that some file of such a path must have.
         since_s: older files, of the temporary folder, are not looked at.
     """
-    forms = {word: _forms(word) for word in words}
+    forms = {name: _forms(word) for name, word in words.items()}
     missing = dict(controls)
     files = size = 0
     broken = []
@@ -115,9 +121,11 @@ def search(
         files += 1
         size += sum(map(len, parts))
         broken += [
-            f"{path} has a key"
-            for word in forms.values()
-            if any(form in part for form in word for part in parts)
+            f"{path} has {name}: {part[max(0, part.index(form) - 200) : part.index(form)]!r}"
+            for name, mine in forms.items()
+            for form in mine
+            for part in parts
+            if form in part
         ]
         for place, word in list(missing.items()):
             if place in str(path) and any(word.encode() in part for part in parts):

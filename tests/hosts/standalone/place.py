@@ -14,8 +14,7 @@ from typing import Any
 import psutil
 import pyspark
 
-from rocket_sink.cluster import DEFAULT_VERSION
-from rocket_sink.cluster import conf as settings_of
+from rocket_sink.cluster.conf import Secrets
 from rocket_sink.java import find_java
 from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import nodes
@@ -61,7 +60,7 @@ class Standalone:
         bed: Bed,
         say: Callable[[str], None],
         *,
-        secrets: settings_of.Secrets | None = None,
+        secrets: Secrets | None = None,
         imports: str | None = None,
     ) -> None:
         self.master = bed.host("master")
@@ -71,17 +70,16 @@ class Standalone:
         self.brokers = [bed.host("broker-a"), bed.host("broker-b")]
         self._imports = os.getcwd() if imports is None else imports
         self._keys: dict[str, Any] = {}
-        lines: dict[str, str] = {}
         if secrets is not None:
             self._keys = {"accessKey": secrets.access_key, "secretKey": secrets.secret_key}
-            lines = settings_of.acl_conf(DEFAULT_VERSION, secrets)
         SHARED.mkdir(exist_ok=True)
         say("starting brokers, master and workers")
         server = nodes.name_server(self.names)
         server.wait_ready(120)
         self.name_server = server.address
         started = [
-            nodes.broker(host, host.name, [server.address], **lines) for host in self.brokers
+            nodes.broker(host, host.name, [server.address], secrets=secrets)
+            for host in self.brokers
         ]
         self.addresses = {broker.name: broker.address for broker in started}
         # Of a driver whose host is gone the master learns when its kernel gives up sending: after
