@@ -110,7 +110,7 @@ def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
         **CONF, "spark.driver.host": at.drivers[0].address,
         "spark.driver.bindAddress": at.drivers[0].address,
         # No task before both executors are there, so that both hosts get some.
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.cores.max": "6", "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
         "spark.task.maxFailures": "2",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
