@@ -64,12 +64,15 @@ WAYS = (
 
 
 def prepare() -> None:
-    """As the page says: a wheel, and an archive of an environment with all dependencies."""
+    """As the page says: a wheel, and an archive of an environment with all dependencies.
+
+    Python with `-I`: pip finds what PYTHONPATH has, too, and installs nothing then.
+    """
     shutil.rmtree(_MADE, ignore_errors=True)
     _MADE.mkdir(parents=True)
-    _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", _MADE, ".")
+    _run(sys.executable, "-I", "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", _MADE, ".")
     _run(sys.executable, "-m", "venv", _ENVIRONMENT)
-    pip = (_ENVIRONMENT / "bin" / "python", "-m", "pip", "install", "-q")
+    pip = (_ENVIRONMENT / "bin" / "python", "-I", "-m", "pip", "install", "-q")
     _run(*pip, f"rocket-sink @ {_wheel().as_uri()}", f"pyspark=={pyspark.__version__}", "venv-pack")
     pack = _ENVIRONMENT / "bin" / "venv-pack"
     _run(pack, "-q", "-p", _ENVIRONMENT, "-o", _ARCHIVE, "--compress-level", "1")
@@ -137,8 +140,10 @@ def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
         [*at.drivers[0].prefix(), *command], env=environ, capture_output=True, text=True,
         check=False, timeout=600,
     )  # fmt: skip
-    lines = [line for line in done.stderr.splitlines() if "No module named" in line]
-    error = (lines or done.stderr.strip().splitlines()[-1:] or [""])[0] if done.returncode else ""
+    # spark-submit puts a Python job's standard error into standard output.
+    lines = [line for line in (done.stderr + done.stdout).splitlines() if "rror" in line]
+    known = [line for line in lines if "No module named" in line]
+    error = (known or lines[-1:] or [f"exit code {done.returncode}"])[0] if done.returncode else ""
     read = [one.body for one in read_with_java(at.name_server, topic)]
     workers = {
         row["worker"].rpartition(":")[0]
@@ -188,7 +193,7 @@ def _install(host: Host) -> None:
     home = str(DISK / "installed")
     host.run([sys.executable, "-m", "venv", home], timeout_s=300)
     host.run(
-        [_INSTALLED, "-m", "pip", "install", "-q", "--no-index", "--no-deps", str(_wheel())],
+        [_INSTALLED, "-I", "-m", "pip", "install", "-q", "--no-index", "--no-deps", str(_wheel())],
         timeout_s=300,
     )
     code = f"import site; open(site.getsitepackages()[0] + '/others.pth', 'w').write({_OTHERS!r})"
