@@ -69,6 +69,14 @@ def json_text(
     return "\n".join(_NOT_ASCII_TEXT.sub(_escaped, line) for line in made.split("\n"))
 
 
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """The text with `***` in the place of each secret of at least 4 characters."""
+    for secret in secrets:
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, _MASK)
+    return text
+
+
 def storable(
     text: str | bytes | None,
     *,
@@ -83,9 +91,7 @@ def storable(
         return None
     if isinstance(text, bytes):
         text = text[: 8 * max_bytes].decode(errors="replace")
-    for secret in secrets:
-        if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, _MASK)
+    text = masked(text, secrets)
     # Truncating first could leave a part of a credential that the pattern does not match; this cut
     # is far behind `max_bytes`.
     text = clean(_CREDENTIAL.sub(rf"\1\2{_MASK}", text[: 8 * max_bytes]))

@@ -134,12 +134,14 @@ class NetworkClient:
         *,
         clock: Callable[[], float] = time.monotonic,
         sign: Signer | None = None,
+        hide: Callable[[str], str] | None = None,
         on_request: Callable[[Channel, Frame], bool] | None = None,
         hooks: RpcHooks | None = None,
     ) -> None:
         """
         Args:
             sign: returns the header fields that sign a request (ACL).
+            hide: takes the credentials out of a remark.
             on_request: serves a peer's request; False: it is answered with code 3.
 
         Raises:
@@ -152,6 +154,7 @@ class NetworkClient:
         self._max_idle_s = options.channel_max_idle_s
         self.serializer: Serialize = "rocketmq" if options.serializer == "rocketmq" else "json"
         self._sign = sign
+        self._hide = hide
         self.clock = clock
         self._on_request = on_request
         self.rpc_hooks = RpcHooks() if hooks is None else hooks
@@ -193,7 +196,7 @@ class NetworkClient:
         channel = Channel(
             address,
             self._security,
-            Connection(serialize=self.serializer, sign=self._sign),
+            Connection(serialize=self.serializer, sign=self._sign, hide=self._hide),
             self._serve,
             now_s=now_s,
             connect_deadline_s=now_s + self._connect_timeout_s,

@@ -15,6 +15,7 @@ from typing import Final
 
 from rocket_sink.errors import OptionError
 from rocket_sink.option_spec import Secret
+from rocket_sink.text import masked
 from rocket_sink.wire.headers import Body
 
 ACCESS_KEY: Final = "AccessKey"
@@ -25,7 +26,7 @@ SignedBody = Body | Iterable[Body] | None
 
 
 class Credentials:
-    """An access key (ACL 2.0: user name) with its secret; prints without the secret.
+    """An access key (ACL 2.0: user name) with its secret; prints without them.
 
     Raises:
         OptionError: one of the two is missing; Java turns ACL off silently then (C64).
@@ -48,7 +49,7 @@ class Credentials:
             )
 
     def __repr__(self) -> str:
-        return f"Credentials(access_key={self.access_key!r}, secret_key=***)"
+        return "Credentials(access_key=***, secret_key=***)"
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.access_key, self._secret, self._token)
@@ -59,6 +60,11 @@ class Credentials:
         if self._token is not None:
             fields[SECURITY_TOKEN] = self._token.reveal()
         return fields
+
+    def masked(self, text: str) -> str:
+        """A peer's text without them: ACL 2.0 says who is not known, ACL 1.0 whose signature."""
+        token = (self._token.reveal(),) if self._token is not None else ()
+        return masked(text, (self.access_key, self._secret.reveal(), *token))
 
     def signer(self) -> Signer:
         """A signer for these credentials. A keyed HMAC does not pickle, so it is not kept here."""
@@ -75,7 +81,7 @@ class Signer:
         self._keyed = hmac.new(secret.reveal().encode(), digestmod=hashlib.sha1)
 
     def __repr__(self) -> str:
-        return f"Signer(access_key={self.fields[ACCESS_KEY]!r})"
+        return "Signer(access_key=***)"
 
     def __call__(self, ext: Mapping[str, str], body: SignedBody) -> dict[str, str]:
         """The fields to add to `ext`: AccessKey, SecurityToken if there is one, Signature."""

@@ -188,6 +188,7 @@ class Connection:
         last_heard_s: `now_s` of the last bytes received.
         sign: when set, gives the header fields to add to each request of `send_request` and
             `send_oneway` (ACL); a head from a SendTemplate is signed by the template.
+        hide: when set, takes out of a remark what must not be shown.
     """
 
     def __init__(
@@ -197,11 +198,13 @@ class Connection:
         first_opaque: int = 0,
         serialize: Serialize = "json",
         sign: Callable[[Mapping[str, str], Body | None], Mapping[str, str]] | None = None,
+        hide: Callable[[str], str] | None = None,
     ) -> None:
         self._reader = FrameReader(limits)
         self._opaques = OpaqueIds(first_opaque)
         self._serialize: Serialize = serialize
         self._sign = sign
+        self._hide = hide
         self._pending: dict[int, Pending] = {}
         self._unwritten: deque[Pending] = deque()
         self._in_groups = 0
@@ -357,6 +360,8 @@ class Connection:
                 if frame is NEED_DATA:
                     break
                 if frame.flag & 1:
+                    if frame.remark is not None and self._hide is not None:
+                        frame.remark = self._hide(frame.remark)
                     events.append(self._answered(frame))
                 else:
                     events.append(PeerRequest(frame))

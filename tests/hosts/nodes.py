@@ -47,6 +47,7 @@ def broker(
     version: str = DEFAULT_VERSION,
     heap_mb: int = 256,
     start: bool = True,
+    secrets: settings_of.Secrets | None = None,
     **settings: str,
 ) -> Broker:
     """A broker of this host, started unless told otherwise; not awaited.
@@ -55,6 +56,7 @@ def broker(
         name_servers: "host:port"; the first one is the one that `wait_ready` asks.
         known_as: name by which clients are told to reach it; its address by default.
         folder: of its files on the host's disk; by default its name.
+        secrets: what it asks of clients; by default nothing.
         settings: further lines of its configuration.
     """
     address = known_as or host.address
@@ -64,10 +66,11 @@ def broker(
         "bindAddress": "0.0.0.0",
         "brokerIP1": address,
         "brokerIP2": host.address,
+        **({} if secrets is None else settings_of.acl_conf(version, secrets)),
         **settings,
     }
     spec = _spec("broker", folder, host, address, port, version, lines, heap_mb, name)
-    made = Broker(spec, dict, name_servers[0], Probe())
+    made = Broker(spec, dict, name_servers[0], Probe.of(secrets, None))
     if start:
         made.spawn()
     return made

@@ -20,9 +20,10 @@ from rocket_sink.cluster import DEFAULT_VERSION, Broker, NameServer, admin
 from rocket_sink.cluster.probe import Probe, ProbeFailed
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.producer.admin.admin import Admin
-from tests.hosts import load, nodes, standalone, tables
+from tests.hosts import load, nodes, tables
 from tests.hosts.bed import Bed
 from tests.hosts.play import BACK_LIMIT_MS, PAUSE_LIMIT_MS, Case, Run, run_command
+from tests.hosts.standalone import page as standalone
 from tests.soak import page as soak
 
 RESULTS = Path("conf/clusters.json")
@@ -377,6 +378,11 @@ def page(results: Mapping[str, Any]) -> str:
         if part.RESULTS.exists():
             text += part.section(json.loads(part.RESULTS.read_text()))
     return text
+
+
+def write_page() -> None:
+    """From the stored results, without a run."""
+    PAGE.write_text(page(json.loads(RESULTS.read_text())))
 
 
 def play(

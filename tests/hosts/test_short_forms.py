@@ -1,6 +1,7 @@
-"""The cases of bad networks and of replicated brokers that matter most, each in a minute.
+"""The cases of bad networks, of replicated brokers and of Spark on hosts that matter most.
 
-The long forms are commands: `tests.hosts.networks` and `tests.hosts.replication`.
+The long forms are commands: `tests.hosts.networks`, `tests.hosts.replication` and
+`tests.hosts.standalone`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.hosts import networks, replication, world
+from tests.hosts.standalone import play as standalone
 
 LACKS = world.missing()
 pytestmark = [
@@ -22,10 +24,10 @@ pytestmark = [
 _NEVER = ("lost", "unannounced", "denied", "disordered", "failed")
 
 
-def _played(module: str) -> dict[str, dict[str, Any]]:
+def _played(module: str, *more: str) -> dict[str, dict[str, Any]]:
     """Rows by mode, by case."""
     done = subprocess.run(
-        [sys.executable, "-m", module, "--short", "--no-spark"],
+        [sys.executable, "-m", module, "--short", *more],
         capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     # 1 is also how Python ends with a traceback.
@@ -41,7 +43,7 @@ def _assert_kept(rows: dict[str, Any]) -> None:
 
 
 def test_bad_networks() -> None:
-    found = _played("tests.hosts.networks")
+    found = _played("tests.hosts.networks", "--no-spark")
     assert tuple(found) == networks.SHORT
     for rows in found.values():
         _assert_kept(rows)
@@ -50,9 +52,18 @@ def test_bad_networks() -> None:
 
 
 def test_replicated_brokers() -> None:
-    found = _played("tests.hosts.replication")
+    found = _played("tests.hosts.replication", "--no-spark")
     assert tuple(found) == replication.SHORT
     for rows in found.values():
         _assert_kept(rows)
     assert all(row["degraded"] > 0 for row in found["frozen"].values())
     assert all(row["degraded"] == 0 for row in found["failover"].values())
+
+
+def test_a_worker_host_dies() -> None:
+    found = _played("tests.hosts.standalone")
+    assert tuple(found) == standalone.SHORT
+    for rows in found.values():
+        assert tuple(rows) == standalone.SHORT_LANES
+        assert {lane: row["broken"] for lane, row in rows.items()} == {lane: [] for lane in rows}
+    assert sum(row["repeated"] for row in found["worker_host_once"].values()) > 0, "it had tasks"

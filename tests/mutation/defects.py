@@ -30,6 +30,14 @@ class Defect:
 
 WIRE: tuple[Defect, ...] = (
     Defect(
+        "remarks-show-access-keys",
+        "rocket_sink/wire/connection.py",
+        "                    if frame.remark is not None and self._hide is not None:\n",
+        "                    if frame.remark is not None and self._sign is None and self._hide:\n",
+        ("tests/producer/test_producer.py::test_remarks_are_shown_without_credentials",),
+        "access keys are in the logs of drivers and executors, and in Spark's event log",
+    ),
+    Defect(
         "answers-before-garbage",
         "rocket_sink/wire/connection.py",
         "            events.append(Violation(error))\n",
@@ -64,8 +72,8 @@ WIRE: tuple[Defect, ...] = (
     Defect(
         "secret-in-repr",
         "rocket_sink/wire/acl.py",
-        "access_key={self.access_key!r}, secret_key=***)",
-        "access_key={self.access_key!r}, secret_key={self._secret.reveal()})",
+        'return "Credentials(access_key=***, secret_key=***)"',
+        'return f"Credentials(access_key=***, secret_key={self._secret.reveal()})"',
         ("tests/wire/test_acl.py::test_c65_secrets_do_not_print",),
         "the secret key is in every log line that shows the credentials",
     ),

@@ -25,6 +25,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer import driver
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import Answer, Delay, Drop
+from rocket_sink.wire.acl import Credentials
 from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES
 from rocket_sink.wire.codes import RequestCode
 from tests.producer.waiting import until
@@ -450,6 +451,24 @@ def test_credentials_are_read_again_once_when_refused(cluster, make_producer, mo
     cluster.brokers[0].on_send(Answer(16, "check signature failed."), times=1)
     with pytest.raises(AuthenticationError):
         producer.send(Message("orders", b"x"), queue=queue)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "rotated"])
+def test_remarks_are_shown_without_credentials(cluster, make_producer, mode):
+    """As remarks of 5.5.0 and of 4.9.7 have them."""
+    remark = "User:canary-user is not found, canary-secret, signature of accessKey canary-user"
+    for broker in cluster.brokers:
+        broker.on_send(Answer(16, remark), times=None)
+    keys = {"accessKey": "canary-user", "secretKey": "canary-secret"}
+    if mode == "rotated":
+        keys = {"credentials": lambda: Credentials("canary-user", "canary-secret")}
+    producer = make_producer(**keys)
+    with pytest.raises(AuthenticationError) as caught:
+        if mode == "async":
+            producer.send_async(Message("orders", b"x")).result(20)
+        producer.send(Message("orders", b"x"))
+    assert "User:*** is not found, ***, signature of accessKey ***" in str(caught.value)
+    assert "canary" not in repr(caught.value) + repr(vars(caught.value))
 
 
 def test_missing_secret_file_is_an_option_error(cluster):

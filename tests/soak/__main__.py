@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import signal
@@ -39,8 +38,7 @@ def main() -> int:
     parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.page:
-        results = json.loads(replication.RESULTS.read_text())
-        replication.PAGE.write_text(replication.page(results))
+        replication.write_page()
         return 0
     if not given.inside:
         resolve_jars(DEFAULT_VERSION)

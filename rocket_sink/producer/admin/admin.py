@@ -46,7 +46,9 @@ class Admin:
         self.options = options if options is not None else SinkOptions.parse(more)
         self._timeout_s = timeout_s
         headers = HeaderTemplates(self.options)
-        self._client = NetworkClient(self.options, sign=headers.sign if headers.signer else None)
+        self._client = NetworkClient(
+            self.options, sign=headers.sign if headers.signer else None, hide=headers.hide
+        )
         self._name_servers = NameServers(
             self.options.name_servers, self._client, Random(), timeout_s
         )

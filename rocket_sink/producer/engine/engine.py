@@ -99,6 +99,7 @@ class SendEngine:
             options,
             clock=clock,
             sign=self._headers.sign if self._headers.signer else None,
+            hide=self._headers.hide,
             on_request=on_request,
             hooks=rpc_hooks,
         )

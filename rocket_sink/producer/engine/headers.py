@@ -64,6 +64,10 @@ class HeaderTemplates:
         """The fields that sign any other request; none without credentials."""
         return self.signer(ext, body) if self.signer is not None else {}
 
+    def hide(self, remark: str) -> str:
+        """What a peer says, without the credentials."""
+        return self._credentials.masked(remark) if self._credentials is not None else remark
+
     def reread(self, signed_s: float, now_s: float) -> bool:
         """Read the credentials again; True when others are there than those of `signed_s`.
 

@@ -95,6 +95,7 @@ def test_c58_c63_wrong_credentials_are_refused_at_the_first_attempt(guarded, str
         with pytest.raises(AuthenticationError):
             producer.send_async(Message("orders", b"stranger")).result(20)
         assert "secret" not in str(caught.value)
+        assert stranger is None or stranger.access_key not in str(caught.value)
     assert len(found(guarded)) == before
 
 

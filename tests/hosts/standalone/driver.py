@@ -1,8 +1,9 @@
 """A Spark driver on a host: runs lanes over their sources until they have ended well.
 
-Arguments: a plan (JSON): master, host (address of this driver), conf, options, lanes as {name,
-folder, topic}, report (a file). Each lane has a thread; after a failure it begins again. At the end
-the report has for each lane its errors and what the ledger's views say.
+Standard input: a plan (JSON): master, host (address of this driver), conf, options, lanes as {name,
+folder, topic}, report (a file), tries (of a lane, 6 by default). Each lane has a thread; after a
+failure it begins again. At the end the report has for each lane its errors and what the ledger's
+views say.
 """
 
 from __future__ import annotations
@@ -31,18 +32,24 @@ def _in_epochs(spark: Any, source: Path) -> Any:
 lanes.read_stream = _in_epochs
 
 
-def _run(spark: Any, lane: dict[str, Any], options: dict[str, Any], found: dict[str, Any]) -> None:
+def _run(
+    spark: Any, lane: dict[str, Any], plan: dict[str, Any], found: dict[str, dict[str, Any]]
+) -> None:
     # Where Spark looks a data source up, only the thread's own session counts.
     spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
     run = next(one.run for one in lanes.LANES if one.name == lane["name"])
-    folder, errors, ended = Path(lane["folder"]), list[str](), False
+    folder, errors = Path(lane["folder"]), list[str]()
+    # A driver that goes on for a dead one leaves alone what that one has brought to an end.
+    mark = folder / "ended"
+    ended = mark.exists()
     # The ledger is beside the source: on what all hosts share.
-    mine = {**options, "topic": lane["topic"], "ledger": str(folder / "ledger"),
+    mine = {**plan["options"], "topic": lane["topic"], "ledger": str(folder / "ledger"),
             "appId": lane["topic"]}  # fmt: skip
-    while not ended and len(errors) < _TRIES:
+    while not ended and len(errors) < plan.get("tries", _TRIES):
         try:
             run(spark, folder / "source", folder / "checkpoint", mine)
             ended = True
+            write_whole(mark, "")
         except Exception as error:
             errors.append(f"{type(error).__name__}: {error}"[:600])
     ledger = Ledger(mine["ledger"])
@@ -62,10 +69,9 @@ def main(plan: dict[str, Any]) -> None:
     register(spark)
     # Once: two threads that register at the same time disturb each other.
     lanes.register = lambda session: None
-    found: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {}
     threads = [
-        threading.Thread(target=_run, args=(spark, lane, plan["options"], found))
-        for lane in plan["lanes"]
+        threading.Thread(target=_run, args=(spark, lane, plan, found)) for lane in plan["lanes"]
     ]
     for thread in threads:
         thread.start()
@@ -76,4 +82,4 @@ def main(plan: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.load(sys.stdin))

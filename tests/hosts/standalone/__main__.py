@@ -1,0 +1,95 @@
+"""`python -m tests.hosts.standalone`: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from rocket_sink.cluster import DEFAULT_VERSION, resolve_jars
+from tests.hosts import replication, tables, world
+from tests.hosts.bed import Bed
+from tests.hosts.standalone import canary, page, play, ship
+from tests.hosts.standalone.place import Standalone
+
+_SHIP, _CANARY = "ship", "canary"
+_NAMES = (*(case.name for case in play.CASES), _SHIP, _CANARY)
+
+
+def main() -> int:
+    """The exit code: 1 when a promise was broken."""
+    parser = argparse.ArgumentParser("tests.hosts.standalone")
+    parser.add_argument("--only", action="append", choices=_NAMES)
+    parser.add_argument("--out", type=Path, default=page.RESULTS, help="file of the results (JSON)")
+    parser.add_argument("--short", action="store_true", help="the form for CI: prints its results")
+    parser.add_argument("--page", action="store_true", help="only write the page from the results")
+    given = parser.parse_args()
+    if given.page:
+        replication.write_page()
+        return 0
+    wanted = given.only or (play.SHORT if given.short else _NAMES)
+    if not world.inside():
+        resolve_jars(DEFAULT_VERSION)
+        if _SHIP in wanted:
+            ship.prepare()
+    world.enter("tests.hosts.standalone")
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    results = _play(wanted, say, given.out, short=given.short)
+    if given.short:
+        print(json.dumps(results))
+    elif given.out == page.RESULTS:
+        replication.write_page()
+    parts = [*(row for case in results["cases"] for row in case["rows"].values())]
+    parts += [*results.get(_SHIP, []), results.get(_CANARY, {})]
+    return int(any(part.get("broken") for part in parts))
+
+
+def _play(
+    wanted: Sequence[str], say: Callable[[str], None], out: Path, *, short: bool
+) -> dict[str, Any]:
+    results: dict[str, Any] = {"version": DEFAULT_VERSION, "cases": []}
+    older = json.loads(out.read_text()) if out.exists() and not short else {}
+    results |= {name: older[name] for name in (_SHIP, _CANARY) if name in older}
+
+    def keep() -> None:
+        if not short:
+            tables.store(out, results, whole=wanted is _NAMES)
+
+    cases = [case for case in play.CASES if case.name in wanted]
+    if cases:
+        with Bed() as bed, closing(Standalone(bed, say)) as at:
+            for case in cases:
+                say(case.title)
+                results["cases"].append(
+                    play.play(at, case, play.SHORT_LANES if short else play.LANES)
+                )
+                keep()
+                _tell(results["cases"][-1], say)
+    if _SHIP in wanted:
+        results[_SHIP] = ship.play(say)
+        keep()
+    if _CANARY in wanted:
+        results[_CANARY] = canary.play(say)
+        keep()
+    return results
+
+
+def _tell(case: dict[str, Any], say: Callable[[str], None]) -> None:
+    for lane, row in case["rows"].items():
+        counts = {name: row[name] for name in ("stored", *page.COLUMNS)}
+        say(f"  {lane:14} {counts} {'; '.join(row['broken']) or 'held'}")
+        for error in row["errors"]:
+            say(f"      {error[:200]}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

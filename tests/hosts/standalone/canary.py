@@ -1,0 +1,159 @@
+"""Whether credentials are in anything that a Spark job leaves behind, on any of its hosts.
+
+Brokers ask for an access key and a secret key. All lanes get them as plain options, the worst way
+to give them: the right ones, then wrong ones, so that errors and remarks of brokers are written.
+Then every file of the master, the workers and the driver is searched: local folders of Spark, logs,
+event logs, checkpoints, ledgers, spools.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.hosts.bed import Bed
+from tests.hosts.standalone.place import CONF, SHARED, Standalone
+from tests.hosts.standalone.play import LANES, OPTIONS, make_lanes
+
+_EVENTS = SHARED / "events"
+_TEMPORARY = Path("/tmp")
+
+
+@dataclass(frozen=True)
+class Keys:
+    access_key: str
+    secret_key: str
+
+    @classmethod
+    def made(cls) -> Keys:
+        return cls(f"canary{secrets.token_hex(12)}", f"canary{secrets.token_hex(12)}")
+
+
+def play(say: Callable[[str], None]) -> dict[str, Any]:
+    """Run all lanes twice and search; `held` says it in words."""
+    right, wrong = Keys.made(), Keys.made()
+    began_s = time.time()
+    with Bed() as bed, closing(Standalone(bed, say, secrets=right)) as at:
+        _EVENTS.mkdir()
+        broken = []
+        for name, keys in (("right", right), ("wrong", wrong)):
+            say(f"all lanes with the {name} credentials")
+            told = _run(at, f"canary-{name}", keys)
+            broken += [
+                f"{lane} with the {name} credentials: {found['errors'][-1:] or 'no error'}"
+                for lane, found in told.items()
+                if found["ended"] != (keys is right)
+            ]
+        say("searching")
+        hosts = (at.master, *at.workers, *at.drivers)
+        found = search(
+            [*(host.disk for host in hosts), SHARED, _TEMPORARY],
+            {"the access key": right.access_key, "the secret key": right.secret_key,
+             "the wrong access key": wrong.access_key, "the wrong secret key": wrong.secret_key},
+            # What must be there, or the search is blind.
+            controls={"_delta_log": "canary-right-foreach", "part-": "canary-right-foreach",
+                      "events": "rocket-sink-hosts", "stderr": "canary-wrong"},
+            since_s=began_s,
+        )  # fmt: skip
+    broken += found.pop("broken")
+    say(f"  {found} {broken or 'held'}")
+    return {**found, "held": "; ".join(broken) or "the keys are in none", "broken": broken}
+
+
+def _run(at: Standalone, name: str, keys: Keys) -> dict[str, Any]:
+    folder = SHARED / name
+    report = folder / "report.json"
+    plan = {
+        "conf": {
+            **CONF, "spark.task.maxFailures": "2", "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": _EVENTS.as_uri(), "spark.eventLog.compress": "false",
+        },
+        "options": {
+            **OPTIONS, "nameServer": at.name_server, "accessKey": keys.access_key,
+            "secretKey": keys.secret_key,
+        },
+        "lanes": make_lanes(at, folder, name, LANES), "report": str(report), "tries": 1,
+    }  # fmt: skip
+    at.start_driver(0, plan)
+    at.await_driver(report.exists)
+    assert at.driver is not None
+    at.driver.wait()
+    told: dict[str, Any] = json.loads(report.read_text())
+    return told
+
+
+def search(
+    folders: Iterable[Path],
+    words: Mapping[str, str],
+    *,
+    controls: Mapping[str, str],
+    since_s: float,
+) -> dict[str, Any]:
+    """Files that have one of the words.
+
+    Args:
+        words: by what they are.
+        controls: by a part of a path a word that some file of such a path must have.
+        since_s: older files, of the temporary folder, are not looked at.
+    """
+    forms = {name: _forms(word) for name, word in words.items()}
+    missing = dict(controls)
+    files = size = 0
+    broken = []
+    for path in (path for folder in folders for path in sorted(folder.rglob("*"))):
+        try:
+            if path.is_symlink() or not path.is_file() or path.stat().st_mtime < since_s:
+                continue
+            parts = list(_texts(path))
+        except (FileNotFoundError, PermissionError):
+            continue
+        files += 1
+        size += sum(map(len, parts))
+        broken += [
+            f"{path} has {name}: {part[max(0, part.index(form) - 200) : part.index(form)]!r}"
+            for name, mine in forms.items()
+            for form in mine
+            for part in parts
+            if form in part
+        ]
+        for place, word in list(missing.items()):
+            if place in str(path) and any(word.encode() in part for part in parts):
+                del missing[place]
+    broken += [f"no file of {place} has {word!r}: bad search" for place, word in missing.items()]
+    return {"files": files, "megabytes": round(size / 1e6, 1), "broken": broken}
+
+
+def _forms(word: str) -> list[bytes]:
+    """How a text may be written; Base64 has three forms, by its place in the text."""
+    raw = word.encode()
+    forms = [raw, word.encode("utf-16-le"), raw.hex().encode(), raw.hex().upper().encode()]
+    for before in range(3):
+        whole = base64.b64encode(b"\0" * before + raw)
+        # without the characters that depend on what is beside it
+        forms.append(whole[-(-before * 4 // 3) + (before > 0) : -4])
+    return forms
+
+
+def _texts(path: Path) -> Iterator[bytes]:
+    """What a file says, decompressed where it is known how."""
+    data = path.read_bytes()
+    yield data
+    if data[:4] == b"PAR1":
+        for column in pq.read_table(path).columns:
+            yield repr(column.to_pylist()).encode()
+    elif data[:2] == b"\x1f\x8b":
+        yield gzip.decompress(data)
+    elif data[:4] == b"\x28\xb5\x2f\xfd":
+        with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
+            yield stream.read()

@@ -1,0 +1,228 @@
+"""A standalone Spark cluster, a name server and two brokers, each on a host of its own; faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+
+from rocket_sink.cluster.conf import Secrets
+from rocket_sink.java import find_java
+from rocket_sink.producer.admin.admin import Admin
+from tests.hosts import nodes
+from tests.hosts.bed import DISK, Bed, Host, await_port
+
+SHARED = Path("/run/shared")
+"""What all hosts share: sources, checkpoints and ledgers."""
+SPARK_HOME = Path(pyspark.__file__).parent
+
+_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_MASTER_PORT = 7077
+CONF: Mapping[str, str] = {
+    "spark.executor.memory": "600m",
+    "spark.executor.cores": "3",
+    "spark.executor.extraJavaOptions": _QUICK,
+    "spark.locality.wait": "0",
+    "spark.task.maxFailures": "8",
+    "spark.deploy.maxExecutorRetries": "-1",
+    "spark.network.timeout": "20s",
+    "spark.network.timeoutInterval": "5s",
+    "spark.executor.heartbeatInterval": "3s",
+    # A driver whose host is gone ends no connection: its executors keep their cores until then.
+    "spark.executor.heartbeat.maxFailures": "10",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.files.maxPartitionBytes": "4k",
+    "spark.sql.files.openCostInBytes": "4k",
+}
+
+
+class Standalone:
+    """The hosts.
+
+    Args:
+        secrets: brokers ask for these.
+        imports: what Spark's processes on the workers find besides what a job brings, as
+            PYTHONPATH; by default the repository.
+    """
+
+    def __init__(
+        self,
+        bed: Bed,
+        say: Callable[[str], None],
+        *,
+        secrets: Secrets | None = None,
+        imports: str | None = None,
+    ) -> None:
+        self.master = bed.host("master")
+        self.workers = [bed.host("worker-0"), bed.host("worker-1")]
+        self.drivers = [bed.host("driver-0"), bed.host("driver-1")]
+        self.names = bed.host("names")
+        self.brokers = [bed.host("broker-a"), bed.host("broker-b")]
+        self._imports = os.getcwd() if imports is None else imports
+        self._keys: dict[str, Any] = {}
+        if secrets is not None:
+            self._keys = {"accessKey": secrets.access_key, "secretKey": secrets.secret_key}
+        SHARED.mkdir(exist_ok=True)
+        say("starting brokers, master and workers")
+        server = nodes.name_server(self.names)
+        server.wait_ready(120)
+        self.name_server = server.address
+        started = [
+            nodes.broker(host, host.name, [server.address], secrets=secrets)
+            for host in self.brokers
+        ]
+        self.addresses = {broker.name: broker.address for broker in started}
+        # Of a driver whose host is gone the master learns when its kernel gives up sending: after
+        # seconds instead of a quarter of an hour, in which its executors would hold all cores.
+        self.master.run(["sh", "-c", "echo 6 > /proc/sys/net/ipv4/tcp_retries2"])
+        self._spark(self.master, "master.Master", "--port", str(_MASTER_PORT), "--webui-port", "0")
+        await_port(self.master.address, _MASTER_PORT, 120)
+        self.url = f"spark://{self.master.address}:{_MASTER_PORT}"
+        for worker in self.workers:
+            self.start_worker(worker)
+        for broker in started:
+            broker.wait_ready(180)
+        self._servers = (server, *started)
+        self.driver: subprocess.Popen[bytes] | None = None
+
+    def close(self) -> None:
+        """Kill what would outlive its host."""
+        for server in self._servers:
+            server.kill()
+
+    def admin(self) -> Admin:
+        return Admin(nameServer=self.name_server, timeout_s=60.0, **self._keys)
+
+    def stored(self, topic: str) -> int:
+        """How many messages the brokers have."""
+        with self.admin() as tool:
+            return tool.count(topic)
+
+    def _spark(self, host: Host, role: str, *arguments: str) -> None:
+        """As sbin/start-master.sh and start-worker.sh do, which PyPI's package lacks."""
+        environ = {
+            **spark_environ(host), "SPARK_WORKER_DIR": str(DISK / "work"),
+            "SPARK_DAEMON_MEMORY": "256m", "PYTHONPATH": self._imports,
+        }  # fmt: skip
+        log = (host.disk / f"{role}.log").open("wb")
+        with log:
+            host.start(
+                [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}",
+                 "--host", host.address, *arguments],
+                env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def start_worker(self, host: Host) -> None:
+        self._spark(
+            host, "worker.Worker", "--webui-port", "0", "--cores", "3", "--memory", "700m", self.url
+        )
+
+    def start_driver(self, number: int, plan: Mapping[str, Any]) -> None:
+        """`tests.hosts.standalone.driver`; the plan goes through its standard input."""
+        host = self.drivers[number]
+        mine = {**plan, "master": self.url, "host": host.address}
+        environ = {**spark_environ(host), "PYTHONPATH": os.getcwd(), "JDK_JAVA_OPTIONS": _QUICK}
+        with (host.disk / "driver.log").open("ab") as log:
+            self.driver = host.start(
+                [sys.executable, "-m", "tests.hosts.standalone.driver"],
+                env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log,
+            )  # fmt: skip
+        assert self.driver.stdin is not None
+        self.driver.stdin.write(json.dumps(mine).encode())
+        self.driver.stdin.close()
+
+    def await_driver(self, check: Callable[[], bool], timeout_s: float = 420.0) -> None:
+        """Wait for something while the driver runs.
+
+        Raises:
+            AssertionError: it ended before, or the time is over.
+        """
+        until_s = time.monotonic() + timeout_s
+        while not check():
+            ended = self.driver is not None and self.driver.poll() is not None
+            if time.monotonic() > until_s or (ended and not check()):
+                logs = [(host.disk / "driver.log") for host in self.drivers]
+                text = "".join(log.read_text()[-4000:] for log in logs if log.exists())
+                raise AssertionError(f"the driver {'ended' if ended else 'hangs'}: {text}")
+            time.sleep(0.3)
+
+    def executors(self, host: Host) -> list[psutil.Process]:
+        return _running(host, "CoarseGrainedExecutorBackend")
+
+    def python_workers(self, host: Host) -> list[psutil.Process]:
+        """Python workers, not the daemons that fork them."""
+        found = _running(host, "pyspark.daemon")
+        return [one for one in found if (one.parent() or one) in found]
+
+    def executors_begun(self) -> int:
+        """How many executors the workers have started since their disks were new."""
+        found = 0
+        for worker in self.workers:
+            found += sum(path.is_dir() for path in worker.disk.glob("work/app-*/*"))
+        return found
+
+    # --- faults -----------------------------------------------------------------------------
+
+    def kill_python_worker(self, plan: Mapping[str, Any]) -> None:
+        for worker in self.workers:
+            for process in self.python_workers(worker)[:2]:
+                process.kill()
+
+    def kill_executor(self, plan: Mapping[str, Any]) -> None:
+        for process in self.executors(self.workers[0]):
+            process.kill()
+
+    def kill_worker(self, plan: Mapping[str, Any]) -> None:
+        """Spark's worker process, whose executor ends with it; later a new one."""
+        for process in _running(self.workers[0], "worker.Worker"):
+            process.kill()
+        time.sleep(5)
+        self.start_worker(self.workers[0])
+
+    def slow_worker(self, plan: Mapping[str, Any]) -> None:
+        """Its tasks take longer than those of the other host."""
+        self.workers[0].impair(delay_ms=400)
+        time.sleep(20)
+        self.workers[0].heal()
+
+    def kill_worker_host(self, plan: Mapping[str, Any]) -> None:
+        """Its tasks are repeated on the other host; later it comes back, with an empty memory."""
+        self.workers[0].kill()
+        time.sleep(10)
+        self.workers[0].boot()
+        self.start_worker(self.workers[0])
+
+    def kill_driver(self, plan: Mapping[str, Any]) -> None:
+        """Pull the driver's plug, and begin again on another host."""
+        self.drivers[0].kill()
+        self.start_driver(1, plan)
+
+    def revive(self) -> None:
+        for host in self.drivers:
+            if not host.running:
+                host.boot()
+
+
+def spark_environ(host: Host) -> dict[str, str]:
+    """The environment of a Spark process on a host, which finds nothing of the repository."""
+    environ = {
+        **os.environ, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": host.address,
+        "SPARK_LOCAL_DIRS": str(DISK / "spark"), "PYSPARK_PYTHON": sys.executable,
+        "JAVA_HOME": str(find_java().executable.parents[1]),
+    }  # fmt: skip
+    environ.pop("PYTHONPATH", None)
+    return environ
+
+
+def _running(host: Host, word: str) -> list[psutil.Process]:
+    return [one for one in host.processes() if word in " ".join(one.cmdline())]

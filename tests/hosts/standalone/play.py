@@ -1,0 +1,229 @@
+"""Cases: what breaks while all lanes run, and what the official Java client and the ledger say."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.crash import ledger_log
+from tests.crash.judge import Accounts, Copy, Epoch, Row, Verdict, judge
+from tests.hosts.standalone.driver import FILES_PER_EPOCH
+from tests.hosts.standalone.place import CONF, SHARED, Standalone
+from tests.java_client import read_with_java
+
+LANES = ("foreach", "foreach_batch", "write", "source_stream", "source_batch")
+_BATCHES = ("write", "source_batch")
+_FILES, _ROWS, _KEYS = 12, 60, 5
+OPTIONS: Mapping[str, Any] = {
+    "sendMsgTimeout": 60_000, "foldIntervalMs": 2000, "gatherRows": 10,
+    # Tasks that take some seconds, so that a fault finds them in the middle.
+    "requestMaxMessages": 10, "maxMessagesPerSecond": 75, "rateTasks": 6,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault; `delivery` and `ordering` of all lanes, `conf` of Spark.
+
+    Attributes:
+        apply: breaks something. Called again for lanes that begin later, unless `once`.
+    """
+
+    name: str
+    title: str
+    apply: Callable[[Standalone, Mapping[str, Any]], None]
+    delivery: str = "at_least_once"
+    ordering: str = "none"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    once: bool = False
+
+
+def _nothing(at: Standalone, plan: Mapping[str, Any]) -> None:
+    """No fault."""
+
+
+_SPECULATION = {
+    "spark.speculation": "true", "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.1", "spark.speculation.interval": "100ms",
+}  # fmt: skip
+_DYNAMIC = {
+    "spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.minExecutors": "0",
+    "spark.dynamicAllocation.maxExecutors": "2",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.executorIdleTimeout": "1s",
+}  # fmt: skip
+
+CASES: Sequence[Case] = (
+    Case("none", "no fault", _nothing),
+    Case("python_worker", "Python workers are killed", Standalone.kill_python_worker),
+    Case("executor", "an executor is killed", Standalone.kill_executor, ordering="strict"),
+    Case("worker", "a worker process is killed, a new one begins", Standalone.kill_worker,
+         ordering="strict"),
+    Case("worker_host", "a worker's host dies and comes back", Standalone.kill_worker_host),
+    Case("worker_host_once", "the same, effectively once", Standalone.kill_worker_host,
+         delivery="effectively_once", ordering="strict"),
+    Case("driver", "the driver's host dies, another one goes on", Standalone.kill_driver,
+         ordering="strict", once=True),
+    Case("speculation", "speculation, allowed; a slow host", Standalone.slow_worker,
+         conf=_SPECULATION, options={"allowSpeculation": True}),
+    Case("dynamic", "dynamic allocation, an executor is killed", Standalone.kill_executor,
+         conf=_DYNAMIC),
+)  # fmt: skip
+SHORT = ("worker_host_once",)
+SHORT_LANES = ("foreach", "source_stream")
+
+
+def play(at: Standalone, case: Case, names: Sequence[str] = LANES) -> dict[str, Any]:
+    """Run lanes through a case."""
+    at.revive()
+    executors = at.executors_begun()
+    folder = SHARED / case.name
+    lanes = make_lanes(at, folder, case.name, names)
+    time.sleep(1)
+    report = folder / "report.json"
+    options = {
+        **OPTIONS, **case.options, "nameServer": at.name_server, "delivery": case.delivery,
+        "ordering": case.ordering,
+    }  # fmt: skip
+    plan = {"conf": {**CONF, **case.conf}, "options": options, "lanes": lanes,
+            "report": str(report)}  # fmt: skip
+    at.start_driver(0, plan)
+    faults = _break(at, case, plan, report)
+    at.await_driver(report.exists)
+    assert at.driver is not None
+    at.driver.wait()
+    told = json.loads(report.read_text())
+    rows = {}
+    for lane in lanes:
+        verdict = _judged(at, lane, told[lane["name"]])
+        batch = lane["name"] in _BATCHES
+        found = verdict.faults(ordering=case.ordering, delivery=case.delivery, batch=batch)
+        if batch and case.once:
+            # The write of a driver that died is another one than the next driver's.
+            found.pop("unlike_ids", None)
+        broken = [f"{name} {count}" for name, count in found.items()]
+        if not told[lane["name"]]["ended"]:
+            broken.append(f"it did not end well: {told[lane['name']]['errors'][-1:]}")
+        rows[lane["name"]] = {
+            **asdict(verdict), "rows": _FILES * _ROWS, "broken": broken,
+            "errors": told[lane["name"]]["errors"],
+            "announced": sum(one["duplicates_possible"] for one in told[lane["name"]]["epochs"]),
+            **_repeats(Path(lane["folder"], "ledger")),
+        }  # fmt: skip
+    return {"name": case.name, "title": case.title, "delivery": case.delivery,
+            "ordering": case.ordering, "faults": faults,
+            "executors": at.executors_begun() - executors, "rows": rows}  # fmt: skip
+
+
+def make_lanes(
+    at: Standalone, folder: Path, prefix: str, names: Sequence[str]
+) -> list[dict[str, str]]:
+    """A topic and a source for each lane, as a driver's plan has them."""
+    lanes = [
+        {"name": lane, "folder": str(folder / lane), "topic": f"{prefix}-{lane}"} for lane in names
+    ]
+    with at.admin() as tool:
+        for lane in lanes:
+            tool.create_topic(lane["topic"], queues=4)
+            _write(Path(lane["folder"], "source"), _rows(lane["name"]))
+    return lanes
+
+
+def _break(at: Standalone, case: Case, plan: Mapping[str, Any], report: Path) -> int:
+    """Apply the fault until it has met each lane in the middle of its rows; how often that was."""
+    waiting = {lane["topic"] for lane in plan["lanes"]}
+    faults = 0
+
+    def begun() -> set[str]:
+        return {topic for topic in waiting if at.stored(topic) > _ROWS}
+
+    def ready() -> bool:
+        return report.exists() or (begun() == waiting if case.once else bool(begun()))
+
+    while waiting:
+        at.await_driver(ready)
+        if report.exists():
+            break
+        waiting -= begun()
+        case.apply(at, plan)
+        faults += 1
+    return faults
+
+
+def _repeats(ledger: Path) -> dict[str, int]:
+    """Tasks that were run more than once, and those of which two hosts have sent rows.
+
+    An attempt that was killed may have left no row: the number of the next one tells of it.
+    """
+    columns = ("query_id", "epoch", "partition", "run_id", "task_attempt_id", "worker",
+               "attempt_number", "stage_attempt")  # fmt: skip
+    attempts: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
+    hosts: dict[tuple[Any, ...], set[str]] = {}
+    for row in ledger_log.rows_of(ledger, "send", columns):
+        task = tuple(row[name] for name in columns[:3])
+        found = attempts.setdefault(task, set())
+        found.add((row["run_id"], row["task_attempt_id"]))
+        if row["attempt_number"] or row["stage_attempt"]:
+            found.add(())
+        hosts.setdefault(task, set()).add(row["worker"].rpartition(":")[0])
+    return {
+        "repeated": sum(len(found) > 1 for found in attempts.values()),
+        "repeated_elsewhere": sum(len(found) > 1 for found in hosts.values()),
+    }
+
+
+def _rows(lane: str) -> list[list[Row]]:
+    """Rows by file. A key is in one file of an epoch: tasks do not wait for each other."""
+    together = _FILES if lane in _BATCHES else FILES_PER_EPOCH
+    return [
+        [
+            (f"k{number % _KEYS}-{file % together}", file * _ROWS + number)
+            for number in range(_ROWS)
+        ]
+        for file in range(_FILES)
+    ]  # fmt: skip
+
+
+def _write(source: Path, files: Sequence[Sequence[Row]]) -> None:
+    source.mkdir(parents=True)
+    for file, rows in enumerate(files):
+        columns = {
+            "body": [f"{key}:{number}" for key, number in rows],
+            "sharding_key": [key for key, _ in rows],
+            "filler": [os.urandom(64) for _ in rows],
+        }
+        path = source / f"{file:03d}.parquet"
+        pq.write_table(pa.table(columns), path, compression="none")
+        # Spark takes files in the order of their times.
+        os.utime(path, (1_700_000_000 + file, 1_700_000_000 + file))
+
+
+def _judged(at: Standalone, lane: Mapping[str, str], told: Mapping[str, Any]) -> Verdict:
+    ledger = Path(lane["folder"], "ledger")
+    copies = [
+        Copy(
+            ledger_log.row_of(one.body or b""), one.message_id,
+            (at.addresses[one.broker_name], one.queue_id), one.queue_offset,
+        )
+        for one in read_with_java(at.name_server, lane["topic"])
+    ]  # fmt: skip
+    epochs = [
+        Epoch(
+            one["query"], one["adds_up"], one["rows_in"],
+            one["acked"] + one["degraded"] + one["dead"] + one["unknown"] + one["filtered"],
+            one["duplicates_possible"],
+        )
+        for one in told["epochs"]
+    ]  # fmt: skip
+    accounts = Accounts(ledger_log.sent(ledger), ledger_log.letters(ledger), epochs)
+    expected = {row for rows in _rows(lane["name"]) for row in rows}
+    return judge(expected, copies, accounts)

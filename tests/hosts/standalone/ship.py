@@ -1,0 +1,204 @@
+"""The ways to bring the package to executors that lack it (docs/deploy/executors.md).
+
+`jobs/stream.py` runs under spark-submit, from a driver's host on two workers. Spark's processes
+there find neither the repository nor an installed rocket-sink, only what the way brings.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyspark
+from platformdirs import user_cache_path
+
+from tests.crash import ledger_log
+from tests.hosts.bed import DISK, Bed, Host
+from tests.hosts.standalone.place import CONF, SHARED, SPARK_HOME, Standalone, spark_environ
+from tests.java_client import read_with_java
+
+_MADE = user_cache_path("rocket-sink") / "ship"
+"""Made outside, where there is a network: a wheel, an archive of a whole environment."""
+_ENVIRONMENT = _MADE / "pyenv"
+_ARCHIVE = _MADE / "pyenv.tar.gz"
+_OTHERS = str(Path(pyspark.__file__).parents[1])
+"""The dependencies. Files for editable installs are read in no folder that is added to a path."""
+_LANES = {"foreach": (), "datasource": (), "foreachBatch": (), "batch": ("--batch",)}
+_FILES, _ROWS = 6, 100
+_WORDS = ("--format", "parquet", "--schema", "body STRING", "--select", "body")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How executors get the package.
+
+    Attributes:
+        python: the driver's and the executors' interpreter.
+        arguments: of spark-submit.
+    """
+
+    title: str
+    python: tuple[str, str]
+    arguments: Sequence[str] = ()
+
+
+_BARE, _ZIP = SHARED / "bare", SHARED / "rocket_sink.zip"
+_INSTALLED = str(DISK / "installed" / "bin" / "python")
+WAYS = (
+    Way("zip, by `--py-files`", (f"{_BARE}/bin/python",) * 2, ("--py-files", str(_ZIP))),
+    Way("wheel, installed on every host", (_INSTALLED,) * 2),
+    Way("environment of venv-pack, by `--archives`",
+        (str(_ENVIRONMENT / "bin" / "python"), "./environment/bin/python"),
+        ("--archives", f"{_ARCHIVE}#environment")),
+)  # fmt: skip
+
+
+def prepare() -> None:
+    """As the page says: a wheel, and an archive of an environment with all dependencies.
+
+    Python with `-I`: pip finds what PYTHONPATH has, too, and installs nothing then.
+    """
+    shutil.rmtree(_MADE, ignore_errors=True)
+    _MADE.mkdir(parents=True)
+    _run(sys.executable, "-I", "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", _MADE, ".")
+    _run(sys.executable, "-m", "venv", _ENVIRONMENT)
+    pip = (_ENVIRONMENT / "bin" / "python", "-I", "-m", "pip", "install", "-q")
+    _run(*pip, f"rocket-sink @ {_wheel().as_uri()}", f"pyspark=={pyspark.__version__}", "venv-pack")
+    pack = _ENVIRONMENT / "bin" / "venv-pack"
+    _run(pack, "-q", "-p", _ENVIRONMENT, "-o", _ARCHIVE, "--compress-level", "1")
+
+
+def play(say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A result for each way and lane."""
+    results = []
+    with Bed() as bed, closing(Standalone(bed, say, imports="")) as at:
+        _bare(_BARE)
+        shutil.copy(_wheel(), _ZIP)
+        for host in (*at.workers, at.drivers[0]):
+            _install(host)
+        say("executors without the package")
+        results.append(_stream(at, _NOTHING, "foreach", 0))
+        say(f"  {results[-1]}")
+        for number, way in enumerate(WAYS, 1):
+            say(way.title)
+            for lane in _LANES:
+                results.append(_stream(at, way, lane, number))
+                say(f"  {results[-1]}")
+    results[0]["broken"] = [] if "No module named 'rocket_sink" in results[0]["error"] else [
+        "executors found a package that nobody brought: the other cases say nothing"
+    ]  # fmt: skip
+    return results
+
+
+_NOTHING = Way("nothing: the driver alone has it", (sys.executable, f"{_BARE}/bin/python"))
+
+
+def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
+    topic = f"ship-{number}-{lane}"
+    folder = SHARED / topic
+    with at.admin() as tool:
+        tool.create_topic(topic, queues=4)
+    bodies = _write(folder / "source")
+    conf: Mapping[str, str] = {
+        **CONF, "spark.driver.host": at.drivers[0].address,
+        "spark.driver.bindAddress": at.drivers[0].address,
+        # No task before both executors are there, so that both hosts get some.
+        "spark.cores.max": "6", "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+        "spark.task.maxFailures": "2",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }  # fmt: skip
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", at.url]
+    command += ["--packages", f"io.delta:delta-spark_2.13:{version('delta-spark')}"]
+    command += way.arguments
+    for name, value in conf.items():
+        command += ["--conf", f"{name}={value}"]
+    words = list(_LANES[lane]) or [
+        "--lane", lane, "--checkpoint", str(folder / "checkpoint"), "--trigger", "available-now",
+    ]  # fmt: skip
+    command += [
+        str(Path("jobs/stream.py").resolve()), *_WORDS, "--path", str(folder / "source"), *words,
+        "-n", at.name_server, "-t", topic, "-l", str(folder / "ledger"),
+        "-O", "sendMsgTimeout=60s", "-O", "connectTimeoutMs=20s",
+    ]  # fmt: skip
+    environ = {
+        **spark_environ(at.drivers[0]), "PYSPARK_DRIVER_PYTHON": way.python[0],
+        "PYSPARK_PYTHON": way.python[1],
+    }  # fmt: skip
+    done = subprocess.run(
+        [*at.drivers[0].prefix(), *command], env=environ, capture_output=True, text=True,
+        check=False, timeout=600,
+    )  # fmt: skip
+    # spark-submit puts a Python job's standard error into standard output.
+    lines = [line for line in (done.stderr + done.stdout).splitlines() if "rror" in line]
+    known = [line for line in lines if "No module named" in line]
+    error = (known or lines[-1:] or [f"exit code {done.returncode}"])[0] if done.returncode else ""
+    read = [one.body for one in read_with_java(at.name_server, topic)]
+    workers = {
+        row["worker"].rpartition(":")[0]
+        for row in ledger_log.rows_of(folder / "ledger", "send", ("worker",))
+    }
+    broken = []
+    if sorted(read) != sorted(bodies):
+        broken.append(f"{len(bodies)} rows, {len(read)} messages")
+    if workers != {host.name for host in at.workers}:
+        broken.append(f"sent by {', '.join(sorted(workers)) or 'nobody'}")
+    if error:
+        broken.append(error)
+    return {
+        "way": way.title, "lane": lane, "rows": len(bodies), "stored": len(read),
+        "hosts": len(workers), "error": error, "broken": broken,
+    }  # fmt: skip
+
+
+def _write(source: Path) -> list[bytes]:
+    source.mkdir(parents=True)
+    bodies = []
+    for file in range(_FILES):
+        mine = [f"{file}:{number}" for number in range(_ROWS)]
+        filler = [os.urandom(64) for _ in mine]
+        pq.write_table(
+            pa.table({"body": mine, "filler": filler}), source / f"{file}.parquet",
+            compression="none",
+        )  # fmt: skip
+        bodies += [body.encode() for body in mine]
+    return bodies
+
+
+def _wheel() -> Path:
+    (wheel,) = _MADE.glob("rocket_sink-*.whl")
+    return wheel
+
+
+def _bare(folder: Path) -> None:
+    """A Python with the dependencies and without rocket-sink."""
+    _run(sys.executable, "-m", "venv", "--without-pip", folder)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    (packages / "others.pth").write_text(f"{_OTHERS}\n")
+
+
+def _install(host: Host) -> None:
+    """A Python of this host's own, into which its owner has installed the wheel."""
+    home = str(DISK / "installed")
+    host.run([sys.executable, "-m", "venv", home], timeout_s=300)
+    host.run(
+        [_INSTALLED, "-I", "-m", "pip", "install", "-q", "--no-index", "--no-deps", str(_wheel())],
+        timeout_s=300,
+    )
+    code = f"import site; open(site.getsitepackages()[0] + '/others.pth', 'w').write({_OTHERS!r})"
+    host.run([_INSTALLED, "-c", code])
+
+
+def _run(*command: object) -> None:
+    subprocess.run([str(word) for word in command], check=True)
