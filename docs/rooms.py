@@ -88,9 +88,9 @@ def drawn() -> str:
         listed = "<br/>".join(" ".join(names[at : at + 4]) for at in range(0, len(names), 4))
         lines.append(f'  {ids[room]}["<b>{room.replace(".", "/")}</b><br/>{listed}"]')
     lines += [
-        f"  {ids[room]} --> {ids[other]}"
+        f"  {ids[room]} --> {' & '.join(ids[other] for other in sorted(others & ids.keys()))}"
         for room, others in reduced(uses).items()
-        for other in sorted(others & ids.keys())
+        if others & ids.keys()
     ]
     return "\n".join([*lines, "```"])
 
