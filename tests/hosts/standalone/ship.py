@@ -43,23 +43,26 @@ class Way:
     """How executors get the package.
 
     Attributes:
-        python: the driver's and the executors' interpreter.
+        python: the interpreter of driver and executors.
         arguments: of spark-submit.
+        driver: the driver's interpreter where it is another one.
     """
 
     title: str
-    python: tuple[str, str]
+    python: str
     arguments: Sequence[str] = ()
+    driver: str = ""
 
 
+_HERE = SHARED / "here"
+"""Where spark-submit is called: with the link that the page tells of."""
 _BARE, _ZIP = SHARED / "bare", SHARED / "rocket_sink.zip"
 _INSTALLED = str(DISK / "installed" / "bin" / "python")
 WAYS = (
-    Way("zip, by `--py-files`", (f"{_BARE}/bin/python",) * 2, ("--py-files", str(_ZIP))),
-    Way("wheel, installed on every host", (_INSTALLED,) * 2),
+    Way("zip, by `--py-files`", f"{_BARE}/bin/python", ("--py-files", str(_ZIP))),
+    Way("wheel, installed on every host", _INSTALLED),
     Way("environment of venv-pack, by `--archives`",
-        (str(_ENVIRONMENT / "bin" / "python"), "./environment/bin/python"),
-        ("--archives", f"{_ARCHIVE}#environment")),
+        "./environment/bin/python", ("--archives", f"{_ARCHIVE}#environment")),
 )  # fmt: skip
 
 
@@ -83,6 +86,8 @@ def play(say: Callable[[str], None]) -> list[dict[str, Any]]:
     results = []
     with Bed() as bed, closing(Standalone(bed, say, imports="")) as at:
         _bare(_BARE)
+        _HERE.mkdir()
+        (_HERE / "environment").symlink_to(_ENVIRONMENT)
         shutil.copy(_wheel(), _ZIP)
         for host in (*at.workers, at.drivers[0]):
             _install(host)
@@ -100,7 +105,7 @@ def play(say: Callable[[str], None]) -> list[dict[str, Any]]:
     return results
 
 
-_NOTHING = Way("nothing: the driver alone has it", (sys.executable, f"{_BARE}/bin/python"))
+_NOTHING = Way("nothing: the driver alone has it", f"{_BARE}/bin/python", driver=sys.executable)
 
 
 def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
@@ -133,12 +138,12 @@ def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
         "-O", "sendMsgTimeout=60s", "-O", "connectTimeoutMs=20s",
     ]  # fmt: skip
     environ = {
-        **spark_environ(at.drivers[0]), "PYSPARK_DRIVER_PYTHON": way.python[0],
-        "PYSPARK_PYTHON": way.python[1],
+        **spark_environ(at.drivers[0]), "PYSPARK_PYTHON": way.python,
+        "PYSPARK_DRIVER_PYTHON": way.driver or way.python,
     }  # fmt: skip
     done = subprocess.run(
-        [*at.drivers[0].prefix(), *command], env=environ, capture_output=True, text=True,
-        check=False, timeout=600,
+        [*at.drivers[0].prefix(), "env", "-C", str(_HERE), *command], env=environ,
+        capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     # spark-submit puts a Python job's standard error into standard output.
     lines = [line for line in (done.stderr + done.stdout).splitlines() if "rror" in line]
