@@ -145,6 +145,9 @@ def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
         [*at.drivers[0].prefix(), "env", "-C", str(_HERE), *command], env=environ,
         capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
+    for worker in at.workers:
+        # An unpacked environment has two gigabytes, and disks are in memory.
+        shutil.rmtree(worker.disk / "work", ignore_errors=True)
     # spark-submit puts a Python job's standard error into standard output.
     lines = [line for line in (done.stderr + done.stdout).splitlines() if "rror" in line]
     known = [line for line in lines if "No module named" in line]
