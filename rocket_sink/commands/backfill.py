@@ -184,7 +184,7 @@ def _table(
         return Table(spark.table(name), name, options)
     assert path is not None
     path = absolute(path)
-    files = Source(form, path, schema, pairs(source_option, "--source-option"), None, ())
+    files = Source(form, path, schema, pairs(source_option), None, ())
     return Table(files.read(spark, streaming=False), path, options)
 
 

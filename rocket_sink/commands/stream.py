@@ -112,7 +112,7 @@ def stream(
     from rocket_sink.commands.common.stream_run import Source, finish, run_batch, run_stream
 
     _check(batch, checkpoint, trigger)
-    source = Source(form, path, schema, pairs(source_option, "--source-option"), where, select)
+    source = Source(form, path, schema, pairs(source_option), where, select)
     # People who look on see a broker's trouble soon.
     live = {"foldIntervalMs": _LIVE_FOLD_MS} if sys.stderr.isatty() else {}
     sink = with_name_server({**live, **given_options()})

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from tests.jvms import SPARK, java_options
+from tests.jvms import SMALL_PLANS, SPARK, java_options
 
 from .cell import Cell
 from .files import write_whole
@@ -33,12 +33,6 @@ LOCAL_CLUSTER = {
 }
 
 
-_SMALL = {
-    "spark.sql.shuffle.partitions": "1",
-    "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.sql.adaptive.enabled": "false",
-}
-"""Most of a round's time goes into Spark's tasks over a ledger of some dozen rows."""
 _NICE = 5
 
 
@@ -62,7 +56,7 @@ class Driver:
     def start(self) -> None:
         report = self.folder / f"driver.{self.role}.json"
         plan = {
-            "role": self.role, "master": self.master, "conf": {**_SMALL, **self.conf},
+            "role": self.role, "master": self.master, "conf": {**SMALL_PLANS, **self.conf},
             "report": str(report),
             "cells": [cell.plan() for cell in self.cells],
             "later": [cell.plan() for cell in self.later],

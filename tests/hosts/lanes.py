@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from rocket_sink import Ledger, RocketSink, register
 from rocket_sink.spark.session import build_session
+from tests.jvms import SMALL_PLANS
 
 LANES = ("foreach", "source")
 _RATE = (40, 0.5)
@@ -27,9 +28,7 @@ _RATE = (40, 0.5)
 _STRICT_RATE = (120, 1.5)
 """In strict order an epoch is one file: tasks of the same epoch do not wait for each other."""
 _CONF = {
-    "spark.sql.shuffle.partitions": "1",
-    "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.sql.adaptive.enabled": "false",
+    **SMALL_PLANS,
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.memory": "1g",

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyspark
 
 from rocket_sink.spark.session import build_session
+from tests.jvms import SMALL_PLANS
 from tests.stores.server import KEY, REGION, SECRET
 
 _SDK: Final = {"3.4.1": "2.24.6", "3.4.2": "2.29.52", "3.5.0": "2.35.4"}
@@ -56,11 +57,7 @@ def s3_session(endpoint: str, **more: str) -> Any:
     """The one session of this process; nothing in the environment tells of the store."""
     for name in [name for name in os.environ if name.startswith(_CREDENTIALS)]:
         del os.environ[name]
-    conf = {
-        "spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false",
-        "spark.databricks.delta.snapshotPartitions": "1",
-        **settings(endpoint), **more,
-    }  # fmt: skip
+    conf = {**SMALL_PLANS, **settings(endpoint), **more}
     return build_session("rocket-sink-stores", master="local[2,2]", conf=conf, packages=packages())
 
 

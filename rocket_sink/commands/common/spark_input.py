@@ -62,15 +62,10 @@ def name_values(
     return texts
 
 
-def pairs(texts: Iterable[str], what: str) -> dict[str, str]:
-    """{name: value} of `NAME=VALUE` texts; `what` is the flag, for errors."""
-    values = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise click.UsageError(f"{what} wants NAME=VALUE, not {text!r}")
-        values[name.strip()] = value
-    return values
+def pairs(texts: Iterable[str]) -> dict[str, str]:
+    """{name: value} of texts that `name_values` has let through."""
+    split = (text.partition("=") for text in texts)
+    return {name.strip(): value for name, _, value in split}
 
 
 @contextlib.contextmanager
@@ -90,7 +85,7 @@ def spark_session(
     """
     from rocket_sink.spark.session import build_session
 
-    conf = {**(_SMALL_PLANS if small else {}), **pairs(spark_conf, "--spark-conf")}
+    conf = {**(_SMALL_PLANS if small else {}), **pairs(spark_conf)}
     with _log_file() as log, _no_jvm_left() as end:
         with _jvm_output_to(log), end.handler_kept():
             spark = build_session(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,11 +85,7 @@ def _run(at: Standalone, name: str, keys: Keys) -> dict[str, Any]:
         "lanes": make_lanes(at, folder, name, LANES), "report": str(report), "tries": 1,
     }  # fmt: skip
     at.start_driver(0, plan)
-    at.await_driver(report.exists)
-    assert at.driver is not None
-    at.driver.wait()
-    told: dict[str, Any] = json.loads(report.read_text())
-    return told
+    return at.told(report)
 
 
 def search(

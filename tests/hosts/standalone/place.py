@@ -19,6 +19,7 @@ from rocket_sink.java import find_java
 from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import nodes
 from tests.hosts.bed import DISK, Bed, Host, await_port
+from tests.jvms import SMALL_PLANS
 
 SHARED = Path("/run/shared")
 """What all hosts share: sources, checkpoints and ledgers."""
@@ -27,6 +28,7 @@ SPARK_HOME = Path(pyspark.__file__).parent
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _MASTER_PORT = 7077
 CONF: Mapping[str, str] = {
+    **SMALL_PLANS,
     "spark.executor.memory": "600m",
     "spark.executor.cores": "3",
     "spark.executor.extraJavaOptions": _QUICK,
@@ -38,9 +40,6 @@ CONF: Mapping[str, str] = {
     "spark.executor.heartbeatInterval": "3s",
     # A driver whose host is gone ends no connection: its executors keep their cores until then.
     "spark.executor.heartbeat.maxFailures": "10",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.sql.adaptive.enabled": "false",
     "spark.sql.files.maxPartitionBytes": "4k",
     "spark.sql.files.openCostInBytes": "4k",
 }
@@ -155,6 +154,14 @@ class Standalone:
                 text = "".join(log.read_text()[-4000:] for log in logs if log.exists())
                 raise AssertionError(f"the driver {'ended' if ended else 'hangs'}: {text}")
             time.sleep(0.3)
+
+    def told(self, report: Path) -> dict[str, Any]:
+        """What the driver reports at its end, by lane."""
+        self.await_driver(report.exists)
+        assert self.driver is not None
+        self.driver.wait()
+        found: dict[str, Any] = json.loads(report.read_text())
+        return found
 
     def executors(self, host: Host) -> list[psutil.Process]:
         return _running(host, "CoarseGrainedExecutorBackend")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -98,10 +97,7 @@ def play(at: Standalone, case: Case, names: Sequence[str] = LANES) -> dict[str, 
             "report": str(report)}  # fmt: skip
     at.start_driver(0, plan)
     faults = _break(at, case, plan, report)
-    at.await_driver(report.exists)
-    assert at.driver is not None
-    at.driver.wait()
-    told = json.loads(report.read_text())
+    told = at.told(report)
     rows = {}
     for lane in lanes:
         verdict = _judged(at, lane, told[lane["name"]])
