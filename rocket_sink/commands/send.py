@@ -45,7 +45,11 @@ _FIELDS = {
 @click.option("--json-lines", is_flag=True, help="Lines are objects with the row contract's names.")
 @click.option("--tags", help="The messages' tag.")
 @click.option("--keys", help="Keys, separated by blanks.")
-@click.option("--sharding-key", help="Messages with one sharding key go to one queue, in order.")
+@click.option(
+    "--sharding-key",
+    help="Messages with one sharding key go to one queue, in order; "
+    "-O ordering=strict: also while its broker is isolated.",
+)
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
 @click.option("--delay-level", type=click.IntRange(1, 18), help="Deliver later: level 1 to 18.")
 @click.option("--delay-ms", type=click.IntRange(0), help="Deliver so much later (5.x brokers).")
