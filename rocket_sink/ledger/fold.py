@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 _FOLDER: Final = f"{SPOOL}/{FOLDS}"
-_SPOOL_FILE: Final = re.compile(r"q-[^/]*/(-?[0-9]+/)?[^/]+\.arrow")
+_SPOOL_FILE: Final = re.compile(r"q-[^/]*(/-?[0-9]+)?[/_][^/]+\.arrow")
 
 
 @dataclass(frozen=True)

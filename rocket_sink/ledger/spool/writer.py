@@ -13,7 +13,13 @@ import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.notes import fsync_folder
-from rocket_sink.ledger.path import PARTIAL, LedgerPath, resolve_path
+from rocket_sink.ledger.path import (
+    PARTIAL,
+    LedgerPath,
+    is_object_store,
+    make_folder_of,
+    resolve_path,
+)
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.spool.files import OPEN, SEALED, new_name, next_number
 from rocket_sink.ledger.spool.stream import BatchWriter
@@ -114,10 +120,10 @@ class SpoolWriter:
     def _upload(self, file: IO[bytes]) -> str:
         remote = self._place.filesystem()
         sealed = f"{self._place.spool}/{self._name}{SEALED}"
-        # Object stores show an object when it is whole; elsewhere a rename does that.
-        whole_at_once = remote.type_name in ("s3", "gcs", "abfs")
+        # A rename shows it when it is whole; object stores do so by themselves.
+        whole_at_once = is_object_store(remote)
         target = sealed if whole_at_once else sealed + PARTIAL
-        remote.create_dir(sealed.rpartition("/")[0], recursive=True)
+        make_folder_of(remote, sealed)
         file.seek(0)
         with remote.open_output_stream(target) as out:
             while chunk := file.read(_CHUNK):
