@@ -278,10 +278,20 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._confirm(messages, 0)
+        self._forget_tasks()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing to undo: what is sent is sent, and the spool says what."""
         self._keep_handed(messages)
+        self._forget_tasks()
+
+    def _forget_tasks(self) -> None:
+        """With an `appId` they are for the next write of that name: it asks what this one sent."""
+        options = self._options
+        if options.delivery == "effectively_once" and options.ledger and not options.app_id:
+            from rocket_sink.ledger.epoch_starts import forget_tasks
+
+            forget_tasks(self._ledger(), self._run_id)
 
 
 class _Stream(_Writer):

@@ -163,13 +163,12 @@ class SpoolWriter:
 
     def _gone(self) -> str:
         """Why the open file is not there any more, as far as this side can see."""
-        query = Path(self._place.spool, self._name.partition("/")[0])
-        if not query.is_dir():
-            # Folds remove the folders of epochs, and no other.
+        if not Path(self._place.spool).is_dir():
+            # Folds remove the folders in it, and not itself.
             return (
-                f"the spool folder {query} was deleted while tasks wrote to it, and with it the "
-                "rows that were not folded yet; the task must run again. Leave _spool alone while "
-                "queries run"
+                f"the folder {self._place.spool} was deleted while tasks wrote to it, and with it "
+                "the rows that were not folded yet; the task must run again. Leave _spool alone "
+                "while queries run"
             )
         taken = self._path.removesuffix(OPEN) + SEALED
         if Path(taken).exists():
@@ -184,9 +183,9 @@ class SpoolWriter:
 
 
 def _create(path: Path) -> IO[bytes]:
-    """A new file; a fold may remove its folder, empty as it is, at any moment before."""
+    """A new file; a fold may remove its folders, empty as they are, at any moment before."""
     for _ in range(_MKDIR_TRIES):
-        path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
+            path.parent.mkdir(parents=True, exist_ok=True)
             return path.open("xb")
     raise OSError(f"the folder {path.parent} is removed again and again")
