@@ -319,7 +319,7 @@ def test_a_damaged_file_is_put_aside_and_the_others_go_in(
     assert fold(spark, str(tmp_path)).damaged == ()
     # Mended and moved back, it goes in.
     Path(aside).unlink()
-    Path(broken).parent.mkdir(exist_ok=True)
+    Path(broken).parent.mkdir(parents=True, exist_ok=True)
     Path(broken).write_bytes(data)
     assert fold(spark, str(tmp_path)).rows == 2
     assert partitions(spark, tmp_path) == {0: 2, 1: 2, 2: 3}

@@ -331,6 +331,22 @@ LEDGER: tuple[Defect, ...] = (
         "a fold that was killed blocks the ledger: the next one looks for files that are in",
     ),
     Defect(
+        "batch-writes-pile-up",
+        "rocket_sink/ledger/fold.py",
+        "                Path(path).parent.parent.rmdir()\n",
+        "",
+        ("tests/integration/test_replays.py::test_nothing_stays_of_batch_writes",),
+        "each batch write leaves a folder, and folds take longer for ever",
+    ),
+    Defect(
+        "notes-of-tasks-pile-up",
+        "rocket_sink/ledger/epoch_starts.py",
+        "        NoteStore(place).remove_folder(_tasks_folder(query_id))\n",
+        "        _tasks_folder(query_id)\n",
+        ("tests/integration/test_replays.py::test_nothing_stays_of_batch_writes",),
+        "each batch write leaves a note per task, on object stores one to pay for and to list",
+    ),
+    Defect(
         "live-lease-taken-over",
         "rocket_sink/ledger/lock.py",
         "            if before is None or before[0] != text:\n",
