@@ -14,6 +14,7 @@ import pytest
 from pyarrow import fs
 
 from rocket_sink.ledger import lock as lease_module
+from rocket_sink.ledger import storage as storage_module
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.spool import files as spool_files
@@ -131,6 +132,9 @@ def test_a_killed_driver_of_another_host_blocks_for_its_lease_alone(
 @pytest.fixture
 def s3a(store: Any, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A ledger whose store only Spark's configuration tells of."""
+    # Data source writers that other tests made in this process, as Spark does in processes of
+    # their own, have left their session's properties.
+    monkeypatch.setattr(storage_module, "_remembered", {})
     endpoint = os.environ["AWS_ENDPOINT_URL"]
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
