@@ -95,7 +95,7 @@ class EpochStarts:
         self._checked_s = 0.0
         self._own = ""
         self._at_ms = 0
-        self._folder = f"_started/q-{path_part(ctx.query_id)}"
+        self._folder = _tasks_folder(ctx.query_id)
 
     def begin(self, brokers: Brokers) -> PriorAttempts | None:
         """Note durably that this task attempt begins; None when no other one was before it.
@@ -228,6 +228,16 @@ def end_write(place: LedgerPath, app_id: str) -> None:
     """The ledger has the write."""
     with contextlib.suppress(OSError, LedgerError):
         NoteStore(place).remove(_write_path(app_id))
+
+
+def forget_tasks(place: LedgerPath, query_id: str) -> None:
+    """Remove what the tasks of a batch write have noted: it is over, and no other has its id."""
+    with contextlib.suppress(OSError, LedgerError):
+        NoteStore(place).remove_folder(_tasks_folder(query_id))
+
+
+def _tasks_folder(query_id: str) -> str:
+    return f"_started/q-{path_part(query_id)}"
 
 
 def _write_path(app_id: str) -> str:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 _FOLDER: Final = f"{SPOOL}/{FOLDS}"
-_SPOOL_FILE: Final = re.compile(r"q-[^/]*/(-?[0-9]+/)?[^/]+\.arrow")
+_SPOOL_FILE: Final = re.compile(r"q-[^/]*(/-?[0-9]+)?[/_][^/]+\.arrow")
 
 
 @dataclass(frozen=True)
@@ -421,10 +421,10 @@ class _Folder:
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(path)
         if self._spool.is_local:
-            # The epoch's folder, when no task writes there; the query's stays, as the sign that it
-            # spools to this ledger.
+            # The folders of epoch and query, when no task writes there.
             with contextlib.suppress(OSError):
                 Path(path).parent.rmdir()
+                Path(path).parent.parent.rmdir()
 
     def _add(self, **amounts: int) -> None:
         counts = {name: getattr(self._summary, name) + n for name, n in amounts.items()}

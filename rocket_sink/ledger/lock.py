@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.path import LedgerPath, make_folder_of
 from rocket_sink.ledger.spool.files import STALE_AFTER_S
 from rocket_sink.owner import Owner, this_process
 from rocket_sink.private_file import FileLock, check_folder, describe_holder, wait_for
@@ -76,7 +76,7 @@ class Lease:
             wait_s: longest wait; None: as long as it takes.
             on_wait: called once with the holder's description before the first wait.
         """
-        self._fs.create_dir(self._path.rpartition("/")[0], recursive=True)
+        make_folder_of(self._fs, self._path)
         poll_s = min(_POLL_S, self._lease_s / _BEATS)
         if not wait_for(self._claim, wait_s, poll_s, lambda: on_wait(self.holder())):
             return False

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocket_sink.ledger.path import PARTIAL, LedgerPath
+from rocket_sink.ledger.path import PARTIAL, LedgerPath, make_folder_of
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -39,7 +39,7 @@ class NoteStore:
     def write(self, path: str, value: Any, *, replace: bool = True) -> bool:
         """Write a note durably; False when another's was left there (`replace=False`)."""
         full = self.where(path)
-        self._files.create_dir(full.rpartition("/")[0], recursive=True)
+        make_folder_of(self._files, full)
         data = json.dumps(value).encode()
         local = self._place.is_local
         return write_bytes(self._files, full, data, is_local=local, replace=replace)

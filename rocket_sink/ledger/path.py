@@ -131,8 +131,22 @@ class LedgerPath:
 
 
 def path_part(text: str) -> str:
-    """`text`, as a query's id, as one component of a path; ids longer than 80 are cut."""
+    """`text`, as a query's id, as one component of a path; ids longer than 80 are cut.
+
+    It has no `_`, so that is free to join parts.
+    """
     return re.sub(r"[^A-Za-z0-9.-]", "-", text)[:80]
+
+
+def is_object_store(filesystem: fs.FileSystem) -> bool:
+    """There an object shows when it is whole, and a folder is an object that stays."""
+    return filesystem.type_name in ("s3", "gcs", "abfs")
+
+
+def make_folder_of(filesystem: fs.FileSystem, path: str) -> None:
+    """Make the folder of a file that is to be written, where file systems have folders."""
+    if not is_object_store(filesystem):
+        filesystem.create_dir(path.rpartition("/")[0], recursive=True)
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:

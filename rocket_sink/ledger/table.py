@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.ledger.append.delta_rs import open_table
 from rocket_sink.ledger.lock import LedgerLock
-from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.path import LedgerPath, make_folder_of, resolve_path
 from rocket_sink.ledger.records import worker_name
 from rocket_sink.ledger.schema import (
     COLUMNS,
@@ -611,7 +611,7 @@ def _write(place: LedgerPath, *, spools: bool) -> None:
             tried.rmdir()
         return
     filesystem, path = place.filesystem(), f"{place.root}/_tries/{name}"
-    filesystem.create_dir(f"{place.root}/_tries", recursive=True)
+    make_folder_of(filesystem, path)
     with filesystem.open_output_stream(path) as file:
         file.write(b"-")
     # Tasks need no right to delete; what stays is one byte per worker process.

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import datasource as spark_datasource
 from pyspark.sql.datasource import (
     DataSource,
@@ -90,7 +91,20 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
 
         thread = install_fold(SinkOptions.parse({"ledger": ledger}), spark)
         known["folded"] = thread.ledgers if thread is not None else frozenset()
-    spark.dataSource.register(type(RocketMQDataSource.__name__, (RocketMQDataSource,), known))
+    source = type(RocketMQDataSource.__name__, (RocketMQDataSource,), known)
+    try:
+        spark.dataSource.register(source)
+    except AnalysisException as error:
+        # Spark 4.0 lets nobody replace a source that it has found by itself
+        # (DataSourceManager.registerDataSource); later ones do.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        _LOG.warning(
+            "this Spark has found the source rocketmq by itself and keeps that one, which knows "
+            "nothing of this session: with a rate limit set rateTasks, with a ledger in an object "
+            "store give driver and executors its address and keys by their environment%s",
+            "; the ledger is folded, whatever a query's own warning says" if ledger else "",
+        )
 
 
 class RocketMQDataSource(DataSource):
@@ -264,10 +278,20 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._confirm(messages, 0)
+        self._forget_tasks()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing to undo: what is sent is sent, and the spool says what."""
         self._keep_handed(messages)
+        self._forget_tasks()
+
+    def _forget_tasks(self) -> None:
+        """With an `appId` they are for the next write of that name: it asks what this one sent."""
+        options = self._options
+        if options.delivery == "effectively_once" and options.ledger and not options.app_id:
+            from rocket_sink.ledger.epoch_starts import forget_tasks
+
+            forget_tasks(self._ledger(), self._run_id)
 
 
 class _Stream(_Writer):

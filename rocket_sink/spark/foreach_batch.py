@@ -19,7 +19,13 @@ import pyarrow.parquet as pq
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.append.appender import Append
 from rocket_sink.ledger.append.data_files import DataFile
-from rocket_sink.ledger.epoch_starts import begin_epoch, begin_write, claim_app_id, end_write
+from rocket_sink.ledger.epoch_starts import (
+    begin_epoch,
+    begin_write,
+    claim_app_id,
+    end_write,
+    forget_tasks,
+)
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.pending_keys import release, withdraw
 from rocket_sink.ledger.records import RunContext, confirmed_row, in_order, placed
@@ -196,6 +202,9 @@ class BatchWriter:
             except BaseException:
                 self._withdraw(session, place, query)
                 raise
+            finally:
+                if self._options.delivery == "effectively_once":
+                    forget_tasks(place, query)
             if self._options.app_id:
                 end_write(place, self._options.app_id)
             if transactions is not None:

@@ -24,7 +24,7 @@ PATIENT = ("-O", "sendMsgTimeout=60s", "-O", "connectTimeoutMs=20s", "-O", "mqCl
 """A busy machine must not make a healthy broker look slow."""
 
 ONE_QUEUE = ("-O", "ordering=strict", "-O", "pollNameServerInterval=10min")
-"""A first message that a busy machine makes slow isolates its broker, and best effort goes round it;
+"""A first message that is slow isolates its broker, and best effort goes round it;
 the route of a topic made on the fly is another one as soon as its broker has registered it."""
 
 

@@ -115,3 +115,22 @@ def test_at_least_once_doubles_it(spark: Any, cluster: LocalCluster, tmp_path: P
     world.forget_the_last_commit()
     world.run(delivery="at_least_once")
     assert sum(world.stored().values()) == 2 * ROWS
+
+
+@pytest.mark.parametrize(
+    "lane", [lane for lane in LANES if not lane.streams], ids=lambda one: one.name
+)
+def test_nothing_stays_of_batch_writes(
+    spark: Any, cluster: LocalCluster, tmp_path: Path, lane: Lane
+) -> None:
+    world = World(spark, cluster, tmp_path, lane)
+    for _ in range(2):
+        world.run()
+    world.ledger.sync_fully(spark)
+    assert world.stored() == world.expected + world.expected
+    beside = [
+        path
+        for folder in ("_started", "_spool")
+        for path in (tmp_path / "ledger" / folder).rglob("q-*")
+    ]
+    assert beside == []

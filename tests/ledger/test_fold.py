@@ -421,7 +421,7 @@ def test_a_fold_on_an_object_store_leaves_nothing_per_epoch(spark, tmp_path, mon
         writer.append(sends(writer._ctx, 1))
         writer.seal()
     for epoch in range(5):  # of an older version
-        (tmp_path / "_spool" / "q-query" / str(epoch)).mkdir()
+        (tmp_path / "_spool" / "q-query" / str(epoch)).mkdir(parents=True)
     assert fold(spark, place).rows == 20
     folders = [p.name for p in (tmp_path / "_spool").rglob("*") if p.is_dir()]
-    assert sorted(folders) == ["3", "4", "_folds", "q-query"]
+    assert folders == ["_folds"]

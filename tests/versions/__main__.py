@@ -32,6 +32,7 @@ from typing import Final
 import platformdirs
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from rocket_sink.cluster import DEFAULT_VERSION
@@ -234,7 +235,8 @@ def run(case: Case) -> Result:
             if refusal:
                 return _result(case, None, 0, refusal)
             taken = json.loads(report.read_text())["install"]
-            versions = {one["metadata"]["name"]: one["metadata"]["version"] for one in taken}
+            named = (one["metadata"] for one in taken)
+            versions = {canonicalize_name(one["name"]): one["version"] for one in named}
         return _result(replace(case, delta=versions["delta-spark"]), True, 0, "")
     python = _environment(case.python)
     # with the requirements of the tests over Connect and of pipelines
@@ -243,7 +245,10 @@ def run(case: Case) -> Result:
     if failed:
         return _result(case, False, 0, failed)
     command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *case.tests]
-    environment = {**os.environ, "ROCKET_SINK_TEST_ROCKETMQ": case.rocketmq}
+    # On the path, as an installed wheel is, Spark finds the data source by itself.
+    environment = {
+        **os.environ, "ROCKET_SINK_TEST_ROCKETMQ": case.rocketmq, "PYTHONPATH": str(ROOT)
+    }  # fmt: skip
     log = _cache() / f"{case.name}.log"
     with log.open("w") as file:
         try:
@@ -281,13 +286,16 @@ def _refusal(python: Path, wanted: Sequence[str], report: Path | None = None) ->
 
 def _pip(python: Path, arguments: Sequence[str]) -> str:
     """`pip install`; in one line what it says when it fails."""
-    command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    # -I: a PYTHONPATH on this tree makes pip take its egg-info for an installed rocket-sink.
+    command = [str(python), "-I", "-m", "pip", "install", "--disable-pip-version-check"]
     done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True)
     if done.returncode == 0:
         return ""
-    lines = [text.strip() for text in done.stderr.splitlines()]
-    reasons = [text for text in lines if " depends on " in text] or lines[-1:]
-    return "; ".join(dict.fromkeys(reasons))
+    lines = [text.strip() for text in (done.stdout + done.stderr).splitlines()]
+    # The first conflict that pip tells of is that of the newest release.
+    conflicts = [text for text in lines if " depends on pyspark" in text]
+    by_package = {text.partition(" ")[0]: text for text in reversed(conflicts)}
+    return "; ".join(by_package.values()) or lines[-1]
 
 
 def _result(case: Case, held: bool | None, passed: int, note: str) -> Result:
@@ -298,7 +306,7 @@ def _result(case: Case, held: bool | None, passed: int, note: str) -> Result:
 
 def _verdict(result: Result) -> str:
     if result.held is None:
-        return "pip refuses"
+        return f"pip refuses: {result.note}"
     if not result.passed and result.held:
         return "pip takes it"
     return f"held ({result.passed} tests)" if result.held else f"failed: {result.note}"

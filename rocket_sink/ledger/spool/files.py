@@ -9,8 +9,8 @@ rows are lost with its host's temporary file.
     the same, renamed to .arrow                        sealed, by its owner or for a dead owner
     <ledger>/_spool/_quarantine/...                    the same, put aside because it is damaged
 
-On object stores, where files come sealed, the epoch stands before the partition: a folder there is
-an object that stays, and cannot be removed without a risk for a file that is just being written.
+On object stores, where files come sealed, the names have no folders (`<query id>_<epoch>_<...>`): a
+folder there is an object that stays, and each batch write would leave one.
 
 A file's number is one above those of all files of its epoch that were there when it was made: so a
 fold knows which of two runs' files is the later one, whatever their clocks say.
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.path import LedgerPath, path_part
+from rocket_sink.ledger.path import LedgerPath, make_folder_of, path_part
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.owner import Owner, this_process
 
@@ -41,17 +41,16 @@ if TYPE_CHECKING:
 OPEN: Final = ".open"
 SEALED: Final = ".arrow"
 
-_KEPT_FOLDERS: Final = 2
 STALE_AFTER_S: Final = 3600.0
 """An open file of another host that was not written to for so long has lost its owner."""
 
 
 def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
-    """`<query>/<epoch>/<file>` without the state, unique; without `folders` one level less."""
+    """`<query>/<epoch>/<file>` without the state, unique; without `folders` joined by `_`."""
     partition = "driver" if ctx.partition is None else ctx.partition
     task = "" if ctx.task_attempt_id is None else ctx.task_attempt_id
     file = f"{partition}-{task}-{number}-{uuid.uuid4().hex}~{this_process()}"
-    return f"{_part(ctx.query_id)}/{ctx.epoch}{'/' if folders else '-'}{file}"
+    return ("/" if folders else "_").join((_part(ctx.query_id), str(ctx.epoch), file))
 
 
 def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -> int:
@@ -62,9 +61,9 @@ def next_number(ctx: RunContext, place: LedgerPath, filesystem: fs.FileSystem) -
     """
     from pyarrow import fs
 
-    folder, start = f"{place.spool}/{_part(ctx.query_id)}", f"{ctx.epoch}-"
+    folder, start = place.spool, f"{_part(ctx.query_id)}_{ctx.epoch}_"
     if place.is_local:
-        folder, start = f"{folder}/{ctx.epoch}", ""
+        folder, start = f"{folder}/{_part(ctx.query_id)}/{ctx.epoch}", ""
     selector = fs.FileSelector(folder, allow_not_found=True)
     try:
         infos = filesystem.get_file_info(selector)
@@ -127,10 +126,13 @@ def waiting_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> int:
 
 
 def _epoch(info: fs.FileInfo) -> tuple[str, str]:
-    """The query's folder and the epoch."""
-    folder = info.path.rpartition("/")[0]
-    above, _, last = folder.rpartition("/")
-    return (folder, info.base_name.partition("-")[0]) if last.startswith("q-") else (above, last)
+    """The query, as a component of a path, and the epoch."""
+    above, folder, name = info.path.split("/")[-3:]
+    if name.startswith("q-"):
+        query, _, rest = name.partition("_")
+        return query, rest.partition("_")[0]
+    # In stores an older version put the epoch into the file's name.
+    return (folder, name.partition("-")[0]) if folder.startswith("q-") else (above, folder)
 
 
 def quarantined(place: LedgerPath, filesystem: fs.FileSystem) -> list[str]:
@@ -144,31 +146,24 @@ def quarantined(place: LedgerPath, filesystem: fs.FileSystem) -> list[str]:
 def put_aside(place: LedgerPath, filesystem: fs.FileSystem, path: str) -> str:
     """Move a damaged file out of the folds' way; returns where it is now."""
     target = place.quarantine + path.removeprefix(place.spool)
-    filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+    make_folder_of(filesystem, target)
     filesystem.move(path, target)
     return target
 
 
 def drop_empty_folders(place: LedgerPath, filesystem: fs.FileSystem) -> None:
-    """Remove the epochs' folders that an older version left on an object store.
-
-    Not the newest ones of a query: a task of that version may just be writing to them.
-    """
+    """Remove the folders of queries and epochs that an older version left on an object store."""
     from pyarrow import fs
 
     infos = filesystem.get_file_info(fs.FileSelector(place.spool, recursive=True))
-    used = {info.path.rpartition("/")[0] for info in infos if info.is_file}
-    epochs: dict[str, list[int]] = {}
+    epochs = {info.path.rpartition("/")[0] for info in infos if info.is_file}
+    used = epochs | {folder.rpartition("/")[0] for folder in epochs}
     for info in infos:
-        query, _, epoch = info.path.removeprefix(f"{place.spool}/").partition("/")
-        if not info.is_file and query.startswith("q-") and epoch.isdigit():
-            epochs.setdefault(query, []).append(int(epoch))
-    for query, numbers in epochs.items():
-        for epoch in sorted(numbers)[:-_KEPT_FOLDERS]:
-            folder = f"{place.spool}/{query}/{epoch}"
-            if folder not in used:
-                with contextlib.suppress(OSError):
-                    filesystem.delete_dir(folder)
+        of_query = info.path.startswith(f"{place.spool}/q-")
+        if of_query and not info.is_file and info.path not in used:
+            # A folder goes with those in it.
+            with contextlib.suppress(OSError):
+                filesystem.delete_dir(info.path)
 
 
 def _files(place: LedgerPath, filesystem: fs.FileSystem) -> Iterator[fs.FileInfo]:

@@ -13,7 +13,13 @@ import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.notes import fsync_folder
-from rocket_sink.ledger.path import PARTIAL, LedgerPath, resolve_path
+from rocket_sink.ledger.path import (
+    PARTIAL,
+    LedgerPath,
+    is_object_store,
+    make_folder_of,
+    resolve_path,
+)
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.spool.files import OPEN, SEALED, new_name, next_number
 from rocket_sink.ledger.spool.stream import BatchWriter
@@ -114,10 +120,10 @@ class SpoolWriter:
     def _upload(self, file: IO[bytes]) -> str:
         remote = self._place.filesystem()
         sealed = f"{self._place.spool}/{self._name}{SEALED}"
-        # Object stores show an object when it is whole; elsewhere a rename does that.
-        whole_at_once = remote.type_name in ("s3", "gcs", "abfs")
+        # A rename shows it when it is whole; object stores do so by themselves.
+        whole_at_once = is_object_store(remote)
         target = sealed if whole_at_once else sealed + PARTIAL
-        remote.create_dir(sealed.rpartition("/")[0], recursive=True)
+        make_folder_of(remote, sealed)
         file.seek(0)
         with remote.open_output_stream(target) as out:
             while chunk := file.read(_CHUNK):
@@ -157,13 +163,12 @@ class SpoolWriter:
 
     def _gone(self) -> str:
         """Why the open file is not there any more, as far as this side can see."""
-        query = Path(self._place.spool, self._name.partition("/")[0])
-        if not query.is_dir():
-            # Folds remove the folders of epochs, and no other.
+        if not Path(self._place.spool).is_dir():
+            # Folds remove the folders in it, and not itself.
             return (
-                f"the spool folder {query} was deleted while tasks wrote to it, and with it the "
-                "rows that were not folded yet; the task must run again. Leave _spool alone while "
-                "queries run"
+                f"the folder {self._place.spool} was deleted while tasks wrote to it, and with it "
+                "the rows that were not folded yet; the task must run again. Leave _spool alone "
+                "while queries run"
             )
         taken = self._path.removesuffix(OPEN) + SEALED
         if Path(taken).exists():
@@ -178,9 +183,9 @@ class SpoolWriter:
 
 
 def _create(path: Path) -> IO[bytes]:
-    """A new file; a fold may remove its folder, empty as it is, at any moment before."""
+    """A new file; a fold may remove its folders, empty as they are, at any moment before."""
     for _ in range(_MKDIR_TRIES):
-        path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
+            path.parent.mkdir(parents=True, exist_ok=True)
             return path.open("xb")
     raise OSError(f"the folder {path.parent} is removed again and again")
