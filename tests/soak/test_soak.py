@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.soak import faults, flat, page
 from tests.soak.feed import KEYS, TOGETHER, Source
-from tests.soak.flat import WARM_S, Sample
+from tests.soak.flat import WARM_JVM_S, WARM_S, Sample
 from tests.soak.stored import Topic
 
 _RUN_S = 3600.0
@@ -18,12 +18,16 @@ _NOISE = (3, -2, 0, 1, -1, 2, -3)
 
 
 def _judged(
-    value: Callable[[float], float], *, lives: int = 1, measure: str = "threads"
+    value: Callable[[float], float],
+    *,
+    lives: int = 1,
+    measure: str = "threads",
+    what: str = "driver",
 ) -> flat.Flat:
     """Of a process that is started again so often; `value` of its age."""
     long_s = _RUN_S / lives
     samples = [
-        Sample(life * long_s + age_s, "driver", measure, life, value(age_s) + _NOISE[age_s % 7])
+        Sample(life * long_s + age_s, what, measure, life, value(age_s) + _NOISE[age_s % 7])
         for life in range(lives)
         for age_s in range(0, int(long_s), 15)
     ]
@@ -43,6 +47,15 @@ def test_a_leak_shows_over_processes_that_are_started_again() -> None:
 
 def test_growth_at_the_beginning_is_left_out() -> None:
     assert not _judged(lambda age_s: min(age_s, WARM_S)).grows
+
+
+def test_what_a_jvm_compiles_is_left_out_and_its_leak_is_not() -> None:
+    def compiled(age_s: float) -> float:
+        return 1300.0 + 145.0 * min(1.0, age_s / WARM_JVM_S)
+
+    jvm: dict[str, Any] = {"measure": "memory MB", "what": "driver's JVM", "lives": 4}
+    assert not _judged(compiled, **jvm).grows
+    assert _judged(lambda age_s: compiled(age_s) + age_s / 10, **jvm).grows
 
 
 def test_what_was_seen_too_briefly_is_not_judged() -> None:
