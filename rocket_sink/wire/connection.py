@@ -477,6 +477,20 @@ class Connection:
             return pending.deadline_s
         return None
 
+    @property
+    def oldest_token(self) -> object:
+        """The token of the oldest unanswered request; None without one."""
+        for pending in self._pending.values():
+            return pending.token
+        return None
+
+    def hasten(self, token: object) -> None:
+        """Let the request of this token, if it is in flight, expire with the next `expire`."""
+        for pending in self._pending.values():
+            if pending.token is token:
+                pending.deadline_s = pending.latest_s = self._earliest_s = float("-inf")
+                return
+
     def _check_open(self) -> None:
         if self.state is ConnectionState.OPEN:
             return

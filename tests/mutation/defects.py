@@ -195,6 +195,27 @@ ROUTING: tuple[Defect, ...] = (
 
 NET: tuple[Defect, ...] = (
     Defect(
+        "dropped-answers-waited-for",
+        "rocket_sink/producer/engine/stored_check.py",
+        "            channel.connection.hasten(attempt)\n",
+        "            return\n",
+        (
+            "tests/producer/engine/test_stored_checks.py::test_a_broker_that_lives_and_does_not_answer_is_asked",
+        ),
+        "effectively once: a batch whose answer the broker drops holds its task, and strict keys, "
+        "for a minute",
+    ),
+    Defect(
+        "unanswered-taken-for-lost",
+        "rocket_sink/producer/engine/stored_check.py",
+        "        if message is not None:\n            channel.connection.hasten(attempt)\n",
+        "        if error is None:\n            channel.connection.hasten(attempt)\n",
+        (
+            "tests/producer/engine/test_stored_checks.py::test_while_it_lives_not_there_is_not_believed",
+        ),
+        "effectively once: what waits in a slow broker is sent again, and stored twice",
+    ),
+    Defect(
         "partly-written-frame-withdrawn",
         "rocket_sink/net/channel.py",
         "            touched = position == 0 and self._first_done > 0\n",

@@ -10,6 +10,7 @@ import pytest
 from rocket_sink.errors import Outcome
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine import stored_check
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
 from rocket_sink.producer.identity import new_message_ids
 from rocket_sink.producer.request_builder import RequestBuilder
@@ -72,12 +73,43 @@ def test_what_was_not_stored_is_sent_again(cluster, make_engine, ordered):
     assert bodies(cluster) == [b"body-1"] and not completion.maybe_duplicate
 
 
+def test_a_broker_that_lives_and_does_not_answer_is_asked(cluster, make_engine, monkeypatch):
+    """A stored batch's answer that a busy broker drops: long before `storedCheckTimeout`."""
+    monkeypatch.setattr(stored_check, "ANSWER_LOST_S", 0.1)
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=1)
+    engine = make_engine(**{**QUICK, "storedCheckTimeout": 3_600_000})
+    for token in (1, 2):
+        engine.submit(request(token, verify_ids=(f"ID{token}",)))
+    completions = engine.drain(engine.clock() + 20)
+    assert [one.outcome for one in completions] == [Outcome.ACKED] * 2
+    assert [one.maybe_duplicate for one in completions] == [False] * 2
+    assert len(bodies(cluster)) == 2
+
+
+def test_while_it_lives_not_there_is_not_believed(cluster, make_engine, monkeypatch):
+    """The request may wait in the broker; `storedCheckTimeout` is the end of that."""
+    monkeypatch.setattr(stored_check, "ANSWER_LOST_S", 0.05)
+    for broker in cluster.brokers:
+        broker.on_send(Drop(stores=False), times=1)
+    engine = make_engine(**{**QUICK, "storedCheckTimeout": 3_600_000})
+    engine.submit(request(1, verify_ids=("ID1",)))
+    while len(requests_of(cluster, RequestCode.QUERY_MESSAGE)) < 4:
+        engine.drive()
+    assert engine.pending == 1 and not engine.stored_checks.open
+    assert len(requests_of(cluster, RequestCode.SEND_MESSAGE_V2)) == 1
+
+
+def requests_of(cluster: FakeCluster, code: RequestCode) -> list[Any]:
+    return [one for broker in cluster.brokers for one in broker.requests if one.code == code]
+
+
 def test_a_batch_is_proved_by_its_ends(cluster, make_engine):
     for broker in cluster.brokers:
         broker.on_send(Drop(), times=None)
     completion = send(make_engine(**QUICK), batch(50))
     assert completion.found_stored and len(bodies(cluster)) == 50
-    asked = [r for b in cluster.brokers for r in b.requests if r.code == RequestCode.QUERY_MESSAGE]
+    asked = requests_of(cluster, RequestCode.QUERY_MESSAGE)
     assert {(r.ext or {})["key"] for r in asked} == {"B0", "B49"}
 
 
