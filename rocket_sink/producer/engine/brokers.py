@@ -39,7 +39,8 @@ class Broker:
     """Load and latency of one broker; smoothed as in RFC 6298."""
 
     __slots__ = (
-        "deviation_s", "in_flight", "latency_s", "name", "silent", "suspect", "window",
+        "deviation_s", "in_flight", "latency_s", "name", "silent", "stored_sent_s", "suspect",
+        "window",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -47,6 +48,8 @@ class Broker:
         self.in_flight = 0
         self.latency_s = 0.0
         self.deviation_s = 0.0
+        self.stored_sent_s = 0.0
+        """When the latest of the requests that it has stored was written."""
         self.suspect = False
         self.silent = False
         """Suspect, and it gives no sign of life when it is asked for one: frozen, or cut off."""
@@ -248,6 +251,8 @@ class Brokers:
         """An answer came; a quick one of a broker without trouble costs no look at the table."""
         broker.measure(rtt_s)
         rtt_ms = rtt_s * 1000
+        if stored:
+            broker.stored_sent_s = max(broker.stored_sent_s, now_s - rtt_s)
         if not self.enabled or not stored:
             return
         name = broker.name

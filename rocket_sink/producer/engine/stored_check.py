@@ -5,11 +5,11 @@ waited for as long as the connection lives (up to `storedCheckTimeout`): a broke
 it has read, and a slow or frozen one says later what became of it. When the connection is gone, or
 the time is over, the broker is asked for the ids.
 
-So it is when a broker lives and has not answered for `ANSWER_LOST_S`, for some answers never come:
-a broker whose disk has been busy for a second clears its send queue of requests, which it answers,
-and of stored batches that wait there for their answer to be written, which it drops
-(BrokerFastFailure.cleanExpiredRequest, SendMessageProcessor.sendBatchMessage; seen with 5.5.0
-after a freeze). Then only "there" counts.
+Some answers never come. A broker whose disk has been busy for a second clears its send queue of
+requests, which it answers, and of batches that wait there for their answer to be written, stored
+or refused, which it drops (BrokerFastFailure.cleanExpiredRequest polls what
+SendMessageProcessor.sendBatchMessage hands to the same executor; seen with 5.5.0 after a freeze).
+So the wait ends after `ANSWER_LOST_S`, too, if the broker has stored what was written no earlier.
 
 A batch is appended to the log as one (CommitLog.asyncPutMessages), so both are there or neither,
 unless a broker was killed in the middle (seen): the error's fact `partly_stored` then names it. So
@@ -39,14 +39,12 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from rocket_sink.errors import InvalidAnswerError, RocketSinkError, SendError
-from rocket_sink.net.channel import Channel
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendAttempt
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire.codes import ResponseCode
-from rocket_sink.wire.connection import HEARD_RECENTLY_S
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.properties import UNIQ_KEY
 from rocket_sink.wire.requests import query_message
@@ -60,8 +58,8 @@ CLOCKS_APART_MS: Final = 86_400_000
 LOOK_UP_S: Final = 3.0
 """Longest wait for the answer to one question."""
 ANSWER_LOST_S: Final = 15.0
-"""A broker holds a stored message's answer back for up to 10 s, by default, for the sake of its
-disk and its slave (DefaultMessageStore.waitForPutResult); "there" says nothing of those."""
+"""A broker holds the answer of a stored message back for up to 10 s, by default, for the sake of
+its disk and its slave (DefaultMessageStore.waitForPutResult)."""
 _MOST: Final = 32
 """As the broker's defaultQueryMaxNum: an index entry may be another message's of the same hash."""
 _HIDDEN: Final = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
@@ -181,8 +179,6 @@ class StoredChecks:
         self._timeout_s = options.stored_check_timeout_ms / 1000
         self._delay_s = options.stored_check_delay_ms / 1000
         self.open: dict[StoredCheck, None] = {}
-        self._asked_s: dict[SendAttempt, float] = {}
-        """When the broker was last asked for an attempt that it does not answer."""
 
     def begin(self, attempt: SendAttempt, error: SendError, now_s: float) -> None:
         """Find out what became of an attempt that ended with this error."""
@@ -193,7 +189,7 @@ class StoredChecks:
     def step(self, now_s: float) -> None:
         for check in list(self.open):
             self._step(check, now_s)
-        self._ask_for_unanswered(now_s)
+        self._end_unanswered(now_s)
 
     def abandon(self, now_s: float) -> None:
         """The engine stops: what is not known now stays unknown."""
@@ -223,37 +219,19 @@ class StoredChecks:
                 since_ms=attempt.wall_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
             )  # fmt: skip
 
-    def _ask_for_unanswered(self, now_s: float) -> None:
-        """Ask for each connection's oldest request that its broker, alive, does not answer."""
-        asked_s = {}
+    def _end_unanswered(self, now_s: float) -> None:
+        """What `ANSWER_LOST_S` says of a connection's oldest request."""
         for channel in self._client.channels:
             attempt, sent_s = channel.connection.oldest_token, channel.connection.oldest_sent_s
-            if not isinstance(attempt, SendAttempt) or not attempt.request.verify_ids or not sent_s:
-                continue
-            asked_s[attempt] = self._asked_s.get(attempt, sent_s)
-            heard = now_s - channel.heard_s <= HEARD_RECENTLY_S
-            if heard and now_s - asked_s[attempt] >= ANSWER_LOST_S:
-                asked_s[attempt] = now_s
-                request = attempt.request
-                for topic in topics_of(request.topic, timed=request.timed):
-                    look_up(
-                        self._client, channel.address, topic, request.verify_ids[0],
-                        partial(self._found_unanswered, channel, attempt),
-                        since_ms=attempt.wall_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
-                    )  # fmt: skip
-        self._asked_s = asked_s
-
-    @staticmethod
-    def _found_unanswered(
-        channel: Channel,
-        attempt: SendAttempt,
-        message: StoredMessage | None,
-        error: SendError | None,
-        now_s: float,
-    ) -> None:
-        """What is there needs no answer: the attempt ends, and `begin` proves it."""
-        if message is not None:
-            channel.connection.hasten(attempt)
+            if (
+                isinstance(attempt, SendAttempt)
+                and attempt.request.verify_ids
+                and attempt.broker is not None
+                and sent_s is not None
+                and now_s - sent_s >= ANSWER_LOST_S
+                and attempt.broker.stored_sent_s >= sent_s
+            ):
+                channel.connection.hasten(attempt)
 
     def _answered(
         self,

@@ -73,31 +73,37 @@ def test_what_was_not_stored_is_sent_again(cluster, make_engine, ordered):
     assert bodies(cluster) == [b"body-1"] and not completion.maybe_duplicate
 
 
-def test_a_broker_that_lives_and_does_not_answer_is_asked(cluster, make_engine, monkeypatch):
-    """A stored batch's answer that a busy broker drops: long before `storedCheckTimeout`."""
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_broker_that_answers_others_is_asked(cluster, make_engine, monkeypatch, stores):
+    """A batch whose answer a busy broker drops is no matter of `storedCheckTimeout`."""
     monkeypatch.setattr(stored_check, "ANSWER_LOST_S", 0.1)
-    for broker in cluster.brokers:
-        broker.on_send(Drop(), times=1)
+    broker = cluster.brokers[0]
+    broker.on_send(Drop(stores=stores), times=1)
+    queue = MessageQueue("orders", broker.name, 1)
     engine = make_engine(**{**QUICK, "storedCheckTimeout": 3_600_000})
     for token in (1, 2):
-        engine.submit(request(token, verify_ids=(f"ID{token}",)))
+        engine.submit(request(token, verify_ids=(f"ID{token}",), queue=queue))
     completions = engine.drain(engine.clock() + 20)
-    assert [one.outcome for one in completions] == [Outcome.ACKED] * 2
-    assert [one.maybe_duplicate for one in completions] == [False] * 2
-    assert len(bodies(cluster)) == 2
+    assert [(one.outcome, one.maybe_duplicate) for one in completions] == [
+        (Outcome.ACKED, False)
+    ] * 2
+    assert {one.token: one.found_stored for one in completions} == {1: stores, 2: False}
+    assert bodies(cluster) == [b"body-1", b"body-2"]
 
 
-def test_while_it_lives_not_there_is_not_believed(cluster, make_engine, monkeypatch):
+def test_a_broker_that_stores_nothing_else_may_still_store_it(cluster, make_engine, monkeypatch):
     """The request may wait in the broker; `storedCheckTimeout` is the end of that."""
-    monkeypatch.setattr(stored_check, "ANSWER_LOST_S", 0.05)
-    for broker in cluster.brokers:
-        broker.on_send(Drop(stores=False), times=1)
+    monkeypatch.setattr(stored_check, "ANSWER_LOST_S", 0.0)
+    broker = cluster.brokers[0]
+    queue = MessageQueue("orders", broker.name, 1)
     engine = make_engine(**{**QUICK, "storedCheckTimeout": 3_600_000})
-    engine.submit(request(1, verify_ids=("ID1",)))
-    while len(requests_of(cluster, RequestCode.QUERY_MESSAGE)) < 4:
+    engine.submit(request(1, queue=queue))
+    engine.drain()
+    broker.on_send(Drop(stores=False), times=1)
+    engine.submit(request(2, verify_ids=("ID2",), queue=queue))
+    while engine.pending and len(requests_of(cluster, RequestCode.HEART_BEAT)) < 4:  # it lives
         engine.drive()
     assert engine.pending == 1 and not engine.stored_checks.open
-    assert len(requests_of(cluster, RequestCode.SEND_MESSAGE_V2)) == 1
 
 
 def requests_of(cluster: FakeCluster, code: RequestCode) -> list[Any]:
