@@ -10,13 +10,9 @@ with them, 81 s without).
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Generator, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +20,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rocket_sink.cluster import LocalCluster
-from rocket_sink.cluster.jars import only_one
 from rocket_sink.errors import ClusterError
 from rocket_sink.net import log
 from tests.clusters import TRANSACTIONS, kept_logs, two_brokers
-from tests.jvms import SMALL_PLANS, quick_brokers, submit_args
+from tests.jvms import SMALL_PLANS, fetch_packages, quick_brokers, submit_args
 
 # The cores of a build machine are shared: no time limit per example, nor for making one.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -94,7 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker("spark"):
-        _fetch_packages()
+        fetch_packages()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -110,20 +105,6 @@ def pytest_runtest_makereport(
                 kept = item.funcargs["tmp_path_factory"].mktemp("logs")
                 report.sections.append((f"logs of {cluster}", kept_logs(cluster, kept)))
     return report
-
-
-@functools.cache
-def _fetch_packages() -> None:
-    """Let one JVM fetch Delta: on a new machine several would write into Ivy's cache at once."""
-    delta = f".ivy2*/jars/io.delta_delta-spark_*-{version('delta-spark')}.jar"
-    if any(Path.home().glob(delta)):
-        return
-    done = Path(tempfile.gettempdir(), f"rocket-sink-{os.environ['PYTEST_XDIST_TESTRUNUID']}")
-    with only_one(done.with_suffix(".lock"), print):
-        if not done.exists():
-            session = "from rocket_sink.spark.session import build_session as b; b().stop()"
-            subprocess.run([sys.executable, "-c", session], check=True, timeout=1200)
-            done.touch()
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ well, and a JVM takes nothing from an archive that was made by another Java or o
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shlex
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -90,6 +92,20 @@ def submit_words(*more: str, conf: Mapping[str, str] | None = None) -> list[str]
 def submit_args(*more: str, conf: Mapping[str, str] | None = None) -> str:
     """PYSPARK_SUBMIT_ARGS of drivers."""
     return shlex.join([*submit_words(*more, conf=conf), "pyspark-shell"])
+
+
+@functools.cache
+def fetch_packages() -> None:
+    """Let one JVM fetch Delta: on a new machine several would write into Ivy's cache at once, and
+    hosts that the tests make reach no registry.
+    """
+    found = f".ivy2*/jars/io.delta_delta-spark_*-{version('delta-spark')}.jar"
+    if any(Path.home().glob(found)):
+        return
+    with only_one(user_cache_path("rocket-sink") / "packages.lock", print):
+        if not any(Path.home().glob(found)):
+            session = "from rocket_sink.spark.session import build_session as b; b().stop()"
+            subprocess.run([sys.executable, "-c", session], check=True, timeout=1200)
 
 
 @contextmanager

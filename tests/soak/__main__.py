@@ -17,6 +17,7 @@ import psutil
 
 from rocket_sink.cluster import DEFAULT_VERSION, resolve_jars
 from tests.hosts import replication, world
+from tests.jvms import fetch_packages
 from tests.soak import page
 from tests.soak.run import Soak, Terms
 
@@ -42,6 +43,7 @@ def main() -> int:
         return 0
     if not given.inside:
         resolve_jars(DEFAULT_VERSION)
+        fetch_packages()
         lacks = "--one-host" if given.one_host else world.missing()
         if lacks:
             print(f"no network faults: {lacks}", file=sys.stderr, flush=True)

@@ -60,6 +60,10 @@ def test_java_reads_what_was_sent_in_groups(
         nameServer=local_cluster.name_server, topic=topic, ledger=str(tmp_path)
     )
     total = run_task(given, CTX, columns)
+    if column == "delay_ms" and local_cluster.version < "5":
+        assert (total.acked, total.dead, total.unknown) == (0, ROWS, 0)
+        assert read_with_java(local_cluster, topic, version) == [], "it would deliver at once"
+        return
     assert (total.acked, total.duplicates_possible) == (ROWS, 0)
     found = read(local_cluster, topic, version)
     assert len(found) == len({one.message_id for one in found}) == ROWS

@@ -16,6 +16,7 @@ from tests.hosts import replication, tables, world
 from tests.hosts.bed import Bed
 from tests.hosts.standalone import canary, page, play, ship
 from tests.hosts.standalone.place import Standalone
+from tests.jvms import fetch_packages
 
 _SHIP, _CANARY = "ship", "canary"
 _NAMES = (*(case.name for case in play.CASES), _SHIP, _CANARY)
@@ -35,6 +36,7 @@ def main() -> int:
     wanted = given.only or (play.SHORT if given.short else _NAMES)
     if not world.inside():
         resolve_jars(DEFAULT_VERSION)
+        fetch_packages()
         if _SHIP in wanted:
             ship.prepare()
     world.enter("tests.hosts.standalone")
