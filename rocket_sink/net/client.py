@@ -38,13 +38,14 @@ Signer = Callable[[Mapping[str, str], Any], Mapping[str, str]]
 
 
 class Readiness:
-    """A selector over the channels' sockets; `wake` may be called from any thread."""
+    """A selector over the channels' sockets; `wake` and `close` may be called from any thread."""
 
     def __init__(self) -> None:
         """Raises OSError without free descriptors."""
         self._selector = selectors.DefaultSelector()
         self._unresolved: dict[Channel, None] = {}
         """Channels without a socket yet; the end of their look-up ends the wait."""
+        self._closed = False
         try:
             self._wake_read, self._wake_write = socket.socketpair()
         except OSError:
@@ -72,12 +73,18 @@ class Readiness:
             self._selector.unregister(number)
 
     def wait(self, timeout_s: float) -> list[tuple[Channel, int]]:
+        """Nothing is ready once another thread has closed it."""
         ready = []
-        for key, mask in self._selector.select(timeout_s):
-            if key.data is None:
-                self._wake_read.recv(4096)
-            else:
-                ready.append((key.data, mask))
+        try:
+            for key, mask in self._selector.select(timeout_s):
+                if key.data is None:
+                    self._wake_read.recv(4096)
+                else:
+                    ready.append((key.data, mask))
+        except (OSError, ValueError):
+            if self._closed:
+                return []
+            raise
         if self._unresolved:
             ready += [
                 (channel, WRITE) for channel in self._unresolved if channel.transport.resolved
@@ -89,6 +96,9 @@ class Readiness:
             self._wake_write.send(b"w")
 
     def close(self) -> None:
+        """Idempotent; ends a wait of another thread."""
+        self._closed = True
+        self.wake()
         self._selector.close()
         self._wake_read.close()
         self._wake_write.close()
