@@ -112,3 +112,12 @@ def test_a_missing_variable_at_the_second_reading_is_no_crash(
 def test_what_it_raises_at_the_start_comes_out(make_producer):
     with pytest.raises(OptionError):
         make_producer(credentials=Vault(OptionError("no vault")))
+
+
+def test_what_a_broker_says_is_shown_without_the_replaced_ones(cluster, make_producer, queue):
+    vault = Vault(Credentials("old-user", "old-secret"), Credentials("new-user", "new-secret"))
+    producer = make_producer(credentials=vault)
+    cluster.brokers[0].on_send(Answer(16, "User:old-user is not new-user"), times=2)
+    with pytest.raises(AuthenticationError, match=r"User:\*+ is not \*+") as raised:
+        producer.send(Message("orders", b"x"), queue=queue)
+    assert "-user" not in str(raised.value)

@@ -42,6 +42,8 @@ class HeaderTemplates:
         """Those made so far: a send looks here before it calls `template`."""
         self._changed_s = float("-inf")
         self._credentials = self._read()
+        self._replaced: Credentials | None = None
+        """Answers to requests that they signed may still come."""
         self.signer: Signer | None = self._credentials.signer() if self._credentials else None
 
     def template(self, topic: str, *, batch: bool, reply: bool = False) -> SendTemplate:
@@ -66,7 +68,10 @@ class HeaderTemplates:
 
     def hide(self, remark: str) -> str:
         """What a peer says, without the credentials."""
-        return self._credentials.masked(remark) if self._credentials is not None else remark
+        for one in (self._credentials, self._replaced):
+            if one is not None:
+                remark = one.masked(remark)
+        return remark
 
     def reread(self, signed_s: float, now_s: float) -> bool:
         """Read the credentials again; True when others are there than those of `signed_s`.
@@ -77,15 +82,16 @@ class HeaderTemplates:
             return False
         if signed_s <= self._changed_s:
             return True
-        before = self._credentials.__reduce__()[1]
+        before = self._credentials
         try:
             self._credentials = self._read()
         except Exception:
             # A user's code. The error to raise is the refusal that led here.
             _LOG.exception("the credentials could not be read again")
             return False
-        if self._credentials is None or self._credentials.__reduce__()[1] == before:
+        if self._credentials is None or self._credentials.__reduce__() == before.__reduce__():
             return False
+        self._replaced = before
         self.signer = self._credentials.signer()
         self.templates.clear()
         self._changed_s = now_s
