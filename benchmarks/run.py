@@ -274,7 +274,8 @@ class _Subjects:
         return ProcessRun(
             made.case, self._launchers[made.who], arguments,
             messages=max(100, int(rows * made.share)), brokers_s=self._cluster.cpu_s,
-            count=self._count, delivered_after_s=_DELIVERED_AFTER_S if made.delayed else 0.0,
+            count=self._count if made.stores else None,
+            delivered_after_s=_DELIVERED_AFTER_S if made.delayed else 0.0,
         )  # fmt: skip
 
     def _spark_subjects(self, session: Session) -> Iterator[Subject]:

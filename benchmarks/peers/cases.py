@@ -26,6 +26,11 @@ class PeerCase:
     share: float = 1.0
 
     @property
+    def stores(self) -> bool:
+        """Brokers get its messages."""
+        return bool(self.arguments["mode"] != "nothing")
+
+    @property
     def delayed(self) -> bool:
         """Its messages have a delay level."""
         return "delay" in self.arguments
@@ -43,6 +48,8 @@ _ASYNC: Final = (
     _Mode("async", {"mode": "async", "inflight": 400}, 0.3, grpc=True),
     _Mode("async auto-batch", {"mode": "autobatch", "inflight": 400}, 0.3),
 )
+_NOTHING: Final = _Mode("async nothing", {"mode": "nothing", "inflight": 400}, 0.3)
+"""What asynchronous sends cost a program before anything is sent; only ours."""
 _ONE_BY_ONE: Final = (
     _Mode("sync", {"mode": "sync"}, 0.05, grpc=True),
     _Mode("sync 2 threads", {"mode": "sync", "threads": 2}, 0.05),
@@ -73,12 +80,15 @@ def peer_cases(body_bytes: int, others: frozenset[str]) -> Iterator[PeerCase]:
         against = [java, grpc]
         if mode.title == "async auto-batch":
             against.append(async_java)  # the gain of automatic batching
+        if mode in _ASYNC:
+            against.append(title(OURS, _NOTHING.title, body_bytes))
         yield _case(OURS, mode, body_bytes, tuple(against))
         if JAVA in others:
             yield _case(JAVA, mode, body_bytes, ())
         if GRPC in others and mode.grpc:
             # two orders of magnitude slower
             yield _case(GRPC, mode, body_bytes, (), slow=0.1)
+    yield _case(OURS, _NOTHING, body_bytes, ())
     for mode in _TABLES:
         yield _case(OURS, mode, body_bytes, (java_batches_title(body_bytes),))
 
@@ -92,8 +102,11 @@ def single_cases(
     Args:
         peers: `peer_cases` has what they have in common.
     """
+    nothing = title(OURS, _NOTHING.title, body_bytes)
+    if not peers:
+        yield _case(OURS, _NOTHING, body_bytes, ())
     for mode in (_DELAYED,) if peers else (*_ASYNC, _DELAYED):
-        against = (title(JAVA, mode.title, body_bytes),)
+        against = (title(JAVA, mode.title, body_bytes), nothing)
         yield _case(OURS, mode, body_bytes, against)
         if JAVA in others:
             yield _case(JAVA, mode, body_bytes, ())

@@ -2,12 +2,13 @@
 
     python -m benchmarks.sender nameServer=... topic=... mode=sync messages=100000
 
-Modes: sync, hash (a sharding key per message), async, autobatch, batch; arrow (rows of a record
-batch through the task body of the Spark lanes, without Spark); replay (frames encoded beforehand:
-the brokers' ceiling). Others: messages or seconds, size, threads, inflight, batch, warmup, keys,
-ordering, delay (a level), ledger=yes (arrow: ledger rows go to a spool), numbers=FILE (acknowledged
-messages and possible duplicates). It prints READY after the warm-up, continues when it reads a line
-(or the end of its input), then prints one JSON line.
+Modes: sync, hash (a sharding key per message), async, autobatch, nothing (asynchronous, but each
+message has its result at once and is not sent), batch; arrow (rows of a record batch through the
+task body of the Spark lanes, without Spark); replay (frames encoded beforehand: the brokers'
+ceiling). Others: messages or seconds, size, threads, inflight, batch, warmup, keys, ordering, delay
+(a level), ledger=yes (arrow: ledger rows go to a spool), numbers=FILE (acknowledged messages and
+possible duplicates). It prints READY after the warm-up, continues when it reads a line (or the end
+of its input), then prints one JSON line.
 """
 
 from __future__ import annotations

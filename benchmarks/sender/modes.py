@@ -5,21 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
 from benchmarks.rows import body_of
 from benchmarks.sender.tally import Tally
 from rocket_sink.errors import Outcome, RocketSinkError, SendError
-from rocket_sink.message import Message, SendResult
+from rocket_sink.message import Message, MessageQueue, SendResult
+from rocket_sink.producer.future import Callback, SendFuture
+from rocket_sink.producer.hooks import Hooks
 from rocket_sink.producer.producer import Producer
 
 Send: TypeAlias = "Callable[[range, float | None], None]"
 """Sends the messages with these numbers, optionally until a monotonic time; returns when all have
 ended."""
 _SHARDING_KEYS: Final = 1000
+_NO_HOOKS: Final = Hooks("none")
 _TAKEN: Final = 50
 """Numbers that a thread of an async mode takes at once."""
 
@@ -87,8 +92,20 @@ def _one_by_one(job: Job, *, hashed: bool) -> Iterator[Send]:
         yield lambda numbers, until_s: _in_threads(job, producer, Numbers(numbers, until_s), work)
 
 
+class _SendsNothing(Producer):
+    """Each message has its result at once: what a program, its futures and callbacks cost."""
+
+    def send_async(
+        self, message: Message, callback: Callback | None = None, **_: Any
+    ) -> Future[SendResult]:
+        future = SendFuture(_NO_HOOKS, None, callback)
+        queue = MessageQueue(message.topic, "none", 0)
+        future.ended(SendResult(Outcome.ACKED, "SEND_OK", "", "", queue, 0, ""), None)
+        return future
+
+
 @contextmanager
-def _async(job: Job, *, auto_batch: bool) -> Iterator[Send]:
+def _async(job: Job, make: Callable[..., Producer]) -> Iterator[Send]:
     # A semaphore in C: threading's costs as much as a send.
     window: SimpleQueue[None] = SimpleQueue()
     for _ in range(job.inflight):
@@ -123,7 +140,7 @@ def _async(job: Job, *, auto_batch: bool) -> Iterator[Send]:
         for _ in range(job.inflight):
             window.put(None)
 
-    with Producer(**job.options, autoBatch=auto_batch) as producer:
+    with make(**job.options) as producer:
         yield send
 
 
@@ -169,7 +186,8 @@ def _failed(tally: Tally, began_s: float, error: BaseException, part: range) -> 
 MODES: Final[dict[str, Callable[[Job], AbstractContextManager[Send]]]] = {
     "sync": lambda job: _one_by_one(job, hashed=False),
     "hash": lambda job: _one_by_one(job, hashed=True),
-    "async": lambda job: _async(job, auto_batch=False),
-    "autobatch": lambda job: _async(job, auto_batch=True),
+    "async": lambda job: _async(job, Producer),
+    "autobatch": lambda job: _async(job, partial(Producer, autoBatch=True)),
+    "nothing": lambda job: _async(job, _SendsNothing),
     "batch": _batches,
 }

@@ -66,6 +66,13 @@ def test_each_mode_sends_every_number_once(
     assert read_numbers(path) == (set(range(50)), set())
 
 
+def test_the_floor_of_asynchronous_sends_sends_nothing(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run(capsys, cluster.name_server, mode="nothing", messages=50, warmup=7, inflight=9)
+    assert (found["ok"], found["failed"]) == (50, 0) and cluster.messages("t") == []
+
+
 def test_arrow_sends_batches(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, cluster.name_server, mode="arrow", messages=500, warmup=10)["ok"] == 500
     assert len(cluster.messages("t")) == 510
