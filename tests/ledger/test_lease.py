@@ -102,10 +102,16 @@ def test_a_dead_process_of_this_machine_blocks_nobody(tmp_path: Path) -> None:
     other.release()
 
 
+def test_a_holder_has_it(tmp_path: Path) -> None:
+    lock = Lease(LOCAL, str(tmp_path / "lock"), lease_s=LONG_S)
+    assert lock.acquire(0)
+    lock.check()
+    lock.release()
+
+
 def test_a_holder_that_lost_it_says_so(tmp_path: Path) -> None:
     lock = Lease(LOCAL, str(tmp_path / "lock"), lease_s=0.3)
     assert lock.acquire(0)
-    lock.check()
     (tmp_path / "lock").write_text("another~boot~1~2~3 aa 30000 1")
     until_s = time.monotonic() + LONG_S
     with pytest.raises(LedgerError, match="another process may hold it"):
