@@ -99,13 +99,21 @@ def fetch_packages() -> None:
     """Let one JVM fetch Delta: on a new machine several would write into Ivy's cache at once, and
     hosts that the tests make reach no registry.
     """
-    found = f".ivy2*/jars/io.delta_delta-spark_*-{version('delta-spark')}.jar"
-    if any(Path.home().glob(found)):
+    # By both versions: Delta has a jar for each Spark.
+    pair = f"pyspark-{version('pyspark')}-delta-{version('delta-spark')}"
+    fetched = user_cache_path("rocket-sink") / "packages" / pair
+    jars = f".ivy2*/jars/io.delta_delta-spark_*-{version('delta-spark')}.jar"
+
+    def are_there() -> bool:
+        return fetched.exists() and any(Path.home().glob(jars))
+
+    if are_there():
         return
-    with only_one(user_cache_path("rocket-sink") / "packages.lock", print):
-        if not any(Path.home().glob(found)):
+    with only_one(fetched.with_name("lock"), print):
+        if not are_there():
             session = "from rocket_sink.spark.session import build_session as b; b().stop()"
             subprocess.run([sys.executable, "-c", session], check=True, timeout=1200)
+            fetched.touch()
 
 
 @contextmanager
