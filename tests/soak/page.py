@@ -73,6 +73,7 @@ def section(results: Mapping[str, Any]) -> str:
     return (
         head
         + tables.lines(["lane", "promise", *columns.values()], lanes)
+        + _failures(results["lanes"])
         + _FLAT.format(every=results["sample_s"])
         + tables.lines(["what", "measure", "first", "last", "growth", "flat"], flat)
     )
@@ -86,6 +87,18 @@ def _held(row: Mapping[str, Any]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}".removesuffix(".0")
+
+
+def _failures(lanes: Mapping[str, Any]) -> str:
+    """Spark's first line of each error that ended a stream."""
+    told = [
+        f"- {name}: `{error.splitlines()[0]}`"
+        for name, row in lanes.items() for error in row.get("errors", ())
+    ]  # fmt: skip
+    if not told:
+        return ""
+    head = "Streams that failed, which the soak's driver started again from their checkpoints:"
+    return "\n".join(["", head, "", *told, ""])
 
 
 def _duration(seconds: float) -> str:

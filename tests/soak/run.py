@@ -119,7 +119,7 @@ class Soak:
         spark = Spark(place, self._folder, lanes, _TRIGGER)
         reader = Reader(place.name_server, self._folder / "java.log")
         jobs = [
-            (self._feed, 0.2), (lambda: self._look(spark), _SAMPLE_S),
+            (self._feed, 0.2), (lambda: self._look_at_streams(spark), _SAMPLE_S),
             (lambda: self._read(reader), _READ_S), (lambda: self._progress(spark), _PROGRESS_S),
         ]  # fmt: skip
         threads = [
@@ -287,6 +287,11 @@ class Soak:
             self._fed = due
             for source in self._sources.values():
                 source.write()
+
+    def _look_at_streams(self, spark: Spark) -> None:
+        # At the end the driver reads all accounts, which takes memory that no stream has taken.
+        if self._feeding.is_set():
+            self._look(spark)
 
     def _look(self, spark: Spark) -> None:
         folders = [self._folder / name for name in LANES]
