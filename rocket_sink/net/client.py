@@ -96,9 +96,8 @@ class Readiness:
             self._wake_write.send(b"w")
 
     def close(self) -> None:
-        """Idempotent; ends a wait of another thread."""
+        """Idempotent. A wait of another thread goes on until its time is over, or `wake`."""
         self._closed = True
-        self.wake()
         self._selector.close()
         self._wake_read.close()
         self._wake_write.close()
@@ -452,6 +451,7 @@ class NetworkClient:
         now_s = self.clock()
         for channel in self.channels:
             self.fail(channel, reason or StreamEnded("closed here"), now_s)
+        self.wake()
         self._readiness.close()
 
     def abandon(self) -> None:
