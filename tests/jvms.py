@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -99,21 +98,20 @@ def fetch_packages() -> None:
     """Let one JVM fetch Delta: on a new machine several would write into Ivy's cache at once, and
     hosts that the tests make reach no registry.
     """
-    # By both versions: Delta has a jar for each Spark.
-    pair = f"pyspark-{version('pyspark')}-delta-{version('delta-spark')}"
-    fetched = user_cache_path("rocket-sink") / "packages" / pair
-    jars = f".ivy2*/jars/io.delta_delta-spark_*-{version('delta-spark')}.jar"
-
-    def are_there() -> bool:
-        return fetched.exists() and any(Path.home().glob(jars))
-
-    if are_there():
-        return
-    with only_one(fetched.with_name("lock"), print):
-        if not are_there():
+    with only_one(user_cache_path("rocket-sink") / "packages.lock", print):
+        if not any(Path.home().glob(f".ivy2*/jars/{_delta_jar()}")):
             session = "from rocket_sink.spark.session import build_session as b; b().stop()"
             subprocess.run([sys.executable, "-c", session], check=True, timeout=1200)
-            fetched.touch()
+
+
+def _delta_jar() -> str:
+    """As Ivy names it: a release of Delta has a jar for each Spark."""
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
+
+    builder = configure_spark_with_delta_pip(SparkSession.builder)
+    group, name, release = builder._options["spark.jars.packages"].split(":")
+    return f"{group}_{name}-{release}.jar"
 
 
 @contextmanager
