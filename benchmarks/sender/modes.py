@@ -25,6 +25,7 @@ Send: TypeAlias = "Callable[[range, float | None], None]"
 ended."""
 _SHARDING_KEYS: Final = 1000
 _NO_HOOKS: Final = Hooks("none")
+_NO_QUEUE: Final = MessageQueue("none", "none", 0)
 _TAKEN: Final = 50
 """Numbers that a thread of an async mode takes at once."""
 
@@ -99,8 +100,7 @@ class _SendsNothing(Producer):
         self, message: Message, callback: Callback | None = None, **_: Any
     ) -> Future[SendResult]:
         future = SendFuture(_NO_HOOKS, None, callback)
-        queue = MessageQueue(message.topic, "none", 0)
-        future.ended(SendResult(Outcome.ACKED, "SEND_OK", "", "", queue, 0, ""), None)
+        future.ended(SendResult(Outcome.ACKED, "SEND_OK", "", "", _NO_QUEUE, 0, ""), None)
         return future
 
 
