@@ -14,7 +14,7 @@ from typing import TypeAlias
 from rocket_sink.errors import MessageIllegalError, NotSentError, ProducerClosedError
 from rocket_sink.message import Message, SendResult
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.driver import Driver, Waiter
+from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.future import SendFuture
 from rocket_sink.producer.request_builder import RequestBuilder, named
@@ -123,31 +123,38 @@ class BatchAccumulator:
     def _submit(self, entries: list[Entry], ids: list[str], encoded: list[bytes]) -> None:
         request = self._builder.batch_of([message for message, _ in entries], encoded, ids)
         try:
-            self._driver.submit_nowait(
-                request, Waiter(lambda completion: self._ended(entries, ids, completion))
-            )
+            self._driver.submit_nowait(request, SentBatch(self, entries, ids))
         except NotSentError as error:
             for _, future in entries:
                 future.ended(None, error)
 
-    def _ended(self, entries: list[Entry], ids: list[str], completion: Completion) -> None:
-        result = completion.result
-        if result is not None:
-            for (_, future), own in zip(entries, results_of(result, ids), strict=True):
-                future.ended(own, None)
-        elif isinstance(completion.error, MessageIllegalError) and len(entries) > 1:
-            self._send_singly(entries, ids)
-        else:
-            for _, future in entries:
-                future.ended(None, completion.error)
-
-    def _send_singly(self, entries: list[Entry], ids: list[str]) -> None:
+    def send_singly(self, entries: list[Entry], ids: list[str]) -> None:
         """After the broker refused the batch, so that only the illegal message fails."""
         for (message, future), message_id in zip(entries, ids, strict=True):
             try:
                 self._driver.submit_nowait(self._builder.single(named(message, message_id)), future)
             except NotSentError as error:
                 future.ended(None, error)
+
+
+class SentBatch:
+    """The token of a batch: completes its futures."""
+
+    __slots__ = ("_accumulator", "_entries", "_ids")
+
+    def __init__(self, accumulator: BatchAccumulator, entries: list[Entry], ids: list[str]) -> None:
+        self._accumulator, self._entries, self._ids = accumulator, entries, ids
+
+    def on_done(self, completion: Completion) -> None:
+        entries, result = self._entries, completion.result
+        if result is not None:
+            for (_, future), own in zip(entries, results_of(result, self._ids), strict=True):
+                future.ended(own, None)
+        elif isinstance(completion.error, MessageIllegalError) and len(entries) > 1:
+            self._accumulator.send_singly(entries, self._ids)
+        else:
+            for _, future in entries:
+                future.ended(None, completion.error)
 
 
 def results_of(result: SendResult, message_ids: list[str]) -> list[SendResult]:

@@ -49,7 +49,16 @@ from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.properties import keys_of
 
 _LOG: Final = log.logger(__name__)
-Ended: TypeAlias = "Waiter | SendFuture | SendGroup"
+
+
+class Token(Protocol):
+    """Who is told of a request's end."""
+
+    @property
+    def on_done(self) -> Callable[[Completion], None] | None:
+        """Called without the lock, on the leading thread."""
+
+
 _IDLE_S: Final = 1.0
 STEP_S: Final = 0.05
 """Longest sleep of a follower whose request is not in flight."""
@@ -191,7 +200,7 @@ class SubmissionQueue:
         return False
 
     def _refuse(self, request: SendRequest, error: SendError) -> None:
-        tokens: Sequence[Ended] = (request.token,)
+        tokens: Sequence[Token] = (request.token,)
         if type(request.token) is SendGroup:
             tokens = request.token.tokens
         self.refused += [Completion(token, Outcome.NOT_SENT, None, error) for token in tokens]
@@ -307,7 +316,7 @@ class Driver:
             raise
         self._hooks.ended(context, None, None)
 
-    def submit(self, request: SendRequest, waiter: Waiter | SendFuture) -> None:
+    def submit(self, request: SendRequest, waiter: Token) -> None:
         """Submit a request; waits for room in the window until its time-out.
 
         Raises:
@@ -345,7 +354,7 @@ class Driver:
             if window_waiter is not None:
                 del self._window_waiters[window_waiter]
 
-    def submit_nowait(self, request: SendRequest, waiter: Waiter | SendFuture) -> None:
+    def submit_nowait(self, request: SendRequest, waiter: Token) -> None:
         """As `submit`, for asynchronous sends: it takes no lock while there is room. Starts the
         producer's thread.
 
@@ -602,7 +611,7 @@ class Driver:
             wakeup.asleep = False
             client.wake()
 
-    def _take_completions(self) -> list[tuple[Ended, Completion]]:
+    def _take_completions(self) -> list[tuple[Token, Completion]]:
         """Take completions and wake their waiters; returns those with a callback."""
         called = []
         ended = self.engine.take()
@@ -614,6 +623,8 @@ class Driver:
             if waiter.on_done is not None:
                 called.append((waiter, completion))
             if type(waiter) is Waiter:
+                # No cycle: each would wait for the garbage collector.
+                completion.token = None
                 waiter.completion = completion
                 waiter.wake()
         if self._window_waiters and self.engine.window.is_roomy:
@@ -695,7 +706,7 @@ class Driver:
         )  # fmt: skip
 
 
-def _call_back(done: list[tuple[Ended, Completion]]) -> None:
+def _call_back(done: list[tuple[Token, Completion]]) -> None:
     """Call the callbacks, without the lock."""
     for waiter, completion in done:
         assert waiter.on_done is not None

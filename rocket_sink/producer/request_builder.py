@@ -144,7 +144,10 @@ class RequestBuilder:
         size = len(message.body)
         if size > self._limit:
             raise self._too_large(message)
-        texts = len(message.tags or "") + sum(map(len, message.keys)) + _PROPERTY_BYTES
+        tags, keys = message.tags, message.keys
+        texts = _PROPERTY_BYTES if tags is None else _PROPERTY_BYTES + len(tags)
+        if keys:
+            texts += len(keys[0]) if len(keys) == 1 else sum(map(len, keys))
         if message.properties or self._extra is not None or texts * 4 > ENCODED_LIMIT:
             texts = len(properties_of(message, message_id=_ANY_ID, extra=self._extra).encode())
         return size + texts + INNER_OVERHEAD_BYTES

@@ -88,7 +88,8 @@ def properties_of(
     Raises:
         MessageError: PROPERTIES_TOO_LARGE.
     """
-    if message.properties or extra or message.is_timed:
+    delay_level = message.delay_level
+    if message.properties or extra or (message.is_timed and not delay_level):
         return _all_properties(message, message_id, extra)
     # The common case, without a mapping; `Message` has checked these texts.
     keys, tags, sharding_key = message.keys, message.tags, message.sharding_key
@@ -100,6 +101,8 @@ def properties_of(
         text = f"TAGS\x01{tags}\x02{text}"
     if keys:
         text = f"KEYS\x01{keys[0] if len(keys) == 1 else KEY_SEPARATOR.join(keys)}\x02{text}"
+    if delay_level:
+        text = f"{text}DELAY\x01{delay_level}\x02"
     if sharding_key is not None:
         text = f"{text}__SHARDINGKEY\x01{sharding_key}\x02"
     # A character takes at most 4 bytes: most texts need no encoding to be known as short.

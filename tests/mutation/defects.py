@@ -38,6 +38,14 @@ WIRE: tuple[Defect, ...] = (
         "access keys are in the logs of drivers and executors, and in Spark's event log",
     ),
     Defect(
+        "waiters-are-garbage",
+        "rocket_sink/producer/driver.py",
+        "                completion.token = None\n",
+        "",
+        ("tests/producer/test_garbage.py::test_messages_and_waiters_are_freed[send-False]",),
+        "each synchronous send leaves a cycle that only the garbage collector frees",
+    ),
+    Defect(
         "answers-before-garbage",
         "rocket_sink/wire/connection.py",
         "            events.append(Violation(error))\n",
