@@ -26,7 +26,8 @@ def two_brokers(**broker_config: str) -> Iterator[LocalCluster]:
     `ROCKET_SINK_TEST_ROCKETMQ` names another version of them (`python -m tests.versions`).
     """
     version = os.environ.get("ROCKET_SINK_TEST_ROCKETMQ", DEFAULT_VERSION)
-    running = LocalCluster(brokers=2, version=version, broker_config=broker_config)
+    quiet = {"timerFlushIntervalMs": "600000", **broker_config}
+    running = LocalCluster(brokers=2, version=version, broker_config=quiet)
     running.start(timeout_s=600)
     try:
         yield running
@@ -44,6 +45,25 @@ def repair(cluster: LocalCluster) -> LocalCluster:
     for broker in cluster.brokers:
         broker.wait_ready(300)
     return cluster
+
+
+_resting: set[int] = set()
+
+
+def rest(cluster: LocalCluster) -> None:
+    """Freeze the brokers until `wake`. After two minutes the name server knows them no more."""
+    if id(cluster) not in _resting:
+        _resting.add(id(cluster))
+        for broker in cluster.brokers:
+            if broker.alive:
+                broker.freeze()
+
+
+def wake(cluster: LocalCluster) -> None:
+    """Let the brokers work again, after `rest`."""
+    if id(cluster) in _resting:
+        _resting.remove(id(cluster))
+        repair(cluster)
 
 
 def make_topic(cluster: LocalCluster, name: str, queues: int = 4) -> None:

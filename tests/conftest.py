@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.errors import ClusterError
 from rocket_sink.net import log
-from tests.clusters import TRANSACTIONS, kept_logs, two_brokers
+from tests.clusters import TRANSACTIONS, kept_logs, rest, two_brokers, wake
 from tests.jvms import SMALL_PLANS, fetch_packages, quick_brokers, submit_args
 
 # The cores of a build machine are shared: no time limit per example, nor for making one.
@@ -80,14 +80,31 @@ LONGEST = (
     "ledger/test_spool_damage.py",
 )
 """Files that take longest, longest first: one that began last would keep one worker alone."""
+_NEEDS = ("cluster", "spark")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Then the other files that need a cluster, those that need Spark, those that need neither: a
+    worker that is done with its cluster lets it rest."""
     order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path, len(order)))
+    needs: dict[Path, int] = {}
+    for item in items:
+        mine = min((n for n, name in enumerate(_NEEDS) if item.get_closest_marker(name)), default=9)
+        needs[item.path] = min(mine, needs.get(item.path, mine))
+    items.sort(key=lambda item: (order.get(item.path, len(order)), needs[item.path]))
+
+
+_LOCAL: list[LocalCluster] = []
+"""The worker's own cluster, while it runs."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    for cluster in _LOCAL:
+        # Idle brokers take 7 % of a core each.
+        if item.get_closest_marker("cluster") or "local_cluster" in item.fixturenames:
+            wake(cluster)
+        else:
+            rest(cluster)
     if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker("spark"):
         fetch_packages()
 
@@ -128,7 +145,10 @@ def quick_clusters() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def local_cluster() -> Iterator[LocalCluster]:
     """The two real brokers of a worker process; who needs them whole calls `repair`."""
-    yield from two_brokers(recallMessageEnable="true", **TRANSACTIONS)
+    for running in two_brokers(recallMessageEnable="true", **TRANSACTIONS):
+        _LOCAL.append(running)
+        yield running
+        _LOCAL.clear()
 
 
 @pytest.fixture(scope="session")

@@ -109,6 +109,7 @@ def test_the_class_path_runs_java(cluster: LocalCluster, tmp_path: Path) -> None
     assert done.stdout.strip() == "V" + DEFAULT_VERSION.replace(".", "_"), done.stderr
 
 
+@pytest.mark.slow
 def test_the_same_home_gives_the_same_ports_and_data_with_version_4(tmp_path: Path) -> None:
     with LocalCluster(brokers=1, home=tmp_path / "home", version="4.9.7") as first:
         first.create_topic("old", queues=2)
@@ -146,6 +147,7 @@ def test_up_and_down_twice(tmp_path: Path) -> None:
     assert not any(node.alive for node in (*state.nodes, *mended.nodes))
 
 
+@pytest.mark.slow
 def test_acl_and_tls_refuse_other_clients() -> None:
     keys = Keys()
     with LocalCluster(brokers=1, acl=keys, tls="enforcing") as cluster:

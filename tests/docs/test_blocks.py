@@ -44,6 +44,17 @@ PATIENT = {
 """Where a page says nothing else: a busy machine must not make a healthy broker look slow."""
 
 
+LONG = (
+    "docs/guides/shell.md", "docs/operate/alerts.md", "docs/operate/backfill.md",
+    "docs/operate/ledger.md",
+)  # fmt: skip
+"""Pages whose commands other tests run, too."""
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(REPOSITORY).as_posix()
+
+
 @dataclass
 class World:
     """What all pages share."""
@@ -129,7 +140,11 @@ def _clear(spark: Any) -> None:
 @pytest.mark.cluster
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", ENGLISH, ids=lambda p: p.relative_to(REPOSITORY).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (_name(page) in LONG)) for page in ENGLISH],
+    ids=_name,
+)
 def test_a_page_runs_from_top_to_bottom(
     page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

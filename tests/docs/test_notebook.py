@@ -34,6 +34,7 @@ def _index(cells: list[Any], text: str) -> int:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_quickstart_runs_and_a_query_started_again_leaves_no_thread(tmp_path: Path) -> None:
     notebook = nbformat.read(FILE, as_version=4)

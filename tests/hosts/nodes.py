@@ -11,6 +11,7 @@ from rocket_sink.cluster.node import NodeSpec
 from rocket_sink.cluster.probe import Probe
 from rocket_sink.java import find_java
 from tests.hosts.bed import Host
+from tests.jvms import BROKER, java_options
 
 NAME_SERVER_PORT = 9876
 BROKER_PORT = 10911
@@ -85,7 +86,7 @@ def _spec(
     memory = (f"-Xms{heap_mb // 4}m", f"-Xmx{heap_mb}m", f"-XX:MaxDirectMemorySize={heap_mb}m")
     command = settings_of.jvm_command(
         role, java=java.executable, folder=folder, version=version,
-        memory=(*memory, "-XX:TieredStopAtLevel=1"), extra=["-Dtls.server.mode=disabled"],
+        memory=(*memory, *java_options(BROKER)), extra=["-Dtls.server.mode=disabled"],
     )  # fmt: skip
     jars = os.pathsep.join(map(str, resolve_jars(version, java=java)))
     return NodeSpec(

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from rocket_sink.cluster import DEFAULT_VERSION, resolve_jars
+from rocket_sink.cluster import DEFAULT_VERSION
 from tests.hosts import lanes, load, tables, witness, world
 from tests.hosts.bed import Host
+from tests.java_client import fetch_generations
 
 WARM_S = 3.0
 TAIL_S = 6.0
@@ -245,9 +246,7 @@ def run_command(
         page_file.write_text(page(judged(results, cases)))
         return 0
     if not world.inside():
-        # A world has no network to fetch them by.
-        for version in (DEFAULT_VERSION, "4.9.7"):
-            resolve_jars(version, progress=lambda line: print(line, file=sys.stderr))
+        fetch_generations()
     world.enter(module)
     began = time.monotonic()
 

@@ -16,7 +16,7 @@ from tests.spark.backfill.test_homes import home
 
 from .lanes import LANES
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 TOPIC = "ordered"
 KEYS = [f"key-{n}" for n in range(32)]

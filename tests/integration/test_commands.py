@@ -179,6 +179,7 @@ class TestStreamAndBackfill:
         assert (again["selected"], again["resent"]) == (0, 0)
         assert len(bodies(world["ns"], CLOSED)) == LATE
 
+    @pytest.mark.slow
     def test_4_what_no_broker_takes_stays_pending(self, spark: Any, world: dict[str, str]) -> None:
         done = self.backfill(spark, world, "--reason", "data", code=1)
         assert (done["resent"], done["failed"], done["pending"]) == (0, EMPTY, EMPTY)

@@ -94,6 +94,7 @@ def test_while_the_jvm_starts(ledger: str, tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.glob("rocket-sink-spark-*")] == []
 
 
+@pytest.mark.slow
 def test_while_spark_is_at_work(ledger: str, tmp_path: Path) -> None:
     """In a call that takes an hour: what ends it is the end of its JVM."""
     began = f"java_method('java.io.File', 'createTempFile', 'began', '{tempfile.gettempprefix()}')"

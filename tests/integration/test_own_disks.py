@@ -68,7 +68,7 @@ class Played(NamedTuple):
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(CASES, id="few"),
+        pytest.param(CASES, id="few", marks=pytest.mark.slow),
         pytest.param(ALL_CASES, id="all", marks=pytest.mark.slow),
     ],
 )

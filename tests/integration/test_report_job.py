@@ -16,7 +16,7 @@ from tests.jvms import SMALL_PLANS, submit_words
 from tests.ledger.night import night
 from tests.run_command import run_command
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 ROOT = Path(__file__).parent.parent.parent
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"

@@ -21,7 +21,7 @@ from tests.task.one_task import run_task
 
 from .test_lanes_faults import CTX
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(3600)]
 
 ROWS = 40
 HEAD = 25

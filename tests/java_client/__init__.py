@@ -14,6 +14,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,6 +123,12 @@ def java_command(source: Path, version: str) -> tuple[list[str], str]:
     opens = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS]
     options = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     return [str(java.executable), *options, *opens], os.pathsep.join(map(str, classes))
+
+
+def fetch_generations() -> None:
+    """Fetch the jars of all `GENERATIONS`, before something begins that has no network."""
+    for version in GENERATIONS:
+        resolve_jars(version, progress=lambda text: print(text, file=sys.stderr))
 
 
 @functools.cache

@@ -15,8 +15,8 @@ from types import FrameType
 
 import psutil
 
-from rocket_sink.cluster import DEFAULT_VERSION, resolve_jars
 from tests.hosts import replication, world
+from tests.java_client import fetch_generations
 from tests.jvms import fetch_packages
 from tests.soak import page
 from tests.soak.run import Soak, Terms
@@ -42,7 +42,7 @@ def main() -> int:
         replication.write_page()
         return 0
     if not given.inside:
-        resolve_jars(DEFAULT_VERSION)
+        fetch_generations()
         fetch_packages()
         lacks = "--one-host" if given.one_host else world.missing()
         if lacks:

@@ -11,11 +11,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rocket_sink.cluster import DEFAULT_VERSION, resolve_jars
+from rocket_sink.cluster import DEFAULT_VERSION
 from tests.hosts import replication, tables, world
 from tests.hosts.bed import Bed
 from tests.hosts.standalone import canary, page, play, ship
 from tests.hosts.standalone.place import Standalone
+from tests.java_client import fetch_generations
 from tests.jvms import fetch_packages
 
 _SHIP, _CANARY = "ship", "canary"
@@ -35,7 +36,7 @@ def main() -> int:
         return 0
     wanted = given.only or (play.SHORT if given.short else _NAMES)
     if not world.inside():
-        resolve_jars(DEFAULT_VERSION)
+        fetch_generations()
         fetch_packages()
         if _SHIP in wanted:
             ship.prepare()

@@ -19,13 +19,13 @@ from rocket_sink.java import find_java
 from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import nodes
 from tests.hosts.bed import DISK, Bed, Host, await_port
-from tests.jvms import SMALL_PLANS
+from tests.jvms import SMALL_PLANS, SPARK, java_options
 
 SHARED = Path("/run/shared")
 """What all hosts share: sources, checkpoints and ledgers."""
 SPARK_HOME = Path(pyspark.__file__).parent
 
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_QUICK = " ".join(java_options(SPARK))
 _MASTER_PORT = 7077
 CONF: Mapping[str, str] = {
     **SMALL_PLANS,
@@ -111,7 +111,8 @@ class Standalone:
         """As sbin/start-master.sh and start-worker.sh do, which PyPI's package lacks."""
         environ = {
             **spark_environ(host), "SPARK_WORKER_DIR": str(DISK / "work"),
-            "SPARK_DAEMON_MEMORY": "256m", "PYTHONPATH": self._imports,
+            "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": _QUICK,
+            "PYTHONPATH": self._imports,
         }  # fmt: skip
         log = (host.disk / f"{role}.log").open("wb")
         with log:
