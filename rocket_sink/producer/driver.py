@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 from rocket_sink.errors import (
     AuthenticationError,
@@ -34,7 +34,6 @@ from rocket_sink.net import log
 from rocket_sink.net.client import TICK_S, Call
 from rocket_sink.producer.engine.attempt import Completion, SendRequest, buffers_of
 from rocket_sink.producer.engine.engine import SendEngine
-from rocket_sink.producer.future import SendFuture
 from rocket_sink.producer.hooks import Hooks
 from rocket_sink.producer.send_group import (
     GROUP_LEAST,

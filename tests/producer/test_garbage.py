@@ -1,5 +1,5 @@
-"""What was sent is freed at once: cycles would wait for Python's garbage collector, whose work grows
-with them (a third of the CPU time of automatic batching, measured).
+"""What was sent is freed at once: cycles would wait for Python's garbage collector, whose work
+grows with them (a third of the CPU time of automatic batching, measured).
 """
 
 from __future__ import annotations
