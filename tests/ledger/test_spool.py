@@ -198,6 +198,26 @@ def test_another_hosts_file_is_taken_when_nobody_wrote_for_long(tmp_path):
     assert taken(tmp_path) == [str(path.with_suffix(".arrow"))]
 
 
+@pytest.mark.parametrize(
+    ("sealed", "owner", "is_taken"),
+    [
+        ("0-2-2-abc", "elsewhere~12~34", True),
+        ("1-2-2-abc", "elsewhere~12~34", False),  # another partition
+        ("0-0-0-abc", "elsewhere~12~34", False),  # an earlier attempt
+        ("0-2-2-abc", str(this_process()), False),  # a second copy of the task, which lives
+    ],
+)
+def test_another_hosts_file_is_taken_when_its_task_was_run_again(tmp_path, sealed, owner, is_taken):
+    """Before that hour, so that the epoch's accounts say which rows may be doubled."""
+    folder = tmp_path / "_spool" / "q-x" / "0"
+    folder.mkdir(parents=True)
+    path, again = folder / f"0-1-1-abc~{owner}.open", folder / f"{sealed}~elsewhere~1~2.arrow"
+    path.write_bytes(b"")
+    again.write_bytes(b"")
+    assert (str(path.with_suffix(".arrow")) in taken(tmp_path)) == is_taken
+    assert str(again) in taken(tmp_path)
+
+
 @pytest.mark.parametrize("query_id", ["../../etc", "_hidden", "", "a/b", "q" * 500, "ü\n"])
 def test_a_query_id_is_only_ever_one_folder(query_id):
     folder, epoch, file = new_name(context(query_id=query_id)).split("/")

@@ -38,6 +38,16 @@ WIRE: tuple[Defect, ...] = (
         "access keys are in the logs of drivers and executors, and in Spark's event log",
     ),
     Defect(
+        "killed-attempts-of-other-hosts-wait",
+        "rocket_sink/ledger/spool/files.py",
+        "    if is_repeated:\n        return True\n",
+        "",
+        (
+            "tests/ledger/test_spool.py::test_another_hosts_file_is_taken_when_its_task_was_run_again",
+        ),
+        "rows that a killed task of another host sent twice are not announced for an hour",
+    ),
+    Defect(
         "waiters-are-garbage",
         "rocket_sink/producer/driver.py",
         "                completion.token = None\n",

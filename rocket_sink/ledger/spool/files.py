@@ -91,17 +91,27 @@ def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileIn
 
     Query by query; a query's by epoch, and an epoch's in the order in which they were begun.
     """
-    found = []
-    for info in _files(place, filesystem):
-        if info.extension == SEALED[1:]:
-            found.append(info)
-        elif info.extension == OPEN[1:] and _is_abandoned(info):
-            found += _take(info, filesystem)
+    infos = list(_files(place, filesystem))
+    found = [info for info in infos if info.extension == SEALED[1:]]
+    latest: dict[tuple[str, str], int] = {}
+    for info in found:
+        task = _task(info)
+        latest[task] = max(_number(info.base_name), latest.get(task, 0))
+    for info in infos:
+        if info.extension == OPEN[1:]:
+            is_repeated = _number(info.base_name) < latest.get(_task(info), 0)
+            if _is_abandoned(info, is_repeated=is_repeated):
+                found += _take(info, filesystem)
     first_ns: dict[str, int] = {}
     for info in found:
         query, _ = _epoch(info)
         first_ns[query] = min(info.mtime_ns or 0, first_ns.get(query, info.mtime_ns or 0))
     return sorted(found, key=lambda info: (first_ns[_epoch(info)[0]], *_order_in_query(info)))
+
+
+def _task(info: fs.FileInfo) -> tuple[str, str]:
+    """The folder of its query and epoch, and its partition."""
+    return info.path.rpartition("/")[0], info.base_name.partition("-")[0]
 
 
 def _order_in_query(info: fs.FileInfo) -> tuple[str, int, int, int, str]:
@@ -192,11 +202,19 @@ def _not_linked(place: LedgerPath, infos: Iterable[fs.FileInfo]) -> Iterator[fs.
             yield info
 
 
-def _is_abandoned(info: fs.FileInfo) -> bool:
+def _is_abandoned(info: fs.FileInfo, *, is_repeated: bool = False) -> bool:
+    """
+    Args:
+        is_repeated: a later attempt at its partition is sealed. Spark begins one when it has lost
+            the one before, and takes the result of one only. What that one sent belongs into the
+            accounts of the epoch, where it shows which rows may be doubled.
+    """
     owner = Owner.parse(info.base_name.removesuffix(OPEN).partition("~")[2])
     alive = owner.is_alive() if owner else None
     if alive is not None:
         return not alive
+    if is_repeated:
+        return True
     age_s = time.time() - (info.mtime_ns or time.time_ns()) / 1e9
     return age_s > STALE_AFTER_S
 

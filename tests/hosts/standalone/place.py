@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -184,7 +185,8 @@ class Standalone:
     def kill_python_worker(self, plan: Mapping[str, Any]) -> None:
         for worker in self.workers:
             for process in self.python_workers(worker)[:2]:
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def kill_executor(self, plan: Mapping[str, Any]) -> None:
         for process in self.executors(self.workers[0]):
@@ -233,4 +235,10 @@ def spark_environ(host: Host) -> dict[str, str]:
 
 
 def _running(host: Host, word: str) -> list[psutil.Process]:
-    return [one for one in host.processes() if word in " ".join(one.cmdline())]
+    found = []
+    for one in host.processes():
+        # It may end while it is looked at.
+        with contextlib.suppress(psutil.Error):
+            if word in " ".join(one.cmdline()):
+                found.append(one)
+    return found
