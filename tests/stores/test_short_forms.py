@@ -18,19 +18,28 @@ from tests.stores.server import S3Server
 pytestmark = pytest.mark.timeout(1200)
 
 
+SHORT = [case.name for case in command.CASES if case.short]
+
+
 @pytest.mark.spark
-@pytest.mark.slow
-def test_what_users_do_with_a_ledger_on_s3() -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["lanes"], id="lanes"),
+        pytest.param(SHORT, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_what_users_do_with_a_ledger_on_s3(names: list[str]) -> None:
+    only = [word for name in names for word in ("--only", name)]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.stores", "--short"],
+        [sys.executable, "-m", "tests.stores", "--short", *only],
         capture_output=True, text=True, check=False, timeout=1100,
     )  # fmt: skip
     # 1 is also how Python ends with a traceback.
     assert done.returncode in (0, 1) and done.stdout, done.stderr[-5000:]
     found = json.loads(done.stdout)["cases"]
-    assert {case["name"]: case["broken"] for case in found} == {
-        case.name: [] for case in command.CASES if case.short
-    }, done.stderr[-5000:]
+    broken = {case["name"]: case["broken"] for case in found}
+    assert broken == {name: [] for name in names}, done.stderr[-5000:]
 
 
 def test_the_server_refuses_to_overwrite_on_condition_only() -> None:
