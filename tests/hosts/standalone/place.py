@@ -16,6 +16,7 @@ import psutil
 import pyspark
 
 from rocket_sink.cluster.conf import Secrets
+from rocket_sink.errors import NameServerUnavailableError, UnknownOutcomeError
 from rocket_sink.java import find_java
 from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import nodes
@@ -28,6 +29,7 @@ SPARK_HOME = Path(pyspark.__file__).parent
 
 _QUICK = " ".join(java_options(SPARK))
 _MASTER_PORT = 7077
+_PATIENCE_S = 300.0
 CONF: Mapping[str, str] = {
     **SMALL_PLANS,
     "spark.executor.memory": "600m",
@@ -104,9 +106,15 @@ class Standalone:
         return Admin(nameServer=self.name_server, timeout_s=60.0, **self._keys)
 
     def stored(self, topic: str) -> int:
-        """How many messages the brokers have."""
-        with self.admin() as tool:
-            return tool.count(topic)
+        """How many messages the brokers have; asked again while a busy machine does not answer."""
+        until_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                with self.admin() as tool:
+                    return tool.count(topic)
+            except (NameServerUnavailableError, UnknownOutcomeError):
+                if time.monotonic() > until_s:
+                    raise
 
     def _spark(self, host: Host, role: str, *arguments: str) -> None:
         """As sbin/start-master.sh and start-worker.sh do, which PyPI's package lacks."""
