@@ -42,8 +42,10 @@ from rocket_sink.spark.context import run_context, streaming_query
 from rocket_sink.spark.ledger_token import without_files
 from rocket_sink.spark.session_checks import (
     check_budget,
-    check_session,
+    check_files,
     is_classic,
+    refuse_speculation,
+    speculates,
     task_slots,
     with_task_rate,
 )
@@ -75,15 +77,11 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
         ledger: fold this ledger while the session's queries run (the writer itself runs in
             another process and cannot ask for it; of a stream whose ledger the session does not
             fold, it logs a warning once).
-
-    Raises:
-        ConfigurationError: `spark.speculation` is on; see the option `allowSpeculation` of
-            `RocketSink`, whose lanes can judge it per query.
     """
-    check_session(SinkOptions(), spark)
+    check_files(spark)
     # The writer's process has no session, so what it must know of this one goes with the class,
     # which Spark pickles by value since no module has it.
-    known: dict[str, Any] = {"task_slots": task_slots(spark)}
+    known: dict[str, Any] = {"task_slots": task_slots(spark), "speculates": speculates(spark)}
     if is_classic(spark):
         known["storage"] = all_properties(spark)
     if ledger:
@@ -112,6 +110,8 @@ class RocketMQDataSource(DataSource):
 
     task_slots = 0
     """Of the session that `register` was called with; 0: not known."""
+    speculates = False
+    """Whether that session runs second copies of slow tasks."""
     storage: ClassVar[Properties] = {}
     """How that session reaches object stores."""
     folded: ClassVar[frozenset[str]] = frozenset()
@@ -151,6 +151,7 @@ class RocketMQDataSource(DataSource):
         if self.storage:
             remember(self.storage)
         options = read_options(self.options)
+        refuse_speculation(options, is_on=self.speculates)
         needs_append(options, 'format("rocketmq")')
         return with_task_rate(without_files(options), slots=self.task_slots)
 

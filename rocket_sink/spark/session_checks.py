@@ -47,15 +47,31 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
     session = session or active_session()
     if session is None:
         return
-    _check_files(setting(session, "spark.submit.pyFiles"))
-    if options.allow_speculation:
-        return
-    if setting(session, "spark.speculation").lower() == "true":
+    check_files(session)
+    refuse_speculation(options, is_on=speculates(session))
+
+
+def speculates(session: Any) -> bool:
+    """spark.speculation of the session's application."""
+    return setting(session, "spark.speculation").lower() == "true"
+
+
+def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
+    """
+    Raises:
+        ConfigurationError: it is on, and `allowSpeculation` is not.
+    """
+    if is_on and not options.allow_speculation:
         raise ConfigurationError(
             "spark.speculation is on: Spark runs a second copy of a slow task, and both copies "
             "send their rows. Set spark.speculation=false, or accept doubled messages with "
             "allowSpeculation=true"
         )
+
+
+def check_files(session: Any) -> None:
+    """Warn once of a package that will not reach the workers."""
+    _check_files(setting(session, "spark.submit.pyFiles"))
 
 
 @functools.cache

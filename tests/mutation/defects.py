@@ -38,24 +38,6 @@ WIRE: tuple[Defect, ...] = (
         "access keys are in the logs of drivers and executors, and in Spark's event log",
     ),
     Defect(
-        "killed-attempts-of-other-hosts-wait",
-        "rocket_sink/ledger/spool/files.py",
-        "    if is_repeated:\n        return True\n",
-        "",
-        (
-            "tests/ledger/test_spool.py::test_another_hosts_file_is_taken_when_its_task_was_run_again",
-        ),
-        "rows that a killed task of another host sent twice are not announced for an hour",
-    ),
-    Defect(
-        "waiters-are-garbage",
-        "rocket_sink/producer/driver.py",
-        "                completion.token = None\n",
-        "",
-        ("tests/producer/test_garbage.py::test_messages_and_waiters_are_freed[send-False]",),
-        "each synchronous send leaves a cycle that only the garbage collector frees",
-    ),
-    Defect(
         "answers-before-garbage",
         "rocket_sink/wire/connection.py",
         "            events.append(Violation(error))\n",
@@ -305,6 +287,16 @@ PRODUCER = (
 )
 
 LEDGER: tuple[Defect, ...] = (
+    Defect(
+        "killed-attempts-of-other-hosts-wait",
+        "rocket_sink/ledger/spool/files.py",
+        "    if is_repeated:\n        return True\n",
+        "",
+        (
+            "tests/ledger/test_spool.py::test_another_hosts_file_is_taken_when_its_task_was_run_again",
+        ),
+        "rows that a killed task of another host sent twice are not announced for an hour",
+    ),
     Defect(
         "seal-before-the-disk",
         "rocket_sink/ledger/spool/writer.py",
@@ -568,6 +560,16 @@ TASK: tuple[Defect, ...] = (
 
 SPARK: tuple[Defect, ...] = (
     Defect(
+        "data-source-speculates",
+        "rocket_sink/spark/datasource.py",
+        "        refuse_speculation(options, is_on=self.speculates)\n",
+        "",
+        (
+            "tests/spark/test_sink.py::TestSpeculation::test_the_data_source_judges_each_write_of_a_session_that_speculates[writer]",
+        ),
+        "two copies of a slow task both send their rows, and nobody was asked",
+    ),
+    Defect(
         "close-does-not-wait",
         "rocket_sink/spark/foreach_task.py",
         "            self._flush()\n            self._run.finish()\n",
@@ -826,6 +828,14 @@ TESTING: tuple[Defect, ...] = (
 )
 
 GROUPS: tuple[Defect, ...] = (
+    Defect(
+        "waiters-are-garbage",
+        "rocket_sink/producer/driver.py",
+        "                completion.token = None\n",
+        "",
+        ("tests/producer/test_garbage.py::test_messages_and_waiters_are_freed[send-False]",),
+        "each synchronous send leaves a cycle that only the garbage collector frees",
+    ),
     Defect(
         "group-gone-in-part",
         "rocket_sink/net/channel.py",

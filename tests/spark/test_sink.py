@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 from pyspark.sql import Row
+from pyspark.sql.types import StringType, StructField, StructType
 
 from rocket_sink import RocketSink, SinkOptions
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
 from rocket_sink.spark import session_checks
+from rocket_sink.spark.datasource import RocketMQDataSource
 from rocket_sink.testing import FakeCluster
 
 SECRET = "canary-secret-12345"
+BODY = StructType([StructField("body", StringType())])
 
 
 def test_options_are_checked_at_once() -> None:
@@ -59,6 +62,17 @@ class TestSpeculation:
         monkeypatch.setattr(session_checks, "active_session", Speculating)
         with pytest.raises(ConfigurationError, match="allowSpeculation"):
             pickle.dumps(sink)
+
+    @pytest.mark.parametrize("make", ["writer", "streamWriter"])
+    def test_the_data_source_judges_each_write_of_a_session_that_speculates(
+        self, make: str
+    ) -> None:
+        known = {"speculates": True}  # as `register` finds out on the driver
+        source = type("Source", (RocketMQDataSource,), known)
+        given = {"nameServer": "a:1", "topic": "t"}
+        with pytest.raises(ConfigurationError, match="allowSpeculation"):
+            getattr(source(given), make)(BODY, False)
+        getattr(source({**given, "allowSpeculation": "true"}), make)(BODY, False)
 
 
 def test_a_wheel_that_no_worker_will_see_is_told_of_once(
