@@ -104,10 +104,19 @@ def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSyste
         return None
     if not arguments:
         return None
+    bucket = parts.netloc.rpartition("@")[2]
+    return _s3(arguments), f"{bucket}{parts.path}"
+
+
+def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:
+    """Notes and spool files are small: one request writes each, where Arrow can do that."""
     from pyarrow import fs
 
-    bucket = parts.netloc.rpartition("@")[2]
-    return fs.S3FileSystem(**arguments), f"{bucket}{parts.path}"
+    try:
+        return fs.S3FileSystem(allow_delayed_open=True, **arguments)
+    except TypeError:
+        # An Arrow before that option: three requests.
+        return fs.S3FileSystem(**arguments)
 
 
 def _values(conf: Any, names: Iterable[str]) -> Properties:

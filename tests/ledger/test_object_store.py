@@ -206,8 +206,16 @@ def test_hadoops_names_are_pyarrows_arguments(
     uri: str, properties: dict[str, str], wanted: dict[str, Any] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(fs, "S3FileSystem", lambda **given: given)
+    monkeypatch.setattr(fs, "S3FileSystem", lambda allow_delayed_open, **given: given)
     secrets = {name: Secret(value) for name, value in properties.items()}
+    assert open_store(uri, secrets) == (None if wanted is None else (wanted, "b/l"))
+
+    def older(**given: Any) -> dict[str, Any]:
+        if "allow_delayed_open" in given:
+            raise TypeError("unexpected keyword argument")
+        return given
+
+    monkeypatch.setattr(fs, "S3FileSystem", older)
     assert open_store(uri, secrets) == (None if wanted is None else (wanted, "b/l"))
 
 

@@ -205,10 +205,12 @@ def test_a_storage_that_cannot_be_read_is_no_damage(
     class Away:
         """A store whose connection breaks."""
 
+        type_name = "s3"
+
         def open_input_file(self, name: str) -> object:
             return LOCAL.open_input_file(name)
 
-        def open_input_stream(self, name: str) -> object:
+        def open_input_stream(self, name: str, **_: object) -> object:
             return pa.PythonFile(Broken(), mode="r")
 
     class Broken:

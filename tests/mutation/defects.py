@@ -288,6 +288,16 @@ PRODUCER = (
 
 LEDGER: tuple[Defect, ...] = (
     Defect(
+        "streams-of-stores-unbuffered",
+        "rocket_sink/ledger/spool/stream.py",
+        "_CHUNK if is_object_store(filesystem) else None",
+        "None",
+        (
+            "tests/stores/test_short_forms.py::test_a_spool_file_is_written_and_read_by_one_request_each",
+        ),
+        "a fold asks a store 25 times for each small file",
+    ),
+    Defect(
         "killed-attempts-of-other-hosts-wait",
         "rocket_sink/ledger/spool/files.py",
         "    if is_repeated:\n        return True\n",

@@ -12,8 +12,14 @@ from typing import Any
 
 import pytest
 
+from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.spool.stream import read_batches
+from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.option_spec import Secret
+from tests.ledger.values import context, sends
 from tests.stores import __main__ as command
 from tests.stores.server import S3Server
+from tests.stores.session import settings
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -62,6 +68,29 @@ def test_the_server_refuses_to_overwrite_on_condition_only() -> None:
         client.put_object(Bucket="bucket", Key="_delta_log/1.json", Body=b"4", IfNoneMatch="*")
     finally:
         server.close()
+
+
+def test_a_spool_file_is_written_and_read_by_one_request_each() -> None:
+    """Arrow writes a file in three requests, and reads a stream in as many as it has parts."""
+    server = S3Server()
+    try:
+        server.client().create_bucket(Bucket="bucket")
+        storage = {
+            name.removeprefix("spark.hadoop."): Secret(value)
+            for name, value in settings(server.endpoint).items()
+        }
+        place = LedgerPath("s3a://bucket/ledger", "bucket/ledger", False, storage=storage)
+        writer = SpoolWriter(place, context())
+        with server.counted() as writing:
+            writer.append(sends(context(), 50))
+            path = writer.seal()
+        with server.counted() as reading:
+            assert path is not None
+            assert sum(b.num_rows for b in read_batches(path, place.filesystem())) == 50
+    finally:
+        server.close()
+    assert (writing.by_method["PUT"], writing.by_method["POST"]) == (1, 0)
+    assert reading.by_method == {"HEAD": 1, "GET": 1}
 
 
 def test_the_page_is_made_from_the_last_run() -> None:

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError, Outcome
+from rocket_sink.ledger.path import is_object_store
 from rocket_sink.ledger.schema import IN_FLIGHT, KINDS, LEDGER_SCHEMA, REASONS, RESOLUTIONS
 
 if TYPE_CHECKING:
@@ -79,8 +80,9 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
         LedgerError: it is of a newer rocket-sink, or its storage cannot be read.
         FileNotFoundError
     """
-    whole = is_whole(path, filesystem)
-    with filesystem.open_input_stream(path) as stream:
+    # Arrow reads a stream in small parts, each of which would be a request to a store.
+    buffer_bytes = _CHUNK if is_object_store(filesystem) else None
+    with filesystem.open_input_stream(path, buffer_size=buffer_bytes) as stream:
         found = checked_batches(stream, path)
         while True:
             try:
@@ -89,7 +91,7 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
                 raise
             # Arrow raises what it likes: its own errors, OSError, ValueError, MemoryError.
             except Exception as error:
-                if not whole:
+                if not is_whole(path, filesystem):
                     return
                 _check_storage(path, filesystem)
                 raise DamagedSpoolError(

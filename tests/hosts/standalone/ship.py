@@ -136,6 +136,8 @@ def _stream(at: Standalone, way: Way, lane: str, number: int) -> dict[str, Any]:
         str(Path("jobs/stream.py").resolve()), *_WORDS, "--path", str(folder / "source"), *words,
         "-n", at.name_server, "-t", topic, "-l", str(folder / "ledger"),
         "-O", "sendMsgTimeout=60s", "-O", "connectTimeoutMs=20s",
+        # Tasks of some seconds: quick ones would all be run by the executor that is there first.
+        "-O", "requestMaxMessages=10", "-O", "maxMessagesPerSecond=120", "-O", "rateTasks=6",
     ]  # fmt: skip
     environ = {
         **spark_environ(at.drivers[0]), "PYSPARK_PYTHON": way.python,
