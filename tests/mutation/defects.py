@@ -300,10 +300,10 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "killed-attempts-of-other-hosts-wait",
         "rocket_sink/ledger/spool/files.py",
-        "    if is_repeated:\n        return True\n",
+        "    if is_over:\n        return True\n",
         "",
         (
-            "tests/ledger/test_spool.py::test_another_hosts_file_is_taken_when_its_task_was_run_again",
+            "tests/ledger/test_spool.py::test_another_hosts_file_is_taken_when_its_attempt_does_not_count",
         ),
         "rows that a killed task of another host sent twice are not announced for an hour",
     ),

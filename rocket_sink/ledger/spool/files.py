@@ -41,13 +41,15 @@ if TYPE_CHECKING:
 OPEN: Final = ".open"
 SEALED: Final = ".arrow"
 
+_DRIVER: Final = "driver"
+"""In the place of a partition: of an epoch's file in which the driver calls it done."""
 STALE_AFTER_S: Final = 3600.0
 """An open file of another host that was not written to for so long has lost its owner."""
 
 
 def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
     """`<query>/<epoch>/<file>` without the state, unique; without `folders` joined by `_`."""
-    partition = "driver" if ctx.partition is None else ctx.partition
+    partition = _DRIVER if ctx.partition is None else ctx.partition
     task = "" if ctx.task_attempt_id is None else ctx.task_attempt_id
     file = f"{partition}-{task}-{number}-{uuid.uuid4().hex}~{this_process()}"
     return ("/" if folders else "_").join((_part(ctx.query_id), str(ctx.epoch), file))
@@ -99,8 +101,9 @@ def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileIn
         latest[task] = max(_number(info.base_name), latest.get(task, 0))
     for info in infos:
         if info.extension == OPEN[1:]:
-            is_repeated = _number(info.base_name) < latest.get(_task(info), 0)
-            if _is_abandoned(info, is_repeated=is_repeated):
+            folder, partition = _task(info)
+            later = max(latest.get((folder, name), 0) for name in (partition, _DRIVER))
+            if _is_abandoned(info, is_over=_number(info.base_name) < later):
                 found += _take(info, filesystem)
     first_ns: dict[str, int] = {}
     for info in found:
@@ -202,18 +205,19 @@ def _not_linked(place: LedgerPath, infos: Iterable[fs.FileInfo]) -> Iterator[fs.
             yield info
 
 
-def _is_abandoned(info: fs.FileInfo, *, is_repeated: bool = False) -> bool:
+def _is_abandoned(info: fs.FileInfo, *, is_over: bool = False) -> bool:
     """
     Args:
-        is_repeated: a later attempt at its partition is sealed. Spark begins one when it has lost
-            the one before, and takes the result of one only. What that one sent belongs into the
+        is_over: a later attempt at its partition is sealed, or the driver has called the epoch
+            done. Spark begins an attempt when it has lost the one before (or, speculating, for a
+            slow one), and takes the result of one only. What the others sent belongs into the
             accounts of the epoch, where it shows which rows may be doubled.
     """
     owner = Owner.parse(info.base_name.removesuffix(OPEN).partition("~")[2])
     alive = owner.is_alive() if owner else None
     if alive is not None:
         return not alive
-    if is_repeated:
+    if is_over:
         return True
     age_s = time.time() - (info.mtime_ns or time.time_ns()) / 1e9
     return age_s > STALE_AFTER_S
