@@ -48,16 +48,6 @@ from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.properties import keys_of
 
 _LOG: Final = log.logger(__name__)
-
-
-class Token(Protocol):
-    """Who is told of a request's end."""
-
-    @property
-    def on_done(self) -> Callable[[Completion], None] | None:
-        """Called without the lock, on the leading thread."""
-
-
 _IDLE_S: Final = 1.0
 STEP_S: Final = 0.05
 """Longest sleep of a follower whose request is not in flight."""
@@ -103,6 +93,14 @@ class Waiter:
         if self.asleep and self._gate is not None:
             self.asleep = False
             self._gate.release()
+
+
+class Token(Protocol):
+    """Who is told of a request's end."""
+
+    @property
+    def on_done(self) -> Callable[[Completion], None] | None:
+        """Called without the lock, on the leading thread."""
 
 
 class TimerTask(Protocol):

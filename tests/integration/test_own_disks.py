@@ -17,6 +17,7 @@ from rocket_sink.testing import FakeCluster
 from tests.ledger.views import view_rows
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.spark,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(
@@ -68,8 +69,8 @@ class Played(NamedTuple):
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(CASES, id="few", marks=pytest.mark.slow),
-        pytest.param(ALL_CASES, id="all", marks=pytest.mark.slow),
+        pytest.param(CASES, id="few"),
+        pytest.param(ALL_CASES, id="all"),
     ],
 )
 def played(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:

@@ -33,7 +33,7 @@ PROVES_PROPERTIES = {"enabledAppendPropCRC": "true", "forceVerifyPropCRC": "true
     params=[
         pytest.param({}, id="by default"),
         # The broker itself leaves out what is torn.
-        pytest.param(PROVES_PROPERTIES, id="proves properties", marks=pytest.mark.slow),
+        pytest.param(PROVES_PROPERTIES, id="proves properties"),
     ],
 )
 def cluster(request: Any) -> Iterator[LocalCluster]:
@@ -81,9 +81,7 @@ def send(cluster: LocalCluster, topic: str, ledger: Path, lost: bytes) -> Any:
         return summary.result(300)
 
 
-@pytest.mark.parametrize(
-    "lost", [b"UNIQ_KEY", pytest.param(b"__SHARDINGKEY", marks=pytest.mark.slow), b"CLUSTER"]
-)
+@pytest.mark.parametrize("lost", [b"UNIQ_KEY", b"__SHARDINGKEY", b"CLUSTER"])
 def test_a_message_that_was_being_written_is_sent_again(
     cluster: LocalCluster, tmp_path: Path, lost: bytes
 ) -> None:

@@ -115,6 +115,7 @@ class Standalone:
             except (NameServerUnavailableError, UnknownOutcomeError):
                 if time.monotonic() > until_s:
                     raise
+            time.sleep(0.3)
 
     def _spark(self, host: Host, role: str, *arguments: str) -> None:
         """As sbin/start-master.sh and start-worker.sh do, which PyPI's package lacks."""
