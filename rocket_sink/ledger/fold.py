@@ -36,6 +36,7 @@ from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import FOLDS, SPOOL, LedgerPath, resolve_path
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.records import in_order
+from rocket_sink.ledger.spool.fetched import fetched
 from rocket_sink.ledger.spool.files import drop_empty_folders, put_aside, sealed_files
 from rocket_sink.ledger.spool.stream import is_whole, read_batches
 from rocket_sink.ledger.storage import is_classic
@@ -43,7 +44,7 @@ from rocket_sink.ledger.table import (
     ensure_table,
     first_line,
     fold_app_id,
-    fold_tokens,
+    is_in,
     last_txn_version,
     ledger_token,
     prove_executors,
@@ -309,13 +310,19 @@ class _Folder:
         app_id = self._app_id(manifest.ledger_id)
         last = last_txn_version(self._spark, self._place, app_id)
         self._step("append")
+        is_own = False
         if last is None or last < manifest.number:
-            manifest = self._sound(manifest)
+            self._check_there(manifest)
+            files = self._fs
+            if self._is_read_here(manifest):
+                files = fetched(files, manifest.paths(self._spool))
+            manifest = self._sound(manifest, files)
             if not manifest.files:
                 self._notes.remove(manifest.path)
                 return
-            self._append(manifest, app_id)
-        self._check_ours(manifest)
+            is_own = self._append(manifest, files, app_id)
+        if not is_own:
+            self._check_ours(manifest)
         self._step("appended")
         for path in manifest.paths(self._spool):
             self._step("delete")
@@ -325,14 +332,17 @@ class _Folder:
         self._step("finished")
         self._add(folds=1, files=len(manifest.files), bytes=manifest.bytes)
 
-    def _sound(self, manifest: Manifest) -> Manifest:
+    def _is_read_here(self, manifest: Manifest) -> bool:
+        """By the driver itself, and not by tasks."""
+        return self._driver_reads or manifest.bytes <= DRIVER_BYTES
+
+    def _sound(self, manifest: Manifest, files: fs.FileSystem) -> Manifest:
         """The manifest without the files that cannot go in; damaged ones are put aside.
 
         It is not committed, so it may change; it does so first, for no manifest lists what is not
         there.
         """
-        self._check_there(manifest)
-        wrong = self._examined(manifest)
+        wrong = self._examined(manifest, files)
         if not wrong:
             return manifest
         paths = [path for path in manifest.paths(self._spool) if path not in wrong]
@@ -350,11 +360,11 @@ class _Folder:
                 self._summary = replace(self._summary, left=(*self._summary.left, path))
         return manifest
 
-    def _examined(self, manifest: Manifest) -> dict[str, _Fault]:
+    def _examined(self, manifest: Manifest, files: fs.FileSystem) -> dict[str, _Fault]:
         """What is wrong with files, by their paths; a file is read before it is read to go in."""
         paths = manifest.paths(self._spool)
-        if self._driver_reads or manifest.bytes <= DRIVER_BYTES:
-            faults = {path: _fault(path, self._fs) for path in paths}
+        if self._is_read_here(manifest):
+            faults = {path: _fault(path, files) for path in paths}
             return {path: fault for path, fault in faults.items() if fault is not None}
         tasks, read = self._tasks(paths, _fault_rows)
         return {
@@ -373,23 +383,24 @@ class _Folder:
                 path=gone[0],
             )
 
-    def _append(self, manifest: Manifest, app_id: str) -> None:
+    def _append(self, manifest: Manifest, files: fs.FileSystem, app_id: str) -> bool:
+        """Returns `Append.is_own`."""
         paths = manifest.paths(self._spool)
-        torn = sum(not is_whole(path, self._fs) for path in paths)
+        torn = sum(not is_whole(path, files) for path in paths)
         append = Append(self._spark, self._place, app_id, manifest.number, manifest.token)
         read = partial(_read_file, append.sequence)
         self._check_lock()
         try:
-            if self._driver_reads or manifest.bytes <= DRIVER_BYTES:
-                batches = [batch for file in enumerate(paths) for batch in read(file, self._fs)]
+            if self._is_read_here(manifest):
+                batches = [batch for file in enumerate(paths) for batch in read(file, files)]
                 append.save_rows(batches)
                 rows = sum(batch.num_rows for batch in batches)
             else:
-                files = append.save(append.made_by_tasks(*self._tasks(paths, read)))
+                written = append.save(append.made_by_tasks(*self._tasks(paths, read)))
                 rows = (
                     written_rows(self._spark, self._place, manifest.token)
-                    if files is None
-                    else sum(file.rows for file in files)
+                    if written is None
+                    else sum(file.rows for file in written)
                 )
         except Exception as error:
             raise LedgerError(
@@ -398,6 +409,7 @@ class _Folder:
                 path=self._place.uri,
             ) from error
         self._add(torn_files=torn, rows=rows)
+        return append.is_own
 
     def _tasks(self, paths: list[str], read: _Read) -> tuple[DataFrame, OverBatches]:
         """A frame of one row per task, and the function that reads the paths of each."""
@@ -409,7 +421,7 @@ class _Folder:
         """On an object store the lock is only very likely: see whose fold Delta let through."""
         if self._spool.is_local:
             return
-        if manifest.token not in fold_tokens(self._spark, self._place):
+        if not is_in(self._spark, self._place, manifest.token):
             path = self._notes.where(manifest.path)
             raise LedgerError(
                 f"two folds of the ledger {self._place.uri} ran at once and the other one had the "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from rocket_sink.errors import LedgerError
@@ -39,6 +41,9 @@ FULL_SYNC_WAIT_S: Final = 300.0
 _LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 _LISTING_TASKS: Final = 32
 """Delta's VACUUM lists a table's folders by 10,000 tasks by default; a ledger has few folders."""
+
+_VACUUM_COMMITS: Final = "spark.databricks.delta.vacuum.logging.enabled"
+"""Spark's Delta notes a VACUUM in the log; on S3 it could overwrite a commit of delta-rs."""
 
 
 class Ledger:
@@ -255,10 +260,13 @@ class Ledger:
         Raises:
             LedgerError: Delta's safety check refuses so short a time.
         """
-        given = spark.conf.get(_LISTING) or str(_LISTING_TASKS)
+        listing = min(int(spark.conf.get(_LISTING) or _LISTING_TASKS), _LISTING_TASKS)
+        settings = {_LISTING: str(listing)}
+        if open_direct(spark, self._place) is not None and not self._place.is_local:
+            settings[_VACUUM_COMMITS] = "false"
         try:
-            spark.conf.set(_LISTING, str(min(int(given), _LISTING_TASKS)))
-            self._delta(spark).vacuum(retain_hours)
+            with _set(spark, settings):
+                self._delta(spark).vacuum(retain_hours)
         except Exception as error:
             if "RETENTION" not in str(error):
                 raise
@@ -268,8 +276,6 @@ class Ledger:
                 "in the session",
                 path=self.uri,
             ) from error
-        finally:
-            spark.conf.set(_LISTING, given)
 
     def _delta(self, spark: SparkSession) -> DeltaTable:
         from delta.tables import DeltaTable
@@ -278,6 +284,21 @@ class Ledger:
             raise missing(self._place)
         check_table(spark, self._place)
         return DeltaTable.forPath(spark, self._place.uri)
+
+
+@contextlib.contextmanager
+def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, given in before.items():
+            if given is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, given)
 
 
 def _in_utc(moment: dt.datetime | None) -> dt.datetime | None:

@@ -1,9 +1,9 @@
-"""Address and credentials of a ledger's object store: Hadoop's properties, for pyarrow, too.
+"""Address and credentials of a ledger's object store: Hadoop's properties, for other readers, too.
 
 Spark reaches a store by `spark.hadoop.fs.*`; driver and tasks reach it by pyarrow as well, for the
-files beside the table. So that they are set once, the driver reads the properties of its session,
-and hands them to tasks with the ledger's token (`ledger.table`). What is not set there pyarrow
-takes from the environment, as before.
+files beside the table, and the driver by delta-rs. So that they are set once, the driver reads the
+properties of its session, and hands them to tasks with the ledger's token (`ledger.table`). What is
+not set there pyarrow and delta-rs take from the environment.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ _S3A: Final = (
     "endpoint", "endpoint.region", "access.key", "secret.key", "session.token",
     "connection.ssl.enabled",
 )  # fmt: skip
+_DELTA_RS: Final = {
+    "access_key": "AWS_ACCESS_KEY_ID", "secret_key": "AWS_SECRET_ACCESS_KEY",
+    "session_token": "AWS_SESSION_TOKEN", "region": "AWS_REGION",
+}  # fmt: skip
+"""delta-rs's names of pyarrow's arguments."""
 _OSS: Final = ("endpoint", "accessKeyId", "accessKeySecret", "securityToken")
 _BUCKET: Final = "fs.s3a.bucket."
 _AZURE_KEY: Final = "fs.azure.account.key."
@@ -87,6 +92,11 @@ def all_properties(session: SparkSession) -> Properties:
     return _values(conf, names)
 
 
+def is_s3(uri: str) -> bool:
+    """By any of Hadoop's names."""
+    return urlsplit(uri).scheme in ("s3a", "s3n", "s3")
+
+
 def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSystem, str] | None:
     """pyarrow's file system and the path there; None: the properties say nothing of the store.
 
@@ -94,7 +104,7 @@ def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSyste
         OSError, ValueError: pyarrow refuses the values.
     """
     parts = urlsplit(uri)
-    if parts.scheme in ("s3a", "s3n", "s3"):
+    if is_s3(uri):
         arguments = _s3_arguments(parts.netloc, properties)
     elif parts.scheme == "oss":
         arguments = _oss_arguments(properties)
@@ -106,6 +116,17 @@ def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSyste
         return None
     bucket = parts.netloc.rpartition("@")[2]
     return _s3(arguments), f"{bucket}{parts.path}"
+
+
+def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, str]:
+    """delta-rs's `storage_options` of a ledger on S3."""
+    arguments = _s3_arguments(urlsplit(uri).netloc, properties)
+    options = {name: arguments[ours] for ours, name in _DELTA_RS.items() if ours in arguments}
+    if "endpoint_override" in arguments:
+        scheme = arguments["scheme"]
+        options["AWS_ENDPOINT_URL"] = f"{scheme}://{arguments['endpoint_override']}"
+        options["AWS_ALLOW_HTTP"] = str(scheme == "http").lower()
+    return options
 
 
 def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:
@@ -130,7 +151,7 @@ def _values(conf: Any, names: Iterable[str]) -> Properties:
 
 def _names(uri: str) -> Iterator[str]:
     parts = urlsplit(uri)
-    if parts.scheme in ("s3a", "s3n", "s3"):
+    if is_s3(uri):
         for name in _S3A:
             yield f"fs.s3a.{name}"
             yield f"{_BUCKET}{parts.netloc}.{name}"

@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.errors import CheckpointError, LedgerError
-from rocket_sink.ledger.append.delta_rs import open_table
+from rocket_sink.ledger.append.delta_rs import is_told, open_table
+from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.path import LedgerPath, make_folder_of, resolve_path
 from rocket_sink.ledger.records import worker_name
@@ -44,12 +45,14 @@ from rocket_sink.ledger.schema import (
     VERSION_PROPERTY,
 )
 from rocket_sink.ledger.storage import Properties, is_classic, remember
+from rocket_sink.net import log
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable as RustTable
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+_LOG: Final = log.logger(__name__)
 _MAKER_LOCK: Final = "create.lock"
 _MAKER_WAIT_S: Final = 120.0
 _CONFLICT_TRIES: Final = 10
@@ -83,7 +86,8 @@ def open_direct(spark: SparkSession, place: LedgerPath) -> RustTable | None:
 
     A client of Spark Connect may be on another host than the driver.
     """
-    return open_table(place) if is_classic(spark) else None
+    table = open_table(place) if is_classic(spark) else None
+    return table if table is None or place.is_local or _may_commit(spark, place) else None
 
 
 def is_table(spark: SparkSession, place: LedgerPath) -> bool:
@@ -209,11 +213,14 @@ def table_version(spark: SparkSession, place: LedgerPath) -> int:
     return int(_delta_table().forPath(spark, place.uri).history(1).head()["version"])
 
 
-def fold_tokens(spark: SparkSession, place: LedgerPath) -> set[str]:
-    """The manifests' tokens of the last folds."""
+def is_in(spark: SparkSession, place: LedgerPath, token: str) -> bool:
+    """Whether the fold whose manifest has that token is one of the table's last commits."""
+    table = open_direct(spark, place)
+    if table is not None:
+        return is_told(place, table, token, _HISTORY)
     with _log_errors(place):
-        history = _delta_table().forPath(spark, place.uri).history(_HISTORY).select("userMetadata")
-        return {row[0] for row in history.collect() if row[0]}
+        history = _delta_table().forPath(spark, place.uri).history(_HISTORY)
+        return history.where(history["userMetadata"] == token).head() is not None
 
 
 def written_rows(spark: SparkSession, place: LedgerPath, token: str) -> int:
@@ -431,6 +438,9 @@ _BETWEEN_LOOKS_S: Final = 1.0
 
 _proved: set[tuple[str, LedgerPath]] = set()
 """Applications whose executors have looked at a ledger."""
+_allowed: dict[tuple[str, LedgerPath], bool] = {}
+"""Whether delta-rs commits to a ledger on a store, by application: all of an application's commits
+are made in one way, for Spark's Delta could overwrite those of delta-rs."""
 _tried: set[LedgerToken] = set()
 """What this process has written to, or its parent before a fork, which has the same rights."""
 
@@ -528,12 +538,12 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
 
 
 def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | None:
-    """For tasks on executors that write data files; None: there are none, or they share a store.
+    """For tasks on executors that write data files; None: there are none, or Spark writes them.
 
     On disks of their own the files would be lost to the table, which names them, and a fold deletes
     what it has appended.
     """
-    if not place.is_local or not _has_executors(spark):
+    if not _has_executors(spark) or not (place.is_local or _may_commit(spark, place)):
         return None
     return ledger_token(place, spools=False)
 
@@ -548,8 +558,11 @@ def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
         LedgerError: an executor has another folder, or cannot write; says what to change.
     """
     token = executors_token(spark, place)
-    if token is None:
-        return
+    if token is not None:
+        _prove(spark, place, token)
+
+
+def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
     context = spark.sparkContext
     key = (str(context.applicationId), place)
     if key in _proved:
@@ -563,6 +576,27 @@ def prove_executors(spark: SparkSession, place: LedgerPath) -> None:
             raise
         raise said from error
     _proved.add(key)
+
+
+def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
+    """Whether delta-rs may commit to a table on a store, where tasks write files for it."""
+    key = (str(spark.sparkContext.applicationId), place)
+    if key not in _allowed:
+        _allowed[key] = store_refuses(spark, place) and _is_reached(spark, place)
+    return _allowed[key]
+
+
+def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:
+    if not _has_executors(spark):
+        return True
+    try:
+        _prove(spark, place, ledger_token(place, spools=False))
+    except LedgerError as error:
+        _LOG.warning(
+            "Spark's Delta writes the ledger %s, for executors cannot: %s", place.uri, error
+        )
+        return False
+    return True
 
 
 def _has_executors(spark: SparkSession) -> bool:

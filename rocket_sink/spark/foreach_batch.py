@@ -12,6 +12,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
@@ -319,8 +320,10 @@ def _accounts(
     """
     if files is not None:
         paths = [f"{place.root}/{file.path}" for file in files if file.kind == EPOCH]
-        columns = ["first_error", *COUNTS]
-        return [row for path in paths for row in pq.read_table(path, columns=columns).to_pylist()]
+        read = partial(
+            pq.read_table, columns=["first_error", *COUNTS], filesystem=place.filesystem()
+        )
+        return [row for path in paths for row in read(path).to_pylist()]
     table = session.read.format("delta").load(place.uri)
     ours = (table.query_id == query) & (table.run_id == run) & (table.epoch == epoch)
     return _accounts_of(table.where(ours))

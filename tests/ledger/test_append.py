@@ -157,7 +157,7 @@ def test_a_change_of_the_table_meanwhile(spark: Any, place: LedgerPath) -> None:
 
 def test_files_that_are_gone_are_not_committed(spark: Any, place: LedgerPath) -> None:
     """A version that names one cannot be read: the ledger's folder was deleted and made anew."""
-    files = write_data_files(place.root, [sends(context(), ROWS)])
+    files = write_data_files(place, [sends(context(), ROWS)])
     table = delta_rs.open_table(place)
     assert table is not None
     shutil.rmtree(Path(place.root, "kind=send"))
@@ -206,7 +206,7 @@ def test_the_files_of_a_failed_attempt_go(tmp_path: Path) -> None:
         raise KeyError("the task failed")
 
     with pytest.raises(KeyError):
-        write_data_files(str(tmp_path), rows())
+        write_data_files(resolve_path(tmp_path), rows())
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(spark: Any, place: L
 
 
 def files_of(root: Path, *batches: pa.RecordBatch) -> dict[str, DataFile]:
-    writer = DataFileWriter(str(root))
+    writer = DataFileWriter(resolve_path(root))
     for batch in batches:
         writer.write(batch)
     return {file.kind: file for file in writer.close()}
@@ -281,7 +281,7 @@ WRITER = """
     place, query = resolve_path(sys.argv[1]), sys.argv[2]
     for version in range(30):
         rows = [sends(context(query_id=query, epoch=version), 3)]
-        commit(place, open_table(place), write_data_files(place.root, rows), query, version)
+        commit(place, open_table(place), write_data_files(place, rows), query, version)
         time.sleep(0.05)  # Spark's commits need a moment without another one
 """
 

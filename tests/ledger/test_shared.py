@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -127,6 +129,30 @@ def test_where_nothing_can_be_appended_the_look_is_one_per_process(
     assert not list((tmp_path / "_tries").iterdir())
     with pytest.raises(LedgerError, match="different stores by that name"):
         LedgerToken("s3://b/k", "0", spools=True).check()
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_spark_commits_on_a_store_that_executors_do_not_reach(
+    reached: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tasks could not write their data files, after they have sent."""
+
+    def prove(*given: Any) -> None:
+        if not reached:
+            raise LedgerError("this task cannot read and write the ledger")
+
+    context = SimpleNamespace(applicationId="app", master="spark://host:7077")
+    session: Any = SimpleNamespace(sparkContext=context, _jsparkSession=object())
+    place = LedgerPath("s3a://b/k", "b/k", is_local=False)
+    table: Any = object()
+    monkeypatch.setattr(shared, "_allowed", {})
+    monkeypatch.setattr(shared, "open_table", lambda place: table)
+    monkeypatch.setattr(shared, "store_refuses", lambda *given: True)
+    monkeypatch.setattr(shared, "ledger_token", lambda place, spools: LedgerToken("", "", False))
+    monkeypatch.setattr(shared, "_prove", prove)
+    assert shared.open_direct(session, place) is (table if reached else None)
+    assert (shared.executors_token(session, place) is not None) == reached
+    assert ("Spark's Delta writes the ledger s3a://b/k" in caplog.text) != reached
 
 
 class Refusing(BaseHTTPRequestHandler):

@@ -13,7 +13,9 @@ from typing import Any, Final
 import deltalake
 
 from rocket_sink import Ledger
-from tests.stores.cases import Found, Judge, World
+from rocket_sink.ledger.path import resolve_path
+from tests.ledger.values import context, sends
+from tests.stores.cases import Found, Judge, World, stored_keys
 from tests.stores.drivers import Work, together
 from tests.stores.server import Requests
 
@@ -22,11 +24,16 @@ TIMES: Final = 8
 _WARNING: Final = "only this driver may append"
 
 
-def _contended(world: World, name: str, works: Sequence[Work]) -> tuple[Found, int, Requests]:
+def _contended(
+    world: World, name: str, works: Sequence[Work], *, lost_answers: int = 0
+) -> tuple[Found, int, Requests]:
     """Figures, rows lost, and what was asked for."""
     uri = world.at(name)
     Ledger(uri).create(world.spark)
-    world.server.let_commits_meet(TIMES)
+    is_met = len(works) > 1
+    if is_met:
+        world.server.let_commits_meet(TIMES)
+    world.server.lose_answers(lost_answers)
     with world.server.counted() as asked:
         results = together(works)
     world.server.let_commits_meet(0)
@@ -50,7 +57,7 @@ def _contended(world: World, name: str, works: Sequence[Work]) -> tuple[Found, i
         "refused by the store": sum(status == "412" for _, _, status in asked.commits),
         "failed appends": len(errors), "warned": warned,
     }  # fmt: skip
-    if not figures["commits at once"]:
+    if is_met and not figures["commits at once"]:
         judge.broken.append("no two commits met")
     return (figures, judge.broken), lost, asked
 
@@ -59,11 +66,59 @@ def _work(world: World, name: str, kind: str, number: int, **more: Any) -> Work:
     return Work(kind, world.server.endpoint, world.at(name), 100 * number, TIMES, **more)
 
 
+def conditions(world: World) -> Found:
+    """delta-rs commits where the store keeps to If-None-Match, and Spark's Delta elsewhere."""
+    judge, found = Judge(), dict[str, Any]()
+    for keeps in (True, False):
+        bucket = f"{world.bucket}-{'with' if keeps else 'without'}"
+        world.client.create_bucket(Bucket=bucket)
+        place = resolve_path(f"s3a://{bucket}/ledger")
+        world.server.conditional = keeps
+        try:
+            Ledger(place.uri).create(world.spark)
+            with world.server.counted() as asked:
+                for number in range(2):
+                    Ledger(place.uri).append(world.spark, sends(context(partition=number), 2))
+        finally:
+            world.server.conditional = True
+        judge.same("commits on condition", [one for _, one, _ in asked.commits], [keeps] * 2)
+        found[f"commits {'with' if keeps else 'without'} conditions"] = len(asked.commits)
+        left = stored_keys(world.client, bucket, "ledger", "_tries/")
+        # The folder, which S3A makes when its last object goes.
+        judge.same("objects left of the trial", left, ["_tries/"])
+    return found, judge.broken
+
+
 def two_drivers(world: World) -> Found:
-    """What Delta's log store for S3 does: not promised, and each driver's log says so."""
+    """One appends, the other one folds; their commits are written on condition."""
     name = "two-drivers"
+    works = [_work(world, name, kind, n) for n, kind in enumerate(("append", "fold"))]
+    (figures, broken), _, asked = _contended(world, name, works)
+    judge = Judge()
+    judge.same("commits without condition", [c for c in asked.commits if not c[1]], [])
+    return figures, broken + judge.broken
+
+
+def answers_lost(world: World) -> Found:
+    """The store has a commit and its answer gets lost: the rows are in once, and no one fails."""
+    name = "answers-lost"
+    works = [_work(world, name, "fold", 1)]
+    (figures, broken), _, asked = _contended(world, name, works, lost_answers=TIMES // 2)
+    lost = sum(status == "500" for _, _, status in asked.commits)
+    judge = Judge()
+    judge.same("answers lost", lost, TIMES // 2)
+    return {**figures, "answers lost": lost}, broken + judge.broken
+
+
+def store_without_conditions(world: World) -> Found:
+    """Spark's Delta writes, whose log store for S3 is for one driver: each driver's log says so."""
+    name = "no-conditions"
     works = [_work(world, name, "append", number) for number in (1, 2)]
-    (figures, _), _, _ = _contended(world, name, works)
+    world.server.conditional = False
+    try:
+        (figures, _), _, _ = _contended(world, name, works)
+    finally:
+        world.server.conditional = True
     judge = Judge()
     judge.same("drivers that warned", figures["warned"], len(works))
     return figures, judge.broken

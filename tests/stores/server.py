@@ -27,6 +27,8 @@ REGION: Final = "us-east-1"
 _HOLD_S: Final = 5.0
 """Longest wait for the other writer of a commit."""
 
+_LOST: Final = "500 Internal Server Error"
+
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
@@ -57,6 +59,7 @@ class S3Server:
         self._guard = threading.Lock()
         self._spans: list[Requests] = []
         self._together = _Together()
+        self._to_lose = 0
         self._server = make_server("127.0.0.1", 0, self._answer, True, request_handler=_Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
@@ -93,6 +96,10 @@ class S3Server:
         """
         self._together.allow(times)
 
+    def lose_answers(self, times: int) -> None:
+        """So many commits are stored and answered with an error, as by a proxy that gives up."""
+        self._to_lose = times
+
     def close(self) -> None:
         self._server.shutdown()
         self._thread.join()
@@ -106,9 +113,12 @@ class S3Server:
         is_commit = method == "PUT" and "/_delta_log/" in path and path.endswith(".json")
         status: list[str] = []
 
-        def started(code: str, *more: Any) -> Any:
+        def started(code: str, headers: Any, *more: Any) -> Any:
+            if is_commit and self._to_lose and code.startswith("200"):
+                self._to_lose -= 1
+                code, headers = _LOST, [("Content-Length", "0")]
             status.append(code)
-            return start(code, *more)
+            return start(code, headers, *more)
 
         if is_commit:
             self._together.meet(path)
@@ -117,6 +127,8 @@ class S3Server:
                 body = list(self._moto(environ, started))
         else:
             body = list(self._moto(environ, started))
+        if status[0] == _LOST:
+            body = []
         with self._guard:
             for span in self._spans:
                 span.by_method[_kind(method, environ)] += 1

@@ -31,7 +31,7 @@ SHORT = [case.name for case in command.CASES if case.short]
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(["lanes"], id="lanes"),
+        pytest.param(["lanes", "conditions"], id="lanes"),
         pytest.param(SHORT, id="all", marks=pytest.mark.slow),
     ],
 )

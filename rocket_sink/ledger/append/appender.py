@@ -34,6 +34,7 @@ from rocket_sink.ledger.table import (
 )
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -42,10 +43,12 @@ class Append:
 
     Args:
         app_id, version: the transaction, which the table takes once; empty: none.
-        token: named beside the commit where Spark's Delta makes it.
+        token: named beside the commit, in the table's history.
 
     Attributes:
         sequence: of its rows.
+        is_own: the table has the transaction from here. False before a commit, of a transaction
+            that it had before, and by Spark's Delta, which does not tell.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Append:
             warn_if_shared(spark, place)
         last = table.transaction_version(app_id) if table is not None and app_id else None
         self._is_held = last is not None and last >= version
+        self.is_own = False
         seen = table_version(spark, place) if table is None else table.version()
         self.sequence = (seen + 1) << 32
 
@@ -72,7 +76,7 @@ class Append:
             make = partial(_proved, token, make)
         if self._table is None:
             return frame.mapInArrow(make, ledger_ddl())
-        return frame.mapInArrow(writing_files(self.place.root, make), FILES_DDL)
+        return frame.mapInArrow(writing_files(self.place, make), FILES_DDL)
 
     def save(self, made: DataFrame) -> list[DataFile] | None:
         """Run the tasks and commit; nothing where the table holds the transaction.
@@ -94,14 +98,15 @@ class Append:
             if said is None:
                 raise
             raise said from error  # Spark's own says nothing of the reason
-        commit(self.place, self._table, files, self._app_id, self._version)
+        self._commit(self._table, files)
         return files
 
     def save_rows(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Append rows of the driver."""
+        """Append rows of the driver; nothing where the table holds the transaction."""
         if self._table is not None:
-            files = write_data_files(self.place.root, batches)
-            commit(self.place, self._table, files, self._app_id, self._version)
+            if self._is_held:
+                return
+            self._commit(self._table, write_data_files(self.place, batches))
             return
         rows = pa.Table.from_batches(batches, LEDGER_SCHEMA)
         frame = self._spark.createDataFrame(rows).coalesce(1)
@@ -109,6 +114,10 @@ class Append:
         if token is not None:
             frame = frame.mapInArrow(partial(_proved, token, iter), ledger_ddl())
         self._save_by_spark(frame)
+
+    def _commit(self, table: DeltaTable, files: Sequence[DataFile]) -> None:
+        commit(self.place, table, files, self._app_id, self._version, self._token)
+        self.is_own = True
 
     def _save_by_spark(self, rows: DataFrame) -> None:
         # Options of this write only: the session settings of that name leak into later writes.

@@ -13,16 +13,17 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.path import LedgerPath, make_folder_of
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
+    from pyarrow import fs
 
 FILES_DDL: Final = "files STRING"
 """What tasks tell the driver of the files that they have written."""
@@ -49,14 +50,15 @@ class DataFile:
 
 
 class DataFileWriter:
-    """Writes ledger rows as files of the table at `root`, a local folder.
+    """Writes ledger rows as files of the table at `place`.
 
-    Raises from `write` and `close`:
-        LedgerError: they cannot be written.
+    Raises:
+        LedgerError: from `write` and `close`, too: they cannot be written.
     """
 
-    def __init__(self, root: str) -> None:
-        self._root = root
+    def __init__(self, place: LedgerPath) -> None:
+        self._place = place
+        self._filesystem = place.filesystem()
         self._files: dict[str, _KindFile] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -69,7 +71,7 @@ class DataFileWriter:
             for kind in kinds:
                 rows = batch if len(kinds) == 1 else batch.filter(pc.equal(column, kind))
                 if kind not in self._files:
-                    self._files[kind] = _KindFile(self._root, kind)
+                    self._files[kind] = _KindFile(self._place.root, self._filesystem, kind)
                 self._files[kind].write(rows)
 
     def close(self) -> list[DataFile]:
@@ -87,15 +89,15 @@ class DataFileWriter:
             yield
         except (OSError, pa.ArrowException) as error:
             raise LedgerError(
-                f"cannot write data files of the ledger {self._root}: {error}. Driver and "
+                f"cannot write data files of the ledger {self._place.uri}: {error}. Driver and "
                 "executors need to write below the ledger's folder",
-                path=self._root,
+                path=self._place.uri,
             ) from error
 
 
-def write_data_files(root: str, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
+def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
     """The rows as files, or no file after an error."""
-    writer = DataFileWriter(root)
+    writer = DataFileWriter(place)
     try:
         for batch in batches:
             writer.write(batch)
@@ -106,15 +108,15 @@ def write_data_files(root: str, batches: Iterable[pa.RecordBatch]) -> list[DataF
         raise
 
 
-def writing_files(root: str, make: OverBatches) -> OverBatches:
+def writing_files(place: LedgerPath, make: OverBatches) -> OverBatches:
     """For `mapInArrow`: writes the ledger rows that `make` makes, and yields `FILES_DDL`."""
-    return partial(_write_and_tell, root, make)
+    return partial(_write_and_tell, place, make)
 
 
 def _write_and_tell(
-    root: str, make: OverBatches, batches: Iterator[pa.RecordBatch]
+    place: LedgerPath, make: OverBatches, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    files = write_data_files(root, make(batches))
+    files = write_data_files(place, make(batches))
     if files:
         yield pa.RecordBatch.from_pydict({"files": [json.dumps([asdict(one) for one in files])]})
 
@@ -125,16 +127,18 @@ def told_files(rows: Iterable[Any]) -> list[DataFile]:
 
 
 class _KindFile:
-    def __init__(self, root: str, kind: str) -> None:
+    def __init__(self, root: str, filesystem: fs.FileSystem, kind: str) -> None:
         self._kind = kind
         self._name = f"kind={kind}/part-{uuid.uuid4()}.snappy.parquet"
-        self._path = Path(root, self._name)
-        self._path.parent.mkdir(exist_ok=True)
+        self._path = f"{root}/{self._name}"
+        self._filesystem = filesystem
+        make_folder_of(filesystem, self._path)
         import pyarrow.parquet as pq
 
         self._metadata: list[pq.FileMetaData] = []
+        self._file = filesystem.open_output_stream(self._path)
         self._writer = pq.ParquetWriter(
-            str(self._path), _SCHEMA, store_schema=False, metadata_collector=self._metadata
+            self._file, _SCHEMA, store_schema=False, metadata_collector=self._metadata
         )
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
@@ -148,17 +152,21 @@ class _KindFile:
     def close(self) -> DataFile:
         self._flush()
         self._writer.close()
+        size = self._file.tell()
+        self._file.close()
         metadata = self._metadata[0]
         return DataFile(
-            self._name, self._kind, metadata.num_rows, self._path.stat().st_size,
+            self._name, self._kind, metadata.num_rows, size,
             time.time_ns() // 1_000_000, json.dumps(_stats(metadata)),
         )  # fmt: skip
 
     def abort(self) -> None:
         with contextlib.suppress(Exception):
             self._writer.close()
+        with contextlib.suppress(Exception):
+            self._file.close()
         with contextlib.suppress(OSError):
-            self._path.unlink()
+            self._filesystem.delete_file(self._path)
 
     def _flush(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0

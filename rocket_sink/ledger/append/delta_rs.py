@@ -2,17 +2,20 @@
 
 Each takes some milliseconds, and no Spark job.
 
-Only for plain tables in local folders, seen from the driver. Elsewhere Spark's Delta knows what
-else a commit must keep to: a table's further features, and who else writes to a store and how.
+Only for plain tables in local folders, seen from the driver, and on S3 (`exclusive` says which).
+Elsewhere Spark's Delta knows what else a commit must keep to: a table's further features, and who
+else writes to a store and how.
 
-delta-rs makes a commit's file by a link, which fails when the version is there; then it looks at
-what came first, and tries the next version when nothing of that is in its way. Spark's Delta, in a
-local folder, looks and then renames, within microseconds, and is alone only in its own JVM: so what
-rocket-sink does to such a table while queries run, it does here.
+delta-rs makes a commit's file by a link, on S3 by a write on condition, which fails when the
+version is there; then it looks at what came first, and tries the next version when nothing of that
+is in its way. Spark's Delta looks and then renames (in a local folder, within microseconds) or
+writes (on S3), and is alone only in its own JVM: so what rocket-sink does to such a table while
+queries run, it does here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -26,38 +29,82 @@ import pyarrow as pa
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.data_files import DataFile
 from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.storage import delta_rs_options, is_s3
 from rocket_sink.net import log
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from pyarrow import fs
 
 _LOG: Final = log.logger(__name__)
 _TRIES: Final = 10
 """Of delta-rs's own 15 each."""
 _CHECKPOINT_COMMITS: Final = 10
 """Spark's default: its readers read each commit since the last checkpoint."""
+_LOG_FOLDER: Final = "_delta_log"
+_USER_METADATA: Final = "userMetadata"
+"""Where Spark's Delta has the option of that name, and shows it in the table's history."""
 _ESCAPED: Final = frozenset("%#?")
 """In a path, delta-rs may take them for another folder's name, or for the end of it."""
 _KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
 
 
+_seen: set[LedgerPath] = set()
+"""Tables on stores that pyarrow has found, by the credentials that delta-rs has, too."""
+
+
 def open_table(place: LedgerPath) -> DeltaTable | None:
     """The newest version; None where Spark's Delta is to be asked, which says what is wrong."""
-    if not place.is_local or _ESCAPED.intersection(place.root):
-        return None
-    if not Path(place.root, "_delta_log").is_dir() or not _keeps_transactions():
+    if _ESCAPED.intersection(place.root) or not _has_log(place) or not _keeps_transactions():
         return None
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
     try:
-        table = DeltaTable(place.root)
-    except DeltaError:
+        if place.is_local:
+            table = DeltaTable(place.root)
+        else:
+            options = delta_rs_options(place.uri, place.storage)
+            table = DeltaTable(f"s3://{place.root}", storage_options=options)
+    except (DeltaError, OSError):
         return None
     protocol = table.protocol()
     is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
     is_known = {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
     return table if is_plain and is_known else None
+
+
+def _has_log(place: LedgerPath) -> bool:
+    """Asked of pyarrow, which is soon told of a store that is not there, or not for us."""
+    if place.is_local:
+        return Path(place.root, _LOG_FOLDER).is_dir()
+    if not is_s3(place.uri) or place.problem:
+        return False
+    if place not in _seen:
+        try:
+            info = place.filesystem().get_file_info(f"{place.root}/{_LOG_FOLDER}")
+        except (LedgerError, OSError):
+            return False
+        if info.type.name != "Directory":
+            return False
+        _seen.add(place)
+    return True
+
+
+def is_told(place: LedgerPath, table: DeltaTable, token: str, commits: int) -> bool:
+    """Whether one of the last commits was given this `token`.
+
+    Not by delta-rs's `history`, which reads all of them and holds Python's lock meanwhile.
+    """
+    filesystem = place.filesystem()
+    newest = table.version()
+    for version in range(newest, max(-1, newest - commits), -1):
+        name = f"{place.root}/{_LOG_FOLDER}/{version:020}.json"
+        with contextlib.suppress(FileNotFoundError), filesystem.open_input_stream(name) as file:
+            for line in bytes(file.read()).splitlines():
+                if json.loads(line).get("commitInfo", {}).get(_USER_METADATA) == token:
+                    return True
+    return False
 
 
 def rows_of_epoch(
@@ -88,12 +135,14 @@ def unreadable(path: str, error: BaseException) -> LedgerError:
 
 
 def commit(
-    place: LedgerPath, table: DeltaTable, files: Sequence[DataFile], app_id: str, version: int
-) -> None:
+    place: LedgerPath, table: DeltaTable, files: Sequence[DataFile], app_id: str, version: int,
+    token: str = "",
+) -> None:  # fmt: skip
     """Append the files, as the transaction `version` of `app_id` (empty: as none).
 
     Args:
         table: a version in which the transaction is not.
+        token: told in the table's history.
 
     Raises:
         LedgerError: another process has committed it since, or the commit failed: no row is in.
@@ -102,11 +151,12 @@ def commit(
     from deltalake.exceptions import CommitFailedError, DeltaError
     from deltalake.transaction import AddAction
 
-    for one in files:
-        if not Path(place.root, one.path).is_file():
+    filesystem = place.filesystem()
+    for info in filesystem.get_file_info([f"{place.root}/{one.path}" for one in files]):
+        if not info.is_file:
             # A version that names it could not be read again.
             raise _failed(
-                place, f"{one.path} is gone; was the folder deleted, or vacuumed for 0 hours?"
+                place, f"{info.path} is gone; was the folder deleted, or vacuumed for 0 hours?"
             )
     now_ms = time.time_ns() // 1_000_000
     actions: list[Any] = [
@@ -114,13 +164,14 @@ def commit(
         for one in files
     ]
     ours = [Transaction(app_id, version, now_ms)] if app_id else None
+    told = {_USER_METADATA: token} if token else None
     ledger_id, tries = table.metadata().id, 0
     while True:
         tries += 1
         try:
             table.create_write_transaction(
                 actions, "append", table.schema(), ["kind"],
-                commit_properties=CommitProperties(app_transactions=ours),
+                commit_properties=CommitProperties(told, app_transactions=ours),
                 # An error of these would look as if the commit had failed.
                 post_commithook_properties=PostCommitHookProperties(False, False),
             )  # fmt: skip
@@ -129,13 +180,22 @@ def commit(
             newer = open_table(place)
             if newer is None or newer.metadata().id != ledger_id or tries == _TRIES:
                 raise _failed(place, str(error)) from error
+            if _names(newer, files):
+                # A store's answer to our own commit was lost, and it was made again.
+                table = newer
+                break
             last = newer.transaction_version(app_id) if app_id else None
             if last is not None and last >= version:
                 raise _failed(place, f"another process has committed {app_id} {last}") from error
             if not isinstance(error, CommitFailedError):
                 raise _failed(place, str(error)) from error
             table = newer
-    _checkpoint(place, table)
+    _checkpoint(place, filesystem, table)
+
+
+def _names(table: DeltaTable, files: Sequence[DataFile]) -> bool:
+    """Their names are in no other commit than theirs."""
+    return bool(files) and any(uri.endswith(f"/{files[0].path}") for uri in table.file_uris())
 
 
 @functools.lru_cache(maxsize=1)
@@ -164,16 +224,18 @@ def _first_line(reason: str) -> str:
     return (reason.strip() or "no reason given").splitlines()[0]
 
 
-def _checkpoint(place: LedgerPath, table: DeltaTable) -> None:
+def _checkpoint(place: LedgerPath, filesystem: fs.FileSystem, table: DeltaTable) -> None:
     """Sum up the log when many commits follow the last checkpoint; what fails is tried again."""
-    log_folder = Path(place.root, "_delta_log")
+    log_folder = f"{place.root}/{_LOG_FOLDER}"
     try:
-        if table.version() + 1 - _last_checkpoint(log_folder) < _CHECKPOINT_COMMITS:
+        last = _last_checkpoint(filesystem, f"{log_folder}/_last_checkpoint")
+        if table.version() + 1 - last < _CHECKPOINT_COMMITS:
             return
         table.update_incremental()
-        # Hadoop's checksum of the one that Spark wrote: of ours there is none, and Spark would
-        # hold it to be damaged.
-        (log_folder / "._last_checkpoint.crc").unlink(missing_ok=True)
+        if place.is_local:
+            # Hadoop's checksum of the one that Spark wrote: of ours there is none, and Spark would
+            # hold it to be damaged.
+            Path(log_folder, "._last_checkpoint.crc").unlink(missing_ok=True)
         table.create_checkpoint()
         if table.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
             table.cleanup_metadata()
@@ -181,9 +243,10 @@ def _checkpoint(place: LedgerPath, table: DeltaTable) -> None:
         _LOG.warning("no checkpoint of the ledger %s: %s", place.uri, error)
 
 
-def _last_checkpoint(log_folder: Path) -> int:
+def _last_checkpoint(filesystem: fs.FileSystem, path: str) -> int:
     try:
-        note: dict[str, Any] = json.loads((log_folder / "_last_checkpoint").read_text())
+        with filesystem.open_input_stream(path) as file:
+            note: dict[str, Any] = json.loads(bytes(file.read()))
         return int(note["version"])
     except FileNotFoundError:
         return 0

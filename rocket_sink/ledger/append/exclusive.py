@@ -1,50 +1,70 @@
-"""Whether two drivers may append to a table on S3 at once, by Spark's Delta.
+"""Which commits to a table on S3 another driver's cannot overwrite.
 
-A commit is a file of the table's log that must not be there before. Delta's log store for S3
-(`S3SingleDriverLogStore`) looks and then writes: of two drivers that have both looked, the second
-one overwrites the commit of the first, and its rows are in no version of the table. S3 could refuse
-that (`If-None-Match`), but S3A 3.5.0 asks for it only where a caller names the option, which that
-log store does not, whatever `fs.s3a.performance.flags` says. A later one may: so it is tried, by
-the session's own file system. Two streams make one new object, and the second one has to fail.
+A commit is a file of the table's log that must not be there before. delta-rs writes it on condition
+(`If-None-Match`), which S3 keeps to; of stores that speak its language some do not, without a word.
+So it is tried, once per bucket: a driver makes an object, and makes it again on condition.
+
+Delta's log store for S3 (`S3SingleDriverLogStore`) looks and then writes: of two drivers that have
+both looked, the second one overwrites the commit of the first, and its rows are in no version of
+the table. S3A 3.5.0 asks for the condition only where a caller names the option, which that log
+store does not, whatever `fs.s3a.performance.flags` says. A later one may: so that is tried, too,
+where delta-rs is not to commit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.storage import is_s3
 from rocket_sink.net import log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOG: Final = log.logger(__name__)
-_SCHEMES: Final = ("s3a", "s3", "s3n")
 _OWN_STORE: Final = "io.delta.storage.S3SingleDriverLogStore"
+_CONDITION: Final = "fs.option.create.conditional.overwrite"
+"""Of S3A from Hadoop 3.4.2 on: the object must not be there when it is written."""
 
-_known: dict[tuple[str, str], bool] = {}
-"""What was found, by application and bucket."""
+_Key = tuple[str, str]
+"""Application and bucket."""
+_by_store: dict[_Key, bool] = {}
+_by_log_store: dict[_Key, bool] = {}
+
+
+def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
+    """Whether its store refuses an object that is there, when asked to; False: it cannot be told.
+
+    Asked once per application and bucket. The session's S3A asks, by Hadoop 3.4.2 or later.
+    """
+    if not is_s3(place.uri):
+        return False
+    key = _key(spark, place)
+    if key not in _by_store:
+        _by_store[key] = _told(spark, place, _refuses_on_condition) is True
+    return _by_store[key]
 
 
 def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
-    """Log once per bucket when a second driver could overwrite this one's commits.
+    """Log once per bucket when a second driver could overwrite commits of this one's Delta.
 
     Nothing is known of other stores, of a log store that is set in the session, and of one that
     cannot be tried: a commit tells then.
     """
-    parts = urlsplit(place.uri)
-    if parts.scheme not in _SCHEMES:
+    if not is_s3(place.uri):
         return
-    key = str(spark.sparkContext.applicationId), f"{parts.scheme}://{parts.netloc}"
-    if key in _known:
+    key = _key(spark, place)
+    if key in _by_log_store:
         return
     found = commits_exclusively(spark, place)
     if found is None:
         return
-    _known[key] = found
+    _by_log_store[key] = found
     if not found:
         _LOG.warning(
             "only this driver may append to the ledger %s: of two that append at once one "
@@ -61,27 +81,57 @@ def commits_exclusively(spark: SparkSession, place: LedgerPath) -> bool | None:
     store = spark.conf.get(f"spark.delta.logStore.{scheme}.impl", None) or _OWN_STORE
     if store != _OWN_STORE or spark.conf.get("spark.delta.logStore.class", None):
         return None
+    return _told(spark, place, _refuses)
+
+
+def _key(spark: SparkSession, place: LedgerPath) -> _Key:
+    parts = urlsplit(place.uri)
+    return str(spark.sparkContext.applicationId), f"{parts.scheme}://{parts.netloc}"
+
+
+def _told(
+    spark: SparkSession, place: LedgerPath, ask: Callable[[Any, Any], bool]
+) -> bool | None:  # fmt: skip
+    session: Any = spark
+    path = session._jvm.org.apache.hadoop.fs.Path(f"{place.uri}/_tries/{uuid.uuid4().hex}")
     try:
-        return _is_refused(spark, f"{place.uri}/_tries/{uuid.uuid4().hex}")
+        files = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+        with _removed(files, path):
+            return ask(files, path)
     except Exception:
-        # No right to write there, or a file system without such streams.
+        # No right to write there, or a file system without such streams or options.
         return None
 
 
-def _is_refused(spark: SparkSession, uri: str) -> bool:
+@contextlib.contextmanager
+def _removed(files: Any, path: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):
+            files.delete(path, False)
+
+
+def _refuses(files: Any, path: Any) -> bool:
+    """Two streams make one new file: S3A looks only when it opens them."""
+    first, second = files.create(path, False), files.create(path, False)
+    first.close()
+    return _fails(second.close)
+
+
+def _refuses_on_condition(files: Any, path: Any) -> bool:
+    def make() -> None:
+        files.createFile(path).overwrite(True).must(_CONDITION, True).build().close()
+
+    make()
+    return _fails(make)
+
+
+def _fails(write: Callable[[], None]) -> bool:
     from py4j.protocol import Py4JJavaError
 
-    session: Any = spark
-    path = session._jvm.org.apache.hadoop.fs.Path(uri)
-    files = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-    first, second = files.create(path, False), files.create(path, False)
     try:
-        first.close()
-        try:
-            second.close()
-        except Py4JJavaError:
-            return True
-        return False
-    finally:
-        with contextlib.suppress(Py4JJavaError):
-            files.delete(path, False)
+        write()
+    except Py4JJavaError:
+        return True
+    return False

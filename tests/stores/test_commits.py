@@ -1,0 +1,149 @@
+"""Commits of delta-rs to a ledger on an S3 API, without Spark."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from deltalake import DeltaTable
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append import delta_rs
+from rocket_sink.ledger.append.data_files import write_data_files
+from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.spool.fetched import fetched
+from rocket_sink.ledger.spool.stream import is_whole, read_batches
+from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.option_spec import Secret
+from tests.ledger.values import accounts, context, sends
+from tests.stores.cases import delta_rs_options, stored_keys
+from tests.stores.server import S3Server
+from tests.stores.session import settings
+
+ROWS = 3
+
+
+@pytest.fixture
+def server() -> Iterator[S3Server]:
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def folder(server: S3Server) -> LedgerPath:
+    """Without a table; only Spark's properties say where the store is."""
+    # moto has one store for all servers of a process.
+    bucket = f"b{uuid.uuid4().hex}"
+    server.client().create_bucket(Bucket=bucket)
+    storage = {
+        name.removeprefix("spark.hadoop."): Secret(value)
+        for name, value in settings(server.endpoint).items()
+    }
+    return LedgerPath(f"s3a://{bucket}/ledger", f"{bucket}/ledger", False, storage=storage)
+
+
+@pytest.fixture
+def place(server: S3Server, folder: LedgerPath) -> LedgerPath:
+    """A ledger's table."""
+    options = delta_rs_options(server.endpoint)
+    DeltaTable.create(folder.uri, LEDGER_SCHEMA, partition_by=["kind"], storage_options=options)
+    return folder
+
+
+def commit(place: LedgerPath, query: str, version: int, token: str = "") -> None:
+    table = delta_rs.open_table(place)
+    assert table is not None
+    files = write_data_files(place, [sends(context(query_id=query), ROWS)])
+    delta_rs.commit(place, table, files, query, version, token)
+
+
+def rows_in(server: S3Server, place: LedgerPath) -> Counter[str]:
+    """As another reader has them."""
+    table = DeltaTable(place.uri, storage_options=delta_rs_options(server.endpoint))
+    found = table.to_pyarrow_dataset().to_table(columns=["query_id"])["query_id"]
+    return Counter(found.to_pylist())
+
+
+def test_two_commits_of_one_version_are_both_in(server: S3Server, place: LedgerPath) -> None:
+    server.let_commits_meet(1)
+    with server.counted() as asked, ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda query: commit(place, query, 0), ("a", "b")))
+    assert rows_in(server, place) == {"a": ROWS, "b": ROWS}
+    assert Counter(status for _, _, status in asked.commits) == {"200": 2, "412": 1}
+    assert all(condition for _, condition, _ in asked.commits)
+
+
+@pytest.mark.parametrize("query", ["q", ""])
+def test_a_commit_whose_answer_is_lost_is_in_once(
+    server: S3Server, place: LedgerPath, query: str
+) -> None:
+    """The store has it, says 500, and refuses it when it is made again."""
+    server.lose_answers(1)
+    with server.counted() as asked:
+        commit(place, query, 7)
+    assert [status for _, _, status in asked.commits][:2] == ["500", "412"]
+    assert sum(rows_in(server, place).values()) == ROWS
+    commit(place, "next", 0)
+    assert sum(rows_in(server, place).values()) == 2 * ROWS
+
+
+def test_a_transaction_is_taken_once(server: S3Server, place: LedgerPath) -> None:
+    table = delta_rs.open_table(place)
+    assert table is not None
+    commit(place, "q", 3)
+    files = write_data_files(place, [sends(context(query_id="q"), ROWS)])
+    with pytest.raises(LedgerError, match="another process has committed q 3"):
+        delta_rs.commit(place, table, files, "q", 3)
+    assert rows_in(server, place) == {"q": ROWS}
+
+
+def test_a_checkpoint_sums_up_the_log(server: S3Server, place: LedgerPath) -> None:
+    for version in range(12):
+        commit(place, "q", version, f"token-{version}")
+    names = stored_keys(server.client(), place.root.partition("/")[0], "ledger")
+    assert sum(name.endswith(".checkpoint.parquet") for name in names) == 1
+    assert rows_in(server, place) == {"q": 12 * ROWS}
+    table = delta_rs.open_table(place)
+    assert table is not None and table.transaction_version("q") == 11
+    assert delta_rs.is_told(place, table, "token-4", 10)
+    assert not delta_rs.is_told(place, table, "token-1", 10)
+    assert not delta_rs.is_told(place, table, "token", 100)
+
+
+def test_files_that_are_gone_are_not_committed(server: S3Server, place: LedgerPath) -> None:
+    table = delta_rs.open_table(place)
+    files = write_data_files(place, [sends(context(), ROWS)])
+    place.filesystem().delete_file(f"{place.root}/{files[0].path}")
+    assert table is not None
+    with pytest.raises(LedgerError, match=r"cannot commit .* is gone"):
+        delta_rs.commit(place, table, files, "q", 0)
+
+
+def test_where_no_table_is_there_is_none(server: S3Server, folder: LedgerPath) -> None:
+    """Asked of pyarrow first: delta-rs would try for minutes."""
+    assert delta_rs.open_table(folder) is None
+    server.close()
+    assert delta_rs.open_table(folder) is None
+
+
+def test_files_are_fetched_once(server: S3Server, folder: LedgerPath) -> None:
+    place, paths = folder, []
+    for partition in range(3):
+        ctx = context(partition=partition)
+        writer = SpoolWriter(place, ctx)
+        writer.append(sends(ctx, ROWS), accounts(ctx, acked=ROWS))
+        paths.append(str(writer.seal()))
+    gone = f"{place.spool}/gone.arrow"
+    with server.counted() as asked:
+        files = fetched(place.filesystem(), [*paths, gone])
+        for path in paths:
+            assert sum(b.num_rows for b in read_batches(path, files)) == ROWS + 1
+            assert is_whole(path, files)
+    assert asked.by_method == {"HEAD": 4, "GET": 3}
+    with pytest.raises(FileNotFoundError):
+        list(read_batches(gone, files))
