@@ -17,7 +17,7 @@ before Delta's commit has left no rows in the ledger, so who runs the epoch agai
 
     <ledger>/_started/w-<appId>.json
 
-is the same of a batch write, for as long as it runs: only its `appId` tells that two are one.
+is the same of a batch write until it has ended well: only its `appId` tells that two are one.
 
     <ledger>/_started/q-<appId>.query.json
 
@@ -212,16 +212,26 @@ def begin_epoch(place: LedgerPath, query_id: str, epoch: int) -> bool:
     return last >= epoch
 
 
-def begin_write(place: LedgerPath, app_id: str) -> bool:
-    """Note that a batch write of the `appId` begins; True when one before it has not ended.
+def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
+    """Note that a batch write of the `appId` begins.
 
-    What that one sent is not in the ledger. False also where the folder cannot be read or written.
+    Args:
+        write: its name.
+
+    Returns:
+        `write` and False; or the name of one before it that has not ended, and True: what that one
+        sent is not in the ledger. The former also where the folder cannot be read or written.
     """
+    path, note = _write_path(app_id), {"at_ms": now_ms(), "write": write}
     try:
-        note = {"at_ms": now_ms()}
-        return not NoteStore(place).write(_write_path(app_id), note, replace=False)
+        store = NoteStore(place)
+        if store.write(path, note, replace=False):
+            return write, False
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return str(store.read(path)["write"]), True
     except (OSError, LedgerError):
-        return False
+        return write, False
+    return write, True
 
 
 def end_write(place: LedgerPath, app_id: str) -> None:
@@ -231,7 +241,7 @@ def end_write(place: LedgerPath, app_id: str) -> None:
 
 
 def forget_tasks(place: LedgerPath, query_id: str) -> None:
-    """Remove what the tasks of a batch write have noted: it is over, and no other has its id."""
+    """Remove what the tasks of a batch write have noted: it is over, and none will have its id."""
     with contextlib.suppress(OSError, LedgerError):
         NoteStore(place).remove_folder(_tasks_folder(query_id))
 

@@ -135,8 +135,8 @@ class RocketMQDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         _refuse_overwrite(overwrite=overwrite)
         options = self._sink_options()
-        plan = _plan(schema, options)
-        return BatchWriter(options, plan, str(uuid.uuid4()), token=_token(options))
+        plan, run, token = _plan(schema, options), str(uuid.uuid4()), _token(options)
+        return BatchWriter(options, plan, run, _begin_write(options, run), token=token)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
         _refuse_overwrite(overwrite=overwrite)
@@ -169,6 +169,20 @@ def read_options(given: Mapping[str, str]) -> SinkOptions:
     return options
 
 
+def _begin_write(options: SinkOptions, run: str) -> str:
+    """The query id of a batch write; empty where it is the `appId`, or the write's own.
+
+    With effectively once it is that of the last write of this `appId`, unless that one has ended,
+    so that tasks ask for what it has sent.
+    """
+    if not (options.app_id and options.ledger and options.delivery == "effectively_once"):
+        return ""
+    from rocket_sink.ledger.epoch_starts import begin_write
+
+    write, _ = begin_write(resolve_path(options.ledger), options.app_id, run)
+    return f"{options.app_id}/{write}"
+
+
 def _token(options: SinkOptions) -> LedgerToken | None:
     """Spark makes writers in a process beside the driver, for clients of Connect as well."""
     if not options.ledger or options.ledger_via == "spark":
@@ -197,19 +211,20 @@ class _Writer:
     lane = "datasource"
 
     def __init__(
-        self, options: SinkOptions, plan: ColumnPlan, run_id: str = "", *,
+        self, options: SinkOptions, plan: ColumnPlan, run_id: str = "", query_id: str = "", *,
         token: LedgerToken | None = None, folded: bool = True,
     ) -> None:  # fmt: skip
         self._options = options
         self._plan = plan
         self._run_id = run_id
+        self._query_id = query_id
         self._token = token
         self._folded = folded
 
     def _send(self, feed: Callable[[TaskRunner], None]) -> TaskMessage:
         from rocket_sink.task.runner import TaskRunner
 
-        ctx = run_context(self._options, self.lane, run_id=self._run_id)
+        ctx = run_context(self._options, self.lane, query_id=self._query_id, run_id=self._run_id)
         run = TaskRunner(
             self._options, ctx, token=self._token, streaming_query=streaming_query(),
             hands_over=True,
@@ -279,20 +294,24 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._confirm(messages, 0)
-        self._forget_tasks()
+        self._end(well=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing to undo: what is sent is sent, and the spool says what."""
         self._keep_handed(messages)
-        self._forget_tasks()
+        self._end(well=False)
 
-    def _forget_tasks(self) -> None:
-        """With an `appId` they are for the next write of that name: it asks what this one sent."""
+    def _end(self, *, well: bool) -> None:
+        """What tasks have noted stays for the next write of the `appId`, where this one failed."""
         options = self._options
-        if options.delivery == "effectively_once" and options.ledger and not options.app_id:
-            from rocket_sink.ledger.epoch_starts import forget_tasks
+        if not options.ledger or options.delivery != "effectively_once":
+            return
+        from rocket_sink.ledger.epoch_starts import end_write, forget_tasks
 
-            forget_tasks(self._ledger(), self._run_id)
+        if well and options.app_id:
+            end_write(self._ledger(), options.app_id)
+        if well or not options.app_id:
+            forget_tasks(self._ledger(), self._query_id or self._run_id)
 
 
 class _Stream(_Writer):

@@ -182,8 +182,7 @@ class BatchWriter:
                 "df.writeStream.foreachBatch(sink.write_batch), or sink.stream(df)"
             )
         started_s = time.monotonic()
-        run = str(uuid.uuid4())
-        query = f"{self._options.app_id}/{run}" if self._options.app_id else run
+        query = run = str(uuid.uuid4())
         session, token = df.sparkSession, None
         check_session(self._options, session)
         plan_of(df, self._options)  # what is refused has sent nothing, and notes nothing
@@ -192,22 +191,22 @@ class BatchWriter:
             ensure_table(session, place)
         transactions = self._transactions(session)
         group = transactions.group if transactions is not None else ""
-        again = self._begin_write()
+        query, version, again = self._begin_write(session, run)
         if self._options.ledger:
             try:
-                append = Append(session, place, txn_app_id(query), 0)
+                append = Append(session, place, txn_app_id(query), version)
                 results = self._results(
                     df, "batch", 0, query, run, group, append, again=again, token=token
                 )
                 files = _append(results, append)
             except BaseException:
                 self._withdraw(session, place, query)
+                if not self._options.app_id:
+                    self._forget_tasks(place, query)
                 raise
-            finally:
-                if self._options.delivery == "effectively_once":
-                    forget_tasks(place, query)
             if self._options.app_id:
                 end_write(place, self._options.app_id)
+            self._forget_tasks(place, query)
             if transactions is not None:
                 transactions.end(query, 0)
             counts = _counts(_accounts(session, place, files, query, run, 0))
@@ -270,12 +269,28 @@ class BatchWriter:
             self._located = place, token
         return self._located
 
-    def _begin_write(self) -> bool:
-        """Whether a write of this `appId` has died or failed before, without a trace."""
+    def _begin_write(self, session: SparkSession, run: str) -> tuple[str, int, bool]:
+        """Query id and version of the write, and whether one of this `appId` has not ended.
+
+        With effectively once the id is that one's, so that tasks ask for what it has sent; the
+        ledger may have it, when it died before it could say so.
+        """
         given = self._options
-        return bool(given.ledger and given.app_id) and begin_write(
-            resolve_path(given.ledger), given.app_id
-        )
+        if not given.app_id:
+            return run, 0, False
+        if not given.ledger:
+            return f"{given.app_id}/{run}", 0, False
+        place = resolve_path(given.ledger)
+        write, again = begin_write(place, given.app_id, run)
+        if not again or given.delivery != "effectively_once" or not is_classic(session):
+            return f"{given.app_id}/{run}", 0, again
+        query = f"{given.app_id}/{write}"
+        last = last_txn_version(session, place, txn_app_id(query))
+        return query, 0 if last is None else last + 1, True
+
+    def _forget_tasks(self, place: LedgerPath, query: str) -> None:
+        if self._options.delivery == "effectively_once":
+            forget_tasks(place, query)
 
     def _claim(self, session: SparkSession, place: LedgerPath) -> None:
         """Here too: Delta may skip the epoch, and with it the tasks that would look."""

@@ -132,11 +132,11 @@ class Cell:
         if one.lane == BACKFILL:
             # A chunk is a second's rows: several chunks, so that a kill finds one in the middle.
             options |= {"maxMessagesPerSecond": ROWS, "delivery": "at_least_once"}
-        if one.event == "checkpoint_deleted" or one.lane == "write":
+        is_once = one.delivery == "effectively_once"
+        if one.event == "checkpoint_deleted" or one.lane == "write" or (self.batch and is_once):
             # Of a write: what tells that the next one is the one that died.
             options["appId"] = f"app-{self.number}"
-        if self.batch and one.delivery == "effectively_once" and one.event == "driver_killed":
-            # A write that died is run again as a new write.
+        if is_once and one.is_made_again:
             options["replayCheck"] = "always"
         return options
 

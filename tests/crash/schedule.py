@@ -73,6 +73,16 @@ class Schedule:
         parts += [self.ids, self.seed] if self.seed else [self.ids]
         return "-".join(str(part).replace(":", "_") for part in parts if part != "")
 
+    @property
+    def is_made_again(self) -> bool:
+        """Whether the rows of a batch are another write's when its driver was killed.
+
+        Effectively once they are the same write's until that has ended.
+        """
+        if self.lane not in BATCHES or self.event != "driver_killed":
+            return False
+        return self.delivery != "effectively_once" or self.moment in FOLDS
+
 
 @dataclass(frozen=True)
 class Event:
@@ -153,9 +163,8 @@ def draw(seed: int) -> Schedule:
     )  # fmt: skip
     if lane == BACKFILL:
         return replace(drawn, ordering="strict", delivery="at_least_once", ids="own")
-    made_again = lane in BATCHES and event == "driver_killed"
     other_rows = drawn.delivery == "at_least_once" and event not in _SAME_ROWS
-    if other_rows or made_again:
+    if other_rows or drawn.is_made_again:
         return replace(drawn, ids="own")
     return replace(drawn, ids=rng.choice(("own", "made")))
 

@@ -117,6 +117,59 @@ def test_at_least_once_doubles_it(spark: Any, cluster: LocalCluster, tmp_path: P
     assert sum(world.stored().values()) == 2 * ROWS
 
 
+def test_a_batch_write_that_died_is_asked_for_by_its_app_id(
+    spark: Any, cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next write of the name asks; the one after it is another write with equal rows."""
+    world = World(spark, cluster, tmp_path, next(one for one in LANES if one.name == "write"))
+
+    def sent_and_died(results: Any, append: Any) -> None:
+        results.collect()
+        raise KeyError("the driver died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(foreach_batch, "_append", sent_and_died)
+        with pytest.raises(KeyError, match="the driver died"):
+            world.run(appId="load")
+    assert world.stored() == world.expected
+    with monkeypatch.context() as patch:
+        # It dies once more, after the ledger's commit.
+        patch.setattr(foreach_batch, "end_write", sent_and_died_at_the_end)
+        with pytest.raises(KeyError, match="the driver died"):
+            world.run(appId="load")
+    world.run(appId="load")
+    assert world.stored() == world.expected
+    assert world.found_stored() == 2 * ROWS
+    world.run(appId="load")
+    assert world.stored() == world.expected + world.expected
+    ids = [m.message_id for m in read_topic(cluster.name_server, world.topic)]
+    assert len(set(ids)) == 2 * ROWS
+
+
+def sent_and_died_at_the_end(*where: Any) -> None:
+    raise KeyError("the driver died")
+
+
+def test_a_batch_of_the_data_source_that_failed_is_asked_for_by_its_app_id(
+    spark: Any, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    lane = next(one for one in LANES if one.name == "source_batch")
+    world = World(spark, cluster, tmp_path, lane)
+    pq.write_table(
+        pa.table({"body": [""], "sharding_key": ["k"]}), tmp_path / "source" / "bad.parquet"
+    )
+    with pytest.raises(Exception, match="maxEpochFailures"):
+        world.run(appId="load", maxEpochFailures=0)
+    assert world.stored() == world.expected
+    world.run(appId="load")
+    assert world.stored() == world.expected
+    assert world.found_stored() == ROWS
+    world.run(appId="load")
+    assert world.stored() == world.expected + world.expected
+    ids = [m.message_id for m in read_topic(cluster.name_server, world.topic)]
+    assert len(set(ids)) == 2 * ROWS
+
+
 @pytest.mark.parametrize(
     "lane", [lane for lane in LANES if not lane.streams], ids=lambda one: one.name
 )
@@ -126,11 +179,12 @@ def test_nothing_stays_of_batch_writes(
     world = World(spark, cluster, tmp_path, lane)
     for _ in range(2):
         world.run()
+    world.run(appId="load")
     world.ledger.sync_fully(spark)
-    assert world.stored() == world.expected + world.expected
+    assert world.stored() == world.expected + world.expected + world.expected
     beside = [
         path
         for folder in ("_started", "_spool")
-        for path in (tmp_path / "ledger" / folder).rglob("q-*")
+        for path in (tmp_path / "ledger" / folder).rglob("[qw]-*")
     ]
     assert beside == []

@@ -31,11 +31,18 @@ def test_a_note_that_cannot_be_read_or_written_stops_nobody(tmp_path: Path) -> N
 
 def test_a_write_that_did_not_end_is_known(tmp_path: Path) -> None:
     place = resolve_path(tmp_path)
-    assert [begin_write(place, "a"), begin_write(place, "a"), begin_write(place, "b")] == [
-        False, True, False,
-    ]  # fmt: skip
+    found = [begin_write(place, app, write) for app, write in ("a1", "a2", "b3")]
+    assert found == [("1", False), ("1", True), ("3", False)]
     end_write(place, "a")
-    assert [begin_write(place, "a"), begin_write(place, "b")] == [False, True]
+    found = [begin_write(place, app, write) for app, write in ("a4", "b5")]
+    assert found == [("4", False), ("3", True)]
+
+
+def test_a_write_of_an_older_version_that_did_not_end_has_no_name(tmp_path: Path) -> None:
+    place = resolve_path(tmp_path)
+    begin_write(place, "a", "1")
+    (tmp_path / "_started" / "w-a.json").write_text('{"at_ms": 1}')
+    assert begin_write(place, "a", "2") == ("2", True)
 
 
 class Run:
