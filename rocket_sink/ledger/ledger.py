@@ -21,7 +21,7 @@ from rocket_sink.ledger.table import (
     first_line,
     is_table,
     missing,
-    open_direct,
+    open_for_commits,
     read_table,
     table_version,
 )
@@ -243,7 +243,7 @@ class Ledger:
 
     def optimize(self, spark: SparkSession) -> dict[str, int]:
         """Compact small files; {"files_added", "files_removed"}."""
-        table = open_direct(spark, self._place)
+        table = open_for_commits(spark, self._place)
         if table is not None:
             check_table(spark, self._place)
             done = table.optimize.compact()
@@ -262,7 +262,7 @@ class Ledger:
         """
         listing = min(int(spark.conf.get(_LISTING) or _LISTING_TASKS), _LISTING_TASKS)
         settings = {_LISTING: str(listing)}
-        if open_direct(spark, self._place) is not None and not self._place.is_local:
+        if open_for_commits(spark, self._place) is not None and not self._place.is_local:
             settings[_VACUUM_COMMITS] = "false"
         try:
             with _set(spark, settings):

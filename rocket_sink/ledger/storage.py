@@ -8,11 +8,13 @@ not set there pyarrow and delta-rs take from the environment.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.option_spec import Secret
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ _DELTA_RS: Final = {
     "session_token": "AWS_SESSION_TOKEN", "region": "AWS_REGION",
 }  # fmt: skip
 """delta-rs's names of pyarrow's arguments."""
+_ENDPOINT: Final = "AWS_ENDPOINT_URL"
+_ENDPOINT_S3: Final = "AWS_ENDPOINT_URL_S3"
 _OSS: Final = ("endpoint", "accessKeyId", "accessKeySecret", "securityToken")
 _BUCKET: Final = "fs.s3a.bucket."
 _AZURE_KEY: Final = "fs.azure.account.key."
@@ -119,14 +123,28 @@ def open_store(uri: str, properties: Mapping[str, Secret]) -> tuple[fs.FileSyste
 
 
 def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, str]:
-    """delta-rs's `storage_options` of a ledger on S3."""
+    """delta-rs's `storage_options` of a ledger on S3.
+
+    Raises:
+        LedgerError: the environment has a session token of other keys, which delta-rs would send.
+    """
     arguments = _s3_arguments(urlsplit(uri).netloc, properties)
     options = {name: arguments[ours] for ours, name in _DELTA_RS.items() if ours in arguments}
+    token = _DELTA_RS["session_token"]
+    if "access_key" in arguments and token not in options and os.environ.get(token):
+        raise LedgerError(
+            f"the keys of {uri} are in Spark's settings, and {token} in the environment belongs to "
+            "others; unset it, or set fs.s3a.session.token",
+            path=uri,
+        )
+    endpoint = os.environ.get(_ENDPOINT_S3) or os.environ.get(_ENDPOINT, "")
     if "endpoint_override" in arguments:
-        scheme = arguments["scheme"]
-        options["AWS_ENDPOINT_URL"] = f"{scheme}://{arguments['endpoint_override']}"
-        options["AWS_ALLOW_HTTP"] = str(scheme == "http").lower()
-    return options
+        endpoint = f"{arguments['scheme']}://{arguments['endpoint_override']}"
+    if endpoint:
+        # delta-rs takes the one that is for S3 alone before the other.
+        options |= {_ENDPOINT: endpoint, _ENDPOINT_S3: endpoint}
+        options["AWS_ALLOW_HTTP"] = str(endpoint.startswith("http://")).lower()
+    return {**options, "AWS_CONDITIONAL_PUT": "etag"}
 
 
 def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:

@@ -25,6 +25,7 @@ import contextlib
 import os
 import random
 import re
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.errors import CheckpointError, LedgerError
-from rocket_sink.ledger.append.delta_rs import is_told, open_table
+from rocket_sink.ledger.append.delta_rs import is_told, last_version, open_table
 from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.path import LedgerPath, make_folder_of, resolve_path
@@ -82,12 +83,24 @@ class _Identity(NamedTuple):
 
 
 def open_direct(spark: SparkSession, place: LedgerPath) -> RustTable | None:
-    """The table where delta-rs may read and append to it; None: Spark's Delta does.
+    """The table for reading, where delta-rs knows it; None: Spark's Delta reads it.
 
     A client of Spark Connect may be on another host than the driver.
     """
-    table = open_table(place) if is_classic(spark) else None
-    return table if table is None or place.is_local or _may_commit(spark, place) else None
+    return open_table(place) if is_classic(spark) else None
+
+
+def open_for_commits(spark: SparkSession, place: LedgerPath) -> RustTable | None:
+    """The table where delta-rs makes all of an application's commits; None: Spark's Delta does.
+
+    Raises:
+        LedgerError: a store of which delta-rs makes them cannot be read now.
+    """
+    if not is_classic(spark):
+        return None
+    if place.is_local:
+        return open_table(place)
+    return open_table(place, must=True) if _may_commit(spark, place) else None
 
 
 def is_table(spark: SparkSession, place: LedgerPath) -> bool:
@@ -194,8 +207,7 @@ def last_txn_version(spark: SparkSession, ledger_path: str | LedgerPath, app_id:
     place = ledger_path if isinstance(ledger_path, LedgerPath) else resolve_path(ledger_path)
     table = open_direct(spark, place)
     if table is not None:
-        found: int | None = table.transaction_version(app_id)
-        return found
+        return last_version(place, table, app_id)
     if not is_table(spark, place):
         return None
     with _log_errors(place):
@@ -441,6 +453,8 @@ _proved: set[tuple[str, LedgerPath]] = set()
 _allowed: dict[tuple[str, LedgerPath], bool] = {}
 """Whether delta-rs commits to a ledger on a store, by application: all of an application's commits
 are made in one way, for Spark's Delta could overwrite those of delta-rs."""
+_deciding = threading.Lock()
+"""Queries of one driver begin at once."""
 _tried: set[LedgerToken] = set()
 """What this process has written to, or its parent before a fork, which has the same rights."""
 
@@ -579,22 +593,23 @@ def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
 
 
 def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
-    """Whether delta-rs may commit to a table on a store, where tasks write files for it."""
+    """Whether delta-rs commits to a table on a store; found out once per application."""
     key = (str(spark.sparkContext.applicationId), place)
-    if key not in _allowed:
-        _allowed[key] = store_refuses(spark, place) and _is_reached(spark, place)
-    return _allowed[key]
+    with _deciding:
+        if key not in _allowed:
+            _allowed[key] = store_refuses(spark, place) and _is_reached(spark, place)
+        return _allowed[key]
 
 
 def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:
-    if not _has_executors(spark):
-        return True
+    """Whether driver and executors can write there by pyarrow."""
     try:
-        _prove(spark, place, ledger_token(place, spools=False))
+        token = ledger_token(place, spools=False)
+        token.check()
+        if _has_executors(spark):
+            _prove(spark, place, token)
     except LedgerError as error:
-        _LOG.warning(
-            "Spark's Delta writes the ledger %s, for executors cannot: %s", place.uri, error
-        )
+        _LOG.warning("Spark's Delta commits to the ledger %s: %s", place.uri, error)
         return False
     return True
 

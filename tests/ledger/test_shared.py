@@ -141,18 +141,20 @@ def test_spark_commits_on_a_store_that_executors_do_not_reach(
         if not reached:
             raise LedgerError("this task cannot read and write the ledger")
 
+    token = SimpleNamespace(check=lambda: None)
+
     context = SimpleNamespace(applicationId="app", master="spark://host:7077")
     session: Any = SimpleNamespace(sparkContext=context, _jsparkSession=object())
     place = LedgerPath("s3a://b/k", "b/k", is_local=False)
     table: Any = object()
     monkeypatch.setattr(shared, "_allowed", {})
-    monkeypatch.setattr(shared, "open_table", lambda place: table)
+    monkeypatch.setattr(shared, "open_table", lambda place, *, must: table)
     monkeypatch.setattr(shared, "store_refuses", lambda *given: True)
-    monkeypatch.setattr(shared, "ledger_token", lambda place, spools: LedgerToken("", "", False))
+    monkeypatch.setattr(shared, "ledger_token", lambda place, spools: token)
     monkeypatch.setattr(shared, "_prove", prove)
-    assert shared.open_direct(session, place) is (table if reached else None)
+    assert shared.open_for_commits(session, place) is (table if reached else None)
     assert (shared.executors_token(session, place) is not None) == reached
-    assert ("Spark's Delta writes the ledger s3a://b/k" in caplog.text) != reached
+    assert ("Spark's Delta commits to the ledger s3a://b/k" in caplog.text) != reached
 
 
 class Refusing(BaseHTTPRequestHandler):

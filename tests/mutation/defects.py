@@ -675,8 +675,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "stores-that-ignore-conditions-are-trusted",
         "rocket_sink/ledger/append/exclusive.py",
-        "_by_store[key] = _told(spark, place, _refuses_on_condition) is True",
-        "_by_store[key] = _told(spark, place, _refuses_on_condition) is not None",
+        "        _by_store[key] = refuses is True\n",
+        "        _by_store[key] = refuses is not None\n",
         ("tests/stores/test_short_forms.py::test_what_users_do_with_a_ledger_on_s3[lanes]",),
         "two drivers overwrite each other's commits on a store that ignores If-None-Match",
     ),
@@ -695,6 +695,34 @@ SPARK: tuple[Defect, ...] = (
         "        _allowed[key] = store_refuses(spark, place)\n",
         ("tests/ledger/test_shared.py::test_spark_commits_on_a_store_that_executors_do_not_reach",),
         "tasks send their rows, cannot write the ledger's files, and send the rows again",
+    ),
+    Defect(
+        "sparks-delta-commits-while-the-store-is-away",
+        "rocket_sink/ledger/table.py",
+        "    return open_table(place, must=True) if _may_commit(spark, place) else None\n",
+        "    return open_table(place) if _may_commit(spark, place) else None\n",
+        ("tests/ledger/test_shared.py::test_spark_commits_on_a_store_that_executors_do_not_reach",),
+        "after a moment without the store, Spark's Delta overwrites a commit of another driver",
+    ),
+    Defect(
+        "a-dead-writes-rows-are-not-asked-for",
+        "rocket_sink/spark/foreach_batch.py",
+        '        query = f"{given.app_id}/{write}"\n',
+        '        query = f"{given.app_id}/{run}"\n',
+        (
+            "tests/integration/test_replays.py::test_a_batch_write_that_died_is_asked_for_by_its_app_id",
+        ),
+        "a batch write under the appId of one that died doubles what that one sent",
+    ),
+    Defect(
+        "a-failed-writes-notes-go",
+        "rocket_sink/spark/datasource.py",
+        "        if well or not options.app_id:\n",
+        "        if True:\n",
+        (
+            "tests/integration/test_replays.py::test_a_batch_of_the_data_source_that_failed_is_asked_for_by_its_app_id",
+        ),
+        "a batch write of the data source doubles what the failed one before it has sent",
     ),
     Defect(
         "refused-half-is-a-member",

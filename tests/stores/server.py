@@ -60,6 +60,7 @@ class S3Server:
         self._spans: list[Requests] = []
         self._together = _Together()
         self._to_lose = 0
+        self._then_fails = self._fails = False
         self._server = make_server("127.0.0.1", 0, self._answer, True, request_handler=_Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
@@ -96,9 +97,13 @@ class S3Server:
         """
         self._together.allow(times)
 
-    def lose_answers(self, times: int) -> None:
+    def lose_answers(self, times: int, *, then_fail: bool = False) -> None:
         """So many commits are stored and answered with an error, as by a proxy that gives up."""
-        self._to_lose = times
+        self._to_lose, self._then_fails = times, then_fail
+
+    def fail(self, fails: bool) -> None:
+        """Whether it answers every request with an error."""
+        self._fails = fails
 
     def close(self) -> None:
         self._server.shutdown()
@@ -112,10 +117,14 @@ class S3Server:
             environ.pop("HTTP_IF_NONE_MATCH", None)
         is_commit = method == "PUT" and "/_delta_log/" in path and path.endswith(".json")
         status: list[str] = []
+        if self._fails:
+            start(_LOST, [("Content-Length", "0")])
+            return []
 
         def started(code: str, headers: Any, *more: Any) -> Any:
             if is_commit and self._to_lose and code.startswith("200"):
                 self._to_lose -= 1
+                self._fails = self._then_fails and not self._to_lose
                 code, headers = _LOST, [("Content-Length", "0")]
             status.append(code)
             return start(code, headers, *more)

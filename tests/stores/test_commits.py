@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -122,6 +123,63 @@ def test_files_that_are_gone_are_not_committed(server: S3Server, place: LedgerPa
     assert table is not None
     with pytest.raises(LedgerError, match=r"cannot commit .* is gone"):
         delta_rs.commit(place, table, files, "q", 0)
+
+
+def test_a_store_that_is_away_is_no_case_for_sparks_delta(
+    server: S3Server, place: LedgerPath
+) -> None:
+    """It could overwrite what delta-rs has committed there."""
+    assert delta_rs.open_table(place, must=True) is not None
+    server.fail(True)
+    with pytest.raises(LedgerError, match=r"cannot be read now: .* Nothing was appended") as caught:
+        delta_rs.open_table(place, must=True)
+    assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+    assert delta_rs.open_table(place) is None
+
+
+def test_a_commit_of_which_nothing_is_known(server: S3Server, place: LedgerPath) -> None:
+    """The store has it, and is away when it is asked."""
+    table = delta_rs.open_table(place)
+    assert table is not None
+    files = write_data_files(place, [sends(context(query_id="q"), ROWS)])
+    server.lose_answers(1, then_fail=True)
+    with pytest.raises(LedgerError, match="it is not known whether the rows are in"):
+        delta_rs.commit(place, table, files, "q", 0)
+    server.fail(False)
+    assert rows_in(server, place) == {"q": ROWS}
+    again = delta_rs.open_table(place)
+    assert again is not None and delta_rs.last_version(place, again, "q") == 0
+
+
+@pytest.mark.parametrize("only", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_the_environment_names_the_store(
+    server: S3Server, place: LedgerPath, monkeypatch: pytest.MonkeyPatch, only: str
+) -> None:
+    for name, value in delta_rs_options(server.endpoint).items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
+    monkeypatch.setenv(only, server.endpoint)
+    commit(dataclasses.replace(place, storage={}), "q", 0)
+    assert rows_in(server, place) == {"q": ROWS}
+
+
+def test_settings_of_spark_come_before_the_environment(
+    server: S3Server, place: LedgerPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+        commit(place, "q", 0)
+        patch.setenv("AWS_SESSION_TOKEN", "of other keys")
+        with pytest.raises(LedgerError, match=r"set fs\.s3a\.session\.token"):
+            delta_rs.open_table(place, must=True)
+    assert rows_in(server, place) == {"q": ROWS}
+
+
+def test_a_key_that_would_be_cut_is_sparks(place: LedgerPath) -> None:
+    for sign in "%#?":
+        assert delta_rs.open_table(dataclasses.replace(place, uri=f"{place.uri}{sign}2")) is None
 
 
 def test_where_no_table_is_there_is_none(server: S3Server, folder: LedgerPath) -> None:

@@ -20,7 +20,7 @@ from rocket_sink.ledger.append.data_files import (
     write_data_files,
     writing_files,
 )
-from rocket_sink.ledger.append.delta_rs import commit
+from rocket_sink.ledger.append.delta_rs import commit, last_version
 from rocket_sink.ledger.append.exclusive import warn_if_shared
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, ledger_ddl
@@ -28,7 +28,7 @@ from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.table import (
     LedgerToken,
     executors_token,
-    open_direct,
+    open_for_commits,
     said_by_task,
     table_version,
 )
@@ -60,10 +60,10 @@ class Append:
         self._app_id = app_id
         self._version = version
         self._token = token
-        self._table = table = open_direct(spark, place)
+        self._table = table = open_for_commits(spark, place)
         if table is None and is_classic(spark):
             warn_if_shared(spark, place)
-        last = table.transaction_version(app_id) if table is not None and app_id else None
+        last = last_version(place, table, app_id) if table is not None and app_id else None
         self._is_held = last is not None and last >= version
         self.is_own = False
         seen = table_version(spark, place) if table is None else table.version()

@@ -15,10 +15,10 @@ queries run, it does here.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,65 +46,107 @@ _USER_METADATA: Final = "userMetadata"
 """Where Spark's Delta has the option of that name, and shows it in the table's history."""
 _ESCAPED: Final = frozenset("%#?")
 """In a path, delta-rs may take them for another folder's name, or for the end of it."""
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
 
 
 _seen: set[LedgerPath] = set()
-"""Tables on stores that pyarrow has found, by the credentials that delta-rs has, too."""
+"""Tables on stores that pyarrow has found once: then the store is there, and lets us in."""
 
 
-def open_table(place: LedgerPath) -> DeltaTable | None:
-    """The newest version; None where Spark's Delta is to be asked, which says what is wrong."""
-    if _ESCAPED.intersection(place.root) or not _has_log(place) or not _keeps_transactions():
+def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
+    """The newest version; None where Spark's Delta is to be asked, which says what is wrong.
+
+    Args:
+        must: for a commit to a table of which delta-rs makes all commits.
+
+    Raises:
+        LedgerError: (`must`) its store cannot be read now; nothing was appended.
+    """
+    name = place.root if place.is_local else place.uri
+    if _ESCAPED.intersection(name) or not _keeps_transactions():
         return None
     from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
+    from deltalake.exceptions import DeltaError, TableNotFoundError
 
     try:
+        if not _has_log(place):
+            return None
         if place.is_local:
             table = DeltaTable(place.root)
         else:
             options = delta_rs_options(place.uri, place.storage)
             table = DeltaTable(f"s3://{place.root}", storage_options=options)
-    except (DeltaError, OSError):
+        protocol = table.protocol()
+    except (DeltaError, OSError, LedgerError) as error:
+        if must and not isinstance(error, TableNotFoundError):
+            raise _away(place, error) from error
         return None
-    protocol = table.protocol()
     is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
     is_known = {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
     return table if is_plain and is_known else None
 
 
 def _has_log(place: LedgerPath) -> bool:
-    """Asked of pyarrow, which is soon told of a store that is not there, or not for us."""
+    """Asked of pyarrow, which is soon told of a store that is not there, or not for us.
+
+    Raises:
+        LedgerError, OSError: the store cannot be read.
+    """
     if place.is_local:
         return Path(place.root, _LOG_FOLDER).is_dir()
-    if not is_s3(place.uri) or place.problem:
+    if not is_s3(place.uri):
         return False
+    if place.problem:
+        raise LedgerError(place.problem, path=place.uri)
     if place not in _seen:
-        try:
-            info = place.filesystem().get_file_info(f"{place.root}/{_LOG_FOLDER}")
-        except (LedgerError, OSError):
-            return False
+        info = place.filesystem().get_file_info(f"{place.root}/{_LOG_FOLDER}")
         if info.type.name != "Directory":
             return False
         _seen.add(place)
     return True
 
 
+def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | None:
+    """The last transaction of `app_id` in this version of the table.
+
+    Raises:
+        LedgerError: the store cannot be read now.
+    """
+    from deltalake.exceptions import DeltaError
+
+    try:
+        found: int | None = table.transaction_version(app_id)
+    except (DeltaError, OSError) as error:
+        raise _away(place, error) from error
+    return found
+
+
 def is_told(place: LedgerPath, table: DeltaTable, token: str, commits: int) -> bool:
     """Whether one of the last commits was given this `token`.
 
     Not by delta-rs's `history`, which reads all of them and holds Python's lock meanwhile.
+
+    Raises:
+        LedgerError: the store cannot be read now.
     """
     filesystem = place.filesystem()
     newest = table.version()
     for version in range(newest, max(-1, newest - commits), -1):
-        name = f"{place.root}/{_LOG_FOLDER}/{version:020}.json"
-        with contextlib.suppress(FileNotFoundError), filesystem.open_input_stream(name) as file:
-            for line in bytes(file.read()).splitlines():
-                if json.loads(line).get("commitInfo", {}).get(_USER_METADATA) == token:
-                    return True
+        try:
+            with filesystem.open_input_stream(_commit_path(place, version)) as file:
+                lines = bytes(file.read()).splitlines()
+        except FileNotFoundError:
+            break
+        except OSError as error:
+            raise _away(place, error) from error
+        if any(json.loads(one).get("commitInfo", {}).get(_USER_METADATA) == token for one in lines):
+            return True
     return False
+
+
+def _commit_path(place: LedgerPath, version: int) -> str:
+    return f"{place.root}/{_LOG_FOLDER}/{version:020}.json"
 
 
 def rows_of_epoch(
@@ -113,7 +155,7 @@ def rows_of_epoch(
     """All rows of an epoch; files whose statistics exclude it are not opened.
 
     Raises:
-        LedgerError: files that the table names are gone or damaged.
+        LedgerError: files that the table names are gone or damaged, or cannot be read now.
     """
     from pyarrow import dataset
 
@@ -122,13 +164,19 @@ def rows_of_epoch(
     try:
         return table.to_pyarrow_dataset().to_table(columns=list(columns), filter=ours)
     except (OSError, pa.ArrowException) as error:
+        is_gone = isinstance(error, (FileNotFoundError, pa.ArrowException))
+        if not is_gone and "not found" not in str(error):
+            raise LedgerError(
+                f"the ledger {table.table_uri} cannot be read now: {_reason(error)}",
+                path=table.table_uri,
+            ) from error
         raise unreadable(table.table_uri, error) from error
 
 
 def unreadable(path: str, error: BaseException) -> LedgerError:
     """The error of a reader of the table that misses its files."""
     return LedgerError(
-        f"the ledger {path} cannot be read: {_first_line(str(error))}. Files that the table names "
+        f"the ledger {path} cannot be read: {_reason(error)}. Files that the table names "
         "are gone or damaged: put them back from a backup",
         path=path,
     )
@@ -145,14 +193,17 @@ def commit(
         token: told in the table's history.
 
     Raises:
-        LedgerError: another process has committed it since, or the commit failed: no row is in.
+        LedgerError: another process has committed it since, or the commit failed. No row is in,
+            unless the text says that this is not known.
     """
     from deltalake import CommitProperties, PostCommitHookProperties, Transaction
     from deltalake.exceptions import CommitFailedError, DeltaError
     from deltalake.transaction import AddAction
 
     filesystem = place.filesystem()
-    for info in filesystem.get_file_info([f"{place.root}/{one.path}" for one in files]):
+    # In a store each is a request; there it is enough to see whether the folder was deleted.
+    looked_at = files if place.is_local else files[:1]
+    for info in filesystem.get_file_info([f"{place.root}/{one.path}" for one in looked_at]):
         if not info.is_file:
             # A version that names it could not be read again.
             raise _failed(
@@ -178,17 +229,23 @@ def commit(
             break
         except (DeltaError, OSError) as error:
             newer = open_table(place)
+            if newer is None and not place.is_local:
+                raise _failed(
+                    place,
+                    f"{_reason(error)}. It cannot be read now, so it is not known whether the rows "
+                    "are in",
+                ) from error
             if newer is None or newer.metadata().id != ledger_id or tries == _TRIES:
-                raise _failed(place, str(error)) from error
+                raise _failed(place, _reason(error)) from error
             if _names(newer, files):
                 # A store's answer to our own commit was lost, and it was made again.
                 table = newer
                 break
-            last = newer.transaction_version(app_id) if app_id else None
+            last = last_version(place, newer, app_id) if app_id else None
             if last is not None and last >= version:
                 raise _failed(place, f"another process has committed {app_id} {last}") from error
             if not isinstance(error, CommitFailedError):
-                raise _failed(place, str(error)) from error
+                raise _failed(place, _reason(error)) from error
             table = newer
     _checkpoint(place, filesystem, table)
 
@@ -216,12 +273,20 @@ def _keeps_transactions() -> bool:
 
 
 def _failed(place: LedgerPath, reason: str) -> LedgerError:
-    reason = _first_line(reason)
     return LedgerError(f"cannot commit to the ledger {place.uri}: {reason}", path=place.uri)
 
 
-def _first_line(reason: str) -> str:
-    return (reason.strip() or "no reason given").splitlines()[0]
+def _away(place: LedgerPath, error: BaseException) -> LedgerError:
+    return LedgerError(
+        f"the ledger {place.uri} cannot be read now: {_reason(error)}. Nothing was appended",
+        path=place.uri,
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """On one line; delta-rs gives a tree of causes, in colours."""
+    lines = [line.strip(" \u21b3") for line in _COLOURS.sub("", str(error)).splitlines()]
+    return ": ".join(line.rstrip(":.") for line in lines if line) or type(error).__name__
 
 
 def _checkpoint(place: LedgerPath, filesystem: fs.FileSystem, table: DeltaTable) -> None:

@@ -31,6 +31,11 @@ _OWN_STORE: Final = "io.delta.storage.S3SingleDriverLogStore"
 _CONDITION: Final = "fs.option.create.conditional.overwrite"
 """Of S3A from Hadoop 3.4.2 on: the object must not be there when it is written."""
 
+_ENCRYPTION: Final = ("encryption.algorithm", "server-side-encryption-algorithm")
+"""Of S3A; the latter is the older name."""
+_REFUSED: Final = ("412", "FileAlreadyExistsException", "RemoteFileChangedException")
+"""What S3A says of an object that is there; any other error tells nothing."""
+
 _Key = tuple[str, str]
 """Application and bucket."""
 _by_store: dict[_Key, bool] = {}
@@ -40,13 +45,16 @@ _by_log_store: dict[_Key, bool] = {}
 def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
     """Whether its store refuses an object that is there, when asked to; False: it cannot be told.
 
-    Asked once per application and bucket. The session's S3A asks, by Hadoop 3.4.2 or later.
+    Asked once per application and bucket. The session's S3A asks, by Hadoop 3.4.2 or later. False
+    also where the session has another log store, which settles who commits, or S3A encrypts with a
+    key that delta-rs does not know.
     """
-    if not is_s3(place.uri):
+    if not is_s3(place.uri) or not _has_own_log_store(spark, place):
         return False
     key = _key(spark, place)
     if key not in _by_store:
-        _by_store[key] = _told(spark, place, _refuses_on_condition) is True
+        refuses = not _encrypts(spark, place) and _told(spark, place, _refuses_on_condition)
+        _by_store[key] = refuses is True
     return _by_store[key]
 
 
@@ -77,11 +85,24 @@ def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
 
 def commits_exclusively(spark: SparkSession, place: LedgerPath) -> bool | None:
     """Whether the session's S3A refuses to make a file that is there; None: it cannot be told."""
+    return _told(spark, place, _refuses) if _has_own_log_store(spark, place) else None
+
+
+def _has_own_log_store(spark: SparkSession, place: LedgerPath) -> bool:
     scheme = urlsplit(place.uri).scheme
     store = spark.conf.get(f"spark.delta.logStore.{scheme}.impl", None) or _OWN_STORE
-    if store != _OWN_STORE or spark.conf.get("spark.delta.logStore.class", None):
-        return None
-    return _told(spark, place, _refuses)
+    return store == _OWN_STORE and not spark.conf.get("spark.delta.logStore.class", None)
+
+
+def _encrypts(spark: SparkSession, place: LedgerPath) -> bool:
+    session: Any = spark
+    conf = session._jsparkSession.sessionState().newHadoopConf()
+    bucket = urlsplit(place.uri).netloc
+    return any(
+        conf.get(f"{prefix}{name}")
+        for prefix in ("fs.s3a.", f"fs.s3a.bucket.{bucket}.")
+        for name in _ENCRYPTION
+    )
 
 
 def _key(spark: SparkSession, place: LedgerPath) -> _Key:
@@ -98,8 +119,9 @@ def _told(
         files = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
         with _removed(files, path):
             return ask(files, path)
-    except Exception:
+    except Exception as error:
         # No right to write there, or a file system without such streams or options.
+        _LOG.info("it cannot be tried how %s takes a commit: %s", place.uri, error)
         return None
 
 
@@ -116,7 +138,7 @@ def _refuses(files: Any, path: Any) -> bool:
     """Two streams make one new file: S3A looks only when it opens them."""
     first, second = files.create(path, False), files.create(path, False)
     first.close()
-    return _fails(second.close)
+    return _is_refused(second.close)
 
 
 def _refuses_on_condition(files: Any, path: Any) -> bool:
@@ -124,14 +146,16 @@ def _refuses_on_condition(files: Any, path: Any) -> bool:
         files.createFile(path).overwrite(True).must(_CONDITION, True).build().close()
 
     make()
-    return _fails(make)
+    return _is_refused(make)
 
 
-def _fails(write: Callable[[], None]) -> bool:
+def _is_refused(write: Callable[[], None]) -> bool:
     from py4j.protocol import Py4JJavaError
 
     try:
         write()
-    except Py4JJavaError:
+    except Py4JJavaError as error:
+        if not any(word in str(error.java_exception.toString()) for word in _REFUSED):
+            raise
         return True
     return False
