@@ -10,21 +10,24 @@ built.
 from __future__ import annotations
 
 import ast
+import importlib
+import itertools
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 HERE: Final = Path(__file__).parent
+PACKAGE: Final = HERE.parent / "rocket_sink"
 sys.path.insert(0, str(HERE.parent))
 
-from rocket_sink import errors, message_rules  # noqa: E402
+from rocket_sink import errors  # noqa: E402
 from rocket_sink.commands.options import default_text, with_marked, with_options  # noqa: E402
 from rocket_sink.errors import Isolate, SendError  # noqa: E402
 from rocket_sink.ledger.live.metrics import METRICS  # noqa: E402
 from rocket_sink.ledger.schema import COLUMNS  # noqa: E402
-from rocket_sink.rows import checks, contract, row_batch  # noqa: E402
+from rocket_sink.rows import contract  # noqa: E402
 from rocket_sink.rows.stored_rows import STORED_DDL  # noqa: E402
 from rocket_sink.spark.reader import READ_OPTIONS  # noqa: E402
 
@@ -148,34 +151,75 @@ def send_error_table() -> str:
 def data_table() -> str:
     """Codes of rows and messages that no broker would take, with what the errors say."""
     said: dict[str, list[str]] = {}
-    for module in (message_rules, checks, row_batch):
-        tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and _name(node.func) == "MessageError":
-                for keyword in node.keywords:
-                    if keyword.arg == "code" and isinstance(keyword.value, ast.Constant):
-                        said.setdefault(str(keyword.value.value), []).append(_text(node.args[0]))
-    for code in ("INVALID_KEYS", "INVALID_TAGS"):
-        said.setdefault(code, [])
-    rows = [
-        (f"`{code}`", "; ".join(dict.fromkeys(_cell(text) for text in said[code] if text)))
-        for code in sorted(said)
-    ]
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if " MessageError(" in text:
+            for code, words in _refusals(ast.parse(text), _numbers(path)):
+                said.setdefault(code, []).append(_cell(words))
+    rows = [(f"`{code}`", " / ".join(dict.fromkeys(said[code]))) for code in sorted(said)]
     return table(("code", "the error says"), rows)
 
 
-def _name(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else ""
+def _numbers(path: Path) -> dict[str, int]:
+    """The limits that a module of the package knows by name."""
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    known = vars(importlib.import_module(name))
+    return {name: value for name, value in known.items() if type(value) is int}
 
 
-def _text(node: ast.expr) -> str:
+def _refusals(module: ast.Module, numbers: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """(code, text) of each MessageError that the module makes."""
+    for function in ast.walk(module):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for call in _calls(function, "MessageError"):
+            texts = list(_texts(call.args[0], function, numbers))
+            assert texts, f"what does this say: {ast.unparse(call)}"
+            yield from itertools.product(_codes(call, function, module), texts)
+
+
+def _calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            yield node
+
+
+def _codes(call: ast.Call, function: ast.FunctionDef, module: ast.Module) -> set[str]:
+    """A constant; or, of a function that is told the code, what its module tells it."""
+    (code,) = (keyword.value for keyword in call.keywords if keyword.arg == "code")
+    if isinstance(code, ast.Constant):
+        return {str(code.value)}
+    told = [keyword.value for one in _calls(module, function.name) for keyword in one.keywords]
+    values = [*function.args.defaults, *told]
+    return {str(value.value) for value in values if isinstance(value, ast.Constant)}
+
+
+def _texts(node: ast.expr, function: ast.FunctionDef, numbers: Mapping[str, int]) -> Iterator[str]:
+    """A text; of a variable, each one that the function gives it."""
+    if isinstance(node, ast.Constant) and node.value:
+        yield str(node.value)
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(_part(part, function, numbers) for part in node.values)
+    elif isinstance(node, ast.Name):
+        for one in ast.walk(function):
+            if isinstance(one, ast.Assign) and _is_name(one.targets[0], node.id):
+                yield from _texts(one.value, function, numbers)
+
+
+def _part(node: ast.expr, function: ast.FunctionDef, numbers: Mapping[str, int]) -> str:
+    """A part of an f-string; a value that only a run knows is "…"."""
     if isinstance(node, ast.Constant):
         return str(node.value)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(
-            str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
-        )
-    return ""
+    assert isinstance(node, ast.FormattedValue)
+    if isinstance(node.value, ast.Name):
+        if node.value.id in numbers:
+            return str(numbers[node.value.id])
+        return ", or ".join(_texts(node.value, function, numbers)) or "…"
+    return "…"
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def metrics_table() -> str:

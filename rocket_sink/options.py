@@ -113,7 +113,7 @@ class SinkOptions:
     max_failure_ratio: float = option("maxFailureRatio", Kind.NUMBER, 1.0, _D, "error budget: share of a task's rows before it fails", low=0, high=1)
     max_epoch_failures: int = option("maxEpochFailures", Kind.INTEGER, -1, _D, "error budget: dead letters per epoch, or batch write, before it fails; checked on the driver after the epoch's tasks, by all lanes but foreach, which refuses it; -1: no limit", low=-1)
     max_epoch_failure_ratio: float = option("maxEpochFailureRatio", Kind.NUMBER, 1.0, _D, "error budget: share of an epoch's rows before it fails; as maxEpochFailures", low=0, high=1)
-    dead_letter_topic: str = option("deadLetterTopic", Kind.TEXT, "", _D, "topic that gets each dead letter too, with properties that tell where it comes from; the ledger has it in any case")
+    dead_letter_topic: str = option("deadLetterTopic", Kind.TEXT, "", _D, "topic that gets each dead letter too, if it has a body and the topic takes it, with properties that tell where it comes from; the ledger has it in any case")
 
     ledger: str = option("ledger", Kind.TEXT, "", _L, "path of the Delta ledger; without one a row that cannot be sent fails the task")
     ledger_via: str = option("ledgerVia", Kind.CHOICE, "auto", _L, "foreach and data source: how a task's ledger rows reach the driver. spool: files in the ledger's folder, where those of a failed or killed task stay on record too. spark: with the task's result (commit message, accumulator), so that tasks need no way to the ledger; what failed tasks sent is then not in it. auto: spark where the ledger is on a store that tasks cannot reach, else spool", choices=("auto", "spool", "spark"))

@@ -117,7 +117,7 @@ END_MARK: Final = "<!-- /options -->"
 HEAD: Final = """\
 # rocket-sink configuration: every option with its default, commented out.
 # Used by `rocket-sink COMMAND --conf FILE`; an option on the command line wins over the file.
-# Durations take ms, s, m, h (milliseconds without a unit); sizes take KiB, MiB.
+# Durations take ms, s, m, h (without a unit: that of the default); sizes take KiB, MiB.
 # Secrets: write env:NAME or file:PATH, not the secret itself.
 # Made by `rocket-sink options --conf`.
 """

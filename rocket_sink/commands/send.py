@@ -30,6 +30,7 @@ _FIELDS = {
     "topic", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
     "delivery_timestamp_ms", "flag", "wait_store", "message_id",
 }  # fmt: skip
+"""As Message has them: of the row contract all but the queue, event_time and order_by."""
 
 
 @click.command(
@@ -42,7 +43,13 @@ _FIELDS = {
 @click.argument("bodies", nargs=-1, metavar="[BODY]...")
 @sink_options("nameServer", "topic", "producerGroup")
 @click.option("--file", "path", type=click.File("rb"), help="One message per line; - is stdin.")
-@click.option("--json-lines", is_flag=True, help="Lines are objects with the row contract's names.")
+@click.option(
+    "--json-lines",
+    is_flag=True,
+    help="Lines are objects with the row contract's names: body (or value), topic, tags, keys, "
+    "sharding_key, properties, delay_level, delay_ms, delivery_timestamp (ms since 1970), flag, "
+    "wait_store, message_id.",
+)
 @click.option("--tags", help="The messages' tag.")
 @click.option("--keys", help="Keys, separated by blanks.")
 @click.option(
@@ -111,6 +118,8 @@ def _message(text: bytes, common: Mapping[str, Any], *, from_json: bool) -> dict
     if not isinstance(row, dict):
         raise RocketSinkError(f"a line is not a JSON object: {text[:60]!r}")
     body = row.pop("body", row.pop("value", None))
+    if "delivery_timestamp" in row and "delivery_timestamp_ms" not in row:
+        row["delivery_timestamp_ms"] = row.pop("delivery_timestamp")
     unknown = row.keys() - _FIELDS
     if unknown:
         raise RocketSinkError(

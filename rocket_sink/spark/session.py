@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _OLDEST_DELTA: Final = {(4, 1): (4, 1), (4, 2): (4, 4)}
 """Of a Spark: the first Delta with jars for it (Maven: `io.delta:delta-spark_4.x_2.13`)."""
 _DELTA_WITHOUT_JARS: Final = frozenset({"4.4.1"})
+_DELTAS: Final = "delta-spark>=4.2,<4.5,!=4.4.1"
+"""As in setup.cfg: each of them names its newest Spark, so pip takes a pair that works."""
 
 _PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
 
@@ -131,7 +133,7 @@ def _with_delta(builder: SparkSession.Builder, packages: tuple[str, ...]) -> Spa
     except ImportError as error:
         raise ConfigurationError(
             "the package delta-spark is missing; install the one for this Spark: pip install "
-            f"pyspark=={spark} 'delta-spark>=4.0,!=4.4.1'"
+            f"pyspark=={spark} '{_DELTAS}'"
         ) from error
     _check_pair(spark, importlib.metadata.version("delta-spark"))
     return configure_spark_with_delta_pip(builder, extra_packages=list(packages))

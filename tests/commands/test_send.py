@@ -38,3 +38,20 @@ def test_lines_of_json_may_name_their_topics(
         assert main(["send", "-n", cluster.name_server, "--json-lines", "--file", str(lines)]) == 0
         assert [len(cluster.messages(topic)) for topic in ("one", "two")] == [1, 1]
     assert capsys.readouterr().err == "2 sent\n"
+
+
+def test_lines_of_json_take_the_row_contracts_names(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = tmp_path / "lines"
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("later", queues=1)
+        command = ["send", "-n", cluster.name_server, "-t", "later", "--json-lines", "--file"]
+        for name in ("delivery_timestamp", "delivery_timestamp_ms"):
+            lines.write_text(f'{{"value": "a", "{name}": 4000000000000}}\n')
+            assert main([*command, str(lines)]) == 0
+        stored = cluster.messages("later")
+        assert [m.properties["TIMER_DELIVER_MS"] for m in stored] == ["4000000000000"] * 2
+        lines.write_text('{"body": "a", "delivery_timestamp": 1, "delivery_timestamp_ms": 2}\n')
+        assert main([*command, str(lines)]) == 1
+        assert "unknown fields delivery_timestamp;" in capsys.readouterr().err

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from rocket_sink.ledger.live.figures import LiveFigures
+    from rocket_sink.spark.sink import RocketSink
 
 _POLL_S: Final = 0.3
 _STOP_POLL_S: Final = 0.02
@@ -156,7 +157,10 @@ def run_batch(
     spark: SparkSession, source: Source, sink_options: Mapping[str, Any], lane: str
 ) -> Report:
     """Send the source's rows once: by the data source, else by `RocketSink.write`."""
-    frame = source.read(spark, streaming=False)
+    from rocket_sink.spark.sink import RocketSink
+
+    sink = RocketSink(**sink_options)
+    frame = _in_order(sink, source.read(spark, streaming=False))
     started_s = time.monotonic()
     report = Report(epochs=1)
     if lane == "datasource":
@@ -165,9 +169,7 @@ def run_batch(
         register(spark)
         frame.write.format("rocketmq").options(**_texts(sink_options)).mode("append").save()
     else:
-        from rocket_sink.spark.sink import RocketSink
-
-        summary = RocketSink(**sink_options).write(frame)
+        summary = sink.write(frame)
         report.query_id = getattr(summary, "query_id", None)
         report.rows_read = getattr(summary, "rows_in", 0)
     report.seconds = time.monotonic() - started_s
@@ -239,9 +241,7 @@ def stream_writer(
     from rocket_sink.spark.sink import RocketSink
 
     sink = RocketSink(**sink_options)
-    sink.check(frame)
-    if sink.options.ordering != "none":
-        frame = sink.ordered(frame)
+    frame = _in_order(sink, frame)
     if lane == "foreach":
         return sink.stream(frame)
     if lane == "foreachBatch":
@@ -252,6 +252,20 @@ def stream_writer(
     register(spark, ledger=sink.options.ledger)
     install_fold(sink.options, spark)  # as often as its foldIntervalMs says
     return frame.writeStream.format("rocketmq").options(**_texts(sink_options))
+
+
+def _in_order(sink: RocketSink, frame: DataFrame) -> DataFrame:
+    """The checked frame; with an `ordering`, all rows of a sharding key in one partition.
+
+    Raises:
+        ColumnError: the frame does not fit the row contract.
+        ConfigurationError: an `ordering`, and neither a sharding key nor queues.
+    """
+    plan = sink.check(frame)
+    by_queue = plan.source("sharding_key") is None and plan.source("queue_id") is not None
+    if sink.options.ordering == "none" or by_queue:
+        return frame
+    return sink.ordered(frame)
 
 
 def _texts(options: Mapping[str, Any]) -> dict[str, str]:
