@@ -25,7 +25,6 @@ import contextlib
 import os
 import random
 import re
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.errors import CheckpointError, LedgerError
+from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.append.delta_rs import is_told, last_version, open_table
 from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.lock import LedgerLock
@@ -453,7 +453,7 @@ _proved: set[tuple[str, LedgerPath]] = set()
 _allowed: dict[tuple[str, LedgerPath], bool] = {}
 """Whether delta-rs commits to a ledger on a store, by application: all of an application's commits
 are made in one way, for Spark's Delta could overwrite those of delta-rs."""
-_deciding = threading.Lock()
+_deciding = ForkLock()
 """Queries of one driver begin at once."""
 _tried: set[LedgerToken] = set()
 """What this process has written to, or its parent before a fork, which has the same rights."""
