@@ -2,7 +2,7 @@
 
 A commit is a file of the table's log that must not be there before. delta-rs writes it on condition
 (`If-None-Match`), which S3 keeps to; of stores that speak its language some do not, without a word.
-So it is tried, once per bucket: a driver makes an object, and makes it again on condition.
+So it is tried, once per application and bucket: an object is made, and again, on condition.
 
 Delta's log store for S3 (`S3SingleDriverLogStore`) looks and then writes: of two drivers that have
 both looked, the second one overwrites the commit of the first, and its rows are in no version of
@@ -33,8 +33,8 @@ _CONDITION: Final = "fs.option.create.conditional.overwrite"
 
 _ENCRYPTION: Final = ("encryption.algorithm", "server-side-encryption-algorithm")
 """Of S3A; the latter is the older name."""
-_REFUSED: Final = ("412", "FileAlreadyExistsException", "RemoteFileChangedException")
-"""What S3A says of an object that is there; any other error tells nothing."""
+_REFUSED: Final = ("Status Code: 412", "FileAlreadyExistsException", "RemoteFileChangedException")
+"""S3A of an object that is there (3.5.0: the last, with the first); other errors tell nothing."""
 
 _Key = tuple[str, str]
 """Application and bucket."""
