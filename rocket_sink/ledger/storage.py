@@ -33,6 +33,8 @@ _DELTA_RS: Final = {
     "session_token": "AWS_SESSION_TOKEN", "region": "AWS_REGION",
 }  # fmt: skip
 """delta-rs's names of pyarrow's arguments."""
+_PATIENCE: Final = {"max_retries": "12", "backoff_config.init_backoff": "500ms"}
+"""About half a minute, as S3A has; by default delta-rs fails after some seconds without a store."""
 _ENDPOINT: Final = "AWS_ENDPOINT_URL"
 _ENDPOINT_S3: Final = "AWS_ENDPOINT_URL_S3"
 _OSS: Final = ("endpoint", "accessKeyId", "accessKeySecret", "securityToken")
@@ -144,7 +146,7 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
         # delta-rs takes the one that is for S3 alone before the other.
         options |= {_ENDPOINT: endpoint, _ENDPOINT_S3: endpoint}
         options["AWS_ALLOW_HTTP"] = str(endpoint.startswith("http://")).lower()
-    return {**options, "AWS_CONDITIONAL_PUT": "etag"}
+    return {**options, **_PATIENCE, "AWS_CONDITIONAL_PUT": "etag"}
 
 
 def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:

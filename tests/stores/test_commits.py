@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger import storage
 from rocket_sink.ledger.append import delta_rs
 from rocket_sink.ledger.append.data_files import write_data_files
 from rocket_sink.ledger.path import LedgerPath
@@ -29,7 +30,8 @@ ROWS = 3
 
 
 @pytest.fixture
-def server() -> Iterator[S3Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    monkeypatch.setattr(storage, "_PATIENCE", {})
     server = S3Server()
     yield server
     server.close()
@@ -41,11 +43,11 @@ def folder(server: S3Server) -> LedgerPath:
     # moto has one store for all servers of a process.
     bucket = f"b{uuid.uuid4().hex}"
     server.client().create_bucket(Bucket=bucket)
-    storage = {
+    properties = {
         name.removeprefix("spark.hadoop."): Secret(value)
         for name, value in settings(server.endpoint).items()
     }
-    return LedgerPath(f"s3a://{bucket}/ledger", f"{bucket}/ledger", False, storage=storage)
+    return LedgerPath(f"s3a://{bucket}/ledger", f"{bucket}/ledger", False, storage=properties)
 
 
 @pytest.fixture
