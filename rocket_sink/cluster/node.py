@@ -170,6 +170,19 @@ class Node:
                     raise self._start_error(what) from failed
             time.sleep(_POLL_S)
 
+    def restart(self, timeout_s: float = 120) -> None:
+        """Restart with the same ports and store, and wait until ready.
+
+        A name server loses all routes; brokers register again within 30 s.
+        """
+        self.stop()
+        self.spawn()
+        self.wait_ready(timeout_s)
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until it serves; errors as `wait_for`."""
+        raise NotImplementedError
+
     def release(self) -> None:
         """Detach from the process, which goes on running."""
         if self._process is not None:
@@ -212,15 +225,6 @@ class NameServer(Node):
                 raise ProbeFailed(f"nothing listens at {self.address}")
 
         self.wait_for(check, timeout_s)
-
-    def restart(self, timeout_s: float = 120) -> None:
-        """Restart on the same port and wait until it listens.
-
-        All routes are lost; brokers register again within 30 s.
-        """
-        self.stop()
-        self.spawn()
-        self.wait_ready(timeout_s)
 
 
 class Broker(Node):
@@ -270,12 +274,6 @@ class Broker(Node):
     @property
     def _permission(self) -> int:
         return int(self.spec.settings.get("brokerPermission", _READ_AND_WRITE))
-
-    def restart(self, timeout_s: float = 120) -> None:
-        """Restart with the same ports and store, and wait until ready."""
-        self.stop()
-        self.spawn()
-        self.wait_ready(timeout_s)
 
 
 def _tail(files: Iterable[Path]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocket_sink.commands.common.base import Command, time_value
+from rocket_sink.commands.common.base import Command, json_option, time_value
 from rocket_sink.commands.common.ledger_input import check_exists
 from rocket_sink.commands.common.output import Bar, note, print_json, show, table
 from rocket_sink.commands.common.sink_input import (
@@ -95,14 +95,13 @@ _REASONS = ("data", "transport", "permission", "unknown", "held_back", "consumer
     help="Dead letters that --dry-run shows.",
 )
 @spark_options
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option
 def backfill(
     path: str | None, name: str | None, form: str, schema: str | None,
     source_option: tuple[str, ...], reasons: tuple[str, ...], only_topic: str | None,
     where: str | None, since: dt.datetime | None, until: dt.datetime | None, limit: int | None,
     max_tries: int, again: bool, move_keys: bool, no_wait: bool,
-    to_topic: str | None, dry_run: bool, sample: int,
-    master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
+    to_topic: str | None, dry_run: bool, sample: int, as_json: bool, **spark: Any,
 ) -> int:  # fmt: skip
     """Send the pending dead letters of a ledger again, or the rows of any table, once.
 
@@ -131,11 +130,9 @@ def backfill(
         check_exists(options.ledger)
     if not dry_run:
         check_name_server(options)  # Spark takes long to start
-    with spark_session(
-        "backfill", master=master, spark_conf=spark_conf, packages=packages, small=dry_run
-    ) as spark:
+    with spark_session("backfill", small=dry_run, **spark) as session:
         if not from_table:
-            check_exists(options.ledger, spark)
+            check_exists(options.ledger, session)
         from rocket_sink.spark.backfill.backfill import Backfill
         from rocket_sink.spark.backfill.selection import Selection
 
@@ -144,9 +141,9 @@ def backfill(
         )  # fmt: skip
         source = None
         if from_table:
-            source = _table(spark, options, path, name, form, schema, source_option)
+            source = _table(session, options, path, name, form, schema, source_option)
         work = Backfill(
-            spark, options, selection, source, move_keys=move_keys,
+            session, options, selection, source, move_keys=move_keys,
             wait_s=0.0 if no_wait else None,
             on_wait=lambda holder: note(
                 f"waits for another backfill of the ledger ({holder}); --no-wait gives up instead"

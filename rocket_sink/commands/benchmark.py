@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rocket_sink import __version__
-from rocket_sink.commands.common.base import Command, until_signal
+from rocket_sink.commands.common.base import Command, json_option, until_signal
 from rocket_sink.commands.common.output import Bar, check_writable, note, print_json, show, table
 from rocket_sink.commands.common.sink_input import (
     absolute,
@@ -124,7 +124,7 @@ _COMPARED: Final = {"messages_per_s": "messages/s", "cpu_s_per_million": "CPU s/
     help="--baseline: how much worse is accepted.",
 )
 @spark_options
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option
 def benchmark(
     modes: tuple[str, ...],
     lanes: tuple[str, ...],

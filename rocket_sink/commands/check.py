@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.output import cell, print_json, show, table
 from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
 from rocket_sink.errors import RocketSinkError
@@ -51,7 +51,7 @@ class Finding:
     rocket-sink check --conf rocket-sink.conf --json""",
 )
 @sink_options("nameServer", "topic", "ledger")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option
 def check(as_json: bool) -> int:
     """Tell whether name servers, brokers and topic are ready to be used.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocket_sink.commands.common.base import Group
+from rocket_sink.commands.common.base import Group, json_option
 from rocket_sink.commands.common.output import Steps, note, print_json, show, table
 from rocket_sink.errors import ClusterError
 
@@ -18,7 +18,6 @@ _home = click.option(
     "--home", type=click.Path(file_okay=False, path_type=Path),
     help="Folder of its data. Default: one in the user's data folder.",
 )  # fmt: skip
-_json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
 @click.group(cls=Group)
@@ -48,7 +47,7 @@ def cluster() -> None:
 )
 @click.option("--version", help="RocketMQ version. Default: 5.5.0.")
 @click.option("--tls", type=click.Choice(["permissive", "enforcing"]), help="Serve TLS.")
-@_json
+@json_option
 def up(
     home: Path | None,
     brokers: int,
@@ -69,7 +68,7 @@ def up(
 
 @cluster.command(example="    rocket-sink cluster status --json")
 @_home
-@_json
+@json_option
 def status(home: Path | None, as_json: bool) -> int:
     """Show the cluster; exit code 1 when it does not run, or not wholly."""
     from rocket_sink import cluster as clusters
@@ -87,7 +86,7 @@ def status(home: Path | None, as_json: bool) -> int:
 
 @cluster.command(example="    rocket-sink cluster down")
 @_home
-@_json
+@json_option
 def down(home: Path | None, as_json: bool) -> None:
     """Stop what `up` started, and only that; its data stays."""
     from rocket_sink import cluster as clusters

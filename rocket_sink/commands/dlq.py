@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rocket_sink.commands.common.base import Group, time_value
+from rocket_sink.commands.common.base import Group, json_option, time_value
 from rocket_sink.commands.common.output import (
     check_writable,
     note,
@@ -42,7 +42,6 @@ def _selecting(function: Decorated) -> Decorated:
 
 
 _group = click.option("--group", "-g", required=True, help="The consumer group.")
-_json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
 @click.group(cls=Group)
@@ -100,7 +99,7 @@ def list_letters(
 @_selecting
 @click.option("--ledger", "-l", metavar="PATH", help="As dead letters into this ledger.")
 @click.option("--out", metavar="FILE", help="Into this file, .parquet or .json (lines).")
-@_json
+@json_option
 def export(
     group: str, topic: str | None, since: dt.datetime | None, until: dt.datetime | None,
     key: str | None, message_id: str | None, limit: int | None, ledger: str | None,
@@ -142,7 +141,7 @@ def export(
               help="Leave messages alone that were sent again N times before.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Also these, and those that have been sent already.")
 @click.option("--dry-run", is_flag=True, help="Count by topic, send nothing.")
-@_json
+@json_option
 def resend(
     group: str, topic: str | None, since: dt.datetime | None, until: dt.datetime | None,
     key: str | None, message_id: str | None, limit: int | None, to_topic: str | None,

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rocket_sink.commands.common.base import Group
+from rocket_sink.commands.common.base import Group, json_option
 from rocket_sink.commands.common.ledger_input import (
     check_exists,
     fold_and_note,
     fold_option,
     note_faults,
+    opened,
     quick_ledger,
 )
 from rocket_sink.commands.common.output import note, print_json, print_json_line, show, table
 from rocket_sink.commands.common.sink_input import absolute
-from rocket_sink.commands.common.spark_input import Decorated, spark_options, spark_session
+from rocket_sink.commands.common.spark_input import Decorated, spark_options
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from rocket_sink.ledger.ledger import Ledger
     from rocket_sink.spark.backfill.parking import Parked
 
 _SHOWN: Final = {
@@ -43,7 +40,6 @@ _SHOWN: Final = {
 _ledger = click.option(
     "--ledger", "-l", "path", required=True, metavar="PATH", help="The ledger's folder."
 )
-_json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
 def _which(where_help: str) -> Callable[[Decorated], Decorated]:
@@ -73,14 +69,11 @@ def ledger() -> None:
 @ledger.command(example="    rocket-sink ledger fold --ledger ledger/")
 @_ledger
 @spark_options
-@_json
-def fold(
-    path: str, master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...],
-    as_json: bool,
-) -> None:  # fmt: skip
+@json_option
+def fold(path: str, as_json: bool, **spark: Any) -> None:
     """Move what tasks have written into the Delta table."""
-    with _opened("fold", path, master, spark_conf, packages) as (spark, found):
-        summary = found.sync(spark)
+    with opened("ledger fold", path, **spark) as (session, found):
+        summary = found.sync(session)
     if as_json:
         print_json(summary)
     elif summary.busy:
@@ -93,14 +86,11 @@ def fold(
 @ledger.command(example="    rocket-sink ledger optimize --ledger ledger/")
 @_ledger
 @spark_options
-@_json
-def optimize(
-    path: str, master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...],
-    as_json: bool,
-) -> None:  # fmt: skip
+@json_option
+def optimize(path: str, as_json: bool, **spark: Any) -> None:
     """Compact small files into larger ones."""
-    with _opened("optimize", path, master, spark_conf, packages) as (spark, found):
-        done = found.optimize(spark)
+    with opened("ledger optimize", path, **spark) as (session, found):
+        done = found.optimize(session)
     if as_json:
         print_json(done)
     else:
@@ -120,13 +110,10 @@ def optimize(
     help="Keep files that versions of this age need. Default: Delta's 168.",
 )
 @spark_options
-def vacuum(
-    path: str, retain_hours: float | None, master: str | None, spark_conf: tuple[str, ...],
-    packages: tuple[str, ...],
-) -> None:  # fmt: skip
+def vacuum(path: str, retain_hours: float | None, **spark: Any) -> None:
     """Delete data files that no recent version of the table needs."""
-    with _opened("vacuum", path, master, spark_conf, packages) as (spark, found):
-        found.vacuum(spark, retain_hours)
+    with opened("ledger vacuum", path, **spark) as (session, found):
+        found.vacuum(session, retain_hours)
     note("done")
 
 
@@ -148,7 +135,7 @@ def vacuum(
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per row, all columns.")
 def show_view(
     view: str, path: str, where: str | None, limit: int, all_letters: bool, fold: bool,
-    master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
+    as_json: bool, **spark: Any,
 ) -> None:  # fmt: skip
     """Show the newest rows of a view; times are UTC.
 
@@ -162,12 +149,12 @@ def show_view(
     named = {"dead-letters": "letters" if all_letters else "pending_letters"}.get(view, view)
     path = absolute(path)
     check_exists(path)
-    if quick := quick_ledger(path, where, fold, master, spark_conf, packages):
+    if quick := quick_ledger(path, where, fold, *spark.values()):
         rows = views.rows_of(quick.query(views.newest(named, limit)))
     else:
-        with _opened("show", path, master, spark_conf, packages) as (spark, found):
-            fold_and_note(found, spark)
-            frame = filtered(views.view(found.rows(spark), named), where, of="the view's columns")
+        with opened("ledger show", path, **spark) as (session, found):
+            fold_and_note(found, session)
+            frame = filtered(views.view(found.rows(session), named), where, of="the view's columns")
             newest = frame.orderBy("at", ascending=False).limit(limit)
             rows = views.rows_of(newest.toArrow())
     if as_json:
@@ -191,10 +178,10 @@ def show_view(
 @_which("Pending dead letters for which this is true.")
 @click.option("--dropped", is_flag=True, help="Note them as not wanted instead of put aside.")
 @spark_options
-@_json
+@json_option
 def park(
     path: str, letters: tuple[str, ...], where: str | None, reason: str, dropped: bool,
-    master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
+    as_json: bool, **spark: Any,
 ) -> int:  # fmt: skip
     """Put dead letters aside by hand: backfills do not send them any more.
 
@@ -204,9 +191,9 @@ def park(
     from rocket_sink.spark.backfill.parking import park as park_letters
 
     _check_named(letters, where)
-    with _opened("park", path, master, spark_conf, packages) as (spark, found):
+    with opened("ledger park", path, **spark) as (session, found):
         done = park_letters(
-            spark, found, letters=letters, where=where, note=reason,
+            session, found, letters=letters, where=where, note=reason,
             resolution="dropped" if dropped else "parked",
         )  # fmt: skip
     return _parked(done, "dropped" if dropped else "parked", "pending", as_json=as_json)
@@ -220,10 +207,10 @@ def park(
 @_ledger
 @_which("Parked dead letters for which this is true.")
 @spark_options
-@_json
+@json_option
 def unpark(
-    path: str, letters: tuple[str, ...], where: str | None, reason: str, master: str | None,
-    spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
+    path: str, letters: tuple[str, ...], where: str | None, reason: str, as_json: bool,
+    **spark: Any,
 ) -> int:  # fmt: skip
     """Take dead letters back that were parked or dropped: backfills send them again.
 
@@ -234,8 +221,8 @@ def unpark(
     from rocket_sink.spark.backfill.parking import unpark as unpark_letters
 
     _check_named(letters, where)
-    with _opened("unpark", path, master, spark_conf, packages) as (spark, found):
-        done = unpark_letters(spark, found, letters=letters, where=where, note=reason)
+    with opened("ledger unpark", path, **spark) as (session, found):
+        done = unpark_letters(session, found, letters=letters, where=where, note=reason)
     return _parked(done, "unparked", "parked", as_json=as_json)
 
 
@@ -262,20 +249,3 @@ def _short(value: Any) -> Any:
         return value.strftime("%m-%d %H:%M:%S")
     text = str(value)
     return value if not isinstance(value, str) or len(text) <= 60 else text[:57] + "..."
-
-
-@contextlib.contextmanager
-def _opened(
-    name: str, path: str, master: str | None, spark_conf: tuple[str, ...],
-    packages: tuple[str, ...],
-) -> Iterator[tuple[SparkSession, Ledger]]:  # fmt: skip
-    from rocket_sink.ledger.ledger import Ledger
-
-    path = absolute(path)
-    check_exists(path)
-    with spark_session(
-        f"ledger {name}", master=master, spark_conf=spark_conf, packages=packages, small=True
-    ) as spark:
-        check_exists(path, spark)
-        # Not before: the session may be what knows the way to the store.
-        yield spark, Ledger(path)

@@ -7,7 +7,6 @@ which only structure it. Names are spelled as anywhere else.
 from __future__ import annotations
 
 import configparser
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any, Final
@@ -224,12 +223,3 @@ def with_options(text: str) -> str:
         ConfigurationError: the markers are missing.
     """
     return with_marked(text, START_MARK, END_MARK, markdown_table())
-
-
-def _main(paths: list[str]) -> None:
-    for path in map(Path, paths):
-        path.write_text(with_options(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1:])

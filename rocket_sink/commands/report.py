@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
+from typing import Any
 
 import click
 
-from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.ledger_input import (
     check_exists,
     fold_and_note,
     fold_option,
     ledger_named_both_ways,
+    opened,
     quick_ledger,
     span_options,
 )
 from rocket_sink.commands.common.output import check_writable, print_json, show, write_file
 from rocket_sink.commands.common.sink_input import absolute
-from rocket_sink.commands.common.spark_input import spark_options, spark_session
+from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.ledger.report import Scope
 
 
@@ -46,11 +48,10 @@ from rocket_sink.ledger.report import Scope
 )
 @fold_option
 @spark_options
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option
 def report(
     path: str, query: str | None, since: dt.datetime | None, until: dt.datetime | None,
-    epochs: int, html: Path | None, fold: bool, master: str | None, spark_conf: tuple[str, ...],
-    packages: tuple[str, ...], as_json: bool,
+    epochs: int, html: Path | None, fold: bool, as_json: bool, **spark: Any,
 ) -> None:  # fmt: skip
     """Show what a ledger says about sends, failures and brokers."""
     from rocket_sink.ledger.report import to_html
@@ -60,7 +61,7 @@ def report(
     if html:
         check_writable(html)
     scope = Scope(query, since, until)
-    if quick := quick_ledger(path, fold, master, spark_conf, packages):
+    if quick := quick_ledger(path, fold, *spark.values()):
         from rocket_sink.ledger.report import figures
 
         found = figures(quick.query, quick.path, scope, epochs=epochs,
@@ -68,16 +69,10 @@ def report(
                         quarantined_files=quick.quarantined_files,
                         series=html is not None)  # fmt: skip
     else:
-        with spark_session(
-            "report", master=master, spark_conf=spark_conf, packages=packages, small=True
-        ) as spark:
-            from rocket_sink.ledger.ledger import Ledger
-
-            check_exists(path, spark)
-            ledger = Ledger(path)
-            fold_and_note(ledger, spark)
+        with opened("report", path, **spark) as (session, ledger):
+            fold_and_note(ledger, session)
             found = ledger.report(
-                spark, query=query, since=since, until=until, epochs=epochs,
+                session, query=query, since=since, until=until, epochs=epochs,
                 charts=html is not None,
             )  # fmt: skip
     if html:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.output import print_json, show, table
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
 
@@ -22,7 +22,7 @@ _READ, _WRITE = 4, 2
     rocket-sink routes -n 127.0.0.1:9876 -t flights""",
 )
 @sink_options("nameServer", "topic")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option
 def routes(as_json: bool) -> None:
     """Show the brokers and queues of a topic."""
     from rocket_sink.producer.admin.admin import Admin

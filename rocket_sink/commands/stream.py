@@ -96,10 +96,8 @@ def stream(
     batch: bool,
     query_name: str | None,
     stop_timeout: float,
-    master: str | None,
-    spark_conf: tuple[str, ...],
-    packages: tuple[str, ...],
     as_json: bool,
+    **spark: Any,
 ) -> int:
     """Stream rows of any Spark source into a topic.
 
@@ -119,16 +117,16 @@ def stream(
     if sink.get("ledger"):
         sink["ledger"] = absolute(str(sink["ledger"]))
     check_name_server(checked_options(sink))  # Spark takes long to start
-    with spark_session("stream", master=master, spark_conf=spark_conf, packages=packages) as spark:
+    with spark_session("stream", **spark) as session:
         if batch:
-            report = run_batch(spark, source, sink, lane)
+            report = run_batch(session, source, sink, lane)
         else:
             assert checkpoint is not None
             report = run_stream(
-                spark, source, sink, lane, checkpoint=absolute(checkpoint), trigger=trigger,
+                session, source, sink, lane, checkpoint=absolute(checkpoint), trigger=trigger,
                 query_name=query_name, stop_timeout_s=stop_timeout,
             )  # fmt: skip
-        _print(finish(spark, report, sink), as_json=as_json)
+        _print(finish(session, report, sink), as_json=as_json)
     return 0 if report.error is None else 1
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rocket_sink.commands.common.base import Group
-from rocket_sink.commands.common.ledger_input import check_exists, fold_and_note
+from rocket_sink.commands.common.base import Group, json_option
+from rocket_sink.commands.common.ledger_input import check_exists, fold_and_note, opened
 from rocket_sink.commands.common.output import Bar, note, print_json, print_json_line, show, table
 from rocket_sink.commands.common.sink_input import (
     absolute,
@@ -19,7 +20,7 @@ from rocket_sink.commands.common.sink_input import (
     resolved_options,
     sink_options,
 )
-from rocket_sink.commands.common.spark_input import spark_options, spark_session
+from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import OptionError, RocketSinkError
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ _UNSEEN: Final = (
     "half messages of attempts that failed are in no ledger: nobody commits them, and their "
     "brokers drop them after transactionCheckMax questions, or when an answerer says so"
 )
-
-_json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
 @click.group(cls=Group)
@@ -62,22 +61,11 @@ def transactions() -> None:
               help="Rows, the newest first.")  # fmt: skip
 @spark_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per transaction.")
-def list_transactions(
-    path: str, everything: bool, limit: int, master: str | None, spark_conf: tuple[str, ...],
-    packages: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+def list_transactions(path: str, everything: bool, limit: int, as_json: bool, **spark: Any) -> None:
     """Show the transactions that are open."""
-    from rocket_sink.ledger.ledger import Ledger
-
-    path = absolute(path)
-    check_exists(path)
-    with spark_session(
-        "transactions list", master=master, spark_conf=spark_conf, packages=packages, small=True
-    ) as spark:
-        check_exists(path, spark)
-        found = Ledger(path)
-        fold_and_note(found, spark)
-        frame = found.transactions(spark, pending=not everything)
+    with opened("transactions list", path, **spark) as (session, found):
+        fold_and_note(found, session)
+        frame = found.transactions(session, pending=not everything)
         rows = [row.asDict() for row in frame.orderBy("at", ascending=False).head(limit)]
     if as_json:
         for row in rows:
@@ -102,22 +90,18 @@ def list_transactions(
 @click.option("--epoch", type=click.IntRange(0), metavar="N", help="Only this epoch.")
 @click.option("--dry-run", is_flag=True, help="Say what is open, commit nothing.")
 @spark_options
-@_json
-def settle(
-    query: str | None, epoch: int | None, dry_run: bool, master: str | None,
-    spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
-) -> int:  # fmt: skip
+@json_option
+def settle(query: str | None, epoch: int | None, dry_run: bool, as_json: bool, **spark: Any) -> int:
     """Commit the half messages of open transactions, in order.
 
     It asks the brokers first which of them are visible already, so it may be run twice, and beside
     the query. Give it the namespace and the credentials of the query. Exits 0 when no transaction
     that was chosen is open any more and none has lost a message.
     """
-    opened = _opened("settle", master, spark_conf, packages, asks=not dry_run)
-    with opened as (spark, options):
+    with _opened("settle", asks=not dry_run, **spark) as (session, options):
         from rocket_sink.spark.transactions import TransactionCommitter
 
-        endings = TransactionCommitter(spark, options, ordered=True)
+        endings = TransactionCommitter(session, options, ordered=True)
         rows = [row for row in endings.open_epochs(query) if epoch in (None, row.epoch)]
         if dry_run:
             _print_plan(rows, as_json=as_json)
@@ -145,10 +129,7 @@ def settle(
               help="End after so long instead of running until it is stopped.")  # fmt: skip
 @spark_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per answer.")
-def serve(
-    topics: tuple[str, ...], seconds: float | None, master: str | None,
-    spark_conf: tuple[str, ...], packages: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+def serve(topics: tuple[str, ...], seconds: float | None, as_json: bool, **spark: Any) -> None:
     """Answer what brokers ask about half messages, as the drivers of running queries do.
 
     For ledgers whose queries are down: their half messages are rolled back, or their transactions
@@ -156,8 +137,8 @@ def serve(
     """
     for topic in topics:
         check_topic_name(topic)
-    with _opened("serve", master, spark_conf, packages) as (spark, options):
-        _serve(spark, options, topics, seconds, as_json=as_json)
+    with _opened("serve", **spark) as (session, options):
+        _serve(session, options, topics, seconds, as_json=as_json)
 
 
 def _serve(
@@ -193,14 +174,14 @@ def _serve(
         answerer.close()
 
 
+@dataclass(frozen=True)
 class Settled:
     """The result of one transaction."""
 
-    def __init__(self, query_id: str, epoch: int, report: EndReport | None, error: str) -> None:
-        self.query_id = query_id
-        self.epoch = epoch
-        self.report = report
-        self.error = error
+    query_id: str
+    epoch: int
+    report: EndReport | None
+    error: str
 
     @classmethod
     def of(cls, report: EndReport) -> Settled:
@@ -287,9 +268,8 @@ def _cell(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _opened(
-    name: str, master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...],
-    *, asks: bool = True,
-) -> Iterator[tuple[SparkSession, SinkOptions]]:  # fmt: skip
+    name: str, *, asks: bool = True, **spark: Any
+) -> Iterator[tuple[SparkSession, SinkOptions]]:
     """`asks`: brokers are asked, so a name server has to answer."""
     options = resolved_options()
     if not options.ledger:
@@ -298,8 +278,5 @@ def _opened(
     check_exists(options.ledger)
     if asks:
         check_name_server(options)  # Spark takes long to start
-    with spark_session(
-        f"transactions {name}", master=master, spark_conf=spark_conf, packages=packages, small=True
-    ) as spark:
-        check_exists(options.ledger, spark)
-        yield spark, options
+    with opened(f"transactions {name}", options.ledger, **spark) as (session, _):
+        yield session, options

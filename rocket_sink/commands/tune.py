@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
+from typing import Any
 
 import click
 
-from rocket_sink.commands.common.base import Command
+from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.ledger_input import (
     check_exists,
     ledger_named_both_ways,
+    opened,
     quick_ledger,
     span_options,
 )
 from rocket_sink.commands.common.output import Bar, print_json, show
 from rocket_sink.commands.common.sink_input import absolute
-from rocket_sink.commands.common.spark_input import spark_options, spark_session
+from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.ledger.sql import Scope
 
 
@@ -38,11 +40,10 @@ from rocket_sink.ledger.sql import Scope
     help="Attempts to replay, the newest ones.",
 )
 @spark_options
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option
 def tune(
     path: str, query: str | None, since: dt.datetime | None, until: dt.datetime | None,
-    limit: int, master: str | None, spark_conf: tuple[str, ...], packages: tuple[str, ...],
-    as_json: bool,
+    limit: int, as_json: bool, **spark: Any,
 ) -> None:  # fmt: skip
     """Suggest latency options by what a ledger has recorded.
 
@@ -60,17 +61,13 @@ def tune(
         def advance(done: int, _: int) -> None:
             bar.advance_to(done)
 
-        if quick := quick_ledger(path, master, spark_conf, packages):
+        if quick := quick_ledger(path, *spark.values()):
             found = suggest.tune(quick.query, quick.path, scope, limit=limit, progress=advance)
         else:
-            with spark_session(
-                "tune", master=master, spark_conf=spark_conf, packages=packages, small=True
-            ) as spark:
-                from rocket_sink.ledger.ledger import Ledger
-                from rocket_sink.ledger.views import reader
+            from rocket_sink.ledger.views import reader
 
-                check_exists(path, spark)
-                read = reader(Ledger(path).rows(spark))
+            with opened("tune", path, **spark) as (session, ledger):
+                read = reader(ledger.rows(session))
                 found = suggest.tune(read, path, scope, limit=limit, progress=advance)
     if as_json:
         print_json(found.as_dict())

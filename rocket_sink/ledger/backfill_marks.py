@@ -18,7 +18,6 @@ The commits after the plan's version are few: their files are read as Delta's pr
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +28,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append.delta_rs import commit_actions
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.notes import write_bytes
 from rocket_sink.ledger.path import LedgerPath
@@ -203,13 +203,11 @@ def _added(place: LedgerPath, filesystem: fs.FileSystem, version: int) -> Iterat
     """Paths of the files with resolutions, commit after commit."""
     while True:
         version += 1
-        try:
-            with filesystem.open_input_stream(f"{place.root}/_delta_log/{version:020}.json") as log:
-                lines = bytes(log.read()).splitlines()
-        except FileNotFoundError:
+        actions = commit_actions(place, filesystem, version)
+        if actions is None:
             return
-        for line in lines:
-            add: dict[str, Any] = json.loads(line).get("add") or {}
+        for action in actions:
+            add: dict[str, Any] = action.get("add") or {}
             if add.get("dataChange") and add["partitionValues"].get("kind") == RESOLUTION:
                 yield f"{place.root}/{unquote(add['path'])}"
 

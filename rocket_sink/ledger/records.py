@@ -152,8 +152,6 @@ def in_flight_rows(
     topic: str | Sequence[str],
     message_count: Sequence[int],
     body_bytes: Sequence[int],
-    broker_name: Sequence[str | None] | None = None,
-    queue_id: Sequence[int | None] | None = None,
     message_id: Sequence[str | None] | None = None,
 ) -> pa.RecordBatch:
     """Rows to append before the answers are awaited, so that a killed worker's sends show up.
@@ -163,8 +161,7 @@ def in_flight_rows(
     """
     values: dict[str, Any] = {
         "request": list(requests), "topic": topic, "message_count": list(message_count),
-        "body_bytes": list(body_bytes), "broker_name": broker_name, "queue_id": queue_id,
-        "message_id": message_id, "outcome": IN_FLIGHT,
+        "body_bytes": list(body_bytes), "message_id": message_id, "outcome": IN_FLIGHT,
     }  # fmt: skip
     return build_rows(SEND, len(requests), values, ctx)
 

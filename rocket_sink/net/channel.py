@@ -1,15 +1,15 @@
 """One connection to one address: transport, protocol state and the frames to be written.
 
-Each request ends with exactly one call of its owner: `on_answer`, or `on_failed` with an error
-whose class tells whether the complete frame was written (UnknownOutcomeError) or not
-(NotSentError).
+Each request ends with exactly one call of its owner: `on_answer(frame, sent_s, now_s)`, or
+`on_failed(error, now_s)` with an error whose class tells whether the complete frame was written
+(UnknownOutcomeError) or not (NotSentError). Times are monotonic seconds.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from rocket_sink.errors import (
     ConnectError,
@@ -122,14 +122,6 @@ class WriteQueue:
                 taken.append(entry[0])
         self._entries = kept
         return taken
-
-
-class Owner(Protocol):
-    """Gets the end of a request. Times are monotonic seconds."""
-
-    def on_answer(self, frame: Frame, sent_s: float | None, now_s: float) -> None: ...
-
-    def on_failed(self, error: SendError, now_s: float) -> None: ...
 
 
 class Channel:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rocket_sink.errors import ConnectError, SendError, TlsError
 from rocket_sink.net.channel import Channel
-from rocket_sink.net.hooks import RpcHooks
+from rocket_sink.net.hooks import RpcHooks, Watched
 from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.tls import Security, TlsSettings
 from rocket_sink.net.transport import StreamEnded, StreamState, no_resources
@@ -245,7 +245,7 @@ class NetworkClient:
         """As `call`, on a given channel."""
         if self.rpc_hooks:
             frame = self.rpc_hooks.before(channel.address, frame)
-            owner = self.rpc_hooks.watched(owner, channel.address, frame)
+            owner = Watched(self.rpc_hooks, owner, channel.address, frame)
         head = channel.connection.send_request(frame, deadline_s=deadline_s, token=owner)
         buffers = [head, frame.body] if frame.body else [head]
         self.send(channel, owner, buffers, sum(map(len, buffers)), now_s)
@@ -404,8 +404,8 @@ class NetworkClient:
                 self.fail(channel, StreamEnded("drained"), now_s)
 
     def _expire(self, channel: Channel, now_s: float) -> None:
-        oldest_s = channel.connection.oldest_sent_s
-        if oldest_s is None or oldest_s >= channel.heard_s:
+        oldest = channel.connection.oldest
+        if oldest is None or oldest.sent_s is None or oldest.sent_s >= channel.heard_s:
             # Nothing was received since the expired request was written, or it was never written:
             # new requests get a new connection, those in flight here may still be answered.
             self.drain(channel, now_s)

@@ -50,10 +50,6 @@ class RpcHooks:
     def after(self, address: str, request: Frame, response: Frame) -> None:
         self._each(lambda hook: hook.after_response(address, request, response))
 
-    def watched(self, owner: Any, address: str, request: Frame) -> Watched:
-        """An owner that calls the hooks before `owner`."""
-        return Watched(self, owner, address, request)
-
     def _each(self, call: Callable[[RpcHook], None]) -> None:
         for hook in self.hooks:
             try:
@@ -63,7 +59,7 @@ class RpcHooks:
 
 
 class Watched:
-    """Calls the hooks, then the owner."""
+    """An owner that calls the hooks, then `owner`."""
 
     __slots__ = ("_address", "_hooks", "_owner", "_request")
 

@@ -149,7 +149,10 @@ class TransactionClient:
             raise
         state, failure = ROLLBACK, None
         if half.outcome is Outcome.ACKED:
-            state, failure = _executed(execute, identified, arg)
+            state, failure = _decided(
+                lambda: execute(identified, arg),
+                "the local transaction %s raised", identified.message_id,
+            )  # fmt: skip
         error = self._end(identified, half, state, failure)
         return TransactionResult(half, state, failure, error)
 
@@ -267,7 +270,11 @@ class TransactionClient:
                 )
 
     def _answer_check(self, address: str, check: TransactionCheck) -> None:
-        state, failure = _checked(self._listener(), check.message)
+        listener, message = self._listener(), check.message
+        state, failure = _decided(
+            lambda: None if listener is None else listener(message),
+            "the listener raised for transaction %s", message.message_id,
+        )  # fmt: skip
         frame = requests.end_transaction(
             producer_group=check.producer_group,
             topic=check.topic,
@@ -285,23 +292,14 @@ class TransactionClient:
             raise error
 
 
-def _executed(
-    execute: Execute, message: Message, arg: Any
+def _decided(
+    decide: Callable[[], object], raised: str, message_id: str | None
 ) -> tuple[TransactionState, Exception | None]:
+    """What the caller's code says, or UNKNOWN and its error; `raised` is that one's log line."""
     try:
-        return _state(execute(message, arg)), None
+        return _state(decide()), None
     except Exception as error:
-        _LOG.exception("the local transaction %s raised", message.message_id)
-        return UNKNOWN, error
-
-
-def _checked(
-    listener: TransactionListener | None, message: StoredMessage
-) -> tuple[TransactionState, Exception | None]:
-    try:
-        return (UNKNOWN if listener is None else _state(listener(message))), None
-    except Exception as error:
-        _LOG.exception("the listener raised for transaction %s", message.message_id)
+        _LOG.exception(raised, message_id)
         return UNKNOWN, error
 
 

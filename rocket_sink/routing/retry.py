@@ -123,8 +123,6 @@ class Decision:
     """Use a new connection."""
     counts: bool = True
     """False: the attempt does not count for `retryTimesWhenSendFailed`."""
-    maybe_duplicate: bool = False
-    """This attempt may have stored the message."""
 
     @property
     def retries(self) -> bool:
@@ -245,8 +243,8 @@ def decide_degraded(
     if not wanted or attempt >= max_attempts or now_s >= deadline_s:
         return facts
     if fixed_queue or ordering is Ordering.STRICT:
-        return replace(facts, action=Action.RETRY_SAME_QUEUE, maybe_duplicate=True)
-    return replace(facts, action=Action.RETRY_NOW, avoid_broker=True, maybe_duplicate=True)
+        return replace(facts, action=Action.RETRY_SAME_QUEUE)
+    return replace(facts, action=Action.RETRY_NOW, avoid_broker=True)
 
 
 def _costs_only_time(error: SendError | MessageError) -> bool:
@@ -268,7 +266,6 @@ def _facts(error: SendError | MessageError) -> Decision:
         isolate=isolate,
         reachable=not isinstance(error, _SILENT),
         reconnect=isinstance(error, (ConnectionLostError, UnwrittenError)),
-        maybe_duplicate=error.outcome is Outcome.UNKNOWN,
     )
 
 

@@ -56,10 +56,6 @@ class RowBatch:
     def __len__(self) -> int:
         return len(self.body)
 
-    @property
-    def num_rows(self) -> int:
-        return len(self.body)
-
     def columns(self) -> dict[str, pa.Array]:
         """{name: array} of the columns that are there (not a topic from the option)."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}

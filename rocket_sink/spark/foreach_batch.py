@@ -12,6 +12,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,6 +72,7 @@ _NO_QUERY: Final = (
 )
 
 
+@dataclass(frozen=True)
 class Send:
     """`mapInArrow`'s function: record batches of rows in, record batches of the ledger out.
 
@@ -80,36 +82,30 @@ class Send:
         sequence: the rows' place in the table's order: of one append they share it.
     """
 
-    def __init__(
-        self, options: SinkOptions, plan: ColumnPlan, lane: str, epoch: int, query: str, run: str,
-        check_group: str = "", *, again: bool = False, token: LedgerToken | None = None,
-        sequence: int | None = None,
-    ) -> None:  # fmt: skip
-        self._sequence = sequence
-        self._options = options
-        self._plan = plan
-        self._lane = lane
-        self._epoch = epoch
-        self._query = query
-        self._run = run
-        self._check_group = check_group
-        self._again = again
-        self._token = token
+    options: SinkOptions
+    plan: ColumnPlan
+    lane: str
+    epoch: int
+    query: str
+    run: str
+    check_group: str = ""
+    again: bool = False
+    token: LedgerToken | None = None
+    sequence: int | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ctx = run_context(
-            self._options, self._lane, epoch=self._epoch, query_id=self._query, run_id=self._run
+            self.options, self.lane, epoch=self.epoch, query_id=self.query, run_id=self.run
         )
         rows: list[pa.RecordBatch] = []
-        group = self._check_group
-        again = self._again or bool(ctx.attempt_number or ctx.stage_attempt)
+        again = self.again or bool(ctx.attempt_number or ctx.stage_attempt)
         run = TaskRunner(
-            self._options, ctx, emit=rows.append, check_group=group, again=again,
-            token=self._token, streaming_query=streaming_query(),
+            self.options, ctx, emit=rows.append, check_group=self.check_group, again=again,
+            token=self.token, streaming_query=streaming_query(),
         )  # fmt: skip
         try:
             for batch in batches:
-                run.feed(batch, self._plan)
+                run.feed(batch, self.plan)
                 yield from self._taken(rows)
             run.finish()
         except BaseException:
@@ -121,7 +117,7 @@ class Send:
     def _taken(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         taken, rows[:] = list(rows), []
         for batch in taken:
-            yield batch if self._sequence is None else placed(batch, self._sequence)
+            yield batch if self.sequence is None else placed(batch, self.sequence)
 
 
 class BatchWriter:

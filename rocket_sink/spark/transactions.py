@@ -45,7 +45,7 @@ from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.admin.half_commits import CommitReport, HalfMessageCommitter
-from rocket_sink.producer.pool import ProducerPool, worker_pool
+from rocket_sink.producer.pool import worker_pool
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import ROLLBACK, UNKNOWN, TransactionState
 from rocket_sink.spark.decided_epoch import DecidedEpoch, decided_epoch
@@ -55,8 +55,6 @@ from rocket_sink.wire.stored import StoredMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from rocket_sink.options import SinkOptions
 
 
 _LOG: Final = log.logger(__name__)
@@ -102,7 +100,6 @@ class TransactionCommitter:
         options: SinkOptions,
         *,
         ordered: bool | None = None,
-        pool: ProducerPool | None = None,
     ) -> None:
         if not is_classic(spark):
             raise LedgerError(
@@ -112,7 +109,7 @@ class TransactionCommitter:
         self._spark = spark
         self._options = options
         self._ordered = options.ordering != "none" if ordered is None else ordered
-        self._pool = pool or worker_pool()
+        self._pool = worker_pool()
         self._place = resolve_path(options.ledger)
         self._ledger = Ledger(options.ledger)
         self.group = check_group(check_table(spark, self._place), options)

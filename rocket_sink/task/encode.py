@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -39,10 +39,6 @@ from rocket_sink.wire.columns.encode import (
     group_by_queue,
 )
 from rocket_sink.wire.columns.properties import property_pieces
-
-if TYPE_CHECKING:
-    from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-    from rocket_sink.rows.row_batch import RowBatch
 
 _PART_BYTES: Final = 8 << 20
 """Input is worked on in parts of about this size: several columns of it exist at a time."""

@@ -138,12 +138,6 @@ def version_name(ordinal: int) -> str:
     return name if released else f"{name}-SNAPSHOT"
 
 
-V4_9_3: Final = mq_version(4, 9, 3)
-V4_9_4: Final = mq_version(4, 9, 4)
-"""From here on a name server answers in strict JSON without being asked to."""
 V5_0_0: Final = mq_version(5, 0, 0)
-V5_3_1: Final = mq_version(5, 3, 1)
-"""Brokers send GO_AWAY only to clients newer than this."""
-V5_3_3: Final = mq_version(5, 3, 3)
-CURRENT_VERSION: Final = V5_3_3
-"""The version in the headers of our requests."""
+CURRENT_VERSION: Final = mq_version(5, 3, 3)
+"""The version in the headers of our requests; brokers send GO_AWAY to clients above 5.3.1 only."""

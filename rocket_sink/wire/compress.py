@@ -9,6 +9,7 @@ refuse, and what they refuse is refused here. Inflation stops at a cap: 16 KiB o
 from __future__ import annotations
 
 import enum
+import importlib
 import zlib
 from typing import Any, Final
 
@@ -82,10 +83,10 @@ def compress(body: bytes, kind: CompressionType, level: int = DEFAULT_LEVEL) -> 
     if kind is CompressionType.LZ4:
         # As Java's LZ4FrameOutputStream: no level, blocks of 4 MiB (fewer bytes where the body is
         # shorter) that do not depend on each other. The library's default links them.
-        lz4 = _lz4()
+        lz4 = _library("lz4.frame")
         size = lz4.BLOCKSIZE_MAX4MB
         return bytes(lz4.compress(body, block_size=size, block_linked=False))
-    return bytes(_zstd().ZstdCompressor(level=level).compress(body))
+    return bytes(_library("zstandard").ZstdCompressor(level=level).compress(body))
 
 
 def compress_body(
@@ -148,7 +149,7 @@ def _inflate_lz4(body: bytes, cap: int) -> tuple[bytes, bool]:
                 "an LZ4 body has linked blocks or a dictionary, which Java cannot inflate either: "
                 "its consumers skip this message"
             )
-    inflater = _lz4().LZ4FrameDecompressor()
+    inflater = _library("lz4.frame").LZ4FrameDecompressor()
     try:
         data = inflater.decompress(body, max_length=cap + 1)
     except (RuntimeError, ValueError, EOFError, MemoryError) as error:
@@ -159,7 +160,7 @@ def _inflate_lz4(body: bytes, cap: int) -> tuple[bytes, bool]:
 
 
 def _inflate_zstd(body: bytes, cap: int) -> tuple[bytes, bool]:
-    zstandard = _zstd()
+    zstandard = _library("zstandard")
     reader = zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=False)
     try:
         data = reader.read(cap + 1)
@@ -179,21 +180,11 @@ def _trailing(name: str, count: int) -> RemoteProtocolError:
     return RemoteProtocolError(f"{count} bytes follow the frame of a {name} body")
 
 
-def _lz4() -> Any:
+def _library(module: str) -> Any:
     try:
-        import lz4.frame
+        return importlib.import_module(module)
     except ImportError:
-        raise ConfigurationError(_missing("lz4")) from None
-    return lz4.frame
-
-
-def _zstd() -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise ConfigurationError(_missing("zstandard")) from None
-    return zstandard
-
-
-def _missing(library: str) -> str:
-    return f"{library} is not installed: pip install 'rocket-sink[compression]', or use zlib"
+        raise ConfigurationError(
+            f"{module.partition('.')[0]} is not installed: pip install 'rocket-sink[compression]', "
+            "or use zlib"
+        ) from None

@@ -287,20 +287,12 @@ class Connection:
         self._opaques.take(self._pending)
         return head
 
-    def respond(
-        self,
-        request: Frame,
-        code: int,
-        *,
-        remark: str | None = None,
-        ext: Mapping[str, str] | None = None,
-        body: Body | None = None,
-    ) -> bytes:
+    def respond(self, request: Frame, code: int, *, remark: str | None = None) -> bytes:
         """The response frame to a peer's request; empty when that was oneway."""
         self._check_open()
         if request.is_oneway:
             return b""
-        response = response_to(request, code, remark=remark, ext=ext, body=body)
+        response = response_to(request, code, remark=remark)
         return encode_frame(response, serialize=request.serialize)
 
     def mark_written(self, token: object, now_s: float) -> None:
@@ -463,26 +455,10 @@ class Connection:
         return self._earliest_s if self._pending else None
 
     @property
-    def oldest_sent_s(self) -> float | None:
-        """When the oldest unanswered request was written; None without one."""
+    def oldest(self) -> Pending | None:
+        """The oldest unanswered request; None without one."""
         # Requests are written in the order of the table, so its first entry is the oldest.
-        for pending in self._pending.values():
-            return pending.sent_s
-        return None
-
-    @property
-    def oldest_deadline_s(self) -> float | None:
-        """The deadline of the oldest unanswered request."""
-        for pending in self._pending.values():
-            return pending.deadline_s
-        return None
-
-    @property
-    def oldest_token(self) -> object:
-        """The token of the oldest unanswered request; None without one."""
-        for pending in self._pending.values():
-            return pending.token
-        return None
+        return next(iter(self._pending.values()), None)
 
     def hasten(self, token: object) -> None:
         """Let the request of this token, if it is in flight, expire with the next `expire`."""

@@ -92,11 +92,6 @@ class OffsetId(NamedTuple):
     port: int
     offset: int
 
-    @property
-    def address(self) -> str:
-        """`host:port`, with brackets around IPv6."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
 
 def offset_message_id(host: str, port: int, offset: int) -> str:
     """The broker's id of the message at a commit-log offset; `host` is a numeric address.

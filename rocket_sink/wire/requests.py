@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
 from rocket_sink.wire.codes import PermName, PullSysFlag, RequestCode
-from rocket_sink.wire.headers import Body, Frame
+from rocket_sink.wire.headers import INT64_MAX, Body, Frame
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC: the template of topics that brokers create."""
@@ -152,13 +152,10 @@ def heartbeat(*, client_id: str, producer_groups: Iterable[str]) -> Frame:
     return Frame(RequestCode.HEART_BEAT, None, text.encode())
 
 
-def unregister_client(
-    *, client_id: str, producer_group: str | None = None, consumer_group: str | None = None
-) -> Frame:
+def unregister_client(*, client_id: str, producer_group: str) -> Frame:
     """Unregister a client's group at a broker."""
     return request(
-        RequestCode.UNREGISTER_CLIENT,
-        {"clientID": client_id, "producerGroup": producer_group, "consumerGroup": consumer_group},
+        RequestCode.UNREGISTER_CLIENT, {"clientID": client_id, "producerGroup": producer_group}
     )
 
 
@@ -189,8 +186,6 @@ def pull_message(
     max_msg_nums: int,
     max_msg_bytes: int | None = None,
     suspend_timeout_ms: int = 0,
-    subscription: str = "*",
-    sub_version: int = 0,
     broker_name: str | None = None,
 ) -> Frame:
     """Messages of one queue from an offset on. No offset is committed.
@@ -209,8 +204,8 @@ def pull_message(
             "sysFlag": sys_flag,
             "commitOffset": 0,
             "suspendTimeoutMillis": suspend_timeout_ms,
-            "subscription": subscription,
-            "subVersion": sub_version,
+            "subscription": "*",
+            "subVersion": 0,
             "expressionType": "TAG",
             "maxMsgBytes": max_msg_bytes,
             "bname": broker_name,
@@ -265,7 +260,6 @@ def query_message(
     key: str,
     max_num: int,
     begin_ms: int = 0,
-    end_ms: int = 2**63 - 1,
     unique_key: bool = False,
 ) -> Frame:
     """Messages by an index key, or by client message id (UNIQ_KEY) when `unique_key`.
@@ -279,7 +273,7 @@ def query_message(
             "key": key,
             "maxNum": max_num,
             "beginTimestamp": begin_ms,
-            "endTimestamp": end_ms,
+            "endTimestamp": INT64_MAX,
             "_UNIQUE_KEY_QUERY": unique_key,
         },
     )
@@ -293,14 +287,13 @@ def create_topic(
     perm: int = PermName.READ | PermName.WRITE,
     order: bool = False,
     attributes: str | None = None,
-    default_topic: str = AUTO_CREATE_TOPIC,
 ) -> Frame:
     """Create or update a topic on one broker; `attributes` as `+message.type=DELAY`."""
     return request(
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         {
             "topic": topic,
-            "defaultTopic": default_topic,
+            "defaultTopic": AUTO_CREATE_TOPIC,
             "readQueueNums": read_queue_nums,
             "writeQueueNums": write_queue_nums,
             "perm": perm,

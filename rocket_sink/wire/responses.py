@@ -29,7 +29,6 @@ from rocket_sink.wire.headers import (
     INT64_MAX,
     RESPONSE_FLAG,
     Frame,
-    Limits,
     language_name,
     load_json,
     parse_int32,
@@ -243,10 +242,8 @@ PULL_STATUS: Final[Mapping[int, str]] = MappingProxyType(
 """Response codes of a pull that has an answer -> Java's PullStatus."""
 
 
-def decode_pull_answer(
-    frame: Frame, *, limits: Limits = DEFAULT_LIMITS, begin: int | None = None
-) -> PullAnswer:
-    """The answer to PULL_MESSAGE, with at most `limits.poll_bytes` of messages.
+def decode_pull_answer(frame: Frame, *, begin: int | None = None) -> PullAnswer:
+    """The answer to PULL_MESSAGE, with at most `Limits.poll_bytes` of messages.
 
     Args:
         begin: the requested offset; messages before it are left out.
@@ -260,7 +257,7 @@ def decode_pull_answer(
     following = long_field(frame, "nextBeginOffset")
     messages: list[StoredMessage] = []
     if status == "FOUND" and frame.body is not None:
-        messages, left_out = decode_poll(frame.body, limits=limits, begin=begin)
+        messages, left_out = decode_poll(frame.body, begin=begin)
         following = following if left_out is None else left_out
     return PullAnswer(
         status, following, long_field(frame, "minOffset"), long_field(frame, "maxOffset"), messages
@@ -275,7 +272,6 @@ def decode_offset_answer(frame: Frame) -> int:
 def decode_query_answer(
     frame: Frame,
     *,
-    limits: Limits = DEFAULT_LIMITS,
     allowance: Allowance | None = None,
     wanted: Wanted | None = None,
     bodies: bool = True,
@@ -286,9 +282,7 @@ def decode_query_answer(
     """
     if frame.code == ResponseCode.QUERY_NOT_FOUND or frame.body is None:
         return []
-    return decode_stored(
-        frame.body, limits=limits, allowance=allowance, wanted=wanted, bodies=bodies
-    )
+    return decode_stored(frame.body, allowance=allowance, wanted=wanted, bodies=bodies)
 
 
 def decode_recall_answer(frame: Frame) -> str:
@@ -303,9 +297,9 @@ class ClusterInfo(NamedTuple):
     clusters: dict[str, tuple[str, ...]]
 
 
-def decode_cluster_info(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> ClusterInfo:
+def decode_cluster_info(frame: Frame) -> ClusterInfo:
     """The answer to GET_BROKER_CLUSTER_INFO."""
-    fields = _json_body(frame, limits)
+    fields = _json_body(frame)
     brokers = {}
     for name, broker in _object(fields, "brokerAddrTable").items():
         addresses = _object(broker, "brokerAddrs")
@@ -325,24 +319,24 @@ def decode_cluster_info(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> Clu
     return ClusterInfo(brokers, clusters)
 
 
-def decode_runtime_info(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> dict[str, str]:
+def decode_runtime_info(frame: Frame) -> dict[str, str]:
     """The answer to GET_BROKER_RUNTIME_INFO, numbers as text (KVTable)."""
-    table = _object(_json_body(frame, limits), "table")
+    table = _object(_json_body(frame), "table")
     return {name: _text(value, f"the broker's {name}") for name, value in table.items()}
 
 
-def decode_topic_attributes(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> dict[str, str]:
+def decode_topic_attributes(frame: Frame) -> dict[str, str]:
     """The answer to GET_TOPIC_CONFIG (TopicConfig.attributes); empty where the topic has none."""
-    fields = _json_body(frame, limits)
+    fields = _json_body(frame)
     if fields.get("attributes") is None:
         return {}
     attributes = _object(fields, "attributes")
     return {name: _text(value, f"the attribute {name!r}") for name, value in attributes.items()}
 
 
-def decode_topics(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> tuple[str, ...]:
+def decode_topics(frame: Frame) -> tuple[str, ...]:
     """The answer to GET_ALL_TOPIC_LIST_FROM_NAMESERVER, sorted."""
-    topics = _json_body(frame, limits).get("topicList")
+    topics = _json_body(frame).get("topicList")
     if not isinstance(topics, list):
         raise RemoteProtocolError("the topic list is no list")
     return tuple(sorted(_text(topic, "a topic's name") for topic in topics))
@@ -366,9 +360,9 @@ def int_field(frame: Frame, name: str) -> int:
     return parse_int32(text_field(frame, name), name)
 
 
-def _json_body(frame: Frame, limits: Limits) -> dict[str, object]:
+def _json_body(frame: Frame) -> dict[str, object]:
     body = quote_numeric_keys(bytes(frame.body or b""))
-    fields = load_json(body, max_depth=limits.json_depth, what="the answer's body")
+    fields = load_json(body, max_depth=DEFAULT_LIMITS.json_depth, what="the answer's body")
     if not isinstance(fields, dict):
         raise RemoteProtocolError("the answer's body is no JSON object")
     return fields

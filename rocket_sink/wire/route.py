@@ -70,10 +70,6 @@ class QueueData:
     def writable(self) -> bool:
         return bool(self.perm & PermName.WRITE)
 
-    @property
-    def readable(self) -> bool:
-        return bool(self.perm & PermName.READ)
-
 
 @dataclass(frozen=True)
 class BrokerData:

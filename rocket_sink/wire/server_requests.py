@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from rocket_sink.errors import MessageError, RemoteProtocolError
 from rocket_sink.wire.codes import SysFlag
 from rocket_sink.wire.compress import CompressionType, inflate
-from rocket_sink.wire.headers import DEFAULT_LIMITS, Frame, Limits
+from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.properties import (
     CLUSTER,
     CORRELATION_ID,
@@ -43,13 +43,13 @@ class TransactionCheck(NamedTuple):
     broker_name: str | None
 
 
-def decode_transaction_check(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> TransactionCheck:
+def decode_transaction_check(frame: Frame) -> TransactionCheck:
     """A CHECK_TRANSACTION_STATE request (CheckTransactionStateRequestHeader).
 
     Raises:
         RemoteProtocolError: no message, or a message without a producer group.
     """
-    messages = decode_stored(frame.body or b"", limits=limits)
+    messages = decode_stored(frame.body or b"")
     if len(messages) != 1:
         raise RemoteProtocolError(f"a transaction check with {len(messages)} messages")
     message = messages[0]
@@ -82,7 +82,7 @@ class PushedReply(NamedTuple):
     flag: int
 
 
-def decode_pushed_reply(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> PushedReply:
+def decode_pushed_reply(frame: Frame) -> PushedReply:
     """A PUSH_REPLY_MESSAGE_TO_CLIENT request (ReplyMessageRequestHeader).
 
     Raises:
@@ -95,7 +95,7 @@ def decode_pushed_reply(frame: Frame, *, limits: Limits = DEFAULT_LIMITS) -> Pus
     body = bytes(frame.body or b"")
     sys_flag = int_field(frame, "sysFlag")
     if body and sys_flag & SysFlag.COMPRESSED:
-        body = inflate(body, CompressionType.of_sys_flag(sys_flag), cap=limits.body_bytes)
+        body = inflate(body, CompressionType.of_sys_flag(sys_flag))
     return PushedReply(
         text_field(frame, "topic"),
         body,

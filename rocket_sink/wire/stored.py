@@ -136,9 +136,9 @@ def decode_stored(
 
 
 def decode_poll(
-    buffer: Body, *, limits: Limits = DEFAULT_LIMITS, begin: int | None = None
+    buffer: Body, *, begin: int | None = None
 ) -> tuple[list[StoredMessage], int | None]:
-    """The first messages in the body of a pull's answer: at least one, at most `limits.poll_bytes`.
+    """The first messages in the body of a pull's answer: at least one, at most `Limits.poll_bytes`.
     And the queue offset of the first one that is left out.
 
     Args:
@@ -148,8 +148,8 @@ def decode_poll(
     Raises: as `decode_stored`.
     """
     messages: list[StoredMessage] = []
-    left = limits.poll_bytes
-    for message in _iter_stored(buffer, limits):
+    left = DEFAULT_LIMITS.poll_bytes
+    for message in _iter_stored(buffer, DEFAULT_LIMITS):
         if begin is not None and message.queue_offset < begin:
             continue
         left -= memory_bytes(message)

@@ -13,6 +13,7 @@ from deltalake import write_deltalake
 from rocket_sink import cli
 from rocket_sink.commands import ledger as ledger_command
 from rocket_sink.commands import report as report_command
+from rocket_sink.commands.common import ledger_input
 from rocket_sink.ledger.records import resolution_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.spool.writer import SpoolWriter
@@ -30,8 +31,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         raise SparkWanted
 
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    for module in (ledger_command, report_command):
-        monkeypatch.setattr(module, "spark_session", refuse)
+    monkeypatch.setattr(ledger_input, "spark_session", refuse)
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ import pytest
 
 from rocket_sink import Ledger, RocketSink
 from rocket_sink.ledger.duckdb_reader import open_quick
-from rocket_sink.ledger.report import Scope, Totals, figures
+from rocket_sink.ledger.report import Scope, figures
+from rocket_sink.ledger.report.values import Totals
 from rocket_sink.testing import FakeCluster
 from tests.ledger.values import accounts, confirmed, context, letter
 

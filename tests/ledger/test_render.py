@@ -8,16 +8,14 @@ import json
 
 from rich.console import Console
 
-from rocket_sink.ledger.report import (
+from rocket_sink.ledger.report import Report, Scope, to_html
+from rocket_sink.ledger.report.values import (
     BrokerFigures,
     DeadLetterFigures,
     EpochFigures,
     ErrorFigures,
     IsolationFigures,
-    Report,
-    Scope,
     Totals,
-    to_html,
 )
 
 NOW = dt.datetime(2024, 5, 6, 7, 8, 9, 250_000, dt.timezone.utc)

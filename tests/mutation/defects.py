@@ -155,14 +155,6 @@ ROUTING: tuple[Defect, ...] = (
         "a request that is still on its way is stored behind its own repetition",
     ),
     Defect(
-        "unknown-is-no-duplicate",
-        "rocket_sink/routing/retry.py",
-        "        maybe_duplicate=error.outcome is Outcome.UNKNOWN,\n",
-        "        maybe_duplicate=isinstance(error, RequestTimeoutError),\n",
-        ("tests/routing/test_retry.py::test_the_table",),
-        "a message sent again after a lost connection is not counted as possibly stored twice",
-    ),
-    Defect(
         "surrogate-pairs",
         "rocket_sink/routing/hashing.py",
         " + (data >= 0xF0)\n",
@@ -251,6 +243,14 @@ PRODUCER = (
         "            history.unknown = None\n        if decision.refresh_route",
         ("tests/producer/engine/test_outcomes.py::test_unknown_wins_over_what_follows",),
         "a message that may be stored is reported as not sent",
+    ),
+    Defect(
+        "unknown-is-no-duplicate",
+        "rocket_sink/producer/engine/response_handler.py",
+        "history is not None and (history.unknown is not None or history.degraded is not None),\n",
+        "history is not None and history.degraded is not None,\n",
+        ("tests/producer/engine/test_outcomes.py::test_unknown_then_acked_is_marked",),
+        "a message sent again after a lost connection is not counted as possibly stored twice",
     ),
     Defect(
         "order-of-a-queue-not-kept",

@@ -13,7 +13,7 @@ from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.hooks import RpcHook
 from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.testing import Drop
-from rocket_sink.wire.codes import V4_9_4
+from rocket_sink.wire.codes import mq_version
 from rocket_sink.wire.ids import decode_recall_handle
 from tests.group_faults import FAULTS
 
@@ -91,7 +91,7 @@ def test_delayed_ones_travel_together_with_their_recall_handles(
 
 def test_old_brokers_are_not_sent_timers_in_groups(cluster, make_producer, groups):
     for broker in cluster.brokers:
-        broker.version = V4_9_4
+        broker.version = mq_version(4, 9, 4)
     futures = burst(make_producer(), 40, delay_ms=60_000)
     assert all(isinstance(one.exception(60), BrokerTooOldError) for one in futures)
     assert max(groups) > 10 and not cluster.messages("orders")

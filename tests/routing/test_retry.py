@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocket_sink import errors
-from rocket_sink.errors import Isolate, MessageError, Outcome, SendError
+from rocket_sink.errors import Isolate, MessageError, SendError
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.retry import (
     ATTEMPT_FLOOR_S,
@@ -90,7 +90,6 @@ def test_the_table(error, free, strict, isolate, reachable, refresh):
         assert decision.isolate.value == isolate
         assert decision.reachable == reachable
         assert decision.refresh_route == refresh
-        assert decision.maybe_duplicate == (error.outcome is Outcome.UNKNOWN)
 
 
 def test_the_table_has_every_leaf_of_the_tree():
@@ -112,7 +111,6 @@ def test_poison_rows_are_given_up_and_isolate_nothing():
         decision = call(poison)
         assert decision.action is Action.GIVE_UP
         assert decision.isolate is Isolate.NOTHING
-        assert not decision.maybe_duplicate
 
 
 def test_f21_go_away_is_answered_once_by_a_new_connection_and_is_no_attempt():
@@ -265,7 +263,6 @@ def test_f30_degraded_answers_by_policy(code):
     forced = degraded(retryAnotherBrokerWhenNotStoreOK=True)
     assert forced.action is Action.RETRY_NOW
     assert forced.avoid_broker
-    assert forced.maybe_duplicate
     assert forced.isolate is Isolate.NOTHING
     strict = degraded(STRICT, retryAnotherBrokerWhenNotStoreOK=True)
     assert strict.action is Action.RETRY_SAME_QUEUE

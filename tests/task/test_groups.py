@@ -27,7 +27,7 @@ from rocket_sink.testing import (
     FakeCluster,
 )
 from rocket_sink.testing.broker import FakeBroker
-from rocket_sink.wire.codes import V4_9_4, ResponseCode, SysFlag
+from rocket_sink.wire.codes import ResponseCode, SysFlag, mq_version
 from tests.group_faults import FAULTS
 from tests.task.one_task import run_task
 
@@ -219,7 +219,7 @@ def test_old_brokers_get_delay_levels_and_no_timers(
     cluster: FakeCluster, tmp_path: Path, groups: list[int]
 ) -> None:
     for broker in cluster.brokers:
-        broker.version = V4_9_4
+        broker.version = mq_version(4, 9, 4)
     columns = delayed(
         200,
         delay_ms=pa.array([60_000 if n % 4 == 0 else None for n in range(200)], pa.int64()),

@@ -229,18 +229,18 @@ def test_unwritten_requests_can_move_elsewhere():
 
 def test_the_oldest_unanswered_request_makes_a_broker_suspect():
     connection = Connection()
-    assert connection.oldest_sent_s is None
+    assert connection.oldest is None
     frames = []
     for token, now_s in (("a", 1.0), ("b", 2.0)):
         frames.append(sent(connection.send_request(REQUEST, deadline_s=9.0, token=token)))
         connection.mark_written(token, now_s)
-    assert connection.oldest_sent_s == 1.0
+    assert connection.oldest.sent_s == 1.0
     connection.receive_data(answer_to(frames[0]), 2.5)
-    assert connection.oldest_sent_s == 2.0
+    assert connection.oldest.sent_s == 2.0
     connection.receive_data(answer_to(frames[1]), 2.5)
-    assert connection.oldest_sent_s is None
+    assert connection.oldest is None
     connection.send_request(REQUEST, deadline_s=9.0, token="unwritten")
-    assert connection.oldest_sent_s is None
+    assert connection.oldest.sent_s is None
 
 
 def test_opaque_ids_wrap_and_skip_those_in_flight():

@@ -89,7 +89,6 @@ def test_a_full_route():
         assert decode_route(encode_route(route, legacy_keys=legacy)) == route
     assert route.brokers[0].master is None
     assert not route.queues[1].writable
-    assert not route.queues[1].readable
 
 
 def test_an_empty_mapping_marks_a_static_topic():

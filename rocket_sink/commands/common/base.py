@@ -17,6 +17,8 @@ import click
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.text import clean, nearest
 
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+
 
 class Command(click.Command):
     """A command with an example in its help; it also takes `--debug` after its name."""

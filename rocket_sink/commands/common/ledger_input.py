@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +13,8 @@ import click
 
 from rocket_sink.commands.common.base import time_value
 from rocket_sink.commands.common.output import note
-from rocket_sink.commands.common.spark_input import Decorated
+from rocket_sink.commands.common.sink_input import absolute
+from rocket_sink.commands.common.spark_input import Decorated, spark_session
 from rocket_sink.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -84,6 +87,23 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
             "their rows are not in"
         )
     return found
+
+
+@contextlib.contextmanager
+def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, Ledger]]:
+    """A session for small plans from a command's flags, and the ledger.
+
+    Raises:
+        LedgerError: the path has none.
+    """
+    from rocket_sink.ledger.ledger import Ledger
+
+    path = absolute(path)
+    check_exists(path)
+    with spark_session(name, small=True, **spark) as session:
+        # Not before: the session may be what knows the way to the store.
+        check_exists(path, session)
+        yield session, Ledger(path)
 
 
 def fold_and_note(ledger: Ledger, spark: SparkSession) -> FoldSummary:

@@ -134,19 +134,30 @@ def is_told(place: LedgerPath, table: DeltaTable, token: str, commits: int) -> b
     newest = table.version()
     for version in range(newest, max(-1, newest - commits), -1):
         try:
-            with filesystem.open_input_stream(_commit_path(place, version)) as file:
-                lines = bytes(file.read()).splitlines()
-        except FileNotFoundError:
-            break
+            actions = commit_actions(place, filesystem, version)
         except OSError as error:
             raise _away(place, error) from error
-        if any(json.loads(one).get("commitInfo", {}).get(_USER_METADATA) == token for one in lines):
+        if actions is None:
+            break
+        if any(one.get("commitInfo", {}).get(_USER_METADATA) == token for one in actions):
             return True
     return False
 
 
-def _commit_path(place: LedgerPath, version: int) -> str:
-    return f"{place.root}/{_LOG_FOLDER}/{version:020}.json"
+def commit_actions(
+    place: LedgerPath, filesystem: fs.FileSystem, version: int
+) -> list[dict[str, Any]] | None:
+    """A commit's actions as Delta's protocol names them; None: it is not there.
+
+    Raises:
+        OSError: it cannot be read now.
+        ValueError: it is no JSON.
+    """
+    try:
+        with filesystem.open_input_stream(f"{place.root}/{_LOG_FOLDER}/{version:020}.json") as file:
+            return [json.loads(line) for line in bytes(file.read()).splitlines()]
+    except FileNotFoundError:
+        return None
 
 
 def rows_of_epoch(

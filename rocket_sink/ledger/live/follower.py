@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from rocket_sink.ledger.append.delta_rs import commit_actions
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 
@@ -64,13 +64,8 @@ class LedgerFollower:
 
     def _commit(self, version: int) -> list[dict[str, Any]] | None:
         """The files that a commit adds; None: it is not there."""
-        path = f"{self._place.root}/{_LOG}/{version:020d}.json"
-        try:
-            with self._files.open_input_stream(path) as file:
-                text = bytes(file.read())
-        except FileNotFoundError:
-            return None
-        return [line["add"] for line in map(json.loads, text.splitlines()) if "add" in line]
+        actions = commit_actions(self._place, self._files, version)
+        return actions and [action["add"] for action in actions if "add" in action]
 
     def _rows(self, path: str) -> pa.Table:
         """The wanted columns; null where an older rocket-sink wrote the file without them."""

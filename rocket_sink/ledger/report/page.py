@@ -20,7 +20,6 @@ from importlib.resources import files
 from typing import Any, Final
 
 from rocket_sink import __version__
-from rocket_sink.ledger.report.advice import ADVICE
 from rocket_sink.ledger.report.series import COLUMNS, Series
 from rocket_sink.ledger.report.values import plain
 from rocket_sink.ledger.tune.values import DEFAULTS_FIT, FEWEST, Comparison, Tuning
@@ -49,6 +48,31 @@ _CHARTS: Final = (
      ""),
     ("queues", "Skew", "Messages stored by queue.", "wide"),
 )  # fmt: skip
+_CHECK: Final = "`rocket-sink check -n HOST:9876 -t TOPIC` tells what is wrong on the way"
+_ADVICE: Final = {
+    "CONNECT": f"start the broker, or open the way to it; {_CHECK}",
+    "CONNECTION_LOST": "look at the broker's log: it was stopped, killed, or a proxy cut the way",
+    "UNKNOWN_HOST": "mend the DNS entry, or brokerIP1 of the broker",
+    "TLS": "compare the certificates of both sides (tlsCa, tlsCert)",
+    "TLS_REFUSED": "the broker expects TLS, or does not: set tlsMode as the broker has it",
+    "NAME_SERVER_UNAVAILABLE": f"start a name server; {_CHECK}",
+    "NO_ROUTE": "create the topic, or start the broker that has it: `rocket-sink routes -t TOPIC`",
+    "QUEUE_MOVED": "set sendMsgTimeout longer than a remapping of the static topic takes",
+    "INVALID_QUEUE": "start the queue's broker: `rocket-sink routes -t TOPIC` shows who is there",
+    "REQUEST_TIMEOUT": "look at the broker's disk and page cache; then raise sendMsgTimeout",
+    "UNWRITTEN": "the broker took no bytes: look at its CPU and network",
+    "BROKER_BUSY": "the broker's send queue is full: fewer rows at once (maxMessagesPerSecond)",
+    "SERVICE_NOT_AVAILABLE": "the broker is starting, stopping, or its disk is full",
+    "GO_AWAY": "nothing: the broker was being restarted in good order",
+    "TOPIC_NOT_FOUND": "create the topic on the broker: autoCreateTopicEnable is off",
+    "MESSAGE_ILLEGAL": "compare maxMessageSize here and on the broker; look at the dead letters",
+    "NO_PERMISSION": "the topic is not writable there: its perm has no W",
+    "AUTH_FAILED": "compare accessKey and secretKey with the broker's ACL",
+    "BROKER_TOO_OLD": "timed messages need a broker from 5.0 on",
+    "ACKED_DEGRADED": "look at the disk flush and the replicas of the broker",
+    "": "look at the example and at the broker's log of that time",
+}
+"""{error code: the next step, beside each on the page}; of an unknown code the last."""
 
 
 def page_html(
@@ -64,7 +88,7 @@ def page_html(
     columns = {name: list(names) for name, names in COLUMNS.items()}
     data = {
         "report": figures, "series": _plain_series(series), "columns": columns,
-        "coded": sorted(_TEXTS), "advice": ADVICE, "quoted": shlex.quote(figures["ledger"]),
+        "coded": sorted(_TEXTS), "advice": _ADVICE, "quoted": shlex.quote(figures["ledger"]),
     }  # fmt: skip
     title = f"rocket-sink report: {clean(figures['ledger'])}"
     body = [

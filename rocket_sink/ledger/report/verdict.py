@@ -89,7 +89,7 @@ def _well(facts: Facts) -> Finding:
     if not totals.epochs and not last:
         of = "this part of the ledger" if facts.scoped else "the ledger"
         return Finding("empty", "well", f"There is nothing in {of} yet: no epoch and no send")
-    brokers = [b for b in facts.brokers if b.broker != "-"]
+    brokers = _brokers(facts)
     text = (
         f"All is well: {totals.acked + totals.degraded:,} rows of {_many(totals.epochs, 'epoch')} "
         "are stored and none waits"
@@ -105,24 +105,20 @@ def _well(facts: Facts) -> Finding:
 # --- conditions ----------------------------------------------------------------------------------
 
 
-def _quarantined(facts: Facts) -> Iterator[Case]:
-    if facts.quarantined_files:
-        yield {"files": _many(facts.quarantined_files, "damaged spool file", "is", "are")}
+def _counted(
+    name: str, of: Callable[[Facts], int], what: str, one: str = "", many: str = ""
+) -> Callable[[Facts], Iterator[Case]]:
+    """The condition that there are any; `name`: of their number in the sentence."""
+
+    def found(facts: Facts) -> Iterator[Case]:
+        if count := of(facts):
+            yield {name: _many(count, what, one, many)}
+
+    return found
 
 
-def _unfolded(facts: Facts) -> Iterator[Case]:
-    if facts.unfolded_epochs:
-        yield {"epochs": _many(facts.unfolded_epochs, "epoch")}
-
-
-def _missing(facts: Facts) -> Iterator[Case]:
-    if facts.totals.missing_rows:
-        yield {"rows": _many(facts.totals.missing_rows, "row")}
-
-
-def _unbalanced(facts: Facts) -> Iterator[Case]:
-    if facts.totals.not_adding_up and not facts.totals.missing_rows:
-        yield {"epochs": _many(facts.totals.not_adding_up, "epoch", "does", "do")}
+def _unbalanced(facts: Facts) -> int:
+    return 0 if facts.totals.missing_rows else facts.totals.not_adding_up
 
 
 def _left_route(facts: Facts) -> Iterator[Case]:
@@ -161,7 +157,7 @@ def _was_away(facts: Facts) -> Iterator[Case]:
 
 
 def _keys_wait(facts: Facts) -> Iterator[Case]:
-    gone = {a.broker for a in facts.absences if a.back_at is None}
+    gone = _gone(facts)
     waits = [w for w in facts.waiting if w.broker not in gone]
     if waits:
         rows = sum(w.rows for w in waits)
@@ -208,13 +204,12 @@ def _forbidden(facts: Facts) -> Iterator[Case]:
     return _letters(facts, "permission")
 
 
-def _in_flight(facts: Facts) -> Iterator[Case]:
-    if facts.in_flight:
-        yield {"requests": _many(facts.in_flight, "request", "has", "have")}
-
-
 def _brokers(facts: Facts) -> list[BrokerFigures]:
     return [b for b in facts.brokers if b.broker != "-"]
+
+
+def _gone(facts: Facts) -> set[str]:
+    return {a.broker for a in facts.absences if a.back_at is None}
 
 
 def _last_send(facts: Facts) -> dt.datetime | None:
@@ -244,7 +239,7 @@ def _was_isolated(facts: Facts) -> Iterator[Case]:
 
 def _isolated(facts: Facts) -> Iterator[IsolationSums]:
     """Of brokers that no line says to be gone."""
-    gone = {a.broker for a in facts.absences if a.back_at is None}
+    gone = _gone(facts)
     yield from (one for one in facts.isolated if one.broker not in gone)
 
 
@@ -263,16 +258,6 @@ def _slow(facts: Facts) -> Iterator[Case]:
             }  # fmt: skip
 
 
-def _degraded(facts: Facts) -> Iterator[Case]:
-    if facts.totals.degraded:
-        yield {"rows": _many(facts.totals.degraded, "row", "is", "are")}
-
-
-def _duplicates(facts: Facts) -> Iterator[Case]:
-    if facts.totals.duplicates_possible:
-        yield {"rows": _many(facts.totals.duplicates_possible, "stored row")}
-
-
 def _replays(facts: Facts) -> Iterator[Case]:
     totals = facts.totals
     if totals.superseded_attempts:
@@ -282,24 +267,21 @@ def _replays(facts: Facts) -> Iterator[Case]:
         }
 
 
-def _unconfirmed(facts: Facts) -> Iterator[Case]:
-    if facts.totals.unconfirmed:
-        yield {"epochs": _many(facts.totals.unconfirmed, "epoch", "is", "are")}
-
-
 RULES: Final = (
     Rule("broker_left_route", "problem", _left_route,
          "{broker} left the route at {since} and is not back{held}", "start {broker}{then}"),
     Rule("broker_unreachable", "problem", _unreachable,
          "{broker} has stored nothing since {since} ({cause}) and is not back{held}",
          "start {broker}, or mend the way to it{then}"),
-    Rule("rows_missing", "problem", _missing,
+    Rule("rows_missing", "problem", _counted("rows", lambda f: f.totals.missing_rows, "row"),
          "{rows} that Spark handed to tasks are in no accounts: their workers wrote to another "
          "folder than this ledger's, or files are gone", "`{show} --where 'missing_rows > 0'`"),
-    Rule("spool_damaged", "problem", _quarantined,
+    Rule("spool_damaged", "problem",
+         _counted("files", lambda f: f.quarantined_files, "damaged spool file", "is", "are"),
          "{files} put aside: what they hold is in no figure",
          "look into {ledger}/_spool/_quarantine"),
-    Rule("epochs_do_not_add_up", "problem", _unbalanced,
+    Rule("epochs_do_not_add_up", "problem",
+         _counted("epochs", _unbalanced, "epoch", "does", "do"),
          "{epochs} not add up: rows came in of which no account tells what became of them",
          "`{show} --where 'NOT adds_up'`"),
     Rule("keys_wait", "problem", _keys_wait,
@@ -314,7 +296,7 @@ RULES: Final = (
     Rule("letters_forbidden", "problem", _forbidden,
          "{pending} pending of topics closed to this account ({classes}){oldest}",
          "allow it to write there, then `{backfill} --reason permission`"),
-    Rule("not_folded", "warning", _unfolded,
+    Rule("not_folded", "warning", _counted("epochs", lambda f: f.unfolded_epochs, "epoch"),
          "rows of {epochs} are not folded yet and in no figure", "`{report} --fold`"),
     Rule("broker_isolated", "warning", _isolated_now,
          "{broker} has been isolated since {since} ({cause})",
@@ -322,14 +304,17 @@ RULES: Final = (
     Rule("broker_slow", "warning", _slow,
          "{broker} is slow: p99 {p99}, {times} the others' {usual}",
          "look at {broker}'s disk and page cache"),
-    Rule("requests_in_flight", "warning", _in_flight,
+    Rule("requests_in_flight", "warning",
+         _counted("requests", lambda f: f.in_flight, "request", "has", "have"),
          "{requests} no known outcome: their tasks died before an answer",
          "none where the epoch was run again; `{show} --where 'NOT confirmed'` lists those that "
          "were not"),
-    Rule("rows_degraded", "warning", _degraded,
+    Rule("rows_degraded", "warning",
+         _counted("rows", lambda f: f.totals.degraded, "row", "is", "are"),
          "{rows} stored, but less durably than asked for (flush or replica not awaited)",
          "look at the brokers' disks and replicas"),
-    Rule("duplicates_announced", "note", _duplicates,
+    Rule("duplicates_announced", "note",
+         _counted("rows", lambda f: f.totals.duplicates_possible, "stored row"),
          "{rows} may be there twice, under one message id (UNIQ_KEY)"),
     Rule("replays", "note", _replays,
          "{attempts} run again: {rows} that they had stored may be there twice"),
@@ -337,7 +322,8 @@ RULES: Final = (
          "{broker} could not be reached from {since} to {back} ({cause}) and is back"),
     Rule("broker_was_isolated", "note", _was_isolated,
          "{broker} was isolated {times}, {length} in all, the last at {last} ({cause})"),
-    Rule("epochs_unconfirmed", "note", _unconfirmed,
+    Rule("epochs_unconfirmed", "note",
+         _counted("epochs", lambda f: f.totals.unconfirmed, "epoch", "is", "are"),
          "{epochs} not confirmed by Spark (yet): still running, or the driver ended first"),
 )  # fmt: skip
 """(name, level, condition, sentence, next command); problems, warnings and notes by weight."""

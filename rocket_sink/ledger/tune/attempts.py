@@ -55,11 +55,6 @@ class Attempts:
     def __len__(self) -> int:
         return len(self.start_s)
 
-    @property
-    def ended_s(self) -> Any:
-        """When each was over."""
-        return self.start_s + (self.wait_ms + self.rtt_ms) / 1000
-
 
 def read_attempts(read: Scoped, limit: int) -> Attempts:
     """The newest `limit` attempts of the scope; the waits of strict queues are none."""

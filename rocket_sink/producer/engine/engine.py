@@ -30,7 +30,6 @@ from rocket_sink.net.client import NetworkClient
 from rocket_sink.net.hooks import RpcHooks
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import (
-    AttemptRecord,
     Completion,
     End,
     SendAttempt,
@@ -67,7 +66,6 @@ class SendEngine:
         options: name servers, limits, time-outs, credentials.
         shared: the executor's broker state; None: this engine's own.
         clock: monotonic seconds.
-        on_attempt: called after each attempt, in the thread that drives the engine.
         record_attempts: keep each attempt in its Completion.
         credentials: gives the credentials in the options' place; asked again once when refused.
         on_request: serves a broker's request; False: it is refused.
@@ -80,7 +78,6 @@ class SendEngine:
         *,
         shared: SharedBrokerState | None = None,
         clock: Callable[[], float] = time.monotonic,
-        on_attempt: Callable[[AttemptRecord], None] | None = None,
         record_attempts: bool = True,
         rng: Random | None = None,
         credentials: CredentialsProvider | None = None,
@@ -129,7 +126,6 @@ class SendEngine:
             headers=self._headers,
             limits=self._limits,
             rng=rng,
-            on_attempt=on_attempt,
             records=record_attempts,
         )
         self.window = Window(options)

@@ -95,7 +95,9 @@ class Heartbeats:
         names = {address: name for name, address in self._routes.addresses().items()}
         for channel in self._client.channels:
             if channel.address in names:
-                yield names[channel.address], channel.connection.oldest_sent_s, channel.heard_s
+                oldest = channel.connection.oldest
+                sent_s = None if oldest is None else oldest.sent_s
+                yield names[channel.address], sent_s, channel.heard_s
 
     def _probe_silent(self, now_s: float) -> None:
         """A heartbeat on each connection with an old unanswered request and no other sign of life.
@@ -105,17 +107,16 @@ class Heartbeats:
         expires with the request.
         """
         for channel in self._client.channels:
-            sent_s = channel.connection.oldest_sent_s
-            if sent_s is None or channel in self._asked:
+            oldest = channel.connection.oldest
+            if oldest is None or oldest.sent_s is None or channel in self._asked:
                 continue
-            until_s = channel.connection.oldest_deadline_s
-            if until_s is None or now_s - max(sent_s, channel.heard_s) <= _ASK_S:
+            if now_s - max(oldest.sent_s, channel.heard_s) <= _ASK_S:
                 continue
             self._asked.add(channel)
 
             ended = Call(lambda answer, error, at_s, one=channel: self._asked.discard(one))  # type: ignore[misc]
             frame = self._heartbeat()
-            self._client.call_on(channel, frame, ended, deadline_s=until_s, now_s=now_s)
+            self._client.call_on(channel, frame, ended, deadline_s=oldest.deadline_s, now_s=now_s)
 
     def _heartbeat(self) -> Frame:
         return requests.heartbeat(

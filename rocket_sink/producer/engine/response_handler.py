@@ -7,7 +7,6 @@ nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -84,7 +83,6 @@ class ResponseHandler:
     """Deals with answers and failures.
 
     Args:
-        on_attempt: called after each attempt.
         records: keep each attempt in its Completion.
 
     Attributes:
@@ -102,7 +100,6 @@ class ResponseHandler:
         headers: HeaderTemplates,
         limits: RequestLimits,
         rng: Random,
-        on_attempt: Callable[[AttemptRecord], None] | None,
         records: bool,
     ) -> None:
         self._options = options
@@ -113,8 +110,7 @@ class ResponseHandler:
         self._limits = limits
         self._rng = rng
         self._policies = RetryPolicies.of(options)
-        self._on_attempt = on_attempt
-        self._records = records or on_attempt is not None
+        self._records = records
         self.stopping = False
         self.fatal = False
 
@@ -401,13 +397,11 @@ class ResponseHandler:
     def _recorded(
         self, attempt: SendAttempt, now_s: float, sent_s: float | None, outcome: Outcome, **end: Any
     ) -> list[AttemptRecord]:
-        """Keep the attempt's record and pass it on; returns all records of the request."""
+        """Keep the attempt's record; returns all records of the request."""
         history = attempt.history
         if not self._records:
             return history.records if history is not None else []
         record = _record_of(attempt, now_s, sent_s, outcome, **end)
-        if self._on_attempt is not None:
-            self._on_attempt(record)
         if history is None:
             return [record]
         history.waited = None

@@ -63,10 +63,6 @@ class SharedBrokerState:
         """A store of this process alone."""
         return cls(None)
 
-    @property
-    def is_shared(self) -> bool:
-        return self._file is not None
-
     def get(self, name: str) -> FaultItem | None:
         if self._file is None:
             return self._memory.get(name)

@@ -222,12 +222,14 @@ class StoredChecks:
     def _end_unanswered(self, now_s: float) -> None:
         """What `ANSWER_LOST_S` says of a connection's oldest request."""
         for channel in self._client.channels:
-            attempt, sent_s = channel.connection.oldest_token, channel.connection.oldest_sent_s
+            oldest = channel.connection.oldest
+            if oldest is None or oldest.sent_s is None:
+                continue
+            attempt, sent_s = oldest.token, oldest.sent_s
             if (
                 isinstance(attempt, SendAttempt)
                 and attempt.request.verify_ids
                 and attempt.broker is not None
-                and sent_s is not None
                 and now_s - sent_s >= ANSWER_LOST_S
                 and attempt.broker.stored_sent_s >= sent_s
             ):

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -58,10 +58,6 @@ from rocket_sink.spark.backfill.home_queues import HomeQueues, Lists, has_own_qu
 from rocket_sink.task.queue_snapshot import Queues
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.task import TaskSender
-
-if TYPE_CHECKING:
-    from rocket_sink.producer.engine.engine import SendEngine
-
 
 _ADVICE: Final = (
     "Start the brokers that they may be on; if these never come back, delivery=at_least_once sends "
@@ -128,24 +124,21 @@ CHUNK: Final = 2000
 take longer than a second."""
 FOUND: Final = "found at a broker: an earlier send had stored it"
 
+_COUNTS: Final = ("resent", "found", "failed", "held_back", "not_tried", "moved", "left_out")
+_BY_NAME: Final = ("waiting", "codes")
 RESULT_SCHEMA: Final = pa.schema(
     [
-        pa.field("resent", pa.int64()),
-        pa.field("found", pa.int64()),
-        pa.field("failed", pa.int64()),
-        pa.field("held_back", pa.int64()),
-        pa.field("not_tried", pa.int64()),
-        pa.field("moved", pa.int64()),
-        pa.field("left_out", pa.int64()),
-        pa.field("waiting", pa.map_(pa.string(), pa.int64())),
-        pa.field("codes", pa.map_(pa.string(), pa.int64())),
-        pa.field("first_error", pa.string()),
+        *((name, pa.int64()) for name in _COUNTS),
+        *((name, pa.map_(pa.string(), pa.int64())) for name in _BY_NAME),
+        ("first_error", pa.string()),
     ]
 )
-RESULT_DDL: Final = (
-    "resent BIGINT, found BIGINT, failed BIGINT, held_back BIGINT, not_tried BIGINT, "
-    "moved BIGINT, left_out BIGINT, waiting MAP<STRING,BIGINT>, codes MAP<STRING,BIGINT>, "
-    "first_error STRING"
+RESULT_DDL: Final = ", ".join(
+    [
+        *(f"{name} BIGINT" for name in _COUNTS),
+        *(f"{name} MAP<STRING,BIGINT>" for name in _BY_NAME),
+        "first_error STRING",
+    ]
 )
 
 
@@ -177,7 +170,7 @@ class Resent:
 
     def add(self, row: Any) -> None:
         """Add what a task reported: a row of RESULT_SCHEMA."""
-        for name in ("resent", "found", "failed", "held_back", "not_tried", "moved", "left_out"):
+        for name in _COUNTS:
             setattr(self, name, getattr(self, name) + row[name])
         self.waiting.update(row["waiting"] or {})
         self.codes.update(row["codes"] or {})

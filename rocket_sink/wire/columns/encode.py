@@ -40,9 +40,8 @@ from rocket_sink.wire.columns.buffers import (
     lengths_of,
     offsets_of,
 )
-from rocket_sink.wire.columns.properties import (
-    PropertyPieces,
-)
+from rocket_sink.wire.columns.properties import PropertyPieces
+from rocket_sink.wire.ids import id_prefix
 
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _NTP_STEP_MS: Final = 1_000_000
@@ -66,25 +65,16 @@ def message_id_column(
     The counter wraps at 65,536 as Java's short does. Where it wraps inside the column the time part
     grows by 1 ms, so that the ids of one column differ. The caller adds `count` to its counter.
     """
-    fixed = (
-        ip
-        + (pid & 0xFFFF).to_bytes(2, "big")
-        + (class_hash & 0xFFFFFFFF).to_bytes(4, "big")
-    )  # fmt: skip
     counters: Int64s = np.arange(count, dtype=np.int64) + (counter & 0xFFFF)
     times = _span_ms(start_ms, now_ms) + (counters >> 16)
-    prefix = np.frombuffer(fixed.hex().upper().encode(), np.uint8)
-    words = len(prefix) // 4
+    prefix = np.frombuffer(id_prefix(ip, pid, class_hash).encode(), np.uint32)
+    words = len(prefix)
     rows = np.empty((count, words + 3), np.uint32)
-    rows[:, :words] = prefix.view(np.uint32)
+    rows[:, :words] = prefix
     rows[:, words] = _HEX_16[times >> 16 & 0xFFFF]
     rows[:, words + 1] = _HEX_16[times & 0xFFFF]
     rows[:, words + 2] = _HEX_16[counters & 0xFFFF]
-    width = rows.shape[1] * 4
-    if count * width > INT32_MAX:
-        raise ValueError(f"{count} ids do not fit one Arrow string array")
-    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
-    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(rows))
+    return _text_column(rows)
 
 
 def _span_ms(start_ms: int, now_ms: int) -> int:
@@ -94,8 +84,11 @@ def _span_ms(start_ms: int, now_ms: int) -> int:
 
 def hex_column(digests: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.StringArray:
     """Rows of an even number of bytes as upper-case hex."""
-    words = np.ascontiguousarray(digests).view(">u2")
-    text = _HEX_16[words]
+    return _text_column(_HEX_16[np.ascontiguousarray(digests).view(">u2")])
+
+
+def _text_column(text: npt.NDArray[np.uint32]) -> pa.StringArray:
+    """Rows of four characters each as strings."""
     width = text.shape[1] * 4
     if text.nbytes > INT32_MAX:
         raise ValueError(f"{len(text)} ids do not fit one Arrow string array")

@@ -38,7 +38,6 @@ def mappings(path) -> int:
 def test_what_one_store_learns_another_sees(tmp_path):
     first = open_in(tmp_path)
     second = elsewhere(tmp_path)
-    assert first.is_shared
     item = FaultItem("broker-a", 12.5, 1234.5, False, 3.0)
     first.put("broker-a", item)
     assert second.get("broker-a") == item
@@ -125,7 +124,6 @@ def test_folders_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
 
 def test_in_process_when_the_directory_cannot_be_written():
     store = SharedBrokerState.open(OPTIONS, directory="/proc/nowhere")
-    assert not store.is_shared
     store.put("a", FaultItem("a"))
     assert store.get("a") == FaultItem("a")
     store.put_route("t", b"x", 1.0)
@@ -269,5 +267,5 @@ def test_a_link_to_a_file_of_the_users_is_neither_mapped_nor_extended(tmp_path, 
     attack(tmp_path / name, precious)
     health = open_in(tmp_path)
     health.put("broker-a", FaultItem("broker-a", 1.0, 2.0, False, 3.0))
-    assert not health.is_shared
+    assert open_in(tmp_path).get("broker-a") is None, "in process"
     assert precious.read_text() == "precious"
