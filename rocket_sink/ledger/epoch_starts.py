@@ -223,15 +223,13 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
         sent is not in the ledger. The former also where the folder cannot be read or written.
     """
     path, note = _write_path(app_id), {"at_ms": now_ms(), "write": write}
-    try:
+    again = False
+    with contextlib.suppress(OSError, LedgerError, ValueError, KeyError, TypeError):
         store = NoteStore(place)
-        if store.write(path, note, replace=False):
-            return write, False
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            return str(store.read(path)["write"]), True
-    except (OSError, LedgerError):
-        return write, False
-    return write, True
+        again = not store.write(path, note, replace=False)
+        if again:
+            write = str(store.read(path)["write"])
+    return write, again
 
 
 def end_write(place: LedgerPath, app_id: str) -> None:

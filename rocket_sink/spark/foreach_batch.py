@@ -178,7 +178,7 @@ class BatchWriter:
                 "df.writeStream.foreachBatch(sink.write_batch), or sink.stream(df)"
             )
         started_s = time.monotonic()
-        query = run = str(uuid.uuid4())
+        run = str(uuid.uuid4())
         session, token = df.sparkSession, None
         check_session(self._options, session)
         plan_of(df, self._options)  # what is refused has sent nothing, and notes nothing

@@ -210,6 +210,13 @@ def test_the_files_of_a_failed_attempt_go(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+def test_a_ledger_that_was_deleted_does_not_come_back(place: LedgerPath) -> None:
+    shutil.rmtree(place.root)
+    with pytest.raises(LedgerError, match="cannot write data files of the ledger"):
+        write_data_files(place, [sends(context(), ROWS)])
+    assert not Path(place.root).exists()
+
+
 def test_a_folder_that_cannot_be_written_is_one_clear_error(spark: Any, place: LedgerPath) -> None:
     Path(place.root, "kind=send").write_text("in the folder's place")
     with pytest.raises(LedgerError, match="cannot write data files of the ledger"):

@@ -675,8 +675,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "stores-that-ignore-conditions-are-trusted",
         "rocket_sink/ledger/append/exclusive.py",
-        "        _by_store[key] = refuses is True\n",
-        "        _by_store[key] = refuses is not None\n",
+        "    return _told(spark, place, _refuses_on_condition) is True\n",
+        "    return _told(spark, place, _refuses_on_condition) is not None\n",
         ("tests/stores/test_short_forms.py::test_what_users_do_with_a_ledger_on_s3[lanes]",),
         "two drivers overwrite each other's commits on a store that ignores If-None-Match",
     ),

@@ -27,13 +27,15 @@ from rocket_sink import Ledger
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import lock as lease_module
 from rocket_sink.ledger.fold import fold
-from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.option_spec import Secret
 from rocket_sink.testing import FakeCluster
 from tests.integration.lanes import LANES
 from tests.ledger.values import accounts, context, sends
 from tests.run_command import run_command
 from tests.stores.server import KEY, REGION, SECRET, S3Server
+from tests.stores.session import settings
 
 ROWS: Final = 200
 BAD: Final = 10
@@ -95,6 +97,15 @@ def delta_rs_options(endpoint: str) -> dict[str, str]:
         "AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_REGION": REGION, "AWS_ALLOW_HTTP": "true",
     }  # fmt: skip
+
+
+def place_on(server: S3Server, bucket: str) -> LedgerPath:
+    """A ledger's; only Spark's properties say where the store is."""
+    properties = {
+        name.removeprefix("spark.hadoop."): Secret(value)
+        for name, value in settings(server.endpoint).items()
+    }
+    return LedgerPath(f"s3a://{bucket}/ledger", f"{bucket}/ledger", False, storage=properties)
 
 
 def stored_keys(client: Any, bucket: str, name: str, under: str = "") -> list[str]:
@@ -337,7 +348,7 @@ def as_json(value: Any) -> str:
 
 def command_line(world: World) -> Found:
     """Commands as users start them: only their flags say where the store is."""
-    from tests.stores.session import packages, settings
+    from tests.stores.session import packages
 
     judge = Judge()
     name = "commands"

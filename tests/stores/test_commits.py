@@ -20,11 +20,9 @@ from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.spool.fetched import fetched
 from rocket_sink.ledger.spool.stream import is_whole, read_batches
 from rocket_sink.ledger.spool.writer import SpoolWriter
-from rocket_sink.option_spec import Secret
 from tests.ledger.values import accounts, context, sends
-from tests.stores.cases import delta_rs_options, stored_keys
+from tests.stores.cases import delta_rs_options, place_on, stored_keys
 from tests.stores.server import S3Server
-from tests.stores.session import settings
 
 ROWS = 3
 
@@ -39,15 +37,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 
 @pytest.fixture
 def folder(server: S3Server) -> LedgerPath:
-    """Without a table; only Spark's properties say where the store is."""
+    """Without a table."""
     # moto has one store for all servers of a process.
     bucket = f"b{uuid.uuid4().hex}"
     server.client().create_bucket(Bucket=bucket)
-    properties = {
-        name.removeprefix("spark.hadoop."): Secret(value)
-        for name, value in settings(server.endpoint).items()
-    }
-    return LedgerPath(f"s3a://{bucket}/ledger", f"{bucket}/ledger", False, storage=properties)
+    return place_on(server, bucket)
 
 
 @pytest.fixture

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.spool.stream import read_batches
 from rocket_sink.ledger.spool.writer import SpoolWriter
-from rocket_sink.option_spec import Secret
 from tests.ledger.values import context, sends
 from tests.stores import __main__ as command
+from tests.stores.cases import place_on
 from tests.stores.server import S3Server
-from tests.stores.session import settings
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -75,11 +73,7 @@ def test_a_spool_file_is_written_and_read_by_one_request_each() -> None:
     server = S3Server()
     try:
         server.client().create_bucket(Bucket="bucket")
-        storage = {
-            name.removeprefix("spark.hadoop."): Secret(value)
-            for name, value in settings(server.endpoint).items()
-        }
-        place = LedgerPath("s3a://bucket/ledger", "bucket/ledger", False, storage=storage)
+        place = place_on(server, "bucket")
         writer = SpoolWriter(place, context())
         with server.counted() as writing:
             writer.append(sends(context(), 50))

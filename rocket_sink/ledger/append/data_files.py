@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.path import LedgerPath, make_folder_of
+from rocket_sink.ledger.path import LedgerPath, is_object_store
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
 
 if TYPE_CHECKING:
@@ -132,7 +132,9 @@ class _KindFile:
         self._name = f"kind={kind}/part-{uuid.uuid4()}.snappy.parquet"
         self._path = f"{root}/{self._name}"
         self._filesystem = filesystem
-        make_folder_of(filesystem, self._path)
+        if not is_object_store(filesystem):
+            # Of the kind only: a ledger's folder that was deleted must not come back.
+            filesystem.create_dir(f"{root}/kind={kind}", recursive=False)
         import pyarrow.parquet as pq
 
         self._metadata: list[pq.FileMetaData] = []

@@ -80,7 +80,7 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
         protocol = table.protocol()
     except (DeltaError, OSError, LedgerError) as error:
         if must and not isinstance(error, TableNotFoundError):
-            raise _away(place, error) from error
+            raise _away(place.uri, error, ". Nothing was appended") from error
         return None
     is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
     is_known = {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
@@ -118,7 +118,7 @@ def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | Non
     try:
         found: int | None = table.transaction_version(app_id)
     except (DeltaError, OSError) as error:
-        raise _away(place, error) from error
+        raise _away(place.uri, error) from error
     return found
 
 
@@ -136,7 +136,7 @@ def is_told(place: LedgerPath, table: DeltaTable, token: str, commits: int) -> b
         try:
             actions = commit_actions(place, filesystem, version)
         except OSError as error:
-            raise _away(place, error) from error
+            raise _away(place.uri, error) from error
         if actions is None:
             break
         if any(one.get("commitInfo", {}).get(_USER_METADATA) == token for one in actions):
@@ -177,10 +177,7 @@ def rows_of_epoch(
     except (OSError, pa.ArrowException) as error:
         is_gone = isinstance(error, (FileNotFoundError, pa.ArrowException))
         if not is_gone and "not found" not in str(error):
-            raise LedgerError(
-                f"the ledger {table.table_uri} cannot be read now: {_reason(error)}",
-                path=table.table_uri,
-            ) from error
+            raise _away(table.table_uri, error) from error
         raise unreadable(table.table_uri, error) from error
 
 
@@ -287,11 +284,8 @@ def _failed(place: LedgerPath, reason: str) -> LedgerError:
     return LedgerError(f"cannot commit to the ledger {place.uri}: {reason}", path=place.uri)
 
 
-def _away(place: LedgerPath, error: BaseException) -> LedgerError:
-    return LedgerError(
-        f"the ledger {place.uri} cannot be read now: {_reason(error)}. Nothing was appended",
-        path=place.uri,
-    )
+def _away(uri: str, error: BaseException, more: str = "") -> LedgerError:
+    return LedgerError(f"the ledger {uri} cannot be read now: {_reason(error)}{more}", path=uri)
 
 
 def _reason(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 A commit is a file of the table's log that must not be there before. delta-rs writes it on condition
 (`If-None-Match`), which S3 keeps to; of stores that speak its language some do not, without a word.
-So it is tried, once per application and bucket: an object is made, and again, on condition.
+So it is tried: an object is made, and again, on condition.
 
 Delta's log store for S3 (`S3SingleDriverLogStore`) looks and then writes: of two drivers that have
 both looked, the second one overwrites the commit of the first, and its rows are in no version of
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -36,26 +36,19 @@ _ENCRYPTION: Final = ("encryption.algorithm", "server-side-encryption-algorithm"
 _REFUSED: Final = ("Status Code: 412", "FileAlreadyExistsException", "RemoteFileChangedException")
 """S3A of an object that is there (3.5.0: the last, with the first); other errors tell nothing."""
 
-_Key = tuple[str, str]
-"""Application and bucket."""
-_by_store: dict[_Key, bool] = {}
-_by_log_store: dict[_Key, bool] = {}
+_known: dict[tuple[str, str], bool] = {}
+"""What was found of Spark's Delta, by application and bucket."""
 
 
 def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
     """Whether its store refuses an object that is there, when asked to; False: it cannot be told.
 
-    Asked once per application and bucket. The session's S3A asks, by Hadoop 3.4.2 or later. False
-    also where the session has another log store, which settles who commits, or S3A encrypts with a
-    key that delta-rs does not know.
+    The session's S3A asks, by Hadoop 3.4.2 or later. False also where the session has another log
+    store, which settles who commits, or S3A encrypts with a key that delta-rs does not know.
     """
-    if not is_s3(place.uri) or not _has_own_log_store(spark, place):
+    if not is_s3(place.uri) or not _has_own_log_store(spark, place) or _encrypts(spark, place):
         return False
-    key = _key(spark, place)
-    if key not in _by_store:
-        refuses = not _encrypts(spark, place) and _told(spark, place, _refuses_on_condition)
-        _by_store[key] = refuses is True
-    return _by_store[key]
+    return _told(spark, place, _refuses_on_condition) is True
 
 
 def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
@@ -66,13 +59,14 @@ def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
     """
     if not is_s3(place.uri):
         return
-    key = _key(spark, place)
-    if key in _by_log_store:
+    parts = urlsplit(place.uri)
+    key = str(spark.sparkContext.applicationId), f"{parts.scheme}://{parts.netloc}"
+    if key in _known:
         return
     found = commits_exclusively(spark, place)
     if found is None:
         return
-    _by_log_store[key] = found
+    _known[key] = found
     if not found:
         _LOG.warning(
             "only this driver may append to the ledger %s: of two that append at once one "
@@ -95,8 +89,7 @@ def _has_own_log_store(spark: SparkSession, place: LedgerPath) -> bool:
 
 
 def _encrypts(spark: SparkSession, place: LedgerPath) -> bool:
-    session: Any = spark
-    conf = session._jsparkSession.sessionState().newHadoopConf()
+    conf = _hadoop_conf(spark)
     bucket = urlsplit(place.uri).netloc
     return any(
         conf.get(f"{prefix}{name}")
@@ -105,33 +98,26 @@ def _encrypts(spark: SparkSession, place: LedgerPath) -> bool:
     )
 
 
-def _key(spark: SparkSession, place: LedgerPath) -> _Key:
-    parts = urlsplit(place.uri)
-    return str(spark.sparkContext.applicationId), f"{parts.scheme}://{parts.netloc}"
+def _hadoop_conf(spark: SparkSession) -> Any:
+    session: Any = spark
+    return session._jsparkSession.sessionState().newHadoopConf()
 
 
-def _told(
-    spark: SparkSession, place: LedgerPath, ask: Callable[[Any, Any], bool]
-) -> bool | None:  # fmt: skip
+def _told(spark: SparkSession, place: LedgerPath, ask: Callable[[Any, Any], bool]) -> bool | None:
+    """What `ask` finds out with the session's file system and a path of its own; None: nothing."""
     session: Any = spark
     path = session._jvm.org.apache.hadoop.fs.Path(f"{place.uri}/_tries/{uuid.uuid4().hex}")
     try:
-        files = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-        with _removed(files, path):
+        files = path.getFileSystem(_hadoop_conf(spark))
+        try:
             return ask(files, path)
+        finally:
+            with contextlib.suppress(Exception):
+                files.delete(path, False)
     except Exception as error:
         # No right to write there, or a file system without such streams or options.
         _LOG.info("it cannot be tried how %s takes a commit: %s", place.uri, error)
         return None
-
-
-@contextlib.contextmanager
-def _removed(files: Any, path: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        with contextlib.suppress(Exception):
-            files.delete(path, False)
 
 
 def _refuses(files: Any, path: Any) -> bool:
