@@ -121,7 +121,7 @@ class Call:
 class WakeupState:
     """Whether a thread is in `wait`, and what has to end its wait."""
 
-    __slots__ = ("asleep", "flush_immediately", "long", "waiting")
+    __slots__ = ("asleep", "flush_immediately", "waiting")
 
     def __init__(self) -> None:
         self.waiting = False
@@ -130,8 +130,6 @@ class WakeupState:
         """`send` writes at once while a thread waits."""
         self.asleep = False
         """The driving thread waits, or is about to: a submission without the lock must wake it."""
-        self.long = False
-        """The wait may exceed TICK_S."""
 
 
 class NetworkClient:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -31,7 +30,7 @@ from rocket_sink.errors import (
 )
 from rocket_sink.message import Message, SendResult
 from rocket_sink.net import log
-from rocket_sink.net.client import TICK_S, Call
+from rocket_sink.net.client import Call
 from rocket_sink.producer.engine.attempt import Completion, SendRequest, buffers_of
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.hooks import Hooks
@@ -57,13 +56,6 @@ _CHECKS_PER_INTERVAL: Final = 3
 """Checks for due heartbeats per interval, so that one is late by a third of it at most."""
 SUBMITTED_BYTES: Final = 16 * 1024
 """Larger bodies are submitted under the lock: the submission queue is bounded by number only."""
-SUBMITTED_TOGETHER: Final = 32
-"""Queued submissions from which the submitting thread drains and writes them itself."""
-
-GATHER_LEAST: Final = 64
-"""Requests in flight from which the producer's thread lets answers and submissions gather, instead
-of waking for each: a switch between threads costs as much as several messages."""
-GATHER_S: Final = 0.0005
 
 
 class Waiter:
@@ -118,9 +110,7 @@ class TimerTask(Protocol):
 class SubmissionQueue:
     """Requests of asynchronous sends that the engine has not taken yet.
 
-    Threads append without a lock. The leader, or the thread that appends the
-    `SUBMITTED_TOGETHER`th, drains the queue under the driver's lock and writes the requests
-    together.
+    Threads append without a lock. The leader drains the queue under the driver's lock.
     """
 
     def __init__(self, engine: SendEngine) -> None:
@@ -366,12 +356,7 @@ class Driver:
             return
         request.token, request.since_s = waiter, self.engine.clock()
         submissions.append(request)
-        if len(submissions.requests) >= SUBMITTED_TOGETHER and self.lock.acquire(blocking=False):
-            try:
-                self._write_submissions()
-            finally:
-                self.lock.release()
-        elif wakeup.asleep:
+        if wakeup.asleep:
             wakeup.asleep = False
             self.engine.client.wake()
         if self.closing:
@@ -565,11 +550,7 @@ class Driver:
                     self._submissions.drain()
                 left_s = until_s - engine.clock()
                 wait_s = engine.prepare(self._until_task_s(max(0.0, left_s)))
-                wakeup.waiting, wakeup.long = True, wait_s > TICK_S
-            if self._may_gather() and wait_s > 0:
-                wakeup.asleep = False
-                time.sleep(min(wait_s, GATHER_S))
-                wait_s = 0.0
+                wakeup.waiting = True
             ready = engine.client.wait(0.0 if engine.has_completions else wait_s)
             wakeup.asleep = False
             with self.lock:
@@ -585,28 +566,6 @@ class Driver:
                 self._run_tasks()
             if stop:
                 return
-
-    def _may_gather(self) -> bool:
-        """Asynchronous sends only, and so many in flight that answers come faster than they can be
-        dealt with one by one."""
-        engine = self.engine
-        return (
-            engine.pending >= GATHER_LEAST
-            and not self._followers
-            and not engine.has_completions
-            and self._thread is threading.current_thread()
-        )
-
-    def _write_submissions(self) -> None:
-        """Drain and write in the submitting thread, under the lock, without a thread switch."""
-        client, wakeup = self.engine.client, self._wakeup
-        waited, wakeup.waiting = wakeup.waiting, False
-        self._submissions.drain()
-        client.write()
-        wakeup.waiting = waited
-        if wakeup.asleep and (wakeup.long or self.engine.has_completions):
-            wakeup.asleep = False
-            client.wake()
 
     def _take_completions(self) -> list[tuple[Token, Completion]]:
         """Take completions and wake their waiters; returns those with a callback."""
