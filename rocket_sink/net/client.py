@@ -26,7 +26,7 @@ from rocket_sink.wire.columns.single_frames import fill_frames
 from rocket_sink.wire.connection import Connection
 from rocket_sink.wire.frame import Frame, Serialize
 
-TICK_S: Final = 0.02
+_TICK_S: Final = 0.02
 """Longest wait while requests are in flight: deadlines and suspicion are checked this often."""
 FLUSH_BYTES: Final = 131_072
 """Queued bytes from which `send` writes at once instead of the next poll."""
@@ -327,7 +327,7 @@ class NetworkClient:
             if channel.transport.readable_now:
                 return 0.0
             busy = busy or channel.connection.in_flight > 0
-        return min(timeout_s, TICK_S) if busy else timeout_s
+        return min(timeout_s, _TICK_S) if busy else timeout_s
 
     def write(self) -> None:
         """Write all queues as far as the kernel takes them."""
@@ -357,7 +357,7 @@ class NetworkClient:
             if channel.transport.readable_now:
                 self._receive(channel, now_s)
         if now_s >= self._next_scan_s:
-            self._next_scan_s = now_s + TICK_S / 2
+            self._next_scan_s = now_s + _TICK_S / 2
             self._scan(now_s)
 
     def _serve_ready(self, channel: Channel, mask: int, now_s: float) -> None:
