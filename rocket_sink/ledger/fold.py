@@ -36,8 +36,7 @@ from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import FOLDS, SPOOL, LedgerPath, resolve_path
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.spool.fetched import fetched
-from rocket_sink.ledger.spool.files import drop_empty_folders, put_aside, sealed_files
+from rocket_sink.ledger.spool.files import drop_empty_folders, fetched, put_aside, sealed_files
 from rocket_sink.ledger.spool.stream import is_whole, read_batches
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.table import (

@@ -39,7 +39,6 @@ from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.context import run_context, streaming_query
-from rocket_sink.spark.ledger_token import without_files
 from rocket_sink.spark.session_checks import (
     check_budget,
     check_files,
@@ -48,6 +47,7 @@ from rocket_sink.spark.session_checks import (
     speculates,
     task_slots,
     with_task_rate,
+    without_files,
 )
 from rocket_sink.task.totals import TaskSummary
 from rocket_sink.task.transaction_marker import needs_append
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from rocket_sink.ledger.spool.handed import HandedRows
+    from rocket_sink.ledger.spool.writer import HandedRows
     from rocket_sink.spark.reader import MessageReader
     from rocket_sink.task.runner import TaskRunner
 
@@ -277,7 +277,7 @@ class _Writer:
         handed = [m.handed for m in messages if isinstance(m, TaskMessage) and m.handed]
         if not handed:
             return
-        from rocket_sink.ledger.spool.handed import spool_handed
+        from rocket_sink.ledger.spool.writer import spool_handed
 
         place = self._ledger()
         for rows in handed:

@@ -6,9 +6,11 @@ would wait for.
 
 from __future__ import annotations
 
+import binascii
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,11 +22,12 @@ from rocket_sink.ledger.schema import SEND, TRANSACTION
 from rocket_sink.ledger.table import open_direct, read_table
 from rocket_sink.ledger.views import queried
 from rocket_sink.producer.admin.half_commits import HALVES
-from rocket_sink.wire.columns.broker_ids import commit_log_offsets
+from rocket_sink.wire.ids import decode_offset_message_id
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
+
 
 _COLUMNS: Final = (
     "kind", "topic", "broker_name", "queue_id", "queue_offset", "offset_message_id", "message_id",
@@ -137,3 +140,21 @@ def _half_messages(
     parts = pc.split_pattern(pc.list_flatten(lists), ":", max_splits=2)
     broker_ids, offsets, ids = (pc.list_element(parts, number) for number in range(3))
     return pc.list_parent_indices(lists), broker_ids, offsets.cast(pa.int64()), ids
+
+
+_FORM: Final = "^([0-9a-fA-F]{32}|[0-9a-fA-F]{56})$"
+_DIGITS: Final = 16
+
+
+def commit_log_offsets(ids: pa.StringArray) -> pa.Int64Array:
+    """The last part of each of the brokers' message ids.
+
+    Raises:
+        RemoteProtocolError: one is none.
+    """
+    is_good = pc.fill_null(pc.match_substring_regex(ids, _FORM), False)
+    bad = pc.index(is_good, False).as_py()
+    if bad >= 0:
+        decode_offset_message_id(str(ids[bad].as_py()))
+    digits = "".join(pc.utf8_slice_codeunits(ids, -_DIGITS).to_pylist())
+    return pa.array(np.frombuffer(binascii.unhexlify(digits), ">i8").astype(np.int64))

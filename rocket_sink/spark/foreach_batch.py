@@ -45,8 +45,8 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark.context import QUERY_ID, run_context, streaming_query, streaming_run
 from rocket_sink.spark.frames import plan_of, select_needed
-from rocket_sink.spark.ledger_token import append_token
 from rocket_sink.spark.session_checks import (
+    append_token,
     check_budget,
     check_session,
     has_budget,

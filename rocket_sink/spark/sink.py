@@ -30,12 +30,16 @@ from rocket_sink.ledger.table import LedgerToken
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark.foreach_batch import BatchWriter
-from rocket_sink.spark.foreach_task import ForeachTask
+from rocket_sink.spark.foreach_task import ForeachTask, RowsByAccumulator, rows_by_accumulator
 from rocket_sink.spark.frames import plan_of, quoted, select_needed
-from rocket_sink.spark.handed_rows import RowsByAccumulator, rows_by_accumulator
-from rocket_sink.spark.ledger_token import spool_token, without_files
 from rocket_sink.spark.listener import install_fold
-from rocket_sink.spark.session_checks import check_session, refuse_budget, with_task_rate
+from rocket_sink.spark.session_checks import (
+    check_session,
+    refuse_budget,
+    spool_token,
+    with_task_rate,
+    without_files,
+)
 from rocket_sink.task.totals import WriteSummary
 from rocket_sink.task.transaction_marker import needs_append
 

@@ -17,8 +17,7 @@ from rocket_sink.ledger.epoch_starts import claim_app_id
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.pending_keys import PendingKeys
 from rocket_sink.ledger.records import RunContext, worker_name
-from rocket_sink.ledger.spool.handed import HandedRows, RowsInMemory
-from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.ledger.spool.writer import HandedRows, RowsInMemory, SpoolWriter
 from rocket_sink.ledger.table import LedgerToken
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions

@@ -27,6 +27,7 @@ from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.engine.limits import by_the_second, is_limited
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.rows.checks import Refused, validate
 from rocket_sink.rows.contract import ColumnPlan
@@ -39,7 +40,6 @@ from rocket_sink.task.message_ids import FreshIds, MessageIds
 from rocket_sink.task.ordering import OrderedQueues
 from rocket_sink.task.pending import PendingRequest
 from rocket_sink.task.queue_snapshot import Queues, QueueSnapshots, with_queues
-from rocket_sink.task.rate_limits import by_the_second, is_limited
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.replay import ReplayCheck
 from rocket_sink.task.request_factory import RequestFactory

@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from rocket_sink.commands.demo import _prepare
-from rocket_sink.commands.demo.fault import FaultInjector
 from rocket_sink.commands.demo.flights import write_flights
+from rocket_sink.commands.demo.run import FaultInjector
 from rocket_sink.commands.demo.summary import Verifier, lost_rows
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.wire.stored import StoredMessage

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rocket_sink.commands.common.run_view import RunView
-from rocket_sink.commands.common.stream_run import Report
+from rocket_sink.commands.common.stream_run import Report, RunView
 from rocket_sink.ledger.live.figures import BrokerSums
 from rocket_sink.text import clean
 

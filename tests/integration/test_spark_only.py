@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from rocket_sink import Ledger
 from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.spool.handed import RowsInMemory, spool_handed
+from rocket_sink.ledger.spool.writer import RowsInMemory, spool_handed
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.backfill.backfill import Backfill
 from rocket_sink.testing import FakeCluster

@@ -14,10 +14,10 @@ import pytest
 
 from rocket_sink.errors import LedgerError, OptionError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.spool import handed
+from rocket_sink.ledger.spool import writer
 from rocket_sink.ledger.spool.files import sealed_files
-from rocket_sink.ledger.spool.handed import HandedRows, RowsInMemory, spool_handed
 from rocket_sink.ledger.spool.stream import read_batches
+from rocket_sink.ledger.spool.writer import HandedRows, RowsInMemory, spool_handed
 from rocket_sink.ledger.storage import remember
 from rocket_sink.ledger.table import LedgerToken
 from rocket_sink.option_spec import Secret
@@ -61,7 +61,7 @@ def test_a_task_without_rows_hands_nothing_over() -> None:
 
 
 def test_too_many_fail_the_task_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handed, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(writer, "_MOST_BYTES", 1 << 20)
     memory = RowsInMemory(context())
     memory.append(letter(context(), bytes(1 << 19)))
     with pytest.raises(LedgerError, match=r"more than 1 MiB.*set dlqIncludeBody=false"):

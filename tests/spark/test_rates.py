@@ -9,10 +9,9 @@ import pytest
 
 from rocket_sink.errors import OptionError
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.limits import per_task_rate
+from rocket_sink.producer.engine.limits import by_the_second, per_task_rate
 from rocket_sink.spark import session_checks as host
 from rocket_sink.spark.session_checks import with_task_rate
-from rocket_sink.task.rate_limits import by_the_second
 
 
 class Session:

@@ -17,7 +17,7 @@ from rocket_sink.ledger.append import delta_rs
 from rocket_sink.ledger.append.data_files import write_data_files
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
-from rocket_sink.ledger.spool.fetched import fetched
+from rocket_sink.ledger.spool.files import fetched
 from rocket_sink.ledger.spool.stream import is_whole, read_batches
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from tests.ledger.values import accounts, context, sends

@@ -1,11 +1,19 @@
-"""`SpoolWriter`: a task attempt writes its ledger rows."""
+"""What a task attempt does with its ledger rows: `SpoolWriter` writes them to the spool.
+
+Where it does not reach the spool, it hands them to the driver by Spark, which carries them with the
+task's result: in the commit message of the data source, in an accumulator of foreach. So what a
+failed or killed task sent is on no record, and the rows of a task are kept in memory until its end.
+On the driver they go to the spool, like any others.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
@@ -22,10 +30,14 @@ from rocket_sink.ledger.path import (
 )
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.spool.files import OPEN, SEALED, new_name, next_number
-from rocket_sink.ledger.spool.stream import BatchWriter
+from rocket_sink.ledger.spool.stream import BatchWriter, checked_batches
+from rocket_sink.net import log
 
+_LOG: Final = log.logger(__name__)
 _CHUNK: Final = 4 * 1024 * 1024
 _MKDIR_TRIES: Final = 20
+_MOST_BYTES: Final = 64 * 1024 * 1024
+"""Handed over by a task; the driver gets those of all its epoch (`spark.driver.maxResultSize`)."""
 
 
 class SpoolWriter:
@@ -189,3 +201,75 @@ def _create(path: Path) -> IO[bytes]:
             path.parent.mkdir(parents=True, exist_ok=True)
             return path.open("xb")
     raise OSError(f"the folder {path.parent} is removed again and again")
+
+
+@dataclass(frozen=True)
+class HandedRows:
+    """A task attempt's ledger rows; `stream` is what its spool file would hold."""
+
+    ctx: RunContext
+    stream: bytes
+
+
+class RowsInMemory:
+    """Gathers a task attempt's ledger rows; for one thread of one process."""
+
+    def __init__(self, ctx: RunContext) -> None:
+        self._ctx = ctx
+        self._file: io.BytesIO | None = None
+        self._stream: BatchWriter | None = None
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Keep rows.
+
+        Raises:
+            LedgerError: they are more than the driver should be given; the task must fail.
+        """
+        if not batch.num_rows:
+            return
+        if self._file is None or self._stream is None:
+            self._file = io.BytesIO()
+            self._stream = BatchWriter(self._file)
+        self._stream.write(batch)
+        if self._file.tell() > _MOST_BYTES:
+            raise LedgerError(
+                f"the ledger rows of this task are more than {_MOST_BYTES >> 20} MiB, too many to "
+                "go to the driver with the task's result (ledgerVia). Dead letters with their "
+                "bodies are the largest: make tasks smaller, set dlqIncludeBody=false, or let the "
+                "tasks reach the ledger"
+            )
+
+    def take(self) -> HandedRows | None:
+        """All rows; None: there are none."""
+        if self._file is None or self._stream is None:
+            return None
+        self._stream.close()
+        rows = HandedRows(self._ctx, self._file.getvalue())
+        self._file = self._stream = None
+        return rows
+
+
+def spool_handed(place: LedgerPath, rows: HandedRows) -> None:
+    """Called on the driver: put the rows into the spool, durably.
+
+    Into that of the driver's own folder where the store fails.
+
+    Raises:
+        LedgerError: they can be written nowhere.
+    """
+    *others, last = place.spools
+    for spool in others:
+        try:
+            _spool(spool, rows)
+        except LedgerError as error:
+            _LOG.warning("%s. The rows wait in %s", error, last.spool)
+        else:
+            return
+    _spool(last, rows)
+
+
+def _spool(place: LedgerPath, rows: HandedRows) -> None:
+    writer = SpoolWriter(place, rows.ctx)
+    for batch in checked_batches(io.BytesIO(rows.stream), "of a task"):
+        writer.append(batch)
+    writer.seal()

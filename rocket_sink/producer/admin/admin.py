@@ -17,7 +17,7 @@ from rocket_sink.message_rules import with_namespace
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.headers import HeaderTemplates
-from rocket_sink.producer.engine.name_servers import NameServers
+from rocket_sink.producer.engine.routes import NameServers
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, ResponseCode

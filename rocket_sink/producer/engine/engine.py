@@ -43,9 +43,8 @@ from rocket_sink.producer.engine.frame_group import GroupAttempt, attempt_kind
 from rocket_sink.producer.engine.headers import CredentialsProvider, HeaderTemplates
 from rocket_sink.producer.engine.heartbeat import Heartbeats
 from rocket_sink.producer.engine.limits import RateLimiter, RequestLimits, Window
-from rocket_sink.producer.engine.name_servers import NameServers
 from rocket_sink.producer.engine.response_handler import NextStep, ResponseHandler
-from rocket_sink.producer.engine.routes import Routes
+from rocket_sink.producer.engine.routes import NameServers, Routes
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.engine.stored_check import CheckResult, StoredChecks
 from rocket_sink.producer.engine.waiting import WaitingRequests
