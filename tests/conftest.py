@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -28,6 +29,11 @@ from tests.jvms import SMALL_PLANS, fetch_packages, quick_brokers, submit_args
 # The cores of a build machine are shared: no time limit per example, nor for making one.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+# Images set this for their one process. Here hundreds start, and each would compile PySpark anew:
+# 2.7 seconds of CPU instead of 0.9.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 os.environ.setdefault("PYSPARK_SUBMIT_ARGS", submit_args())
 _STATE = tempfile.TemporaryDirectory(prefix="rocket-sink-state-")
