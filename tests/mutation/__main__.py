@@ -101,11 +101,11 @@ def _verdict(defect: Defect, tree: Path) -> Verdict:
     text = path.read_text()
     if text.count(defect.before) != 1:
         return Verdict(False, f"survived: its text is {text.count(defect.before)} times there", 0.0)
-    path.write_text(text.replace(defect.before, defect.after))
+    _write(path, text.replace(defect.before, defect.after))
     try:
         code, output = _run_tests(tree, defect.tests, LONGEST_S)
     finally:
-        path.write_text(text)
+        _write(path, text)
     duration_s = time.monotonic() - started_s
     failed = _FAILED.search(output)
     if code == 1 and failed:
@@ -114,14 +114,16 @@ def _verdict(defect: Defect, tree: Path) -> Verdict:
     return Verdict(False, f"survived: {why}" + (f" (exit code {code})" if code else ""), duration_s)
 
 
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    # A stored module counts as fresh by the second and size of its source.
+    for stored in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+        stored.unlink()
+
+
 def _run_tests(tree: Path, tests: Sequence[str], longest_s: float) -> tuple[int | None, str]:
     """pytest's exit code, None when it did not end, and what it printed."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(tree),
-        # A stored module counts as fresh by the second and size of its source.
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
     command = [
         sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--tb=short", "--hypothesis-seed=0",
         "-p", "no:cacheprovider", "-o", "timeout=0", *tests,
