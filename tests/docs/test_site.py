@@ -152,6 +152,13 @@ def test_every_room_is_in_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(name in drawn for name in names)
 
 
+def test_no_way_becomes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = module("ways", monkeypatch)
+    for way, most in ((ways.of_a_message(), 20), (ways.of_a_row(), 49)):
+        assert len(way) <= most, sorted(way)
+        assert {"wire/send_header.py", "wire/responses.py"} <= way, "out and back"
+
+
 def test_a_demo_becomes_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     script = module("demo_picture", monkeypatch)
     output = "start\r\n\x1b[32m1/9\x1b[0m\r\x1b[32m9/9\x1b[0m\r\nledger: /tmp/x\r\n\r\nPASSED\r\n"

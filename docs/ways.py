@@ -1,0 +1,89 @@
+"""The files that a message and a row pass, of docs/architecture.md, as they run.
+
+    python docs/ways.py             how many, and which
+
+From the call of `Producer.send`, on an open connection with a known route, to its result; and from
+a row that Spark's foreach gives to a task until the answer for it is accounted for. Both against a
+scripted cluster. What a timer happens to do meanwhile belongs to neither, so each is counted more
+than once, and the shortest way is shown.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pyspark.sql import Row
+
+import rocket_sink
+from rocket_sink import Message, Producer, RocketSink
+from rocket_sink.testing import FakeCluster
+
+PACKAGE = Path(rocket_sink.__file__).parent
+ROWS = 20_000
+"""Several batches of rows, so that requests go out and answers come in."""
+PATIENT = {"sendMsgTimeout": "5m", "deliveryTimeoutMs": "10m"}
+"""The cluster is in this process, and waits while its functions are counted."""
+
+
+def passed(action: Callable[[], Any]) -> set[str]:
+    """The files of the package whose functions this thread calls in `action`."""
+    found: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            found.add(frame.f_code.co_filename)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    files = (Path(name) for name in found)
+    return {str(one.relative_to(PACKAGE)) for one in files if one.is_relative_to(PACKAGE)}
+
+
+def of_a_message() -> set[str]:
+    """From `Producer.send` to its result."""
+    with (
+        FakeCluster() as cluster,
+        Producer(nameServer=cluster.name_server, **PATIENT) as producer,
+    ):
+        message = Message("t", b"body", tags="tag", keys="key")
+        producer.send(message)
+        return min((passed(lambda: producer.send(message)) for _ in range(10)), key=len)
+
+
+def of_a_row() -> set[str]:
+    """From `RocketSink.process` to the accounts, in a task that has sent before."""
+    with FakeCluster() as cluster:
+        # all in this thread: none that sends what has waited
+        sink = RocketSink(
+            nameServer=cluster.name_server, topic="t", gatherMaxDelayMs=0, **PATIENT
+        )  # fmt: skip
+        sink.open(0, 0)
+        rows = [Row(body=f"row {number}") for number in range(ROWS)]
+
+        def process() -> None:
+            for row in rows:
+                sink.process(row)
+
+        process()
+        ways = [passed(process) for _ in range(3)]
+        sink.close(None)
+    # a way without an answer is no way
+    return min((way for way in ways if "wire/responses.py" in way), key=len)
+
+
+def main() -> None:
+    for name, files in (("Producer.send", of_a_message()), ("a row of foreach", of_a_row())):
+        lines = [f"{name}: {len(files)} files", *(f"  {file}" for file in sorted(files))]
+        sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
