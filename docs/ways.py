@@ -11,7 +11,7 @@ than once, and the shortest way is shown.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -47,6 +47,12 @@ def passed(action: Callable[[], Any]) -> set[str]:
     return {str(one.relative_to(PACKAGE)) for one in files if one.is_relative_to(PACKAGE)}
 
 
+def shortest(ways: Iterable[set[str]]) -> set[str]:
+    """Of those that go out and back; another thread may have read the answer."""
+    both = {"wire/send_header.py", "wire/responses.py"}
+    return min((way for way in ways if both <= way), key=len)
+
+
 def of_a_message() -> set[str]:
     """From `Producer.send` to its result."""
     with (
@@ -55,7 +61,7 @@ def of_a_message() -> set[str]:
     ):
         message = Message("t", b"body", tags="tag", keys="key")
         producer.send(message)
-        return min((passed(lambda: producer.send(message)) for _ in range(10)), key=len)
+        return shortest(passed(lambda: producer.send(message)) for _ in range(10))
 
 
 def of_a_row() -> set[str]:
@@ -75,8 +81,7 @@ def of_a_row() -> set[str]:
         process()
         ways = [passed(process) for _ in range(3)]
         sink.close(None)
-    # a way without an answer is no way
-    return min((way for way in ways if "wire/responses.py" in way), key=len)
+    return shortest(ways)
 
 
 def main() -> None:
