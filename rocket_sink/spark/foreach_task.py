@@ -56,7 +56,7 @@ _ATTRIBUTE: Final = "_rocket_sink_handed_rows"
 Rows = list[HandedRows]
 
 
-class _InTask(AccumulatorParam[Rows]):
+class _RowsInTask(AccumulatorParam[Rows]):
     """Gathers."""
 
     def zero(self, value: Rows) -> Rows:
@@ -66,7 +66,7 @@ class _InTask(AccumulatorParam[Rows]):
         return value1 + value2
 
 
-class _OnDriver(_InTask):
+class _RowsOnDriver(_RowsInTask):
     """Writes what comes to the ledger's spool; keeps what cannot be written for the next time."""
 
     def __init__(self, place: LedgerPath) -> None:
@@ -88,7 +88,7 @@ class _OnDriver(_InTask):
         return rows
 
     def __reduce__(self) -> Any:
-        return _InTask, ()
+        return _RowsInTask, ()
 
 
 class RowsByAccumulator:
@@ -129,7 +129,7 @@ def rows_by_accumulator(options: SinkOptions) -> RowsByAccumulator | None:
         return None
     known = context.__dict__.setdefault(_ATTRIBUTE, {})
     if place not in known:
-        known[place] = RowsByAccumulator(context.accumulator([], _OnDriver(place)))
+        known[place] = RowsByAccumulator(context.accumulator([], _RowsOnDriver(place)))
     found: RowsByAccumulator = known[place]
     return found
 

@@ -35,7 +35,9 @@ _RESTART_TIMEOUT_S: Final = 60.0
 
 
 class FaultInjector:
-    """`step` is called often and acts when due.
+    """Freezes or kills one broker during the run, repairs it, and restarts others that have died.
+
+    `step` is called often and acts when due.
 
     Args:
         fault: freeze (SIGSTOP), kill (SIGKILL) or none.

@@ -41,7 +41,7 @@ _TRIES: Final = 10
 """Of delta-rs's own 15 each."""
 _CHECKPOINT_COMMITS: Final = 10
 """Spark's default: its readers read each commit since the last checkpoint."""
-_LOG_FOLDER: Final = "_delta_log"
+LOG_FOLDER: Final = "_delta_log"
 _USER_METADATA: Final = "userMetadata"
 """Where Spark's Delta has the option of that name, and shows it in the table's history."""
 _ESCAPED: Final = frozenset("%#?")
@@ -94,13 +94,13 @@ def _has_log(place: LedgerPath) -> bool:
         LedgerError, OSError: the store cannot be read.
     """
     if place.is_local:
-        return Path(place.root, _LOG_FOLDER).is_dir()
+        return Path(place.root, LOG_FOLDER).is_dir()
     if not is_s3(place.uri):
         return False
     if place.problem:
         raise LedgerError(place.problem, path=place.uri)
     if place not in _seen:
-        info = place.filesystem().get_file_info(f"{place.root}/{_LOG_FOLDER}")
+        info = place.filesystem().get_file_info(f"{place.root}/{LOG_FOLDER}")
         if info.type.name != "Directory":
             return False
         _seen.add(place)
@@ -154,7 +154,7 @@ def commit_actions(
         ValueError: it is no JSON.
     """
     try:
-        with filesystem.open_input_stream(f"{place.root}/{_LOG_FOLDER}/{version:020}.json") as file:
+        with filesystem.open_input_stream(f"{place.root}/{LOG_FOLDER}/{version:020}.json") as file:
             return [json.loads(line) for line in bytes(file.read()).splitlines()]
     except FileNotFoundError:
         return None
@@ -296,7 +296,7 @@ def _reason(error: BaseException) -> str:
 
 def _checkpoint(place: LedgerPath, filesystem: fs.FileSystem, table: DeltaTable) -> None:
     """Sum up the log when many commits follow the last checkpoint; what fails is tried again."""
-    log_folder = f"{place.root}/{_LOG_FOLDER}"
+    log_folder = f"{place.root}/{LOG_FOLDER}"
     try:
         last = _last_checkpoint(filesystem, f"{log_folder}/_last_checkpoint")
         if table.version() + 1 - last < _CHECKPOINT_COMMITS:

@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from rocket_sink.errors import Outcome
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.append.delta_rs import commit_actions
+from rocket_sink.ledger.append.delta_rs import LOG_FOLDER, commit_actions
 from rocket_sink.ledger.duckdb_reader import open_quick
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import (
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_DELTA_LOG: Final = "_delta_log"
 _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
 
 
@@ -86,7 +85,7 @@ class LedgerFollower:
             yield from found
 
     def _newest(self) -> int:
-        selector = fs.FileSelector(f"{self._place.root}/{_DELTA_LOG}", allow_not_found=True)
+        selector = fs.FileSelector(f"{self._place.root}/{LOG_FOLDER}", allow_not_found=True)
         names = (_COMMIT.fullmatch(info.base_name) for info in self._files.get_file_info(selector))
         return max((int(name[1]) for name in names if name), default=-1)
 

@@ -115,8 +115,7 @@ class RateLimiter:
     @classmethod
     def of(cls, options: SinkOptions, now_s: float) -> RateLimiter | None:
         """None where no limit is set."""
-        limited = options.max_messages_per_second or options.max_bytes_per_second
-        return cls(options, now_s) if limited else None
+        return cls(options, now_s) if is_limited(options) else None
 
     def allows(self, messages: int, size: int, now_s: float) -> bool:
         """Both limits let the request pass now."""
