@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from rocket_sink.ledger.append.delta_rs import unreadable
-from rocket_sink.ledger.path import LedgerPath, resolve_path
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
 from rocket_sink.ledger.table import damaged, first_line
@@ -155,7 +155,7 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
     if find_spec("duckdb") is None or "://" in os.fspath(path):
         return None
     place = resolve_path(path)
-    if not Path(place.root, "_delta_log").is_dir():
+    if not Path(place.root, LOG_FOLDER).is_dir():
         return None
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
@@ -173,7 +173,7 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
 
 def _has_whole_log(place: LedgerPath) -> bool:
     """There are commits, and each line of them is JSON."""
-    commits = sorted(Path(place.root, "_delta_log").glob("*.json"))
+    commits = sorted(Path(place.root, LOG_FOLDER).glob("*.json"))
     try:
         for commit in commits:
             for line in commit.read_text(encoding="utf-8").splitlines():

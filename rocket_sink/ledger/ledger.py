@@ -12,7 +12,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import backfill_marks, views
 from rocket_sink.ledger.append.appender import Append
 from rocket_sink.ledger.fold import FoldSummary, await_ended_queries, fold
-from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
 from rocket_sink.ledger.table import (
@@ -95,7 +95,7 @@ class Ledger:
         """True when a table is there; without a session only the folder is looked at."""
         if spark is not None:
             return is_table(spark, self._place)
-        log = f"{self._place.root}/_delta_log"
+        log = f"{self._place.root}/{LOG_FOLDER}"
         return bool(self._place.filesystem().get_file_info(log).type.name == "Directory")
 
     def sync(self, spark: SparkSession, *, wait_s: float = 60.0) -> FoldSummary:

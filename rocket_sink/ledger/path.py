@@ -26,6 +26,7 @@ from rocket_sink.ledger.storage import Properties, open_store, properties_for
 if TYPE_CHECKING:
     from pyarrow import fs
 
+LOG_FOLDER: Final = "_delta_log"
 SPOOL: Final = "_spool"
 """Below the table's folder; Delta looks into no folder whose name starts with `_`."""
 FOLDS: Final = "_folds"

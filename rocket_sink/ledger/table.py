@@ -37,7 +37,7 @@ from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.append.delta_rs import is_told, last_version, open_table
 from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.lock import LedgerLock
-from rocket_sink.ledger.path import LedgerPath, make_folder_of, resolve_path
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, make_folder_of, resolve_path
 from rocket_sink.ledger.records import worker_name
 from rocket_sink.ledger.schema import (
     COLUMNS,
@@ -505,7 +505,7 @@ class LedgerToken:
         _tried.add(self)
 
     def _check_same(self, place: LedgerPath) -> None:
-        name = f"{_FOLDER}/{self.name}" if self.name else "_delta_log"
+        name = f"{_FOLDER}/{self.name}" if self.name else LOG_FOLDER
         for look in range(_LOOKS):
             if _exists(place, f"{place.root}/{name}"):
                 return

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _OLDEST_DELTA: Final = {(4, 1): (4, 1), (4, 2): (4, 4)}
 """Of a Spark: the first Delta with jars for it (Maven: `io.delta:delta-spark_4.x_2.13`)."""
+_OLDEST_INSTALLED: Final = (4, 2)
+"""As in setup.cfg."""
 _DELTA_WITHOUT_JARS: Final = frozenset({"4.4.1"})
 _DELTAS: Final = "delta-spark>=4.2,<4.5,!=4.4.1"
 """As in setup.cfg: each of them names its newest Spark, so pip takes a pair that works."""
@@ -151,9 +153,10 @@ def _check_pair(spark: str, delta: str) -> None:
     """
     oldest = _OLDEST_DELTA.get(_minor(spark), (4, 0))
     if delta in _DELTA_WITHOUT_JARS or _minor(delta) < oldest:
+        major, minor = max(oldest, _OLDEST_INSTALLED)
         raise ConfigurationError(
             f"delta-spark {delta} has no jars for Spark {spark}; install one that has: pip install "
-            f"pyspark=={spark} 'delta-spark>={oldest[0]}.{oldest[1]},!=4.4.1'"
+            f"pyspark=={spark} 'delta-spark>={major}.{minor},!=4.4.1'"
         )
 
 

@@ -72,7 +72,7 @@ def test_pairs_of_spark_and_delta_that_work(spark: str, delta: str) -> None:
 
 @pytest.mark.parametrize(
     ("spark", "delta", "wanted"),
-    [("4.2.1", "4.1.0", ">=4.4"), ("4.1.0", "4.0.1", ">=4.1"), ("4.2.0", "4.4.1", ">=4.4")],
+    [("4.2.1", "4.1.0", ">=4.4"), ("4.1.0", "4.0.1", ">=4.2"), ("4.2.0", "4.4.1", ">=4.4")],
 )
 def test_a_delta_without_jars_for_this_spark_is_refused(
     spark: str, delta: str, wanted: str

@@ -135,20 +135,20 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
     Raises:
         LedgerError: the path has neither a table nor a spool.
     """
-    from rocket_sink.ledger.path import is_remote, resolve_path
+    from rocket_sink.ledger.path import LOG_FOLDER, SPOOL, is_remote, resolve_path
 
     if spark is None and is_remote(path):
         return
 
     place = resolve_path(path)
     if place.is_local:
-        found = any(Path(place.root, part).is_dir() for part in ("_delta_log", "_spool"))
+        found = any(Path(place.root, part).is_dir() for part in (LOG_FOLDER, SPOOL))
     elif place.problem:
         return
     else:
         try:
             looked = place.filesystem().get_file_info(
-                [f"{place.root}/{part}" for part in ("_delta_log", "_spool")]
+                [f"{place.root}/{part}" for part in (LOG_FOLDER, SPOOL)]
             )
         except OSError:
             return  # Spark may have what it takes

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.data_files import DataFile
-from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
 from rocket_sink.ledger.storage import delta_rs_options, is_s3
 from rocket_sink.net import log
 
@@ -41,7 +41,6 @@ _TRIES: Final = 10
 """Of delta-rs's own 15 each."""
 _CHECKPOINT_COMMITS: Final = 10
 """Spark's default: its readers read each commit since the last checkpoint."""
-LOG_FOLDER: Final = "_delta_log"
 _USER_METADATA: Final = "userMetadata"
 """Where Spark's Delta has the option of that name, and shows it in the table's history."""
 _ESCAPED: Final = frozenset("%#?")

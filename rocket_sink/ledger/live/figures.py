@@ -20,9 +20,9 @@ from pyarrow import fs
 
 from rocket_sink.errors import Outcome
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.append.delta_rs import LOG_FOLDER, commit_actions
+from rocket_sink.ledger.append.delta_rs import commit_actions
 from rocket_sink.ledger.duckdb_reader import open_quick
-from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
 from rocket_sink.ledger.schema import (
     DEAD_LETTER,
     EPOCH,
