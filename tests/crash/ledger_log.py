@@ -54,10 +54,12 @@ def _sent(row: dict[str, Any]) -> Sent:
 
 
 def halves(ledger: Path) -> set[str]:
-    """Brokers' ids of the half messages of requests that count."""
-    rows = rows_of(ledger, "send", ("half", "outcome", "offset_message_id"))
+    """Brokers' ids of the half messages of requests that count; a group's are in one text."""
+    rows = rows_of(ledger, "send", ("half", "outcome", "offset_message_id", "half_messages"))
     stored = [row for row in rows if row["half"] and row["outcome"].startswith("acked")]
-    return {row["offset_message_id"] for row in stored}
+    found = {row["offset_message_id"] for row in stored}
+    groups = [row["half_messages"] for row in stored if row["half_messages"]]
+    return found | {half.split(":")[0] for group in groups for half in group.split("\x02")}
 
 
 def letters(ledger: Path) -> set[Row]:
