@@ -160,7 +160,7 @@ class Cell:
         return [self._copy(one) for one in stored if _place(one) not in self._kept_at]
 
     def keep_copies(self) -> None:
-        stored = read_topic(self.cluster.name_server, self.topic)
+        stored = list(read_topic(self.cluster.name_server, self.topic))
         self.kept = [self._copy(one) for one in stored]
         self._kept_at = {_place(one) for one in stored}
 
