@@ -449,7 +449,7 @@ class LedgerError(RocketSinkError):
 
 
 class DamagedSpoolError(LedgerError):
-    """A closed spool file is corrupt. A fold moves it to `_spool/_quarantine` and continues."""
+    """A spool file is corrupt, not cut. A fold moves it to `_spool/_quarantine` and continues."""
 
     code = "SPOOL_DAMAGED"
 

@@ -92,6 +92,43 @@ def test_of_many_mutants_none_gives_other_rows(original: bytes, tmp_path: Path) 
     assert ends["LedgerError"] < 0.05 * MUTANTS, ends
 
 
+def test_damage_before_the_last_batch_of_a_cut_file_is_no_cut(
+    original: bytes, tmp_path: Path
+) -> None:
+    *before, last, _ = batches_cut(original)
+    path = tmp_path / "killed.arrow"
+    path.write_bytes(original)
+    written = pa.Table.from_batches(read(path))
+    cut = b"".join(before) + last
+    lost = 0
+    for at in range(0, len(cut), 61):
+        changed = bytearray(cut)
+        changed[at] ^= 0x10
+        path.write_bytes(changed)
+        if at >= len(cut) - len(last):  # as of a batch whose blocks a power cut left unwritten
+            assert len(read(path)) >= len(before) - 1
+            continue
+        try:
+            found = read(path)
+        except DamagedSpoolError as error:
+            assert "not only cut" in str(error)
+            lost += 1
+        else:
+            assert pa.Table.from_batches(found).equals(written), at
+    assert lost > 0.5 * len(range(0, len(cut) - len(last), 61))
+
+
+def test_damage_is_told_behind_a_cut_too(original: bytes, tmp_path: Path) -> None:
+    parts = batches_cut(original)
+    changed = parts[0] + parts[1].replace(b"broker-a", b"broker-b")
+    path = tmp_path / "killed.arrow"
+    path.write_bytes(changed + parts[2] + parts[3][:-1])
+    with pytest.raises(DamagedSpoolError, match="not only cut"):
+        read(path)
+    path.write_bytes(changed + parts[2][:-1])
+    assert read(path) == []
+
+
 def without_checksums(data: bytes) -> bytes:
     """The same rows as the version before wrote them."""
     reader = pa.ipc.open_stream(data)

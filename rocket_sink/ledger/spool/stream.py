@@ -8,6 +8,7 @@ Files of older versions have none; there only what the values look like can be c
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,8 @@ _SCHEMA_MARK: Final = b"rocket-sink.checksums"
 _CRC: Final = b"rocket-sink.crc32"
 _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """Arrow's end-of-stream mark: without it a cut between two batches would look like an end."""
+_MARK: Final = b"\xff\xff\xff\xff"
+"""Each of Arrow's messages, that is the schema and each batch, begins with it."""
 _CHUNK: Final = 4 * 1024 * 1024
 
 _TIMES: Final = ("at", "isolated_from", "isolated_until")
@@ -73,10 +76,10 @@ def is_whole(path: str, filesystem: fs.FileSystem) -> bool:
 
 
 def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatch]:
-    """The file's batches in today's schema; of a cut file all whole ones.
+    """The file's batches in today's schema; of a cut file all before the cut.
 
     Raises:
-        DamagedSpoolError: a file that was closed holds something else than what was written.
+        DamagedSpoolError: the file holds something else than what was written, and is not only cut.
         LedgerError: it is of a newer rocket-sink, or its storage cannot be read.
         FileNotFoundError
     """
@@ -84,6 +87,7 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
     buffer_bytes = _CHUNK if is_object_store(filesystem) else None
     with filesystem.open_input_stream(path, buffer_size=buffer_bytes) as stream:
         found = checked_batches(stream, path)
+        number = 0
         while True:
             try:
                 batch = next(found, None)
@@ -91,16 +95,40 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
                 raise
             # Arrow raises what it likes: its own errors, OSError, ValueError, MemoryError.
             except Exception as error:
-                if not is_whole(path, filesystem):
-                    return
                 _check_storage(path, filesystem)
+                if is_whole(path, filesystem):
+                    what = "was written whole and is damaged"
+                elif _goes_on(path, filesystem, number):
+                    what = "is not only cut: it is damaged before its last batch"
+                else:
+                    return
                 raise DamagedSpoolError(
-                    f"the spool file {path} was written whole and is damaged: {_first_line(error)}",
-                    path=path,
+                    f"the spool file {path} {what}: {_first_line(error)}", path=path
                 ) from error
             if batch is None:
                 return
             yield batch
+            number += 1
+
+
+def _goes_on(path: str, filesystem: fs.FileSystem, number: int) -> bool:
+    """Whether a whole batch is anywhere behind the first `number` ones and what follows them.
+
+    Behind a cut there is none. Where the next batch begins cannot be asked of a damaged one.
+    """
+    with filesystem.open_input_file(path) as file:
+        data = file.read()
+    stream, at = pa.BufferReader(data), 0
+    with contextlib.suppress(pa.ArrowException, OSError, EOFError):
+        for _ in range(1 + number):  # the schema comes first
+            pa.ipc.read_message(stream)
+            at = stream.tell()
+    while (at := data.find(_MARK, at + 1)) >= 0:
+        stream.seek(at)
+        with contextlib.suppress(pa.ArrowException, OSError, EOFError):
+            if pa.ipc.read_message(stream).type == "record batch":
+                return True
+    return False
 
 
 def checked_batches(stream: Any, path: str) -> Iterator[pa.RecordBatch]:
