@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from rocket_sink.ledger.append.delta_rs import unreadable
+from rocket_sink.ledger.append.delta_rs import ESCAPED, unreadable
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
@@ -146,8 +146,9 @@ def _in_duckdb(text: str) -> str:
 def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
     """The ledger at a path; None where only Spark can read it, or say what is wrong.
 
-    That is: without the extra `fast`, on a remote file system, and where there is no table, a
-    foreign one, or one of another schema version or with features that delta-rs does not know.
+    That is: without the extra `fast`, on a remote file system, below a folder whose name delta-rs
+    may read differently, and where there is no table, a foreign one, or one of another schema
+    version or with features that delta-rs does not know.
 
     Raises:
         LedgerError: its log is damaged, or has no commit.
@@ -155,7 +156,7 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
     if find_spec("duckdb") is None or "://" in os.fspath(path):
         return None
     place = resolve_path(path)
-    if not Path(place.root, LOG_FOLDER).is_dir():
+    if ESCAPED.intersection(place.root) or not Path(place.root, LOG_FOLDER).is_dir():
         return None
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError

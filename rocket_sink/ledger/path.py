@@ -61,7 +61,7 @@ class LedgerPath:
 
     Attributes:
         uri: absolute, for Spark; `file:/...` of a local one (with more slashes Delta takes the
-            location for another one).
+            location for another one). Nothing in it is escaped, as Hadoop's paths have it.
         root: the folder in the terms of `filesystem()`.
         is_local: files are appended, renamed and locked by the operating system.
         problem: why pyarrow could not reach the folder when it was looked at; empty: it could.
@@ -159,8 +159,11 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def resolve_path(path: str | os.PathLike[str]) -> LedgerPath:
     """The place of a ledger; a relative path is made absolute here, so call it on the driver.
 
+    A `uri` of ours gives the place that it is of. In URIs with `file://`, which are others', `%`
+    and two digits stand for a character.
+
     Raises:
-        LedgerError: no path.
+        LedgerError: no path, or one that Spark, pyarrow and delta-rs would read differently.
     """
     text = os.fspath(path).strip().rstrip("/")
     if not text:
@@ -168,7 +171,7 @@ def resolve_path(path: str | os.PathLike[str]) -> LedgerPath:
     if _SCHEME.match(text) is None:
         return _local(text)
     if text.startswith("file:"):
-        return _local(unquote(urlsplit(text).path))
+        return _local(_path_of(text))
     storage = properties_for(text)
     try:
         root = _remote(text, storage)[1]
@@ -177,8 +180,28 @@ def resolve_path(path: str | os.PathLike[str]) -> LedgerPath:
     return LedgerPath(text, root, is_local=False, storage=storage)
 
 
+def _path_of(uri: str) -> str:
+    if not uri.startswith("file://"):
+        return uri.removeprefix("file:")
+    if "#" in uri or "?" in uri:
+        raise LedgerError(
+            f"in the ledger's URI {uri} everything behind # or ? is no part of the path; give the "
+            "path without file://, or write %23 for # and %3F for ?",
+            path=uri,
+        )
+    _, slash, path = uri.removeprefix("file://").partition("/")
+    return unquote(slash + path)
+
+
 def _local(path: str) -> LedgerPath:
-    root = str(Path(path).absolute())
+    # Two slashes at the start, which Python keeps, would make a URI's host of the first folder.
+    root = re.sub("^//", "/", str(Path(path).absolute()))
+    if root != root.rstrip():
+        raise LedgerError(
+            f"the name of the ledger's folder {root!a} ends in white space, which is cut from "
+            "paths that are given; give it another name",
+            path=root,
+        )
     return LedgerPath(f"file:{root}", os.path.normpath(root), is_local=True)
 
 

@@ -43,7 +43,7 @@ _CHECKPOINT_COMMITS: Final = 10
 """Spark's default: its readers read each commit since the last checkpoint."""
 _USER_METADATA: Final = "userMetadata"
 """Where Spark's Delta has the option of that name, and shows it in the table's history."""
-_ESCAPED: Final = frozenset("%#?")
+ESCAPED: Final = frozenset("%#?")
 """In a path, delta-rs may take them for another folder's name, or for the end of it."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
@@ -63,7 +63,7 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
         LedgerError: (`must`) its store cannot be read now; nothing was appended.
     """
     name = place.root if place.is_local else place.uri
-    if _ESCAPED.intersection(name) or not _keeps_transactions():
+    if ESCAPED.intersection(name) or not _keeps_transactions():
         return None
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError

@@ -1,0 +1,58 @@
+"""Paths of ledgers: each names one folder, however often it is resolved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.path import resolve_path
+
+from .night import store
+from .values import accounts, context
+
+NAMES = [
+    "a b", "a#b", "a#c", "a?b", "50%", "hour=12%3A00", "%41", "A", "line\nbreak", "tab\tbed", "ü",
+    "a:b", "a;b", "[a]*{b,c}", "`", "..a", "file:a",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_local_path_that_is_resolved_again_names_the_same_folder(
+    tmp_path: Path, name: str
+) -> None:
+    place = resolve_path(f"{tmp_path}/{name}/ledger")
+    assert Path(place.root) == tmp_path / name / "ledger"
+    assert resolve_path(place.uri) == place
+
+
+def test_two_slashes_at_the_start_are_one() -> None:
+    place = resolve_path("//host/ledger")
+    assert (place.uri, place.root) == ("file:/host/ledger", "/host/ledger")
+
+
+def test_white_space_around_a_path_is_no_part_of_it() -> None:
+    assert resolve_path(" /a/b \n") == resolve_path("/a/b")
+    with pytest.raises(LedgerError, match="white space"):
+        resolve_path("/a/b /")
+
+
+def test_uris_of_others_are_unescaped() -> None:
+    assert resolve_path("file:///a%20b%23").root == "/a b#"
+    assert resolve_path("file://localhost/a%20b").root == "/a b"
+    # Hadoop's own form, in which Spark names paths, escapes nothing.
+    assert resolve_path("file:/a%20b").root == "/a%20b"
+    for mark in "#?":
+        with pytest.raises(LedgerError, match="no part of the path"):
+            resolve_path(f"file:///ledger{mark}1")
+
+
+def test_a_folder_that_delta_rs_may_read_as_another_is_left_to_spark(tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    store(folder, [accounts(context(), acked=1)])
+    assert open_quick(folder) is not None
+    for name in ("a#b", "a?b", "a%20b"):
+        folder = folder.rename(tmp_path / name)
+        assert open_quick(folder) is None
