@@ -138,6 +138,20 @@ def test_an_error_is_logged_and_the_rows_come_later(
     assert found.rows["acked"] == 14
 
 
+def test_a_file_that_is_gone_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = followed(tmp_path)
+    store(tmp_path, minute())
+    [sends] = (tmp_path / "kind=send").iterdir()
+    sends.unlink()  # as VACUUM after OPTIMIZE
+    store(tmp_path, [accounts(CONTEXT, acked=3)])
+    assert found.refresh()
+    assert f"{sends} is gone" in caplog.text
+    assert found.rows["acked"] == 17
+    assert not found.refresh()
+
+
 def test_latencies_are_those_of_the_newest_answers(tmp_path: Path) -> None:
     found = followed(tmp_path)
     store(tmp_path, [send_rows([attempt(rtt_ms=9000.0)], CONTEXT)])

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 
 _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
+_LOG: Final = log.logger(__name__)
 
 
 class LedgerFollower:
@@ -68,7 +69,7 @@ class LedgerFollower:
         self._version = self._newest()
 
     def new_rows(self) -> Iterator[tuple[str, pa.Table]]:
-        """(kind, rows) of each file that was added since the last call.
+        """(kind, rows) of each file that was added since the last call and is not gone.
 
         Raises:
             OSError: the folder cannot be read now. The next call begins with the commit that
@@ -77,9 +78,9 @@ class LedgerFollower:
         """
         while (actions := self._commit(self._version + 1)) is not None:
             found = [
-                (str(add["partitionValues"]["kind"]), self._rows(unquote(add["path"])))
+                (str(add["partitionValues"]["kind"]), rows)
                 for add in actions
-                if add["dataChange"]
+                if add["dataChange"] and (rows := self._rows(unquote(add["path"]))) is not None
             ]
             self._version += 1
             yield from found
@@ -94,10 +95,20 @@ class LedgerFollower:
         actions = commit_actions(self._place, self._files, version)
         return actions and [action["add"] for action in actions if "add" in action]
 
-    def _rows(self, path: str) -> pa.Table:
-        """The wanted columns; null where an older rocket-sink wrote the file without them."""
-        with self._files.open_input_file(f"{self._place.root}/{path}") as file:
-            rows = pq.read_table(file, columns=list(self._columns))
+    def _rows(self, path: str) -> pa.Table | None:
+        """The wanted columns; null where an older rocket-sink wrote the file without them.
+
+        None of a file that is gone: OPTIMIZE wrote its rows anew, and VACUUM came before this call.
+        """
+        try:
+            with self._files.open_input_file(f"{self._place.root}/{path}") as file:
+                rows = pq.read_table(file, columns=list(self._columns))
+        except FileNotFoundError:
+            _LOG.warning(
+                "the ledger's file %s/%s is gone: its rows are not in the figures",
+                self._place.root, path,
+            )  # fmt: skip
+            return None
         arrays = {}
         for name in self._columns:
             type_ = LEDGER_SCHEMA.field(name).type
@@ -116,7 +127,6 @@ _NO_BROKER: Final = "-"
 _STORED: Final = (Outcome.ACKED.value, Outcome.ACKED_DEGRADED.value)
 _MOST_OFTEN_S: Final = 1.0
 """Readers of several metrics at once read the ledger once."""
-_LOG: Final = log.logger(__name__)
 
 Waiting = Mapping[str, int]
 """{reason: pending dead letters}."""
