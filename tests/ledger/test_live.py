@@ -161,6 +161,12 @@ def test_latencies_are_those_of_the_newest_answers(tmp_path: Path) -> None:
     sums = found.brokers["broker-a"]
     for share in (0.5, 0.95, 0.99):
         assert sums.latency_ms(share) == pytest.approx(100 * share, rel=0.02)
+    for files in (range(1, 100), range(100, 101)):  # of one reading
+        store(tmp_path, [send_rows([attempt(rtt_ms=float(ms)) for ms in files], CONTEXT)])
+    found.refresh()
+    assert sum(sums.answers.values()) == 100
+    for share in (0.5, 0.95, 0.99):
+        assert sums.latency_ms(share) == pytest.approx(100 * share, rel=0.02)
 
 
 def collected(found: LiveFigures) -> dict[str, dict[tuple[str, ...], float]]:

@@ -181,6 +181,8 @@ class LiveFigures:
         self._follower = LedgerFollower(place, _COLUMNS)
         self._lock = ForkLock()
         self._read_s = -_MOST_OFTEN_S
+        self._answered: set[str] = set()
+        """Brokers with answers in the reading that is under way."""
 
     def refresh(self) -> bool:
         """Take in what was committed since; True if anything was.
@@ -191,6 +193,7 @@ class LiveFigures:
             if time.monotonic() - self._read_s < _MOST_OFTEN_S:
                 return False
             found = False
+            self._answered.clear()
             try:
                 for kind, rows in self._follower.new_rows():
                     found = True
@@ -238,7 +241,10 @@ class LiveFigures:
             sums.failures.update(failed["error_code"].fill_null("UNKNOWN").to_pylist())
             answers = _latencies(sent.filter(pc.field("response_code").is_valid()))
             if answers:
-                sums.answers = answers
+                # A reading may have several files. Readers' threads see one sum or the next.
+                before = sums.answers if name in self._answered else Counter[int]()
+                sums.answers = before + answers
+                self._answered.add(name)
 
     def _add_isolation(self, broker: str, cause: str, until: dt.datetime) -> None:
         sums = self.brokers.setdefault(broker or _NO_BROKER, BrokerSums())
