@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -268,6 +269,22 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
     blocked.write_text("in the way")
     with pytest.raises(LedgerError, match="need to write"):
         SpoolWriter(str(blocked), context()).append(sends(context(), 1))
+
+
+def test_what_a_failed_write_leaves_is_for_the_next_fold(tmp_path, monkeypatch):
+    """Its process may live on for days."""
+
+    def fsync(handle):
+        raise OSError(errno.EIO, "Input/output error")
+
+    writer = SpoolWriter(str(tmp_path), context())
+    writer.append(sends(context(), 2))
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(LedgerError, match="cannot write the spool"):
+        writer.sync()
+    writer.abort()
+    [sealed] = taken(tmp_path)
+    assert offsets(sealed) == [0, 1]
 
 
 def test_places(tmp_path, monkeypatch):

@@ -152,6 +152,14 @@ class SpoolWriter:
             with contextlib.suppress(OSError):
                 file.close()
 
+    def _leave(self) -> None:
+        """Let folds take what is in the file, as of a dead process: this one may live for days."""
+        was_open = self._file is not None
+        self._forget()
+        if was_open and self._place.is_local:
+            with contextlib.suppress(OSError):
+                Path(self._path).rename(self._path.removesuffix(OPEN) + SEALED)
+
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         """Every failure ends the writer; the text says what became of the rows."""
@@ -166,7 +174,7 @@ class SpoolWriter:
                 ) from error
             raise LedgerError(self._gone(), path=self._path) from error
         except (OSError, pa.ArrowException) as error:
-            self._forget()
+            self._leave()
             raise LedgerError(
                 f"cannot write the spool of the ledger {self._place.uri}: {error}. The executors "
                 "need to write below the ledger's folder",
