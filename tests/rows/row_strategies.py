@@ -208,10 +208,9 @@ def message_of(row: dict[str, Any], options: SinkOptions) -> Message:
     properties = {text_of(n) or "": text_of(v) or "" for n, v in pairs if v is not None}
     if row.get("event_time") is not None:
         if EVENT_TIME in properties:
-            # refused under this code wherever the message's other rules stand
-            properties = {"TAGS": "x"} if _first_bad(properties) is None else properties
-        else:
-            properties[EVENT_TIME] = str(row["event_time"])
+            # A row is refused with one code, however many it deserves: with this one first.
+            raise MessageError("the name is the column's", code="RESERVED_PROPERTY")
+        properties[EVENT_TIME] = str(row["event_time"])
     return Message(
         options.topic or text_of(row.get("topic")),
         row["body"],
@@ -226,14 +225,6 @@ def message_of(row: dict[str, Any], options: SinkOptions) -> Message:
         wait_store=row.get("wait_store") is not False,
         message_id=text_of(row.get("message_id")),
     )
-
-
-def _first_bad(properties: dict[str, str]) -> str | None:
-    try:
-        Message("t", b"x", properties=properties)
-    except MessageError as error:
-        return error.code
-    return None
 
 
 def code_of(row: dict[str, Any], options: SinkOptions) -> str | None:
