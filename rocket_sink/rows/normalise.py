@@ -35,13 +35,17 @@ def normalise(batch: pa.RecordBatch | pa.Table, plan: ColumnPlan) -> RowBatch:
     made = {
         _FIELD_NAMES.get(name, name): _CASTS[name](array)
         for name, array in columns.items()
-        if not _all_null(array)
+        if not _all_null(array) or name == _KEPT
     }
     return RowBatch(
         body=_body(body),
         topic=topic,
         body_is_text=_is_string(body.type),
-        **{n: array for n, array in made.items() if array is not None and not _all_null(array)},
+        **{
+            n: array
+            for n, array in made.items()
+            if array is not None and (not _all_null(array) or n == _KEPT)
+        },
     )
 
 
@@ -215,6 +219,8 @@ def _same(array: pa.Array) -> pa.Array:
     return array
 
 
+_KEPT: Final = "order_by"
+"""Also where it is null in all rows: how batches are cut must not decide what is sorted."""
 _FIELD_NAMES: Final = {
     "delivery_timestamp": "delivery_timestamp_ms",
     "event_time": "event_time_ms",

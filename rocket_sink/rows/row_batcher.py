@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -101,6 +101,8 @@ class RowBatcher:
 
     def _type(self, name: str, values: Sequence[Any]) -> pa.DataType:
         first = next((value for value in values if value is not None), None)
+        if isinstance(first, list):
+            return _list_type(values)
         if first is not None:
             return type_of(first)
         # A body that is null so far is a data error of its rows, not of the frame.
@@ -190,7 +192,7 @@ def type_of(value: Any) -> pa.DataType:
     if isinstance(value, dict):
         return _TEXT_MAP if _is_text_map(value) else pa.map_(pa.string(), pa.null())
     if isinstance(value, list):
-        return pa.list_(_element_type(value))
+        return _list_type([value])
     return pa.struct([("unknown", pa.null())])
 
 
@@ -200,6 +202,8 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     Raises:
         ColumnError: a value of another type.
     """
+    if pa.types.is_null(kind):
+        return pa.nulls(len(values))
     try:
         if kind == _INSTANT:
             return pa.array([_micros(value) for value in values], pa.int64()).cast(_INSTANT)
@@ -214,14 +218,23 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         ) from None
 
 
-def _element_type(values: list[Any]) -> pa.DataType:
-    first = next((value for value in values if value is not None), "")
+def _list_type(lists: Sequence[list[Any] | None]) -> pa.DataType:
+    """By the first element, of structs by each field's first value; void where all are empty."""
+
+    def elements() -> Iterator[Any]:
+        return (one for some in lists for one in some or () if one is not None)
+
+    first = next(elements(), None)
+    if first is None:
+        return pa.null()
     names = getattr(first, "__fields__", None)
     if not names:
-        return type_of(first)
-    parts: Sequence[Any] = tuple(first)
-    types: list[pa.DataType] = [pa.string() if part is None else type_of(part) for part in parts]
-    return pa.struct(list(zip(names, types, strict=True)))
+        return pa.list_(type_of(first))
+    parts = [
+        next((one[place] for one in elements() if one[place] is not None), "")
+        for place in range(len(names))
+    ]
+    return pa.list_(pa.struct(list(zip(names, map(type_of, parts), strict=True))))
 
 
 def _is_text_map(value: dict[Any, Any]) -> bool:

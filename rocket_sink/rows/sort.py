@@ -118,7 +118,8 @@ def _table(batches: list[RowBatch]) -> pa.Table:
 def _sorted(table: pa.Table, like: RowBatch) -> RowBatch:
     # Arrow's sort is not stable: the row number decides between equal values.
     numbered = table.append_column("__row", pa.array(np.arange(table.num_rows)))
-    order = numbered.sort_by([("order_by", "ascending"), ("__row", "ascending")])
+    by = ["__row"] if pa.types.is_null(table["order_by"].type) else ["order_by", "__row"]
+    order = numbered.sort_by([(name, "ascending") for name in by])
     names = [item.name for item in fields(RowBatch)]
     columns = {n: order[n].combine_chunks() for n in names if n in order.column_names}
     base = {"body": columns["body"], "topic": like.topic, "body_is_text": like.body_is_text}

@@ -36,6 +36,7 @@ from rocket_sink.errors import (
     SendError,
 )
 from rocket_sink.message import Message
+from rocket_sink.message_rules import with_namespace
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion, SendRequest
@@ -88,7 +89,7 @@ class DeadLetterTopic:
         self._recorder = recorder
         if options.dead_letter_topic:
             recorder.on_dead_letters = self.send
-        self._topic = options.dead_letter_topic
+        self._topic = with_namespace(options.namespace, options.dead_letter_topic)
         self._failures = 0
         self.in_flight = 0
         self.sent = 0
@@ -256,8 +257,13 @@ class DeadLetterWriter:
         self._write(request, why, Outcome.NOT_SENT, "held_back", HELD_BACK)
 
     def rows(self, rows: RowBatch, error: SendError) -> None:
-        """Give up rows that are not encoded yet (their topic has no route)."""
+        """Give up rows that are not encoded yet (their topic has no route), and hold back what must
+        not overtake them, should it get one."""
+        assert isinstance(rows.topic, str)
         self._note(rows.topic, rows.sharding_key)
+        if self._in_order and rows.sharding_key is not None:
+            keys = pc.unique(rows.sharding_key.drop_null()).to_pylist()
+            self._held.setdefault(rows.topic, set()).update(keys)
         self._recorder.rows(rows, reason="transport", codes=error.code, texts=error.text)
         self._totals.failed(error.outcome, error.code, len(rows), error.text)
 

@@ -13,6 +13,7 @@ Rows of one group to requests: ids, queues, bytes, cuts; whole columns at a time
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -56,18 +57,23 @@ def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, step)
 
 
-def split_rows(rows: RowBatch) -> Iterator[RowBatch]:
-    """Groups of one topic (as text), one WAIT and one kind (at once, with a delay level, timed), in
-    row order.
+def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:
+    """Groups of one topic (as text), one WAIT and one kind (at once, with a delay level, timed).
 
-    A batch may not mix them (MessageBatch.generateFromList; timed messages not at all).
+    A batch may not mix them (MessageBatch.generateFromList; timed messages not at all). Each group
+    is in row order; `in_order`, the groups of a topic are, too: a new one begins at each change.
     """
     for group in _by_topic(rows):
-        for mask in _masks(group):
-            if mask is None:
-                yield group
-            elif mask.any():
-                yield group.take(np.flatnonzero(mask))
+        kinds = _kinds(group)
+        if kinds is None:
+            yield group
+        elif in_order:
+            cuts = (np.flatnonzero(np.diff(kinds)) + 1).tolist()
+            for first, last in itertools.pairwise((0, *cuts, len(group))):
+                yield group.slice(first, last)
+        else:
+            for kind in np.unique(kinds):
+                yield group.take(np.flatnonzero(kinds == kind))
 
 
 def without_rows(rows: RowBatch, refused: np.ndarray[Any, Any]) -> RowBatch:
@@ -101,17 +107,15 @@ def _by_topic(rows: RowBatch) -> Iterator[RowBatch]:
         yield rows.take(np.flatnonzero(indices == index)).with_(topic=topic)
 
 
-def _masks(rows: RowBatch) -> Iterator[Mask | None]:
+def _kinds(rows: RowBatch) -> np.ndarray[Any, np.dtype[np.int8]] | None:
+    """A number for each row, equal for rows of one WAIT and kind; None: all are."""
     timed = rows.is_timed()
     patient = _patient(rows)
     if not timed.any() and patient.all():
-        yield None
-        return
+        return None
     # Old brokers honour delay levels only.
-    timer = rows.is_timer()
-    for waits in (True, False):
-        for of_kind in (~timed, timed & ~timer, timer):
-            yield of_kind & (patient == waits)
+    kinds = timed.astype(np.int8) + rows.is_timer() + 3 * ~patient
+    return np.asarray(kinds, np.int8)
 
 
 def _patient(rows: RowBatch) -> Mask:

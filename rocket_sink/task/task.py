@@ -178,7 +178,7 @@ class TaskSender:
 
     def _send(self, rows: RowBatch) -> None:
         self._ordered.next_batch()
-        for group in split_rows(rows):
+        for group in split_rows(rows, in_order=self._options.ordering != "none"):
             self._send_group(group)
         self._poll(0.0)
         while self._ordered.is_full:

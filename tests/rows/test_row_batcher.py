@@ -51,6 +51,19 @@ def test_the_types_that_spark_hands_out() -> None:
     assert rows.event_time_ms.to_pylist() == [int(at.timestamp() * 1000)]
 
 
+def test_headers_may_be_empty_or_without_value_in_the_first_row() -> None:
+    rows = [
+        Row(body="a", headers=[]),
+        Row(body="b", headers=[Row(key="k", value=None)]),
+        Row(body="c", headers=[Row(key="k", value=bytearray(b"\xff"))]),
+    ]
+    batch = gather(*rows)
+    assert batch.schema.field("headers").type == pa.list_(
+        pa.struct([("key", pa.string()), ("value", pa.binary())])
+    )
+    assert gather(rows[0]).schema.field("headers").type == pa.null()
+
+
 def test_a_column_without_values_yet_is_no_error() -> None:
     gatherer = RowBatcher(OPTIONS)
     first = gatherer.batch([Row(body=None, tags=None, properties=None)])

@@ -97,6 +97,12 @@ def test_a_hopeless_topic_is_left_alone(cluster: FakeCluster, tmp_path: Path) ->
     assert 50 <= len(tried) < 300
 
 
+def test_it_is_in_the_namespace_as_the_topic_is(cluster: FakeCluster, tmp_path: Path) -> None:
+    refuse(cluster, "ns%t")
+    send(cluster, tmp_path, {"body": [b"x"]}, namespace="ns")
+    assert [message.body for message in cluster.messages("ns%dead")] == [b"x"]
+
+
 def test_the_topic_cannot_be_its_own() -> None:
     with pytest.raises(OptionError, match="its own dead letters"):
         SinkOptions.parse(topic="t", deadLetterTopic="t")

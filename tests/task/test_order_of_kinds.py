@@ -1,0 +1,87 @@
+"""Order per key where rows of a key cannot share a request, or have no route for a while."""
+
+from __future__ import annotations
+
+import time
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink import TableProducer
+from rocket_sink.ledger.records import RunContext
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.pool import ProducerPool
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.task.runner import TaskRunner
+from rocket_sink.testing import FakeCluster
+
+IN_ORDER = ("strict", "best_effort")
+
+
+@pytest.mark.parametrize("ordering", IN_ORDER)
+@pytest.mark.parametrize("column", [{"wait_store": [True, False]}, {"delay_level": [0, 1]}])
+def test_rows_of_two_kinds_keep_their_order(ordering, column):
+    columns = {name: values * 4 for name, values in column.items()}
+    bodies = [b"%d" % number for number in range(8)]
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("orders", 4)
+        with TableProducer(
+            nameServer=cluster.name_server, topic="orders", ordering=ordering
+        ) as producer:
+            producer.send(pa.table({"body": bodies, "sharding_key": ["K"] * 8, **columns}))
+        assert [message.body for message in cluster.messages("orders")] == bodies
+
+
+@pytest.mark.parametrize("ordering", IN_ORDER)
+def test_a_key_given_up_for_want_of_a_route_is_held_when_there_is_one(ordering, tmp_path):
+    def batch(number):
+        return pa.RecordBatch.from_pydict(
+            {"topic": ["late"], "body": [b"%d" % number], "sharding_key": ["K"]}
+        )
+
+    with FakeCluster(brokers=1, queues=0) as cluster:
+        options = SinkOptions.parse(
+            nameServer=cluster.name_server, ledger=str(tmp_path), ordering=ordering,
+            createTopicKey="",
+        )  # fmt: skip
+        pool = ProducerPool(make=lambda given: SendEngine(given, shared=None))
+        context = RunContext("query", "run", 3, 0, 1, 0, 7, 0, worker="host:1", lane="foreach")
+        task = TaskRunner(options, context, pool=pool)
+        plan = resolve_columns(batch(0).schema, options)
+        task.feed(batch(0), plan)
+        cluster.create_topic("late", 4)
+        time.sleep(1.5)  # so long a route that was missing is not asked for again
+        task.feed(batch(1), plan)
+        summary = task.finish()
+        pool.close()
+        assert [message.body for message in cluster.messages("late")] == []
+        assert summary.codes == {"NO_ROUTE": 1, "HELD_BACK": 1}
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ([[3, 1], [None, None]], [1, 3, None, None]),
+        ([[None, None], [3, 1]], [1, 3, None, None]),
+        ([[None], [None]], [None, None]),
+    ],
+)
+def test_rows_are_sorted_however_batches_are_cut(batches, expected):
+    schema = pa.schema([("body", pa.string()), ("sharding_key", pa.string()), ("ts", pa.int64())])
+
+    def batch(times):
+        columns = [[str(one) for one in times], ["K"] * len(times), times]
+        arrays = [
+            pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)
+        ]
+        return pa.record_batch(arrays, schema=schema)
+
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("orders", 4)
+        with TableProducer(
+            nameServer=cluster.name_server, topic="orders", ordering="strict", orderBy="ts"
+        ) as producer:
+            producer.send([batch(times) for times in batches])
+        bodies = [message.body.decode() for message in cluster.messages("orders")]
+    assert bodies == [str(one) for one in expected]
