@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from rocket_sink.errors import (
-    ConnectError,
     ConnectionLostError,
     NotSentError,
     RemoteProtocolError,
@@ -282,10 +281,9 @@ class Channel:
         error: SendError
         if written and not isinstance(cause, TlsError):
             error = ConnectionLostError(f"the connection to {self.address} ended: {reason}")
-        elif isinstance(cause, ConnectError):
-            error = type(cause)(cause.text, **cause.facts)
         elif isinstance(cause, NotSentError):
-            error = cause
+            # One each: callers add facts of their message.
+            error = type(cause)(cause.text, **cause.facts)
         else:
             error = UnwrittenError(f"the connection to {self.address} ended: {reason}")
         error.__cause__ = cause

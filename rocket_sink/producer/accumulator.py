@@ -115,10 +115,16 @@ class BatchAccumulator:
     def _send(self, batch: _OpenBatch) -> None:
         """Encode the messages together, and send them in as few requests as they fit in."""
         builder, messages = self._builder, [message for message, _ in batch.entries]
-        ids = builder.ids(messages)
-        for start, encoded in builder.encoded(messages, ids, self._max_bytes):
-            part = slice(start, start + len(encoded))
-            self._submit(batch.entries[part], ids[part], encoded)
+        end = 0
+        try:
+            ids = builder.ids(messages)
+            for start, encoded in builder.encoded(messages, ids, self._max_bytes):
+                end = start + len(encoded)
+                self._submit(batch.entries[start:end], ids[start:end], encoded)
+        except Exception as error:
+            # `add` has returned: nobody else would tell the futures.
+            for _, future in batch.entries[end:]:
+                future.ended(None, error)
 
     def _submit(self, entries: list[Entry], ids: list[str], encoded: list[bytes]) -> None:
         request = self._builder.batch_of([message for message, _ in entries], encoded, ids)

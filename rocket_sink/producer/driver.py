@@ -180,7 +180,8 @@ class SubmissionQueue:
 
     def take_back(self, request: SendRequest) -> bool:
         """Remove a request; False when it was not in the queue."""
-        for position, waiting in enumerate(self.requests):
+        # A copy: other threads append meanwhile.
+        for position, waiting in enumerate(list(self.requests)):
             if waiting is request:
                 del self.requests[position]
                 return True
@@ -298,7 +299,7 @@ class Driver:
         try:
             attempt = engine.begin_oneway(request, self._timeout_s)
             self.call(lambda: engine.step_oneway(attempt))
-        except NotSentError as error:
+        except SendError as error:
             self._hooks.ended(context, None, error)
             raise
         self._hooks.ended(context, None, None)
@@ -340,6 +341,8 @@ class Driver:
         finally:
             if window_waiter is not None:
                 del self._window_waiters[window_waiter]
+                with self.lock:
+                    self._wake_next()
 
     def submit_nowait(self, request: SendRequest, waiter: Token) -> None:
         """As `submit`, for asynchronous sends: it takes no lock while there is room. Starts the
@@ -376,7 +379,9 @@ class Driver:
         """Drive until `step`, called under the lock, returns True. For rare requests."""
         while True:
             with self.lock:
+                self._check_open()
                 if step():
+                    self._wake_next()
                     return
             self._drive_until(lambda: False, None, 0.01)
 
@@ -472,11 +477,13 @@ class Driver:
         with self.lock:
             if self._thread is not None or self.closing:
                 return
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._lead_always, name="rocket-sink-producer", daemon=True
             )
-            # Under the lock, so that `close` joins a started thread.
-            self._thread.start()
+            # Under the lock, so that `close` joins a started thread. Where none can be started, the
+            # next send tries again.
+            thread.start()
+            self._thread = thread
 
     def close(self, timeout_s: float) -> None:
         """Accept no more requests, wait for those in flight, close the engine."""
@@ -495,6 +502,9 @@ class Driver:
             self._thread.join(timeout_s)
         while self._has_left() and self.engine.clock() < deadline_s:
             self._drive_until(lambda: not self._has_left(), None, STEP_S)
+        for task in self._tasks:
+            # What came in meanwhile, as traces do, is counted as lost.
+            task.flush()
         with self.lock:
             self.engine.close()
             self._submissions.close()
@@ -533,10 +543,15 @@ class Driver:
             if not nested:
                 with self.lock:
                     self._leader = None
-                    for follower in self._followers:
-                        if follower.asleep:
-                            follower.wake()
-                            break
+                    self._wake_next()
+
+    def _wake_next(self) -> None:
+        """Let a follower lead if nobody does: the one that was woken last may not have to."""
+        if self._leader is None:
+            for follower in self._followers:
+                if follower.asleep:
+                    follower.wake()
+                    break
 
     def _lead(self, over: Callable[[], bool], timeout_s: float) -> None:
         engine, wakeup = self.engine, self._wakeup
@@ -668,7 +683,9 @@ def _call_back(done: list[tuple[Token, Completion]]) -> None:
         assert waiter.on_done is not None
         try:
             waiter.on_done(completion)
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             _LOG.exception("a callback of a send raised")
 
 

@@ -84,8 +84,11 @@ class SendFuture(Future[SendResult]):
         if self._callback is not None:
             try:
                 self._callback(result, error)
-            except Exception:
-                # The other futures of its batch must complete.
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
+                # The other futures of its batch must complete, and the producer's thread go on:
+                # asyncio.CancelledError is no Exception either.
                 _LOG.exception("a callback of a send raised")
 
     def set_result(self, result: SendResult) -> None:

@@ -53,7 +53,8 @@ class Producer:
     (`heartbeatBrokerInterval`). A forked child opens its own connections, with another client id
     and other message ids.
 
-    A message with a sharding key goes to the queue of the key (`shardingHash`). With
+    `send`, `send_async` and `send_oneway` put a message with a sharding key into the queue of the
+    key (`shardingHash`); batches, transactions and requests do not look at it. With
     `ordering=strict` the key never moves; with `best_effort` it moves while its broker is isolated;
     with `none` it moves, too, and a queue may have many requests in flight, as in Java.
 
@@ -409,7 +410,11 @@ class Producer:
             topic = session.builder.topic(message.topic)
             context = self._hooks.before("async", topic, (message,), (message_id,))
         future = SendFuture(self._hooks, context, callback)
-        accumulator.add(message, size, future)
+        try:
+            accumulator.add(message, size, future)
+        except NotSentError as error:
+            self._hooks.ended(context, None, error)
+            raise
         return future
 
     def _send_parts(

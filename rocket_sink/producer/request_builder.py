@@ -148,6 +148,8 @@ class RequestBuilder:
         texts = _PROPERTY_BYTES if tags is None else _PROPERTY_BYTES + len(tags)
         if keys:
             texts += len(keys[0]) if len(keys) == 1 else sum(map(len, keys))
+        if message.message_id is not None:
+            texts += len(message.message_id)
         if message.properties or self._extra is not None or texts * 4 > ENCODED_LIMIT:
             texts = len(properties_of(message, message_id=_ANY_ID, extra=self._extra).encode())
         return size + texts + INNER_OVERHEAD_BYTES

@@ -22,6 +22,8 @@ from rocket_sink.wire.send_header import SendTemplate
 GROUP_LEAST: Final = 8
 """Fewer messages are sent one by one for less."""
 GROUP_MOST: Final = 256
+_SINCE_S: Final = 0.1
+"""Messages of a group were submitted within this time."""
 
 
 def group_key(request: SendRequest) -> Hashable:
@@ -33,7 +35,9 @@ def group_key(request: SendRequest) -> Hashable:
         or type(request.token) is not SendFuture
     ):
         return None
-    return request.topic, request.queue, request.timed, request.least_version
+    # A group has one deadline, that of its first message.
+    since = int(request.since_s / _SINCE_S)
+    return request.topic, request.queue, request.timed, request.least_version, since
 
 
 def group_request(requests: Sequence[SendRequest]) -> SendRequest:
