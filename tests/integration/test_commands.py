@@ -140,7 +140,7 @@ class TestStreamAndBackfill:
             "-n", world["ns"], "-l", world["ledger"], "--ordering", "strict",
             "--select", "text AS body", "--select", "key AS sharding_key", "--select", "topic",
             "--select", "cast(id AS string) AS keys", "-O", "connectTimeoutMs=20s",
-            "-O", "mqClientApiTimeout=20s", "-O", "sendMsgTimeout=5s",
+            "-O", "mqClientApiTimeout=20s", "-O", "sendMsgTimeout=5s", "-O", "appId=story",
             spark=spark,
         )  # fmt: skip
 

@@ -304,6 +304,8 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
     path = sink_options.get("ledger")
     if not path:
         return report
+    from pyspark.sql.functions import col
+
     from rocket_sink.commands.common.ledger_input import fold_and_note
     from rocket_sink.ledger.ledger import Ledger
     from rocket_sink.ledger.live.figures import pending_by_reason
@@ -314,9 +316,9 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
     report.ledger = ledger.path
     if report.query_id and ledger.exists(spark):
         report.pending = pending_by_reason(spark, resolve_path(str(path)))
-        epochs = ledger.epochs(spark).where(f"query_id = '{report.query_id}'")
-        if report.run_id:
-            epochs = epochs.where(f"run_id = '{report.run_id}'")
+        # With `appId` the ledger has that as query id; a run of a stream has an id of its own.
+        key, value = ("run_id", report.run_id) if report.run_id else ("query_id", report.query_id)
+        epochs = ledger.epochs(spark).where(col(key) == value)
         names = ("rows_in", "acked", "degraded", "dead", "unknown", "filtered")
         sums = epochs.selectExpr(*(f"coalesce(sum({name}), 0) AS {name}" for name in names)).first()
         report.counts = {name: int(sums[name]) for name in names} if sums else {}
