@@ -139,8 +139,8 @@ def _nulls() -> str:
 
 
 def _in_duckdb(text: str) -> str:
-    """`at` is a word of DuckDB's own."""
-    return re.sub(r"\bat\b", '"at"', text)
+    """`at` is a word of DuckDB's own; in a literal it is text."""
+    return re.sub(r"('[^']*')|\bat\b", lambda found: found[1] or '"at"', text)
 
 
 def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
