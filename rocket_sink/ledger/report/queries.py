@@ -273,13 +273,18 @@ def _isolation_sums(read: Scoped) -> list[IsolationSums]:
 
 
 def _dead_letters(read: Scoped) -> list[DeadLetterFigures]:
+    """Also those of attempts that do not count; an exported letter once, however often it was."""
     rows = read(
         f"""SELECT reason, coalesce(last_error_code, first_error_code, '-') AS error_code,
             count(*) AS letters, count(p.pending_id) AS pending,
             coalesce(min(last_error), '') AS example,
             count(CASE WHEN p.pending_id IS NULL THEN s.settled_id END) AS resolved,
             min(CASE WHEN p.pending_id IS NOT NULL THEN at END) AS oldest
-        FROM letters l
+        FROM (
+            SELECT * FROM letters WHERE partition IS NOT NULL
+            UNION ALL
+            SELECT * FROM counted_letters WHERE partition IS NULL
+        ) l
         LEFT JOIN (SELECT DISTINCT letter_id AS pending_id FROM pending_letters) p
             ON l.letter_id = p.pending_id
         LEFT JOIN (SELECT letter_id AS settled_id FROM settled) s ON l.letter_id = s.settled_id

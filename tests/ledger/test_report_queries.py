@@ -1,0 +1,35 @@
+"""A report's figures of ledgers that need no Spark; `test_report.py` compares the engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rocket_sink.ledger.dead_letters import dead_letter_rows
+from rocket_sink.ledger.duckdb_reader import open_quick
+from rocket_sink.ledger.records import in_order
+from rocket_sink.ledger.report import Report, Scope, figures
+
+from .night import store
+from .values import context
+
+
+def report_of(path: str, scope: Scope = Scope(), **lists: Any) -> Report:  # noqa: B008 (frozen)
+    quick = open_quick(path)
+    assert quick is not None, "the extra `fast` is part of the extra `test`"
+    return figures(quick.query, quick.path, scope, **lists)
+
+
+def test_letters_that_were_exported_twice_count_once(tmp_path: Path) -> None:
+    columns = {
+        "body": pa.array([b"one", b"two"]), "reason": "consumer", "last_error_code": "GAVE_UP",
+        "letter_id": pa.array(["dlq-1", "dlq-2"]),
+    }  # fmt: skip
+    exports = [
+        dead_letter_rows(columns, context(query_id=f"export-{n}", partition=None))[0]
+        for n in range(2)
+    ]
+    found = report_of(store(tmp_path, in_order(exports, 1 << 32)))
+    assert [(d.letters, d.pending) for d in found.dead_letters] == [(2, 2)]
