@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink.ledger.records import RunContext, build_rows
-from rocket_sink.ledger.schema import DEAD_LETTER, LEDGER_SCHEMA, REASONS, columns_of
+from rocket_sink.ledger.schema import DEAD_LETTER, LEDGER_SCHEMA, MOMENTS_US, REASONS, columns_of
 from rocket_sink.text import storable
 
 _BATCH_BYTES: Final = 64 * 1024 * 1024
@@ -92,9 +92,9 @@ def _named(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _instants(millis: pa.Array) -> pa.Array:
-    """Milliseconds as timestamps; what microseconds cannot say is null."""
-    limit = 2**62 // 1000
-    ok = pc.and_(pc.less(millis, limit), pc.greater(millis, -limit))
+    """Milliseconds as timestamps; what no datetime can say is null."""
+    first, last = (us // 1000 for us in MOMENTS_US)
+    ok = pc.and_(pc.greater_equal(millis, first), pc.less_equal(millis, last))
     sane = pc.if_else(ok, millis, pa.scalar(None, pa.int64()))
     return pc.multiply(sane, 1000).cast(pa.timestamp("us", tz="UTC"))
 

@@ -40,6 +40,10 @@ does not know it goes on to leave the dead letter out."""
 RESOLUTIONS: Final = ("resent", "parked", "dropped", UNPARKED)
 """Ways to settle a dead letter: stored by a later send; kept aside by hand; not wanted."""
 
+MOMENTS_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""The first and the last of Python's datetimes (years 1 to 9999) in microseconds since 1970. Rows with a
+time beyond them cannot be collected."""
+
 IN_FLIGHT: Final = "in_flight"
 """Outcome of a row written before its request's answer; a later row of the request replaces it."""
 

@@ -30,6 +30,7 @@ from rocket_sink.ledger.schema import (
     EPOCH,
     IN_FLIGHT,
     ISOLATION,
+    MOMENTS_US,
     RESOLUTION,
     SEND,
     TRANSACTION,
@@ -77,6 +78,9 @@ _EPOCH_QUERY: Final = """CASE WHEN partition IS NULL AND complete IS NOT NULL AN
     THEN concat('local/', worker) ELSE query_id END"""
 """Once every `TableProducer` wrote the query id `local` and epochs from 1 on: there the process
 tells them apart."""
+_EVENT_TIME: Final = f"""CASE WHEN unix_micros(event_time)
+    BETWEEN {MOMENTS_US[0]} AND {MOMENTS_US[1]} THEN event_time END"""
+"""Tables may have times beyond Python's, of which one would keep all letters from being read."""
 _MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0), 0)"
 
 VIEWS: Final = {
@@ -141,7 +145,7 @@ VIEWS: Final = {
             ORDER BY (_complete AND _current) DESC, _run_order DESC, _run_at DESC,
                 task_attempt_id DESC NULLS LAST, _order DESC, at DESC
         ) = 1 AS counts FROM task_runs""",
-    "letters": _rows(DEAD_LETTER),
+    "letters": _rows(DEAD_LETTER, event_time=_EVENT_TIME),
     # A letter without a partition comes from no task: nothing can supersede it. An export that
     # runs twice gives the same letters again.
     "counted_letters": f"""

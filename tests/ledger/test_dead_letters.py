@@ -58,6 +58,16 @@ def test_all_columns_come_through():
     assert (first["reason"], second["reason"]) == ("data", "unknown")
 
 
+def test_times_that_python_cannot_say_are_null():
+    """One alone would keep all letters from being collected."""
+    moments = [-62_135_596_800_001, -62_135_596_800_000, 253_402_300_799_999, 253_402_300_800_000]
+    given = {"event_time_ms": pa.array(moments, pa.int64()), "reason": "data"}
+    before, first, last, after = (row["event_time"] for row in rows(given))
+    assert (before, after) == (None, None)
+    assert first == dt.datetime.min.replace(tzinfo=dt.timezone.utc)
+    assert last == dt.datetime(9999, 12, 31, 23, 59, 59, 999_000, dt.timezone.utc)
+
+
 def test_a_key_per_row_becomes_a_list_of_one():
     found = rows({"keys": pa.array([None, "a", "", None, "b"]), "reason": "data"})
     assert [r["keys"] for r in found] == [None, ["a"], [""], None, ["b"]]

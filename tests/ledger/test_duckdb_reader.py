@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+
 from rocket_sink.ledger.duckdb_reader import QuickLedger, open_quick
+from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.views import newest, rows_of
 
 from .night import store
-from .values import accounts, context
+from .values import accounts, context, letter
 
 
 def opened(path: str) -> QuickLedger:
@@ -23,3 +27,16 @@ def test_a_word_of_duckdbs_own_is_text_in_a_literal(tmp_path: Path) -> None:
     assert quick.query(select).to_pylist() == [{"query_id": "shop-at", "never": False}]
     (texts,) = quick.query("SELECT 'at' AS a, 'it''s at' AS b, '' AS c").to_pylist()
     assert texts == {"a": "at", "b": "it's at", "c": ""}
+
+
+def test_letters_with_a_time_beyond_pythons_are_read(tmp_path: Path) -> None:
+    """Tables have such ones from before they were left out."""
+    field = LEDGER_SCHEMA.field("event_time")
+    years = pa.array([10**18], pa.int64()).cast(field.type)
+    place = LEDGER_SCHEMA.get_field_index("event_time")
+    far = letter(context(partition=None), b"far").set_column(place, field, years)
+    near = letter(context(partition=None), b"near", event_time_ms=pa.array([0]))
+    quick = opened(store(tmp_path, [far, near]))
+    rows = rows_of(quick.query(newest("pending_letters", 20)))
+    moments = {row["body"]: row["event_time"] and row["event_time"].timestamp() for row in rows}
+    assert moments == {b"far": None, b"near": 0}
