@@ -13,7 +13,7 @@ from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.report import Report, Scope, figures
 
 from .night import store
-from .values import context
+from .values import accounts, context, letter
 
 
 def report_of(path: str, scope: Scope = Scope(), **lists: Any) -> Report:  # noqa: B008 (frozen)
@@ -33,3 +33,14 @@ def test_letters_that_were_exported_twice_count_once(tmp_path: Path) -> None:
     ]
     found = report_of(store(tmp_path, in_order(exports, 1 << 32)))
     assert [(d.letters, d.pending) for d in found.dead_letters] == [(2, 2)]
+
+
+def test_letters_without_a_key_are_told_beside_as_many_with_one(tmp_path: Path) -> None:
+    """Those of closed topics, of which another line tells, hid them when they were as many."""
+    one = context()
+    of_keys = {"reason": "permission", "sharding_key": pa.array(["k"])}
+    rows = [letter(one, **of_keys), letter(one, reason="transport"), accounts(one, dead=2)]
+    found = report_of(store(tmp_path, in_order(rows, 1 << 32)))
+    assert [(w.rows, w.forbidden) for w in found.waiting] == [(1, 1)]
+    told = [finding.name for finding in found.verdict if finding.level == "problem"]
+    assert told == ["keys_wait", "letters_pending", "letters_forbidden"]

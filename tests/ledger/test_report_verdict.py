@@ -163,6 +163,8 @@ def test_letters_that_the_line_of_a_broker_tells_of_are_not_told_twice() -> None
     assert [one.name for one in verdict(told)] == ["broker_left_route"]
     more = replace(told, **letters("transport", pending=301))
     assert [one.name for one in verdict(more)] == ["broker_left_route", "letters_pending"]
+    closed = replace(told, waiting=[replace(WAITS, forbidden=1)])
+    assert [one.name for one in verdict(closed)] == ["broker_left_route", "letters_pending"]
 
 
 def test_names_of_the_network_stay_in_their_line() -> None:

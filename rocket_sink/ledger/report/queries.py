@@ -228,18 +228,22 @@ def _waiting(read: Scoped) -> list[WaitFigures]:
     """By the broker that a key's letters could not be sent to, be it before the scope's time."""
     rows = read(
         f"""SELECT broker, CAST(sum(letters) AS BIGINT) AS letters, count(*) AS key_count,
-            min(oldest) AS oldest
+            min(oldest) AS oldest, CAST(sum(forbidden) AS BIGINT) AS forbidden
         FROM (
             SELECT topic, sharding_key, count(CASE WHEN {read.where} THEN 1 END) AS letters,
                 min(CASE WHEN {read.where} THEN at END) AS oldest,
+                count(CASE WHEN reason = 'permission' AND {read.where} THEN 1 END) AS forbidden,
                 max(coalesce(last_broker_name, broker_name)) AS broker
             FROM pending_letters WHERE sharding_key IS NOT NULL AND reason <> 'data'
             GROUP BY topic, sharding_key
         ) k WHERE letters > 0 GROUP BY broker ORDER BY letters DESC, broker"""
     )
     return [
-        WaitFigures(row["broker"], row["letters"], row["key_count"], row["oldest"]) for row in rows
-    ]
+        WaitFigures(
+            row["broker"], row["letters"], row["key_count"], row["oldest"], row["forbidden"]
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def _isolations(read: Scoped, limit: int) -> tuple[int, list[IsolationFigures]]:

@@ -165,13 +165,15 @@ class Absence:
 class WaitFigures:
     """Pending dead letters with a sharding key: while they wait, so do later rows of their keys.
 
-    `broker` is the one that their key's letters could not be sent to, if that is recorded.
+    `broker` is the one that their key's letters could not be sent to, if that is recorded;
+    `forbidden` of the rows are of topics closed to the account.
     """
 
     broker: str | None
     rows: int
     keys: int
     oldest: dt.datetime
+    forbidden: int = 0
 
 
 @dataclass(frozen=True)
