@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from rocket_sink.ledger.dead_letters import dead_letter_rows
 from rocket_sink.ledger.duckdb_reader import open_quick
-from rocket_sink.ledger.records import in_order
+from rocket_sink.ledger.records import in_order, resolution_rows
 from rocket_sink.ledger.report import Report, Scope, figures
 
-from .night import store
+from .night import START, at, store
 from .values import accounts, context, letter
 
 
@@ -44,3 +46,28 @@ def test_letters_without_a_key_are_told_beside_as_many_with_one(tmp_path: Path) 
     assert [(w.rows, w.forbidden) for w in found.waiting] == [(1, 1)]
     told = [finding.name for finding in found.verdict if finding.level == "problem"]
     assert told == ["keys_wait", "letters_pending", "letters_forbidden"]
+
+
+@pytest.mark.parametrize(
+    ("ways", "settled"),
+    [
+        (("parked", "unparked"), None),
+        (("parked", "unparked", "resent"), 3),
+        (("parked", "unparked", "parked", "dropped"), 3),
+        (("resent", "unparked"), 1),
+        (("resent", "parked"), 1),
+    ],
+)
+def test_a_letter_is_settled_by_what_was_not_taken_back(
+    tmp_path: Path, ways: tuple[str, ...], settled: int | None
+) -> None:
+    one = context(partition=None)
+    rows = [at(letter(one, letter_id=pa.array(["l"])), START)]
+    for hour, way in enumerate(ways, 1):
+        made = resolution_rows({"letter_id": ["l"], "resolution": way}, one)
+        rows.append(at(made, START + dt.timedelta(hours=hour)))
+    series = report_of(store(tmp_path, in_order(rows, 1 << 32)), series=True).series
+    assert series is not None
+    times = [row[0] * series.step_ms / 1000 for row in series.letters if row[3]]
+    hours = [(time - START.timestamp()) / 3600 for time in times]
+    assert hours == ([] if settled is None else [settled])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rocket_sink.ledger.report.values import BrokerFigures
+from rocket_sink.ledger.schema import UNPARKED
 from rocket_sink.ledger.sql import (
     BROKER,
     REQUESTS,
@@ -27,6 +28,7 @@ from rocket_sink.ledger.sql import (
     micros,
     percentile,
 )
+from rocket_sink.ledger.views import ORDER
 
 _STEPS: Final = 96
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600,
@@ -204,9 +206,16 @@ def _percentiles(found: dict[Any, list[tuple[int, float, float]]]) -> list[tuple
 
 
 def _letters(read: Scoped, step: str) -> list[tuple[Any, ...]]:
-    """Given up and settled per step; a letter that was taken back counts as never settled."""
-    ends = """SELECT letter_id, min(at) AS at FROM resolutions WHERE letter_id IN
-        (SELECT letter_id FROM settled) AND resolution <> 'unparked' GROUP BY letter_id"""
+    """Given up and settled per step; what was taken back settles no letter, unless it was sent."""
+    ends = f"""SELECT letter_id, min(at) AS at FROM (
+            SELECT letter_id, resolution, at, {ORDER} AS _order,
+                max(CASE WHEN resolution = '{UNPARKED}' THEN {ORDER} END)
+                    OVER (PARTITION BY letter_id) AS _taken_back
+            FROM resolutions
+        ) r
+        WHERE resolution = 'resent'
+            OR resolution <> '{UNPARKED}' AND (_taken_back IS NULL OR _order > _taken_back)
+        GROUP BY letter_id"""
     return _rows(
         read,
         f"""SELECT step, reason, CAST(sum(given) AS BIGINT) AS given,
