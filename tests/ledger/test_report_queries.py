@@ -11,8 +11,9 @@ import pytest
 
 from rocket_sink.ledger.dead_letters import dead_letter_rows
 from rocket_sink.ledger.duckdb_reader import open_quick
-from rocket_sink.ledger.records import in_order, resolution_rows
+from rocket_sink.ledger.records import in_order, isolation_rows, resolution_rows
 from rocket_sink.ledger.report import Report, Scope, figures
+from rocket_sink.routing.fault import Isolation
 
 from .night import START, at, store
 from .values import accounts, context, letter
@@ -71,3 +72,16 @@ def test_a_letter_is_settled_by_what_was_not_taken_back(
     times = [row[0] * series.step_ms / 1000 for row in series.letters if row[3]]
     hours = [(time - START.timestamp()) / 3600 for time in times]
     assert hours == ([] if settled is None else [settled])
+
+
+def test_sums_are_there_without_their_lists(tmp_path: Path) -> None:
+    one = context()
+    isolated = [Isolation("broker-b", "REQUEST_TIMEOUT", 10_000.0, 5.0, 35.0)]
+    rows = [accounts(one, acked=7), isolation_rows(isolated, one, now_s=5.0, now_us=0)]
+    path = store(tmp_path, in_order(rows, 1 << 32))
+    found = report_of(path, epochs=0, isolations=0)
+    assert (found.totals.epochs, found.totals.acked, found.epochs) == (1, 7, [])
+    assert (found.isolation_count, found.isolations) == (1, [])
+    assert [one.broker for one in found.isolated] == ["broker-b"]
+    both = report_of(path, epochs=1, isolations=1)
+    assert (len(both.epochs), len(both.isolations)) == (1, 1)

@@ -87,12 +87,14 @@ def _epochs(read: Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:
     names = list(EpochFigures.__dataclass_fields__)
     rows = read(
         f"SELECT {', '.join(names)}, {totals} FROM epochs WHERE {read.where} "
-        f"ORDER BY at DESC, epoch DESC LIMIT {limit}"
+        # The sums come with the rows, so that it takes one.
+        f"ORDER BY at DESC, epoch DESC LIMIT {max(limit, 1)}"
     )
     if not rows:
         return Totals(), []
     total = Totals(**{name: rows[0][f"_{name}"] for name in sums})
-    return total, [EpochFigures(**{name: row[name] for name in names}) for row in reversed(rows)]
+    last = reversed(rows[:limit])
+    return total, [EpochFigures(**{name: row[name] for name in names}) for row in last]
 
 
 def _brokers(read: Scoped) -> list[BrokerFigures]:
@@ -255,10 +257,11 @@ def _isolations(read: Scoped, limit: int) -> tuple[int, list[IsolationFigures]]:
                 count(DISTINCT worker) AS workers
             FROM isolations WHERE {read.where}
             GROUP BY broker_name, topic, cause, isolated_from, isolated_ms, reachable
-        ) e ORDER BY start DESC LIMIT {limit}"""
+        ) e ORDER BY start DESC LIMIT {max(limit, 1)}"""
     )
     names = IsolationFigures.__dataclass_fields__
-    events = [IsolationFigures(**{name: row[name] for name in names}) for row in reversed(rows)]
+    last = reversed(rows[:limit])
+    events = [IsolationFigures(**{name: row[name] for name in names}) for row in last]
     return (rows[0]["_total"] if rows else 0), events
 
 
