@@ -130,7 +130,13 @@ def _readable(path: str) -> Iterator[None]:
 
     try:
         yield
-    except (duckdb.IOException, duckdb.InvalidInputException, OSError) as error:
+    # RuntimeError: what DuckDB says of damaged bytes is no text.
+    except (duckdb.IOException, duckdb.InvalidInputException, RuntimeError, OSError) as error:
+        raise unreadable(path, error) from error
+    except duckdb.Error as error:
+        # What the Parquet reader finds damaged has no class of its own; lack of memory has.
+        if type(error) is not duckdb.Error:
+            raise
         raise unreadable(path, error) from error
 
 

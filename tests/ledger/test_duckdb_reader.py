@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
+import pytest
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.duckdb_reader import QuickLedger, open_quick
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 from rocket_sink.ledger.views import newest, rows_of
@@ -40,3 +43,25 @@ def test_letters_with_a_time_beyond_pythons_are_read(tmp_path: Path) -> None:
     rows = rows_of(quick.query(newest("pending_letters", 20)))
     moments = {row["body"]: row["event_time"] and row["event_time"].timestamp() for row in rows}
     assert moments == {b"far": None, b"near": 0}
+
+
+@pytest.mark.parametrize("part", [b"footer", b"name"])
+def test_damaged_files_are_a_ledgers_error(tmp_path: Path, part: bytes) -> None:
+    """DuckDB has no class of its own for some of it, and no text for bytes that are no text."""
+    path = store(tmp_path, [accounts(context(), acked=1)])
+    (file,) = tmp_path.glob("kind=epoch/*.parquet")
+    data = file.read_bytes()
+    footer = int.from_bytes(data[-8:-4], "little")
+    begin = len(data) - 8 - footer
+    if part == b"footer":
+        file.write_bytes(data[:begin] + b"\xff" * footer + data[-8:])
+    else:
+        file.write_bytes(data[:begin] + data[begin:].replace(b"query_id", b"\xff" * 8))
+    with pytest.raises(LedgerError, match="gone or damaged"):
+        opened(path)
+
+
+def test_a_query_that_is_wrong_is_no_damage(tmp_path: Path) -> None:
+    quick = opened(store(tmp_path, [accounts(context(), acked=1)]))
+    with pytest.raises(duckdb.Error, match="nonsense"):
+        quick.query("SELECT nonsense FROM epochs")
