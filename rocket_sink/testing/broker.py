@@ -140,8 +140,12 @@ class FakeBroker:
 
     def check_transactions(self) -> None:
         """Send a transaction check for each half message to every connected client."""
+        self._loop.call(self._check_transactions)
+
+    def _check_transactions(self) -> None:
+        # On the loop's thread, as a client may end one meanwhile.
         for half in self._halves.messages():
-            self.send_request(self._halves.check(half))
+            self._send_all(encode_frame(self._halves.check(half)))
 
     def _send_all(self, data: bytes) -> None:
         for peer in list(self._port.peers):
