@@ -104,7 +104,11 @@ def _narrow(array: pa.Array) -> pa.Array:
     small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(array.type)
     if small is None or array.nbytes > INT32_MAX:
         return array
-    return array.cast(small)
+    try:
+        return array.cast(small)
+    except pa.ArrowInvalid:
+        # A slice of an array that is longer than that: its offsets do not begin at 0.
+        return array.take(pa.array(range(len(array)))).cast(small)
 
 
 def _tags(array: pa.Array) -> pa.Array | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as spark
@@ -275,6 +278,19 @@ def test_a_fixed_size_binary_body_and_an_extension_type_are_taken() -> None:
     assert (made.body.to_pylist(), made.body_is_text) == ([b"1234", None], False)
     uuids = pa.array([b"0123456789abcdef"], pa.uuid())
     assert rows({"body": uuids}).body.to_pylist() == [b"0123456789abcdef"]
+
+
+@pytest.mark.parametrize("kind", [pa.large_binary(), pa.large_string()])
+def test_a_slice_behind_two_gigabytes_is_taken(kind: pa.DataType, tmp_path: Path) -> None:
+    file, width = tmp_path / "sparse", 1 << 20
+    file.touch()
+    os.truncate(file, 2100 * width)
+    offsets = np.arange(0, 2101 * width, width, np.int64)
+    with pa.memory_map(str(file)) as data:
+        buffers = [None, pa.py_buffer(offsets), data.read_buffer(2100 * width)]
+        bodies = pa.Array.from_buffers(kind, 2100, buffers)
+        made = normalise(pa.record_batch({"body": bodies[2080:2082]}), plan({"body": kind}))
+    assert made.body == pa.array([b"\0" * width] * 2)
 
 
 def test_order_by_stays_as_it_came() -> None:
