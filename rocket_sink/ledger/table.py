@@ -32,9 +32,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import pyarrow as pa
+
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.append.delta_rs import is_told, last_version, open_table
+from rocket_sink.ledger.append.delta_rs import create_table, is_told, last_version, open_table
 from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, make_folder_of, resolve_path
@@ -135,7 +137,11 @@ def check_table(spark: SparkSession, place: LedgerPath) -> str:
     Raises:
         LedgerError: no table, not a ledger, another version; the text says what to do.
     """
-    return _checked(place, _identity(spark, place))
+    found = _identity(spark, place)
+    if found.version is None and _has_our_columns(spark, place):
+        # Another process is between the two steps of `_made`.
+        return found.ledger_id
+    return _checked(place, found)
 
 
 def _checked(place: LedgerPath, found: _Identity) -> str:
@@ -307,7 +313,15 @@ def _is_conflict(error: BaseException) -> bool:
 
 
 def _create(spark: SparkSession, place: LedgerPath) -> None:
-    """An empty write: a CREATE TABLE refuses a folder with a spool in it."""
+    """By delta-rs where it makes all commits, without a Spark job. Else by an empty write, as
+    Spark's CREATE TABLE refuses a folder with a spool in it; `_set_version` follows that."""
+    if is_classic(spark) and (place.is_local or _may_commit(spark, place)):
+        columns = [pa.field(c.name, c.arrow_type, metadata={"comment": c.comment}) for c in COLUMNS]
+        version = {VERSION_PROPERTY: str(SCHEMA_VERSION)}
+        if create_table(place, pa.schema(columns), {**_PROPERTIES, **version}):
+            return
+    if is_table(spark, place):
+        return
     writer = spark.createDataFrame([], _spark_schema()).write.format("delta").mode("append")
     for name, value in _PROPERTIES.items():
         writer = writer.option(name, value)
@@ -330,14 +344,21 @@ def _brought_up(spark: SparkSession, place: LedgerPath, found: _Identity) -> _Id
     """
     if found.version is not None and found.version not in _UPGRADED:
         return found
-    columns = spark.read.format("delta").load(place.uri).columns
     if found.version is None:
-        if columns != [column.name for column in COLUMNS]:
+        if not _has_our_columns(spark, place):
             return found
-    elif added := [f"`{c.name}` {c.sql_type}" for c in COLUMNS if c.name not in columns]:
-        spark.sql(f"ALTER TABLE {_sql_name(place)} ADD COLUMNS ({', '.join(added)})")
+    else:
+        columns = spark.read.format("delta").load(place.uri).columns
+        added = [f"`{c.name}` {c.sql_type}" for c in COLUMNS if c.name not in columns]
+        if added:
+            spark.sql(f"ALTER TABLE {_sql_name(place)} ADD COLUMNS ({', '.join(added)})")
     _set_version(spark, place)
     return _Identity(found.ledger_id, str(SCHEMA_VERSION))
+
+
+def _has_our_columns(spark: SparkSession, place: LedgerPath) -> bool:
+    found = spark.read.format("delta").load(place.uri).columns
+    return bool(found == [column.name for column in COLUMNS])
 
 
 def _set_version(spark: SparkSession, place: LedgerPath) -> None:

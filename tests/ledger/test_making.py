@@ -57,7 +57,18 @@ def at_once(count: int, work: Any) -> None:
         raise failed[0]
 
 
-def test_queries_that_start_at_once_on_a_new_ledger_all_write(spark: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are made as on a store to which delta-rs does not commit."""
+    monkeypatch.setattr(table_module, "create_table", lambda *given: False)
+
+
+@pytest.mark.parametrize("maker", ["delta-rs", "Spark's Delta"])
+def test_queries_that_start_at_once_on_a_new_ledger_all_write(
+    spark: Any, tmp_path: Path, request: pytest.FixtureRequest, maker: str
+) -> None:
+    if maker != "delta-rs":
+        request.getfixturevalue("by_spark")
     for number in range(ROUNDS):
         path, ids = tmp_path / str(number), set[str]()
 
@@ -71,7 +82,38 @@ def test_queries_that_start_at_once_on_a_new_ledger_all_write(spark: Any, tmp_pa
         check_made(path, 2 * WRITERS)
         # The version is set once: each change more would fail an append that is under way.
         changes = [entry for entry in DeltaTable(path).history() if "SET" in entry["operation"]]
-        assert len(changes) == 1
+        assert len(changes) == (maker != "delta-rs")
+
+
+@pytest.mark.usefixtures("by_spark")
+def test_a_ledger_that_is_just_being_made_is_read(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two commits that Spark's Delta makes."""
+    ledger = Ledger(tmp_path)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(table_module, "_set_version", lambda spark, place: None)
+        ledger.create(spark)
+    assert ledger.epochs(spark).count() == ledger.rows(spark).count() == 0
+    assert VERSION_PROPERTY not in DeltaTable(tmp_path).metadata().configuration
+    ledger.append(spark, sends(context(), 2))
+    check_made(tmp_path, 2)
+
+
+def test_delta_rs_makes_the_table_that_sparks_delta_would_make(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("rust", "spark"):
+        Ledger(tmp_path / name).create(spark)
+        monkeypatch.setattr(table_module, "create_table", lambda *given: False)
+    rust, other = DeltaTable(tmp_path / "rust"), DeltaTable(tmp_path / "spark")
+    assert (rust.version(), other.version()) == (0, 1)
+    assert rust.schema() == other.schema() and rust.protocol() == other.protocol()
+    for part in ("configuration", "partition_columns"):
+        assert getattr(rust.metadata(), part) == getattr(other.metadata(), part)
+    frames = [spark.read.format("delta").load(str(tmp_path / name)) for name in ("rust", "spark")]
+    assert frames[0].schema == frames[1].schema
+    assert [f.metadata for f in frames[0].schema] == [f.metadata for f in frames[1].schema]
 
 
 def test_where_no_lock_can_be_had_the_table_is_read_again(

@@ -20,7 +20,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,8 +62,7 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
     Raises:
         LedgerError: (`must`) its store cannot be read now; nothing was appended.
     """
-    name = place.root if place.is_local else place.uri
-    if ESCAPED.intersection(name) or not _keeps_transactions():
+    if not _takes(place):
         return None
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -71,11 +70,8 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
     try:
         if not _has_log(place):
             return None
-        if place.is_local:
-            table = DeltaTable(place.root)
-        else:
-            options = delta_rs_options(place.uri, place.storage)
-            table = DeltaTable(f"s3://{place.root}", storage_options=options)
+        uri, options = _where(place)
+        table = DeltaTable(uri, storage_options=options)
         protocol = table.protocol()
     except (DeltaError, OSError, LedgerError) as error:
         if must and not isinstance(error, TableNotFoundError):
@@ -84,6 +80,46 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
     is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
     is_known = {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
     return table if is_plain and is_known else None
+
+
+def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, str]) -> bool:
+    """Make an empty table, partitioned by the schema's first column, in one commit.
+
+    False where Spark's Delta is to make it, or another process came first.
+
+    Raises:
+        LedgerError: the folder cannot be written.
+    """
+    if not _takes(place):
+        return False
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    uri, options = _where(place)
+    try:
+        DeltaTable.create(
+            uri, schema, mode="error", partition_by=schema.names[0], storage_options=options,
+            configuration=dict(properties), raise_if_key_not_exists=False,
+        )  # fmt: skip
+    except (DeltaError, OSError) as error:
+        if open_table(place) is not None:
+            return False
+        raise LedgerError(
+            f"cannot make the ledger table at {place.uri}: {_reason(error)}", path=place.uri
+        ) from error
+    return True
+
+
+def _takes(place: LedgerPath) -> bool:
+    name = place.root if place.is_local else place.uri
+    return _keeps_transactions() and not ESCAPED.intersection(name)
+
+
+def _where(place: LedgerPath) -> tuple[str, dict[str, str] | None]:
+    """The table's place in delta-rs's terms, and the options of its store."""
+    if place.is_local:
+        return place.root, None
+    return f"s3://{place.root}", delta_rs_options(place.uri, place.storage)
 
 
 def _has_log(place: LedgerPath) -> bool:
