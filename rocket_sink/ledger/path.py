@@ -33,6 +33,8 @@ FOLDS: Final = "_folds"
 PARTIAL: Final = ".part"
 """What is still being written."""
 QUARANTINE: Final = "_quarantine"
+PART_LENGTH: Final = 80
+"""Characters of `path_part`."""
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 """Two characters and more: one is a Windows drive."""
@@ -132,11 +134,12 @@ class LedgerPath:
 
 
 def path_part(text: str) -> str:
-    """`text`, as a query's id, as one component of a path; ids longer than 80 are cut.
+    """`text`, as a query's id, as one component of a path.
 
-    It has no `_`, so that is free to join parts.
+    It has no `_`, so that is free to join parts. Two texts may have one: `claim_app_id` refuses the
+    second of two queries.
     """
-    return re.sub(r"[^A-Za-z0-9.-]", "-", text)[:80]
+    return re.sub(r"[^A-Za-z0-9.-]", "-", text)[:PART_LENGTH]
 
 
 def is_object_store(filesystem: fs.FileSystem) -> bool:

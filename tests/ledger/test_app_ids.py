@@ -28,3 +28,13 @@ def test_a_note_that_says_nothing_is_no_leave(tmp_path: Path) -> None:
     (tmp_path / "_started" / "q-a.query.json").write_text("{")
     with pytest.raises(LedgerError, match=r"q-a\.query\.json"):
         claim_app_id(resolve_path(tmp_path), "a", "q2")
+
+
+@pytest.mark.parametrize("other", ["jobs_a", "jobs a", "jobs-a"])
+def test_two_names_with_the_same_files_are_not_taken_for_one(tmp_path: Path, other: str) -> None:
+    place = resolve_path(tmp_path)
+    claim_app_id(place, "jobs/a", "q1")
+    with pytest.raises(CheckpointError, match=f"'jobs/a' has the same files as '{other}'"):
+        claim_app_id(place, other, "q2")
+    with pytest.raises(CheckpointError, match="another appId"):
+        claim_app_id(place, other, "q1")
