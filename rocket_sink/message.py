@@ -18,6 +18,7 @@ from rocket_sink.message_rules import (
     check_topic_once,
     checked_body,
     checked_flag,
+    checked_integer,
     checked_keys,
     checked_properties,
     checked_tags,
@@ -110,17 +111,25 @@ class Message:
             if flag != 0:
                 own["flag"] = checked_flag(flag)
             if wait_store is not True:
-                own["wait_store"] = wait_store
+                if wait_store not in (True, False):
+                    raise MessageError(
+                        f"wait_store {wait_store!r} is neither true nor false", code="INVALID_FIELD"
+                    )
+                own["wait_store"] = bool(wait_store)
             if (
                 delay_level != 0
                 or delay_ms is not None
                 or delivery_timestamp_ms is not None
                 or delay_s is not None
             ):
-                own.update(
-                    delay_level=delay_level, delay_ms=delay_ms, is_timed=True,
-                    delivery_timestamp_ms=delivery_timestamp_ms, delay_s=delay_s,
-                )  # fmt: skip
+                delays = {
+                    "delay_level": delay_level, "delay_ms": delay_ms,
+                    "delivery_timestamp_ms": delivery_timestamp_ms, "delay_s": delay_s,
+                }  # fmt: skip
+                for name, delay in delays.items():
+                    if delay is not None:
+                        own[name] = checked_integer(name, delay, code="INVALID_DELAY")
+                own["is_timed"] = True
                 self._check_delay()
         except MessageError as error:
             raise error.about(topic, keys, body) from None

@@ -8,10 +8,11 @@ prefix; RocketMQ's own topics and groups have none (NamespaceUtil.java).
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex
 
 from rocket_sink.errors import MessageError
 
@@ -223,9 +224,19 @@ def check_field(what: str, text: str, code: str = "INVALID_TEXT") -> str:
 
 def checked_flag(flag: int) -> int:
     """The user flag; MessageError: INVALID_FLAG."""
+    flag = checked_integer("flag", flag, code="INVALID_FLAG")
     if not -(2**31) <= flag < 2**31:
         raise MessageError(f"flag {flag} is not a 32-bit integer", code="INVALID_FLAG")
     return flag
+
+
+def checked_integer(what: str, value: SupportsIndex, code: str) -> int:
+    """The number as an `int`; MessageError(`code`): it is a fraction, a text or a truth value."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise MessageError(f"{what} {value!r} is not a whole number", code=code)
+    return operator.index(value)
 
 
 NAMESPACE_SEPARATOR: Final = "%"

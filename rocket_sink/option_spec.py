@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
@@ -184,17 +185,29 @@ def _boolean(value: Any) -> bool:
         raise ValueError(value) from None
 
 
-def _scaled(value: Any, scales: Mapping[str, float]) -> int:
+def _scaled(value: Any, scales: Mapping[str, int | Fraction]) -> int:
     """`1500`, `1.5s`, `4 MiB`: a number with an optional suffix, as whole units."""
-    text = str(value).strip().lower()
-    for suffix, scale in scales.items():
-        if text.endswith(suffix):
-            return _integer(float(text[: -len(suffix)]) * scale)
-    return _integer(value if not isinstance(value, str) else float(text))
+    if not isinstance(value, str):
+        return _integer(value)
+    text = value.strip().lower()
+    suffix = next((suffix for suffix in scales if text.endswith(suffix)), "")
+    if "/" in text:
+        raise ValueError(text)
+    # A float would make 1100.0000000000002 of 1.1 and 1000.
+    number = Fraction(text.removesuffix(suffix).strip()) * scales.get(suffix, 1)
+    if number.denominator != 1:
+        raise ValueError(text)
+    return number.numerator
 
 
 _MS_SCALES: Final = {"ms": 1, "min": 60_000, "m": 60_000, "h": 3_600_000, "s": 1000}
-_S_SCALES: Final = {"ms": 0.001, "min": 60, "m": 60, "h": 3600, "s": 1}
+_S_SCALES: Final[Mapping[str, int | Fraction]] = {
+    "ms": Fraction(1, 1000),
+    "min": 60,
+    "m": 60,
+    "h": 3600,
+    "s": 1,
+}
 _BYTE_SCALES: Final = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30,
     "kb": 1000, "mb": 1000**2, "gb": 1000**3, "k": 2**10, "m": 2**20, "g": 2**30, "b": 1,
@@ -202,22 +215,27 @@ _BYTE_SCALES: Final = {
 
 
 def _integers(value: Any) -> tuple[int, ...]:
-    parts = value.split(",") if isinstance(value, str) else list(value)
-    return tuple(_integer(part) for part in parts)
+    return tuple(_integer(part) for part in _parts(value))
+
+
+def _parts(value: Any) -> list[Any]:
+    """Of a list, or of a text with commas; an empty text has none."""
+    if isinstance(value, str):
+        return value.split(",") if value.strip() else []
+    return list(value)
 
 
 def _columns(value: Any) -> tuple[tuple[str, str], ...]:
     if isinstance(value, Mapping):
-        return tuple((str(k), str(v)) for k, v in value.items())
-    if not isinstance(value, str):
-        return tuple((str(k), str(v)) for k, v in value)
-    pairs = []
-    for part in value.split(","):
-        name, equals, source = part.partition("=")
-        if not (equals and name.strip() and source.strip()):
+        value = value.items()
+    pairs: dict[str, str] = {}
+    for part in _parts(value):
+        name, source = part.partition("=")[::2] if isinstance(part, str) else map(str, part)
+        name, source = name.strip(), source.strip()
+        if not (name and source) or name in pairs:
             raise ValueError(part)
-        pairs.append((name.strip(), source.strip()))
-    return tuple(pairs)
+        pairs[name] = source
+    return tuple(pairs.items())
 
 
 def _weights(value: Any) -> tuple[tuple[str, float], ...]:
@@ -253,8 +271,8 @@ _EXPECTED: Final = {
     Kind.BYTES: "a size (bytes, or with a unit as in 512KiB, 4MiB)",
     Kind.CHOICE: "one word",
     Kind.INTEGERS: "whole numbers separated by commas",
-    Kind.COLUMNS: "pairs as in 'body=payload, keys=order_id'",
-    Kind.WEIGHTS: "weights of 0 and more, as in 'broker-a=2, broker-b=1'",
+    Kind.COLUMNS: "pairs of different names, as in 'body=payload, keys=order_id'",
+    Kind.WEIGHTS: "weights of 0 and more of different brokers, as in 'broker-a=2, broker-b=1'",
 }
 
 

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from rocket_sink.errors import OptionError
+from rocket_sink.errors import MessageError, OptionError
 from rocket_sink.forks import lazy
+from rocket_sink.message_rules import check_topic, with_namespace
 from rocket_sink.option_spec import Kind, Option, Secret, option, option_of
 from rocket_sink.tables import html_table
 from rocket_sink.text import nearest
@@ -248,12 +249,22 @@ def _checked(given: SinkOptions) -> SinkOptions:
         (given.ledger_via == "spark" and given.using_ledger_files, "ledgerVia",
          (f"ledgerVia=spark lets tasks do without the ledger's folder, in which "
           f"{' and '.join(given.using_ledger_files)} keeps notes; leave one of them out")),
-        (given.dead_letter_topic and given.dead_letter_topic == given.topic, "deadLetterTopic",
+        (given.dead_letter_topic
+         and with_namespace(given.namespace, given.dead_letter_topic)
+         == with_namespace(given.namespace, given.topic),
+         "deadLetterTopic",
          "deadLetterTopic is the topic itself, which would take its own dead letters in"),
     )  # fmt: skip
     for broken, name, text in rules:
         if broken:
             raise OptionError(text, option=name)
+    if given.dead_letter_topic:
+        try:
+            check_topic(with_namespace(given.namespace, given.dead_letter_topic))
+        except MessageError as error:
+            raise OptionError(
+                f"option deadLetterTopic: {error.text}", option="deadLetterTopic"
+            ) from None
     return given
 
 

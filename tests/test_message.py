@@ -45,6 +45,13 @@ from rocket_sink.message_rules import RESERVED_PROPERTIES
         ({"delay_s": -1}, "INVALID_DELAY"),
         ({"delivery_timestamp_ms": -1}, "INVALID_DELAY"),
         ({"flag": 2**31}, "INVALID_FLAG"),
+        ({"flag": 1.5}, "INVALID_FLAG"),
+        ({"flag": True}, "INVALID_FLAG"),
+        ({"delay_level": 1.5}, "INVALID_DELAY"),
+        ({"delay_ms": 1.5}, "INVALID_DELAY"),
+        ({"delay_ms": "5"}, "INVALID_DELAY"),
+        ({"wait_store": "no"}, "INVALID_FIELD"),
+        ({"wait_store": None}, "INVALID_FIELD"),
     ],
 )
 def test_an_illegal_message_cannot_be_made(changes: dict[str, object], code: str) -> None:

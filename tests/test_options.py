@@ -42,6 +42,16 @@ def test_names_are_unique_in_every_spelling() -> None:
         ({"retryTimesWhenSendFailed": True}, ["retryTimesWhenSendFailed"]),
         ({"brokerWeights": "a=1"}, ["brokerWeights", "queueSelector=weighted"]),
         ({"queueSelector": "weighted", "brokerWeights": "a=-1"}, ["brokerWeights", "0 and more"]),
+        (
+            {"queueSelector": "weighted", "brokerWeights": "a=1, a=2"},
+            ["brokerWeights", "different"],
+        ),
+        ({"columns": "body=a, body=b"}, ["columns", "different"]),
+        ({"producerCacheTimeout": "1.0001s"}, ["producerCacheTimeout", "'1.0001s'"]),
+        ({"producerCacheTimeout": "1/2h"}, ["producerCacheTimeout", "'1/2h'"]),
+        ({"producerCacheTimeout": "nan"}, ["producerCacheTimeout", "'nan'"]),
+        ({"deadLetterTopic": "dead letters"}, ["deadLetterTopic", "illegal characters"]),
+        ({"deadLetterTopic": "n%a", "topic": "a", "namespace": "n"}, ["its own dead letters"]),
     ],
 )
 def test_an_illegal_option_is_explained(given: dict[str, object], words: list[str]) -> None:
@@ -53,10 +63,25 @@ def test_an_illegal_option_is_explained(given: dict[str, object], words: list[st
 
 @pytest.mark.parametrize(
     ("text", "milliseconds"),
-    [("1500", 1500), ("1.5s", 1500), ("10m", 600_000), ("2 ms", 2), ("1h", 3_600_000), (7, 7)],
+    [
+        ("1500", 1500),
+        ("1.5s", 1500),
+        ("10m", 600_000),
+        ("2 ms", 2),
+        ("1h", 3_600_000),
+        (7, 7),
+        ("1.1h", 3_960_000),
+        ("1.001s", 1001),
+        ("1e3", 1000),
+    ],
 )
 def test_durations_take_units(text: object, milliseconds: int) -> None:
     assert SinkOptions.parse(producerCacheTimeout=text).producer_cache_timeout_ms == milliseconds
+
+
+def test_an_empty_text_is_an_empty_list() -> None:
+    given = SinkOptions.parse(latencyMax="", notAvailableDuration=" ", columns="")
+    assert (given.latency_max_ms, given.not_available_duration_ms, given.columns) == ((), (), ())
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,7 @@ def _message(text: bytes, common: Mapping[str, Any], *, from_json: bool) -> dict
         raise RocketSinkError(f"a line is not JSON: {error}: {text[:60]!r}") from None
     if not isinstance(row, dict):
         raise RocketSinkError(f"a line is not a JSON object: {text[:60]!r}")
+    row = {name: value for name, value in row.items() if value is not None}
     body = row.pop("body", row.pop("value", None))
     if "delivery_timestamp" in row and "delivery_timestamp_ms" not in row:
         row["delivery_timestamp_ms"] = row.pop("delivery_timestamp")

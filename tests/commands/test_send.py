@@ -55,3 +55,18 @@ def test_lines_of_json_take_the_row_contracts_names(
         lines.write_text('{"body": "a", "delivery_timestamp": 1, "delivery_timestamp_ms": 2}\n')
         assert main([*command, str(lines)]) == 1
         assert "unknown fields delivery_timestamp;" in capsys.readouterr().err
+
+
+def test_null_is_as_if_it_were_not_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text('{"body": "a", "keys": null, "wait_store": null, "flag": null}\n')
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("one", queues=1)
+        command = ["send", "-n", cluster.name_server, "-t", "one", "--json-lines", "--file"]
+        assert main([*command, str(lines)]) == 0
+        assert [one.body for one in cluster.messages("one")] == [b"a"]
+        lines.write_text('{"body": "a", "wait_store": "no"}\n')
+        assert main([*command, str(lines)]) == 1
+        assert "neither true nor false" in capsys.readouterr().err
