@@ -43,6 +43,22 @@ Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
 """A queued frame: owner, buffers (head first), size in bytes."""
 
 
+class OnewayWrite:
+    """A oneway frame on its way to the kernel: no answer tells whether it was written."""
+
+    __slots__ = ("channel", "written")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.written = False
+        """The kernel, or TLS, took all of it."""
+
+    @property
+    def sent(self) -> bool:
+        """The kernel took all of it."""
+        return self.written and not self.channel.transport.unsent
+
+
 class WriteQueue:
     """A FIFO of frames to be written, with an exact count of the bytes that the kernel took.
 
@@ -95,30 +111,38 @@ class WriteQueue:
         return buffers
 
     def wrote(self, count: int) -> list[Any]:
-        """Count `count` written bytes; returns the owners of the frames that are complete now."""
+        """Count `count` written bytes; returns the owners of the requests that are complete now."""
         self.size -= count
         entries, complete = self._entries, []
         done = self._first_done + count
         while entries and done >= entries[0][2]:
             owner, _, size = entries.popleft()
             done -= size
-            if owner is not None:
+            if type(owner) is OnewayWrite:
+                owner.written = True
+            elif owner is not None:
                 complete.append(owner)
         self._first_done = done
         return complete
 
     def withdraw(self, owner: Any = None) -> list[Any]:
-        """Remove untouched frames (all, or those of `owner`); returns their owners in order."""
+        """Remove untouched frames: those of `owner`, else all requests that are answered.
+
+        Returns their owners in order.
+        """
         kept: deque[Entry] = deque()
         taken = []
         for position, entry in enumerate(self._entries):
             touched = position == 0 and self._first_done > 0
-            if touched or (owner is not None and entry[0] is not owner):
+            if owner is None:
+                stays = entry[0] is None or type(entry[0]) is OnewayWrite
+            else:
+                stays = entry[0] is not owner
+            if touched or stays:
                 kept.append(entry)
                 continue
             self.size -= entry[2]
-            if entry[0] is not None:
-                taken.append(entry[0])
+            taken.append(entry[0])
         self._entries = kept
         return taken
 
@@ -257,7 +281,8 @@ class Channel:
         return RequestTimeoutError(f"no answer from {self.address} before the attempt's deadline")
 
     def withdraw(self) -> list[Any]:
-        """Remove untouched frames; returns their owners in order, without calling them."""
+        """Remove untouched requests that are answered; returns their owners in order, without
+        calling them. Oneway frames and our own answers stay: nobody would send them again."""
         owners = self.write_queue.withdraw()
         self.connection.withdraw_unwritten(keep=self.write_queue.first_owner)
         return owners

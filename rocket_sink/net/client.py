@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rocket_sink.errors import ConnectError, SendError, TlsError
-from rocket_sink.net.channel import Channel
+from rocket_sink.net.channel import Channel, OnewayWrite
 from rocket_sink.net.hooks import RpcHooks, Watched
 from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.tls import Security, TlsSettings
@@ -278,8 +278,8 @@ class NetworkClient:
         self.send(channel, owner, (data,), len(data), now_s)
         return first
 
-    def oneway(self, address: str, frame: Frame, now_s: float) -> Channel:
-        """Send a oneway request, and write at once.
+    def oneway(self, address: str, frame: Frame, now_s: float) -> OnewayWrite:
+        """Send a oneway request, and write at once as far as the kernel takes it.
 
         Raises:
             ConnectError
@@ -289,9 +289,10 @@ class NetworkClient:
             frame = self.rpc_hooks.before(address, frame)
         head = channel.connection.send_oneway(frame)
         buffers = [head, frame.body] if frame.body else [head]
-        self.send(channel, None, buffers, sum(map(len, buffers)), now_s)
+        write = OnewayWrite(channel)
+        self.send(channel, write, buffers, sum(map(len, buffers)), now_s)
         self.flush(channel, now_s)
-        return channel
+        return write
 
     def respond(
         self, channel: Channel, request: Frame, code: int, remark: str | None = None

@@ -138,7 +138,7 @@ class BatchAccumulator:
         """After the broker refused the batch, so that only the illegal message fails."""
         for (message, future), message_id in zip(entries, ids, strict=True):
             try:
-                self._driver.submit_nowait(self._builder.single(named(message, message_id)), future)
+                self._driver.submit_again(self._builder.single(named(message, message_id)), future)
             except NotSentError as error:
                 future.ended(None, error)
 

@@ -292,7 +292,8 @@ class Driver:
 
         Raises:
             NotSentError: no route, no connection, a broker too old for the message, no room in the
-                rate limits, or not written before the time-out.
+                rate limits, or no byte written before the time-out.
+            RequestTimeoutError: a part of it was written before the time-out.
         """
         engine = self.engine
         context = self._hooks.before("oneway", request.topic, messages, (request.message_id,))
@@ -367,6 +368,18 @@ class Driver:
                 if submissions.take_back(request):
                     raise ProducerClosedError("the producer is closed")
 
+    def submit_again(self, request: SendRequest, waiter: Token) -> None:
+        """Submit a part of a request that has ended: also while the producer closes.
+
+        Raises:
+            ProducerClosedError: it is closed.
+        """
+        with self.lock:
+            self._check_open()
+            request.token, request.since_s = waiter, self.engine.clock()
+            self._submissions.append(request)
+        self.engine.client.wake()
+
     def wait(self, waiter: Waiter) -> Completion:
         """Wait until the request is complete, which is soon after its deadline at the latest."""
         while waiter.completion is None:
@@ -385,14 +398,14 @@ class Driver:
                     return
             self._drive_until(lambda: False, None, 0.01)
 
-    def publish_info(self, topic: str) -> TopicPublishInfo:
+    def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
         """The route.
 
         Raises:
             NoRouteError, NameServerUnavailableError
         """
         found: list[TopicPublishInfo] = []
-        deadline_s = self.engine.clock() + self._timeout_s
+        deadline_s = self.engine.clock() + (timeout_s or self._timeout_s)
 
         def step() -> bool:
             info = self.engine.known_route(topic, deadline_s)

@@ -180,6 +180,7 @@ class Producer:
 
         Raises:
             NotSentError: it could not be sent (Java 5.x loses it silently).
+            RequestTimeoutError: the kernel took a part of it before the time-out; it may be stored.
         """
         session = self._live_session()
         request = self._request(session, message, queue, selector, arg, None)
@@ -374,7 +375,7 @@ class Producer:
         if timeout_ms is not None:
             request.timeout_s = timeout_ms / 1000
         if selector is not None:
-            info = session.driver.publish_info(request.topic)
+            info = self._route_for(session, request)
             queue = select_by(selector, info, message, arg)
         if queue is not None:
             request.queue = session.builder.queue(queue)
@@ -382,10 +383,19 @@ class Producer:
             self._shard(session, request, message.sharding_key)
         return request
 
+    def _route_for(self, session: ClientSession, request: SendRequest) -> TopicPublishInfo:
+        """The route; what the look-up takes is of the request's own time-out."""
+        clock = session.driver.engine.clock
+        began_s = clock()
+        info = session.driver.publish_info(request.topic, timeout_s=request.timeout_s)
+        if request.timeout_s:
+            request.timeout_s = max(0.001, request.timeout_s - (clock() - began_s))
+        return info
+
     def _shard(self, session: ClientSession, request: SendRequest, key: str) -> None:
         sharding_hash, ordering = self.options.sharding_hash, self.options.ordering
         if ordering == "strict":
-            info = session.driver.publish_info(request.topic)
+            info = self._route_for(session, request)
             request.queue = queue_for_key(info, key, sharding_hash)
             request.ordered = True
             return

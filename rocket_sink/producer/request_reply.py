@@ -121,9 +121,9 @@ class RequestReply:
 
     def connect_all(self, topic: str, deadline_s: float) -> None:
         """Send heartbeats to all brokers of the topic before its first request."""
-        self._driver.publish_info(topic)
-        self._driver.stay_connected()
         engine = self._driver.engine
+        self._driver.publish_info(topic, timeout_s=max(0.001, deadline_s - engine.clock()))
+        self._driver.stay_connected()
         if topic in self._connected_topics:
             return
         self._connected_topics.add(topic)

@@ -9,11 +9,20 @@ import time
 import pytest
 
 from rocket_sink import Message, Producer
-from rocket_sink.errors import MessageError, ProducerClosedError, RejectedError
+from rocket_sink.errors import (
+    MessageError,
+    NotSentError,
+    ProducerClosedError,
+    RejectedError,
+    UnwrittenError,
+)
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.channel import Channel
+from rocket_sink.net.transport import Transport
 from rocket_sink.producer.hooks import SendHook
-from rocket_sink.testing import FakeCluster
+from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
+from rocket_sink.wire.codes import ResponseCode
+from tests.producer.waiting import until
 
 WAIT_S = 10.0
 
@@ -125,6 +134,86 @@ def test_hooks_are_called_after_a_oneway_send_to_no_queue(cluster):
                 Message("orders", b"body"), queue=MessageQueue("orders", "broker-a", 99)
             )
     assert seen.calls == ["before", "after"]
+
+
+def test_messages_of_a_batch_that_is_refused_are_sent_singly_while_the_producer_closes(cluster):
+    cluster.brokers[0].on_send(Answer(ResponseCode.MESSAGE_ILLEGAL, "illegal"), times=1)
+    with Producer(
+        nameServer=cluster.name_server, autoBatch=True, batchMaxDelayMs=30_000
+    ) as producer:
+        producer.fetch_publish_message_queues("orders")
+        futures = [producer.send_async(Message("orders", b"%d" % n)) for n in range(3)]
+    assert [one.result(WAIT_S).status for one in futures] == ["SEND_OK"] * 3
+    assert {one.body for one in cluster.messages("orders")} == {b"0", b"1", b"2"}
+
+
+def test_a_look_up_of_a_route_takes_no_longer_than_the_message_may(cluster):
+    cluster.on_route(Drop(), times=None)
+    ways = ({"selector": lambda queues, message, arg: queues[0]}, {})
+    with Producer(
+        nameServer=cluster.name_server, ordering="strict", sendMsgTimeout=60_000
+    ) as producer:
+        for way in ways:
+            message = Message("orders", b"body", sharding_key=None if way else "key")
+            with pytest.raises(NotSentError):
+                producer.send(message, timeout_ms=200, **way)
+        with pytest.raises(NotSentError):
+            producer.request(Message("orders", b"body"), timeout_s=0.2)
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """While it is set, the kernel takes no bytes."""
+    full, write = threading.Event(), Transport.write
+    monkeypatch.setattr(
+        Transport, "write", lambda self, buffers: 0 if full.is_set() else write(self, buffers)
+    )
+    return full
+
+
+def test_a_oneway_message_stays_queued_at_a_broker_that_is_suspected(cluster, full):
+    """Other requests go elsewhere then; nobody would send this one again."""
+    with Producer(nameServer=cluster.name_server) as producer:
+        producer.send(Message("orders", b"first"))
+        session, ended = producer._session, []
+        full.set()
+
+        def send():
+            producer.send_oneway(Message("orders", b"oneway"))
+            ended.append(True)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        engine = session.engine
+        channel = engine.client.peek(cluster.brokers[0].address)
+        until(lambda: channel.write_queue)
+        with session.driver.lock:
+            engine._move_unsent(cluster.brokers[0].name, engine.clock())
+        assert not ended
+        full.clear()
+        sender.join(WAIT_S)
+        assert ended
+        producer.send(Message("orders", b"last"))
+    assert [one.body for one in cluster.messages("orders")] == [b"first", b"oneway", b"last"]
+
+
+def test_a_oneway_message_that_is_said_not_to_be_sent_is_not_sent_later(cluster, full):
+    with Producer(nameServer=cluster.name_server, sendMsgTimeout=300) as producer:
+        producer.send(Message("orders", b"first"))
+        full.set()
+        with pytest.raises(UnwrittenError, match="did not take the oneway message in time"):
+            producer.send_oneway(Message("orders", b"oneway"))
+        full.clear()
+        producer.send(Message("orders", b"last"))
+    assert [one.body for one in cluster.messages("orders")] == [b"first", b"last"]
+
+
+def test_a_oneway_message_is_sent_when_its_broker_closes_the_connection_after_it(cluster):
+    cluster.brokers[0].on_send(CloseConnection(stores=True), times=None)
+    with Producer(nameServer=cluster.name_server) as producer:
+        producer.fetch_publish_message_queues("orders")
+        producer.send_oneway(Message("orders", b"oneway"))
+    until(lambda: cluster.messages("orders"))
 
 
 def test_a_look_up_that_is_over_lets_a_sender_lead(cluster):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from rocket_sink.net.channel import Channel
+    from rocket_sink.net.channel import Channel, OnewayWrite
     from rocket_sink.producer.engine.brokers import Broker, SendTarget
     from rocket_sink.routing.retry import Ordering
     from rocket_sink.routing.topic_publish_info import TopicPublishInfo
@@ -344,6 +344,14 @@ class SendAttempt:
 
     def on_failed(self, error: SendError, now_s: float) -> None:
         self.ends.append((self, error, None, now_s))
+
+
+class OnewayAttempt(SendAttempt):
+    """Of a oneway message: in no window, at most one, and it ends with its frame's last byte."""
+
+    __slots__ = ("write",)
+
+    write: OnewayWrite | None
 
 
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:

@@ -18,7 +18,7 @@ from rocket_sink.errors import (
 )
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.attempt import SendAttempt, Wait
+from rocket_sink.producer.engine.attempt import OnewayAttempt, SendAttempt, Wait
 from rocket_sink.producer.engine.brokers import FREE_IN_FLIGHT, Brokers, SendTarget
 from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import HeaderTemplates
@@ -97,17 +97,15 @@ class Dispatcher:
         in_turn = options.queue_selector == "round_robin" and not room
         self._rotations: dict[str, QueueRotation] | None = {} if in_turn else None
 
-    def send(self, attempt: SendAttempt, now_s: float, *, oneway: bool = False) -> Wait | None:
+    def send(self, attempt: SendAttempt, now_s: float) -> Wait | None:
         """Choose a queue and write the attempt's frame; None when that is done.
 
-        Args:
-            oneway: no answer is asked for, no place in an ordered queue or at a busy broker waited
-                for; the frame is written at once, as far as the kernel takes it.
+        A oneway attempt waits for no place in an ordered queue or at a busy broker.
 
         Raises:
             SendError: it cannot be sent; `attempt.broker` is set if that is its broker's failure.
         """
-        request = attempt.request
+        request, oneway = attempt.request, type(attempt) is OnewayAttempt
         if now_s >= attempt.deadline_s:
             raise self._out_of_time(attempt)
         info = self._routes.get(request.topic, now_s)
@@ -132,7 +130,7 @@ class Dispatcher:
             attempt.broker, attempt.handed_s = broker, now_s
         if request.least_version and not self._is_new_enough(attempt):
             return Wait.VERSION
-        if oneway:
+        if type(attempt) is OnewayAttempt:
             self._write_oneway(attempt, target, now_s)
         elif isinstance(attempt, GroupAttempt):
             self._write_group(attempt, target, now_s)
@@ -267,7 +265,7 @@ class Dispatcher:
         attempt.hooked = self._client.rpc_hooks.before(target.address, frame)
         return template.head_of(attempt.hooked, opaque, attempt.body_bytes, attempt.body)
 
-    def _write_oneway(self, attempt: SendAttempt, target: SendTarget, now_s: float) -> None:
+    def _write_oneway(self, attempt: OnewayAttempt, target: SendTarget, now_s: float) -> None:
         request, queue = attempt.request, target.queue
         template = self._headers.template(request.topic, batch=request.batch, reply=request.reply)
         frame = template.frame(
@@ -275,7 +273,7 @@ class Dispatcher:
             queue.broker_name, request.sys_flag, request.flag,
         )  # fmt: skip
         frame.body = b"".join(attempt.body)
-        attempt.channel = self._client.oneway(target.address, frame, now_s)
+        attempt.write = self._client.oneway(target.address, frame, now_s)
 
     # --- what keeps it from being sent -------------------------------------------------------
 

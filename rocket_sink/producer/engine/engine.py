@@ -21,17 +21,20 @@ from rocket_sink.errors import (
     NotSentError,
     Outcome,
     ProducerClosedError,
+    RequestTimeoutError,
     SendError,
+    TlsError,
     UnwrittenError,
     WindowFullError,
 )
-from rocket_sink.net.channel import Channel
+from rocket_sink.net.channel import Channel, OnewayWrite
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.net.hooks import RpcHooks
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import (
     Completion,
     End,
+    OnewayAttempt,
     SendAttempt,
     SendRequest,
     Wait,
@@ -181,20 +184,24 @@ class SendEngine:
             self._settle(now_s)
         return True
 
-    def begin_oneway(self, request: SendRequest, timeout_s: float) -> SendAttempt:
+    def begin_oneway(self, request: SendRequest, timeout_s: float) -> OnewayAttempt:
         """An attempt for `step_oneway`: it is in no window and has no completion."""
         body, size = buffers_of(request.body)
         now_s = self.clock()
-        return SendAttempt(deque(), request, body, size, Ordering.NONE, now_s, now_s + timeout_s)
+        until_s = now_s + timeout_s
+        attempt = OnewayAttempt(deque(), request, body, size, Ordering.NONE, now_s, until_s)
+        attempt.write = None
+        return attempt
 
-    def step_oneway(self, attempt: SendAttempt) -> bool:
+    def step_oneway(self, attempt: OnewayAttempt) -> bool:
         """One step towards sending it; True when its frame has gone to the kernel.
 
         Raises:
             NotSentError: it cannot be sent, or was not before the deadline.
+            RequestTimeoutError: the kernel took a part of it before the deadline.
         """
         now_s, request = self.clock(), attempt.request
-        if attempt.channel is None:
+        if attempt.write is None:
             if attempt.ends:
                 error = attempt.ends.popleft()[1]
                 if error is not None:
@@ -211,14 +218,15 @@ class SendEngine:
                     )
                 return False
             waited_before = attempt.waits
-            attempt.waits = self._dispatcher.send(attempt, now_s, oneway=True)
+            attempt.waits = self._dispatcher.send(attempt, now_s)
             if attempt.waits is Wait.VERSION and waited_before is not Wait.VERSION:
                 self._query_version(attempt, attempt.deadline_s, now_s)
             if attempt.waits is not None:
                 return False
             if self._rates is not None:
                 self._rates.spend(count, size, now_s)
-        return self._is_written(attempt, now_s)
+            assert attempt.write is not None
+        return self._is_written(attempt.write, attempt.deadline_s, now_s)
 
     def has_room(self, request: SendRequest) -> bool:
         """Window and rate limit have a place for it now."""
@@ -536,19 +544,22 @@ class SendEngine:
     def _verified(self, attempt: SendAttempt, result: CheckResult, now_s: float) -> None:
         self._ends.append((attempt, result, None, now_s))
 
-    def _is_written(self, attempt: SendAttempt, now_s: float) -> bool:
-        channel = attempt.channel
-        assert channel is not None
-        ended = channel.ended
+    def _is_written(self, write: OnewayWrite, deadline_s: float, now_s: float) -> bool:
+        channel, ended = write.channel, write.channel.ended
+        if write.sent and not isinstance(ended, TlsError):
+            return True
         if isinstance(ended, NotSentError):
             raise type(ended)(str(ended), **ended.facts) from ended
         if ended is not None:
             raise UnwrittenError(f"the oneway message was not sent: {ended}")
-        if channel.is_open and not channel.unwritten:
-            return True
-        if now_s >= attempt.deadline_s:
+        if now_s < deadline_s:
+            return False
+        if channel.write_queue.withdraw(write):
             raise UnwrittenError(f"{channel.address} did not take the oneway message in time")
-        return False
+        raise RequestTimeoutError(
+            f"{channel.address} took a part of the oneway message before the deadline; the rest "
+            "follows, or the connection ends"
+        )
 
     def _abandon_pending(self, error: SendError) -> None:
         """Complete everything now."""
