@@ -114,6 +114,23 @@ def _delta_jar() -> str:
     return f"{group}_{name}-{release}.jar"
 
 
+_SLACK: Final = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(29, 20_000_000, 0, 0, 0); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+
+
+def calm(command: list[str]) -> list[str]:
+    """The command with a timer slack of 20 ms (`prctl(2)`, PR_SET_TIMERSLACK), on Linux.
+
+    Threads of a broker look for work up to a thousand times a second each. An idle one takes 7 % of
+    a core so, and 4 % with the slack. What is stored can be read up to so much later.
+    """
+    if sys.platform != "linux":
+        return command
+    return [sys.executable, "-S", "-E", "-c", _SLACK, *command]
+
+
 @contextmanager
 def quick_brokers(*more: str) -> Iterator[None]:
     """All clusters of this process run so; `more` Java options."""
@@ -121,7 +138,7 @@ def quick_brokers(*more: str) -> Iterator[None]:
 
     def quick(*args: Any, **options: Any) -> list[str]:
         *start, main_class = command(*args, **options)
-        return [*start, *java_options(BROKER), *more, main_class]
+        return calm([*start, *java_options(BROKER), *more, main_class])
 
     with mock.patch.object(conf, "jvm_command", quick):
         yield

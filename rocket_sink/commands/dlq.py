@@ -72,6 +72,8 @@ def list_letters(
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.spark.backfill.dlq_export import row
 
+    if group is None and {topic, since, until, key, message_id, limit} != {None}:
+        raise click.UsageError("these options choose among the messages of a group: give --group")
     with Admin(resolved_options()) as admin:
         if group is None:
             _print_groups(dead_letters.groups(admin), as_json=as_json)

@@ -6,6 +6,7 @@ They are sent one by one, which keeps the order of the input.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,7 @@ def send(
 
 def _texts(bodies: tuple[str, ...], path: Any) -> Iterable[bytes]:
     if bodies:
-        return [body.encode() for body in bodies]
+        return [os.fsencode(body) for body in bodies]  # the bytes that the shell gave
     source = path or sys.stdin.buffer
     if path is None and sys.stdin.isatty():
         note("one message per line; Ctrl-D ends")

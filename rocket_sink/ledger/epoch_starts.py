@@ -43,7 +43,7 @@ from typing import Final
 
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.ledger.notes import NoteStore, now_ms
-from rocket_sink.ledger.path import PART_LENGTH, LedgerPath, path_part
+from rocket_sink.ledger.path import LedgerPath, path_part
 from rocket_sink.ledger.records import RunContext
 
 _KEPT: Final = 3
@@ -275,8 +275,8 @@ def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
     if claimed != app_id:
         raise CheckpointError(
             f"in the ledger {place.uri} the appId {claimed!r} has the same files as {app_id!r}: "
-            f"their names have only letters, digits, '.' and '-', {PART_LENGTH} of them. Nothing "
-            "is sent. Give this query another appId",
+            "their names have only letters, digits, '.' and '-'. Nothing is sent. Give this query "
+            "another appId",
             query_id=query_id, app_id=app_id, named=named,
         )  # fmt: skip
     if named != query_id:

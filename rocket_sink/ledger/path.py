@@ -33,8 +33,7 @@ FOLDS: Final = "_folds"
 PARTIAL: Final = ".part"
 """What is still being written."""
 QUARANTINE: Final = "_quarantine"
-PART_LENGTH: Final = 80
-"""Characters of `path_part`."""
+_PART_LENGTH: Final = 80
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 """Two characters and more: one is a Windows drive."""
@@ -137,9 +136,12 @@ def path_part(text: str) -> str:
     """`text`, as a query's id, as one component of a path.
 
     It has no `_`, so that is free to join parts. Two texts may have one: `claim_app_id` refuses the
-    second of two queries.
+    second of two queries. A long one ends in a digest: what tells two apart may be at its end.
     """
-    return re.sub(r"[^A-Za-z0-9.-]", "-", text)[:PART_LENGTH]
+    part = re.sub(r"[^A-Za-z0-9.-]", "-", text)
+    if len(part) <= _PART_LENGTH:
+        return part
+    return f"{part[: _PART_LENGTH - 17]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def is_object_store(filesystem: fs.FileSystem) -> bool:

@@ -191,14 +191,15 @@ class _Attempts:
 
 
 def _pending(rows: DataFrame) -> set[tuple[str, str]]:
-    """Keys with a pending dead letter, and one that was given up for itself, settled or not."""
+    """Keys with a pending dead letter, and one that was given up for itself, settled or not: by its
+    outcome, or because the broker refused it. Rows that were refused here hold nobody back."""
     keys = queried(
         rows,
         """
         SELECT DISTINCT p.topic, p.sharding_key FROM pending_letters p
         SEMI JOIN (
             SELECT topic, sharding_key FROM counted_letters
-            WHERE reason <> 'data' AND reason <> 'held_back'
+            WHERE reason <> 'held_back' AND (reason <> 'data' OR attempts > 0)
         ) g ON p.topic = g.topic AND p.sharding_key = g.sharding_key
         WHERE p.reason <> 'data'""",
     )

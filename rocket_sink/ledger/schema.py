@@ -102,7 +102,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("offset_message_id", "STRING", (SEND, RESOLUTION), "the broker's id of the (first) message"),
     Column("body_bytes", "BIGINT", (SEND, DEAD_LETTER, EPOCH), "bytes of the bodies; send: of the request's body"),
 
-    Column("request", "BIGINT", (SEND,), "number of the request in its task attempt; its attempts share it"),
+    Column("request", "BIGINT", (SEND,), "number of the request in its task attempt; its attempts share it; of those to the deadLetterTopic, negative"),
     Column("attempt", "INT", (SEND,), "attempt of the request, 1 for the first; of a row that sums up a wait, the last that it stands for"),
     Column("queue_wait_ms", "DOUBLE", (SEND,), "from submit (in order: from when the row was ready for its queue), or from the attempt before, to the hand-over to a connection"),
     Column("connect_ms", "DOUBLE", (SEND,), "part of queue_wait_ms spent on connecting"),

@@ -81,6 +81,8 @@ tells them apart."""
 _EVENT_TIME: Final = f"""CASE WHEN unix_micros(event_time)
     BETWEEN {MOMENTS_US[0]} AND {MOMENTS_US[1]} THEN event_time END"""
 """Tables may have times beyond Python's, of which one would keep all letters from being read."""
+_OF_A_TASK: Final = """(partition IS NOT NULL
+    OR (coalesce(lane, '') = 'table' AND query_id <> 'local'))"""
 _MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0), 0)"
 
 VIEWS: Final = {
@@ -146,15 +148,16 @@ VIEWS: Final = {
                 task_attempt_id DESC NULLS LAST, _order DESC, at DESC
         ) = 1 AS counts FROM task_runs""",
     "letters": _rows(DEAD_LETTER, event_time=_EVENT_TIME),
-    # A letter without a partition comes from no task: nothing can supersede it. An export that
-    # runs twice gives the same letters again.
+    # A letter without a partition comes from no task, and nothing can supersede it; but those of a
+    # send of `TableProducer` that failed as a whole do not count, as those of a failed task. (An
+    # older one wrote no account of each send.) An export that runs twice gives the same letters.
     "counted_letters": f"""
         SELECT {", ".join(columns_of(DEAD_LETTER))} FROM (
             SELECT *, row_number() OVER (PARTITION BY letter_id ORDER BY {ORDER}, at) AS _nth
-            FROM letters WHERE partition IS NULL
+            FROM letters WHERE NOT {_OF_A_TASK}
         ) d WHERE _nth = 1
         UNION ALL
-        SELECT t.* FROM (SELECT * FROM letters WHERE partition IS NOT NULL) t
+        SELECT t.* FROM (SELECT * FROM letters WHERE {_OF_A_TASK}) t
         SEMI JOIN (SELECT * FROM accounts WHERE counts) a ON {_same("t", "a", _ATTEMPT)}""",
     "pending_letters": """
         SELECT l.* FROM counted_letters l ANTI JOIN settled s ON l.letter_id = s.letter_id""",

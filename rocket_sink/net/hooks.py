@@ -54,7 +54,9 @@ class RpcHooks:
         for hook in self.hooks:
             try:
                 call(hook)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # asyncio.CancelledError is no Exception
                 _LOG.exception("the RPC hook %r raised; the request goes on", hook)
 
 

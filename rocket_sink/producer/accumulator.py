@@ -159,8 +159,10 @@ class SentBatch:
         elif isinstance(completion.error, MessageIllegalError) and len(entries) > 1:
             self._accumulator.send_singly(entries, self._ids)
         else:
+            error = completion.error
+            assert error is not None
             for _, future in entries:
-                future.ended(None, completion.error)
+                future.ended(None, type(error)(error.text, **error.facts))
 
 
 def results_of(result: SendResult, message_ids: list[str]) -> list[SendResult]:

@@ -100,4 +100,7 @@ class ClientSession:
                 error,
                 extra={"peer": channel.address},
             )
+        except Exception:
+            # Not for whoever drives just now, which may be the producer's thread.
+            _LOG.exception("the request %d of %s was not served", frame.code, channel.address)
         return True

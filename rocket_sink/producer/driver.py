@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -398,6 +399,11 @@ class Driver:
                     return
             self._drive_until(lambda: False, None, 0.01)
 
+    @property
+    def is_leading(self) -> bool:
+        """The calling thread drives the engine: it is in a callback."""
+        return self._leader == threading.get_ident()
+
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
         """The route.
 
@@ -653,7 +659,12 @@ class Driver:
         while not (self.closing and not self._has_left()):
             if self.engine.broken and self.closing:
                 return
-            self._drive_until(lambda: self.closing and not self._has_left(), None, _IDLE_S)
+            try:
+                self._drive_until(lambda: self.closing and not self._has_left(), None, _IDLE_S)
+            except Exception:
+                # Nobody else would drive, and no future would end.
+                _LOG.exception("the producer's thread goes on after an error")
+                time.sleep(STEP_S)
 
     def _has_left(self) -> bool:
         return bool(self.engine.pending or self._submissions.requests)

@@ -122,5 +122,7 @@ class Hooks:
         for hook in self.hooks:
             try:
                 call(hook)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # asyncio.CancelledError is no Exception
                 _LOG.exception("the send hook %r raised; the send goes on", hook)

@@ -87,6 +87,8 @@ class Producer:
         self._closed = False
         self._hooks = Hooks(with_namespace(self.options.namespace, self.options.producer_group))
         self._rpc_hooks = RpcHooks()
+        self._placed: dict[str, TopicPublishInfo] = {}
+        """With strict order: the route by which each topic's keys have their queues."""
         self._session = self._new_session(None)
 
     def __repr__(self) -> str:
@@ -392,10 +394,19 @@ class Producer:
             request.timeout_s = max(0.001, request.timeout_s - (clock() - began_s))
         return info
 
+    def _route_of_keys(self, info: TopicPublishInfo) -> TopicPublishInfo:
+        """The route by which strict order places keys: while a broker is in no route, the one in
+        which it was, so that its keys wait for it and the others stay where they are."""
+        known = self._placed.get(info.topic)
+        if known is not None and not known.masters.keys() <= info.masters.keys():
+            return known
+        self._placed[info.topic] = info
+        return info
+
     def _shard(self, session: ClientSession, request: SendRequest, key: str) -> None:
         sharding_hash, ordering = self.options.sharding_hash, self.options.ordering
         if ordering == "strict":
-            info = self._route_for(session, request)
+            info = self._route_of_keys(self._route_for(session, request))
             request.queue = queue_for_key(info, key, sharding_hash)
             request.ordered = True
             return

@@ -73,7 +73,11 @@ class RequestReply:
             self._waiting[correlation_id] = reply
         try:
             sent = self._driver.send(request, (message,), "request")
-            return reply.result(max(0.0, deadline_s - self._driver.engine.clock()))
+            clock = self._driver.engine.clock
+            if self._driver.is_leading:
+                # In a callback: nobody else would read the reply.
+                self._driver.call(lambda: reply.done() or clock() >= deadline_s)
+            return reply.result(max(0.0, deadline_s - clock()))
         except FutureTimeoutError:
             raise ReplyTimeoutError(
                 f"no reply within {timeout_s} s to the request {sent.message_id} on {sent.queue}",
@@ -126,10 +130,10 @@ class RequestReply:
         self._driver.stay_connected()
         if topic in self._connected_topics:
             return
-        self._connected_topics.add(topic)
         engine.heartbeats.look_now()
         until_s = min(deadline_s, engine.clock() + _ANNOUNCE_S)
         self._driver.call(lambda: engine.heartbeats.all_sent() or engine.clock() >= until_s)
+        self._connected_topics.add(topic)
 
     def take_reply(self, channel: Channel, frame: Frame) -> None:
         reply = decode_pushed_reply(frame)

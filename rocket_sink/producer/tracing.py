@@ -27,6 +27,8 @@ _LINES: Final = 100
 _HELD: Final = 2048
 _DELAY_S: Final = 0.5
 _BODY_MAX: Final = 128_000
+_KEYS_MAX: Final = 30_000
+"""Characters; all properties of a message have 32,767 bytes."""
 
 
 class Tracer(SendHook):
@@ -138,7 +140,8 @@ class Tracer(SendHook):
     def _write(self, lines: list[Trace]) -> None:
         try:
             body, keys = encode_trace(lines)
-            if len(body) > _BODY_MAX and len(lines) > 1:
+            is_long = len(body) > _BODY_MAX or sum(map(len, keys)) + len(keys) > _KEYS_MAX
+            if is_long and len(lines) > 1:
                 half = len(lines) // 2
                 self._write(lines[:half])
                 self._write(lines[half:])

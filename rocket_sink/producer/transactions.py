@@ -83,7 +83,7 @@ class TransactionResult:
 
     send_result: SendResult
     state: TransactionState
-    local_error: Exception | None = None
+    local_error: BaseException | None = None
     end_error: SendError | None = None
 
     @property
@@ -157,7 +157,11 @@ class TransactionClient:
         return TransactionResult(half, state, failure, error)
 
     def _end(
-        self, message: Message, half: SendResult, state: TransactionState, failure: Exception | None
+        self,
+        message: Message,
+        half: SendResult,
+        state: TransactionState,
+        failure: BaseException | None,
     ) -> SendError | None:
         """Commit or roll back; returns the error, if any."""
         name = half.queue.broker_name
@@ -239,11 +243,12 @@ class TransactionClient:
             )
             return
         if self._checks is None:
-            self._checks = queue.Queue(_HELD_CHECKS)
+            checks: queue.Queue[tuple[str, TransactionCheck]] = queue.Queue(_HELD_CHECKS)
             threading.Thread(
-                target=self._answer_checks, args=(self._checks,),
+                target=self._answer_checks, args=(checks,),
                 name="rocket-sink-transaction-checks", daemon=True,
             ).start()  # fmt: skip
+            self._checks = checks
         try:
             self._checks.put_nowait((channel.address, check))
         except queue.Full:
@@ -294,11 +299,13 @@ class TransactionClient:
 
 def _decided(
     decide: Callable[[], object], raised: str, message_id: str | None
-) -> tuple[TransactionState, Exception | None]:
+) -> tuple[TransactionState, BaseException | None]:
     """What the caller's code says, or UNKNOWN and its error; `raised` is that one's log line."""
     try:
         return _state(decide()), None
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # as Java; asyncio.CancelledError is no Exception
         _LOG.exception(raised, message_id)
         return UNKNOWN, error
 

@@ -9,7 +9,7 @@ broker one may be lost. Times are monotonic seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -84,6 +84,8 @@ EXTENSION_S: Final = 1.0
 """Shortest extension of an isolation that is reported again: a thousand requests that fail together
 are one event."""
 _PAIR: Final = "\x00"
+_FORGOTTEN_S: Final = 600.0
+"""After the end of its isolation, a broker that nobody can probe."""
 """Joins topic and broker in the store."""
 
 
@@ -240,12 +242,25 @@ class LatencyFaultTolerance:
         return {item.broker_name for item in items[: max(len(items) // 2, 1)]}
 
     def remove(self, name: str) -> None:
-        """Remove a broker that has no address any more."""
+        """Forget a broker."""
         self.store.remove(name)
 
-    def due_for_probe(self, now_s: float) -> list[str]:
-        """Unreachable brokers to probe now; returning one reserves it for one interval."""
-        due = [item for item in self._items() if not item.reachable and now_s >= item.check_s]
+    def due_for_probe(self, now_s: float, known: Container[str]) -> list[str]:
+        """Unreachable brokers to probe now; returning one reserves it for one interval.
+
+        Args:
+            known: brokers that can be probed from here. The table may be shared with processes that
+                know others; one that is in none's route is forgotten after a while (Java removes
+                what its client has no address of).
+        """
+        due = []
+        for item in self._items():
+            if item.reachable or now_s < item.check_s:
+                continue
+            if item.broker_name in known:
+                due.append(item)
+            elif now_s >= item.start_s + _FORGOTTEN_S:
+                self.remove(item.broker_name)
         for item in due:
             self.store.put(item.broker_name, replace(item, check_s=now_s + self._interval_s))
         return [item.broker_name for item in due]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -248,11 +249,13 @@ def _micros(value: dt.datetime | None) -> int | None:
     """Spark hands out times without a zone, in the worker's own (TimestampType.fromInternal)."""
     if value is None:
         return None
-    instant = value.astimezone(dt.timezone.utc)
-    return round((instant - _EPOCH) / dt.timedelta(microseconds=1))
-
-
-_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+    try:
+        seconds = value.replace(microsecond=0).timestamp()
+    except (OverflowError, ValueError):
+        # It looks a day further, beyond the years 1 to 9999. Spark's own way, which does not know
+        # the second one of an hour that comes twice.
+        seconds = time.mktime(value.timetuple())
+    return int(seconds) * 1_000_000 + value.microsecond
 
 
 def _names(row: Any) -> list[str]:

@@ -170,13 +170,16 @@ def read_options(given: Mapping[str, str]) -> SinkOptions:
 
 
 def _begin_write(options: SinkOptions, run: str) -> str:
-    """The query id of a batch write; empty where it is the `appId`, or the write's own.
+    """The query id of a batch write of an `appId`; empty without one: it is the write's own.
 
-    With effectively once it is that of the last write of this `appId`, unless that one has ended,
-    so that tasks ask for what it has sent.
+    Each write has its own, as their accounts would replace each other's. With effectively once it
+    is that of the last write of this `appId`, unless that one has ended, so that tasks ask for what
+    it has sent.
     """
-    if not (options.app_id and options.ledger and options.delivery == "effectively_once"):
+    if not options.app_id:
         return ""
+    if not (options.ledger and options.delivery == "effectively_once"):
+        return f"{options.app_id}/{run}"
     from rocket_sink.ledger.epoch_starts import begin_write
 
     write, _ = begin_write(resolve_path(options.ledger), options.app_id, run)

@@ -246,9 +246,14 @@ class DeadLetterWriter:
             self._hold_waiting(request, keys)
 
     def hold_back(self, request: PendingRequest) -> None:
-        """Give up a request that was never sent, because what goes before it was given up."""
+        """Give up a request because what goes before it was given up."""
         assert request.queue is not None
         self._hold_keys(request)
+        if request.maybe_duplicate and request.first_error is not None:
+            # It was sent before, in a batch of which nobody knows whether it is stored.
+            first = request.first_error
+            self._write(request, first, Outcome.UNKNOWN, "unknown", first.code)
+            return
         cause = self._ordered.closed_by(request.queue) or request.first_error
         why = SendError(
             f"held back: {cause}" if cause else "held back: an earlier message of its key failed",

@@ -48,13 +48,26 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 def parts_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The batch in parts that are not too big to be worked on, in order, without a copy."""
-    rows = batch.num_rows
-    if batch.nbytes <= _PART_BYTES:
+    rows, size = batch.num_rows, sum(map(_bytes_of, batch.columns))
+    if size <= _PART_BYTES:
         yield batch
         return
-    step = max(1, rows * _PART_BYTES // batch.nbytes)
+    step = max(1, rows * _PART_BYTES // size)
     for start in range(0, rows, step):
         yield batch.slice(start, step)
+
+
+def _bytes_of(column: pa.Array) -> int:
+    """About what the column takes when it is decoded; of a slice, `nbytes` counts all that the
+    views and the dictionary's values of the whole take."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return int(len(column) * column.dictionary.nbytes // max(1, len(column.dictionary)))
+    if pa.types.is_string_view(kind):
+        return int(column.cast(pa.large_string()).nbytes)
+    if pa.types.is_binary_view(kind):
+        return int(column.cast(pa.large_binary()).nbytes)
+    return int(column.nbytes)
 
 
 def split_rows(rows: RowBatch, *, in_order: bool = False) -> Iterator[RowBatch]:

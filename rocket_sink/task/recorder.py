@@ -66,7 +66,7 @@ class LedgerRecorder:
         self._secrets = _secrets_of(options)
         self._intents: list[PendingRequest] | None = [] if intents else None
         self._attempts: list[tuple[AttemptRecord, int, bool, GroupFacts | None]] = []
-        self._letters = 0
+        self._letters = self._letter_sends = 0
         self.on_dead_letters: Callable[[pa.RecordBatch], None] = lambda batch: None
         """Called with each batch of dead letters after it was handed to the ledger."""
 
@@ -113,8 +113,9 @@ class LedgerRecorder:
             self._flush_attempts()
 
     def dead_letter_attempts(self, completion: Completion) -> None:
-        """The attempts of a request to the dead-letter topic."""
-        self._attempts += [(attempt, 0, False, None) for attempt in completion.attempts]
+        """The attempts of a request to the dead-letter topic: their numbers are negative."""
+        self._letter_sends -= 1
+        self._attempts += [(one, self._letter_sends, False, None) for one in completion.attempts]
         if len(self._attempts) >= _GATHERED:
             self._flush_attempts()
 

@@ -311,6 +311,12 @@ class Connection:
                 return
         raise LocalProtocolError(f"mark_written of a request that is not waiting: {token!r}")
 
+    def cancel(self, token: object) -> None:
+        """Remove the request that was opened last, of which no frame will be written."""
+        pending = self._unwritten.pop()
+        assert pending.token is token
+        self._settle(pending)
+
     def withdraw_unwritten(self, *, keep: object = None) -> list[object]:
         """Remove all unwritten requests except `keep` from the table; returns their tokens.
 

@@ -118,3 +118,9 @@ def test_resend(run: Cli, cluster: FakeCluster) -> None:
     assert (done["resent"], done["already"]) == (1, 2)
     assert sorted(m.body for m in cluster.messages("orders")) == [b"body 0", b"body 1", b"body 2"]
     assert "3 sent by an earlier resend" in run("resend", "-g", GROUP)[1]
+
+
+def test_what_chooses_among_messages_wants_a_group(cluster: FakeCluster) -> None:
+    assert cli.main(["dlq", "list", "-n", cluster.name_server]) == 0
+    for given in (("--topic", "orders"), ("--since", "1d"), ("--limit", "3"), ("--key", "k")):
+        assert cli.main(["dlq", "list", "-n", cluster.name_server, *given]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,11 @@ def test_null_is_as_if_it_were_not_there(
         lines.write_text('{"body": "a", "wait_store": "no"}\n')
         assert main([*command, str(lines)]) == 1
         assert "neither true nor false" in capsys.readouterr().err
+
+
+def test_a_body_that_is_no_utf_8_is_sent_as_the_shell_gave_it() -> None:
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("one", queues=1)
+        body = os.fsdecode(b"\xff\x00a")
+        assert main(["send", "-n", cluster.name_server, "-t", "one", body]) == 0
+        assert [one.body for one in cluster.messages("one")] == [b"\xff\x00a"]

@@ -11,7 +11,7 @@ from rocket_sink.cluster.node import NodeSpec
 from rocket_sink.cluster.probe import Probe
 from rocket_sink.java import find_java
 from tests.hosts.bed import Host
-from tests.jvms import BROKER, java_options
+from tests.jvms import BROKER, calm, java_options
 
 NAME_SERVER_PORT = 9876
 BROKER_PORT = 10911
@@ -92,6 +92,6 @@ def _spec(
     return NodeSpec(
         name or folder_name, port, folder,
         # The world's own child: it is killed and frozen by its pid.
-        (*host.prefix(own_pids=False), *command),
+        (*host.prefix(own_pids=False), *calm(command)),
         jars, lines, address,
     )  # fmt: skip

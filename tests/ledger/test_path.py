@@ -8,7 +8,7 @@ import pytest
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.duckdb_reader import open_quick
-from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.path import path_part, resolve_path
 
 from .night import store
 from .values import accounts, context
@@ -56,3 +56,11 @@ def test_a_folder_that_delta_rs_may_read_as_another_is_left_to_spark(tmp_path: P
     for name in ("a#b", "a?b", "a%20b"):
         folder = folder.rename(tmp_path / name)
         assert open_quick(folder) is None
+
+
+def test_long_ids_that_differ_at_their_end_have_files_of_their_own() -> None:
+    """A batch write's id is its appId and the write's own."""
+    app_id = "warehouse/" + 80 * "a"
+    parts = {path_part(f"{app_id}/{write}") for write in ("1", "2")}
+    assert len(parts) == 2 and all(len(part) == 80 and "_" not in part for part in parts)
+    assert path_part("a_b/" + "c" * 76) == "a-b-" + "c" * 76

@@ -9,7 +9,7 @@ import pytest
 
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.pending_keys import PendingKeys, release
+from rocket_sink.ledger.pending_keys import PendingKeys, _pending, release
 from rocket_sink.ledger.records import resolution_rows
 
 from .values import accounts, confirmed, context, letter
@@ -44,6 +44,31 @@ def test_keys_are_held_until_their_last_letter_is_resolved(spark: Any, tmp_path:
     ledger.append(spark, accounts(context(epoch=3), acked=1))
     assert release(spark, place) == 1, "a later epoch: the attempt never counted"
     assert keys.held_for(later) == {}
+
+
+def test_a_row_that_the_broker_refused_holds_its_key_for_those_behind_it(
+    spark: Any, tmp_path: Path
+) -> None:
+    """One that was refused here, before it was sent, holds nobody back."""
+    ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
+    keys = PendingKeys(place)
+    ledger.create(spark)
+    ctx = context(epoch=2)
+    keys.note(ctx, {"t": {"refused", "illegal"}})
+    behind = {"reason": "held_back", "outcome": "not_sent"}
+    refused = {"reason": "data", "outcome": "rejected"}
+    ledger.append(
+        spark,
+        letter(ctx, **refused, attempts=1, sharding_key="refused"),
+        letter(ctx, **behind, sharding_key="refused"),
+        letter(ctx, **refused, attempts=0, sharding_key="illegal"),
+        letter(ctx, **behind, sharding_key="illegal"),
+        accounts(ctx, dead=4),
+    )
+    assert release(spark, place) == 0
+    assert keys.held_for(context(epoch=9)) == {"t": {"refused", "illegal"}}
+    held = _pending(spark.read.format("delta").load(str(tmp_path)))
+    assert held == {("t", "refused")}
 
 
 def test_keys_of_an_attempt_that_does_not_count_are_let_go(spark: Any, tmp_path: Path) -> None:

@@ -85,3 +85,30 @@ def test_sums_are_there_without_their_lists(tmp_path: Path) -> None:
     assert [one.broker for one in found.isolated] == ["broker-b"]
     both = report_of(path, epochs=1, isolations=1)
     assert (len(both.epochs), len(both.isolations)) == (1, 1)
+
+
+def test_letters_of_a_table_send_that_failed_do_not_count(tmp_path: Path) -> None:
+    """The table is sent again as a whole; those of an older rocket-sink have no such account."""
+    failed, good = (
+        context(query_id="table-1", epoch=n, partition=None, task_attempt_id=None, lane="table")
+        for n in (1, 2)
+    )
+    old = context(query_id="local", partition=None, task_attempt_id=None, lane="table")
+    rows = [
+        letter(failed, b"failed"), accounts(failed, complete=False, dead=1), letter(good, b"good"),
+        accounts(good, dead=1), letter(old, b"old"),
+    ]  # fmt: skip
+    quick = open_quick(store(tmp_path, in_order(rows, 1 << 32)))
+    assert quick is not None
+    found = quick.query("SELECT body FROM pending_letters").column("body").to_pylist()
+    assert sorted(found) == [b"good", b"old"]
+
+
+def test_an_epoch_of_foreach_batch_needs_no_confirmation(tmp_path: Path) -> None:
+    """The commit of its rows is its end."""
+    rows = [
+        accounts(context(query_id=lane, lane=lane), acked=1)
+        for lane in ("foreach_batch", "foreach")
+    ]
+    found = report_of(store(tmp_path, in_order(rows, 1 << 32)))
+    assert (found.totals.epochs, found.totals.unconfirmed) == (2, 1)

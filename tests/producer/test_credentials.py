@@ -121,3 +121,27 @@ def test_what_a_broker_says_is_shown_without_the_replaced_ones(cluster, make_pro
     with pytest.raises(AuthenticationError, match=r"User:\*+ is not \*+") as raised:
         producer.send(Message("orders", b"x"), queue=queue)
     assert "-user" not in str(raised.value)
+
+
+def test_unchanged_ones_are_asked_for_once_by_all_that_are_refused(cluster, make_producer, queue):
+    vault = Vault(Credentials("old", "s1"))
+    producer = make_producer(credentials=vault)
+    producer.send(Message("orders", b"warm"), queue=queue)
+    cluster.brokers[0].on_send(REFUSED, times=None)
+    cluster.brokers[0].freeze()
+    futures = [producer.send_async(Message("orders", b"x"), queue=queue) for _ in range(8)]
+    cluster.brokers[0].thaw()
+    assert all(isinstance(future.exception(10), AuthenticationError) for future in futures)
+    assert vault.asked <= 3
+
+
+def test_a_provider_that_has_none_for_a_while_is_asked_again(cluster, make_producer, queue):
+    vault = Vault(Credentials("user-of-old", "s1"), None, Credentials("new", "s2"))
+    producer = make_producer(credentials=vault)
+    producer.send(Message("orders", b"x"), queue=queue)
+    cluster.brokers[0].on_send(Answer(16, "User:user-of-old check signature failed."), times=2)
+    with pytest.raises(AuthenticationError) as caught:
+        producer.send(Message("orders", b"x"), queue=queue)
+    assert "user-of-old" not in str(caught.value)
+    assert producer.send(Message("orders", b"x"), queue=queue).outcome is Outcome.ACKED
+    assert users(cluster)[-1] == "new"

@@ -18,10 +18,12 @@ from rocket_sink.errors import (
 )
 from rocket_sink.message import MessageQueue
 from rocket_sink.net.channel import Channel
+from rocket_sink.net.hooks import RpcHook
 from rocket_sink.net.transport import Transport
 from rocket_sink.producer.hooks import SendHook
 from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
-from rocket_sink.wire.codes import ResponseCode
+from rocket_sink.wire.codes import RequestCode, ResponseCode
+from tests.producer.test_request_reply import push
 from tests.producer.waiting import until
 
 WAIT_S = 10.0
@@ -214,6 +216,80 @@ def test_a_oneway_message_is_sent_when_its_broker_closes_the_connection_after_it
         producer.fetch_publish_message_queues("orders")
         producer.send_oneway(Message("orders", b"oneway"))
     until(lambda: cluster.messages("orders"))
+
+
+def test_a_request_that_cannot_be_served_does_not_end_the_producers_thread(cluster, monkeypatch):
+    with Producer(nameServer=cluster.name_server) as producer:
+        assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
+        session, asked = producer._session, []
+
+        def broken(channel, frame):
+            asked.append(frame)
+            raise RuntimeError("no thread can be started")
+
+        monkeypatch.setattr(session.request_reply, "take_reply", broken)
+        push(cluster.brokers[0], "none")
+        until(lambda: asked)
+        assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
+
+
+def test_an_error_of_a_round_does_not_end_the_producers_thread(cluster, monkeypatch):
+    with Producer(nameServer=cluster.name_server) as producer:
+        assert producer.send_async(Message("orders", b"body")).result(WAIT_S)
+        engine, raised = producer._session.engine, []
+        process = engine.process
+
+        def once(ready):
+            if not raised:
+                raised.append(True)
+                raise TypeError("a hook's value")
+            process(ready)
+
+        monkeypatch.setattr(engine, "process", once)
+        assert producer.send_async(Message("orders", b"body")).result(WAIT_S) and raised
+
+
+class Cancelled(SendHook, RpcHook):
+    def after_send(self, context):
+        raise asyncio.CancelledError
+
+    def after_response(self, address, request, response):
+        raise asyncio.CancelledError
+
+
+def test_hooks_that_are_cancelled_leave_no_future_without_an_end(cluster):
+    with Producer(nameServer=cluster.name_server) as producer:
+        producer.add_hook(Cancelled())
+        producer.add_rpc_hook(Cancelled())
+        futures = [producer.send_async(Message("orders", b"body")) for _ in range(40)]
+        assert {future.result(WAIT_S).status for future in futures} == {"SEND_OK"}
+
+
+class Number(RpcHook):
+    def before_request(self, address, request):
+        if request.code == RequestCode.SEND_MESSAGE_V2:
+            request.ext["attempt"] = 1
+
+
+def test_a_frame_that_cannot_be_made_is_no_failure_of_its_broker(cluster):
+    with Producer(nameServer=cluster.name_server, accessKey="k", secretKey="s") as producer:
+        producer.send(Message("orders", b"body"))
+        producer.add_rpc_hook(Number())
+        error = producer.send_async(Message("orders", b"body")).exception(WAIT_S)
+        assert isinstance(error, UnwrittenError) and "frame cannot be made" in error.text
+        engine = producer._session.engine
+        assert not producer.isolations() and not engine.client.in_flight
+        assert engine.brokers.total_in_flight == engine.window.requests == 0
+
+
+def test_errors_of_a_batch_are_one_for_each_message(cluster):
+    cluster.brokers[0].on_send(Answer(ResponseCode.NO_PERMISSION, "no"), times=None)
+    with Producer(nameServer=cluster.name_server, autoBatch=True) as producer:
+        errors = [
+            future.exception(WAIT_S)
+            for future in [producer.send_async(Message("orders", b"body")) for _ in range(3)]
+        ]
+    assert len(set(map(id, errors))) == 3 and {type(one) for one in errors} == {type(errors[0])}
 
 
 def test_a_look_up_that_is_over_lets_a_sender_lead(cluster):

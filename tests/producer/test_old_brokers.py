@@ -91,6 +91,20 @@ def test_a_restarted_broker_is_asked_anew(cluster, make_producer):
     until(taken)
 
 
+def test_an_older_broker_at_the_same_address_is_known(cluster, make_producer):
+    producer = make_producer(sendMsgTimeout=3000)
+    producer.send(Message("orders", b"x", delay_ms=1000))
+    for broker in cluster.brokers:
+        broker.kill()
+    age(*cluster.brokers)
+    for broker in cluster.brokers:
+        broker.restart()
+    before = len(sends(cluster))
+    with pytest.raises(NotSentError):
+        producer.send(Message("orders", b"x", delay_ms=1000))
+    assert len(sends(cluster)) == before
+
+
 def test_a_silent_broker_leaves_nothing_unknown(cluster, make_producer):
     """Only the heartbeat's outcome is unknown then: the message was never sent."""
     producer = make_producer(sendMsgTimeout=700)

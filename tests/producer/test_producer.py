@@ -342,6 +342,24 @@ def test_best_effort_moves_and_strict_stays(cluster, make_producer):
         strict.send(Message("orders", b"x", sharding_key="k"))
 
 
+def test_with_strict_order_no_key_moves_while_a_broker_has_no_master(cluster, make_producer):
+    """Over the queues of the others, the hash would be of another queue."""
+    producer = make_producer(ordering="strict", sendMsgTimeout=400, pollNameServerInterval=10_000)
+    keys = [f"key {number}" for number in range(12)]
+    homes = {key: producer.send(Message("orders", b"x", sharding_key=key)).queue for key in keys}
+    gone = cluster.brokers[0]
+    gone.is_master = False
+    gone.kill()
+    producer._session.engine.fresh_route("orders")
+    for key, home in homes.items():
+        message = Message("orders", b"x", sharding_key=key)
+        if home.broker_name == gone.name:
+            with pytest.raises(NotSentError):
+                producer.send(message)
+        else:
+            assert producer.send(message).queue == home
+
+
 def test_namespace(cluster, make_producer):
     cluster.create_topic("ns%orders", 2)
     make_producer(namespace="ns").send(Message("orders", b"x"))

@@ -119,3 +119,20 @@ def test_a_bad_handle_is_refused_here(cluster, producer, handle):
     lost = encode_recall_handle(RecallHandle("orders", "broker-z", "1", "ID"))
     with pytest.raises(NoRouteError):
         producer.recall("orders", lost)
+
+
+def test_a_callback_may_ask(cluster, producer):
+    """It runs on the thread that has to read the reply."""
+    answers = []
+
+    def ask(result, error):
+        answers.append(producer.request(Message("orders", b"ping"), 10.0))
+
+    producer.send_async(Message("orders", b"first"), ask)
+    until(lambda: len(cluster.messages("orders")) == 2)
+    asked = next(
+        one.properties for one in cluster.messages("orders") if "CORRELATION_ID" in one.properties
+    )
+    push(cluster.brokers[0], asked["CORRELATION_ID"])
+    until(lambda: answers)
+    assert answers[0].body == b"pong"

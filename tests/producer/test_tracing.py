@@ -104,3 +104,11 @@ def test_a_trace_that_fails_fails_nothing_else(cluster, make):
     producer.send(Message("orders", b"x"))
     producer.close()
     assert len(traces(cluster)) == 1
+
+
+def test_long_keys_go_in_several_trace_messages(cluster, make):
+    """A message's properties have 32,767 bytes."""
+    producer = make()
+    for number in range(200):
+        producer.send_async(Message("orders", b"x", keys=[f"{number:0400}"]))
+    until(lambda: len(traces(cluster)) == 200)

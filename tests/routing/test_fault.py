@@ -174,7 +174,7 @@ def test_without_detector_nothing_is_unreachable():
     faults = table(detector=False)
     bad(faults, "a")
     assert faults.is_reachable("a")
-    assert faults.due_for_probe(NOW + 100) == []
+    assert faults.due_for_probe(NOW + 100, "ab") == []
 
 
 def test_quick_answers_leave_no_trace():
@@ -200,10 +200,21 @@ def test_probes_are_claimed_once_per_interval_and_store():
     one, other = table(store=store), table(store=store)
     bad(one, "a")
     bad(one, "b", reachable=True)
-    assert one.due_for_probe(NOW) == []
-    assert other.due_for_probe(NOW + 2) == ["a"]
-    assert one.due_for_probe(NOW + 2) == []
-    assert one.due_for_probe(NOW + 4) == ["a"]
+    assert one.due_for_probe(NOW, "a") == []
+    assert other.due_for_probe(NOW + 2, "a") == ["a"]
+    assert one.due_for_probe(NOW + 2, "a") == []
+    assert one.due_for_probe(NOW + 4, "a") == ["a"]
+
+
+def test_brokers_that_are_unknown_here_are_left_to_those_who_know_them():
+    """A worker without a route must not take what others have learned, nor their turn to probe."""
+    store = MemoryFaultStore()
+    one, other = table(store=store), table(store=store)
+    bad(one, "a")
+    assert other.due_for_probe(NOW + 2, ()) == []
+    assert one.due_for_probe(NOW + 2, "a") == ["a"]
+    assert other.due_for_probe(NOW + 4, "b") == [] and not other.is_reachable("a")
+    assert other.due_for_probe(NOW + 700, "b") == [] and other.items() == []
 
 
 def test_a_dead_probe_extends_and_a_live_one_lets_isolation_run_out():
@@ -235,7 +246,7 @@ def test_a_topic_is_isolated_on_one_broker_only():
     assert faults.is_available("b", NOW, "orders")
     assert faults.is_available("a", NOW + TOPIC_ISOLATION_MS / 1000, "orders")
     assert faults.items() == []
-    assert faults.due_for_probe(NOW + 100) == []
+    assert faults.due_for_probe(NOW + 100, "ab") == []
 
 
 def test_own_tables_come_in_any_order_and_unknown_profiles_are_errors():

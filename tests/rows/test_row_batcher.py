@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import calendar
 import datetime as dt
 import decimal
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -188,3 +190,21 @@ class TestPile:
         pile = RowBuffer(RowBatcher(OPTIONS.with_(columns="body=Payload")), 1000)
         pile.rows += [Row(tags="t", payload=b"x" * 60_000)] * 2
         assert pile.is_full()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Tokyo"])
+def test_the_end_of_the_year_9999_is_a_time(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """West of UTC it is in the year 10000 there."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        at = dt.datetime(9999, 12, 31, 23, 59, 59, 999_999)
+        batch = gather(Row(body="a", event_time=at))
+        micros = batch.column("event_time").cast(pa.int64())[0].as_py()
+        assert micros == calendar.timegm((9999, 12, 31, 23, 59, 59)) * 1_000_000 + 999_999 - (
+            1_000_000
+            * round(at.replace(year=2400, microsecond=0).astimezone().utcoffset().total_seconds())
+        )
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -106,3 +106,13 @@ def test_it_is_in_the_namespace_as_the_topic_is(cluster: FakeCluster, tmp_path: 
 def test_the_topic_cannot_be_its_own() -> None:
     with pytest.raises(OptionError, match="its own dead letters"):
         SinkOptions.parse(topic="t", deadLetterTopic="t")
+
+
+def test_each_letters_attempts_have_a_number_of_their_own(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    refuse(cluster, "t")
+    refuse(cluster, "dead", Answer(16, "no permission"))
+    send(cluster, tmp_path, {"body": [b"1", b"2"]}, requestMaxMessages=1)
+    sends = [row for row in spooled(tmp_path) if row["kind"] == "send" and row["topic"] == "dead"]
+    assert sorted({row["request"] for row in sends}) == [-2, -1]

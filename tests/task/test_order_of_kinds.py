@@ -14,7 +14,8 @@ from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.runner import TaskRunner
-from rocket_sink.testing import FakeCluster
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire.codes import RequestCode
 
 IN_ORDER = ("strict", "best_effort")
 
@@ -85,3 +86,28 @@ def test_rows_are_sorted_however_batches_are_cut(batches, expected):
             producer.send([batch(times) for times in batches])
         bodies = [message.body.decode() for message in cluster.messages("orders")]
     assert bodies == [str(one) for one in expected]
+
+
+@pytest.mark.parametrize("ordering", IN_ORDER)
+def test_rows_of_a_batch_that_may_be_stored_are_not_said_to_be_held_back(ordering):
+    """The broker stored the batch and answered with an error; sent one by one, the first fails."""
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", 1)
+        script = cluster.brokers[0]._script
+        script.add(
+            Answer(1, "java.lang.IllegalStateException: x", stores=True),
+            matches=lambda frame: frame.code == RequestCode.SEND_BATCH_MESSAGE, times=1,
+        )  # fmt: skip
+        script.add(
+            Answer(13, "illegal"), times=None,
+            matches=lambda frame: frame.code == RequestCode.SEND_MESSAGE_V2 and b"a1" in frame.body,
+        )  # fmt: skip
+        with TableProducer(
+            nameServer=cluster.name_server, topic="t", ordering=ordering, retryTimesWhenSendFailed=0
+        ) as producer:
+            rows = pa.table({"body": ["a1", "a2", "a3"], "sharding_key": ["A"] * 3})
+            result = producer.send(rows)
+        assert len(cluster.messages("t")) == 3
+    assert (result.summary.unknown, result.summary.dead) == (3, 0)
+    letters = result.dead_letters.select(["reason", "outcome", "maybe_duplicate"]).to_pylist()
+    assert letters == [{"reason": "unknown", "outcome": "unknown", "maybe_duplicate": True}] * 3

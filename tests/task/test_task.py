@@ -28,6 +28,7 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing import sharding
 from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.task.encode import parts_of
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.request_factory import HomeQueueSelector
 from rocket_sink.task.task import TaskSender
@@ -611,3 +612,14 @@ class TestOrderBy:
                 found = [m.body for m in messages if m.property("__SHARDINGKEY") == key]
                 assert found == sorted(found)
         assert run.summary.acked == 300
+
+
+@pytest.mark.parametrize("kind", ["string_view", "dictionary"])
+def test_a_slice_is_measured_by_its_own_rows(kind):
+    """`nbytes` of such a slice counts the views and values of the whole."""
+    texts = pa.array([f"{number:0400}" for number in range(60_000)])
+    whole = texts.dictionary_encode() if kind == "dictionary" else texts.cast(pa.string_view())
+    batch = pa.record_batch({"body": whole})
+    assert batch.nbytes > 20 << 20
+    assert [part.num_rows for part in parts_of(batch.slice(10, 2000))] == [2000]
+    assert len(list(parts_of(batch))) == 3

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import LocalProtocolError
 from rocket_sink.wire.acl import Credentials
+from rocket_sink.wire.columns import single_frames
 from rocket_sink.wire.columns.single_frames import SingleMessages, fill_frames
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.send_header import SendTemplate
@@ -88,6 +89,13 @@ def test_too_long_a_frame_is_refused():
     messages = SingleMessages(pa.array([b"", bytes(17 << 20)]), pa.array([b"", b""]))
     with pytest.raises(LocalProtocolError, match="send fewer or smaller"):
         frames(messages, template(), 0)
+
+
+def test_digits_in_a_shared_field_are_no_hole():
+    shared = f'orders-{single_frames._OPAQUE},"opaque":{single_frames._OPAQUE}'
+    made = Frame(37, {"topic": shared, "one": ""}, flag=0)
+    found = whole(fill_frames(made, {"one": pa.array(["a", "b"])}, 7).to_pybytes())
+    assert [(frame.opaque, frame.ext["topic"]) for frame in found] == [(7, shared), (8, shared)]
 
 
 @given(st.lists(st.tuples(TEXTS, st.integers(0, 2**63 - 1)), min_size=1, max_size=8), TEXTS)

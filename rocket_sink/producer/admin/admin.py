@@ -213,7 +213,8 @@ class Admin:
         name = UNIQ_KEY if unique_key else KEYS
         allowance = Allowance()
         found: list[StoredMessage] = []
-        for broker_name, address in _masters(self._route(topic)).items():
+        # The route of now: a broker may be new, or at another address.
+        for broker_name, address in _masters(self.topic_route(topic)).items():
             answer = self._call(broker_name, address, frame, {0, ResponseCode.QUERY_NOT_FOUND})
             found += responses.decode_query_answer(
                 answer,

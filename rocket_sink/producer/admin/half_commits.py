@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from rocket_sink.errors import DeliveryError, NotSentError, SendError
+from rocket_sink.errors import AuthenticationError, DeliveryError, NotSentError, SendError
 from rocket_sink.net.client import Call
 from rocket_sink.producer.admin.stored_messages import StoredMessages
 from rocket_sink.routing.retry import error_for_answer
@@ -80,6 +80,7 @@ class _Lane:
         self.waiting = positions
         self.width = width
         self.in_flight = 0
+        self.asked_s = 0.0
         self.stopped = False
 
     def next(self) -> Positions:
@@ -248,6 +249,7 @@ class HalfMessageCommitter:
             return
         self._in_flight += len(positions)
         lane.in_flight += len(positions)
+        lane.asked_s = now_s
         deadline_s = now_s + engine.options.send_msg_timeout_ms / 1000
         if len(positions) > 1 and client.takes_groups:
             commits, columns = _Commits(self, lane, positions), self._columns(positions)
@@ -308,8 +310,10 @@ class HalfMessageCommitter:
                 f"the broker answered {answer.code}"
             )
         lane.stopped = True
-        self._error = error
         self._again.append(position)
+        if isinstance(error, AuthenticationError) and self._engine.reread_credentials(lane.asked_s):
+            return  # they have changed, and it was answered: it is asked again
+        self._error = error
         clean = isinstance(error, NotSentError) or (
             answer is not None and answer.code == ResponseCode.SYSTEM_BUSY
         )

@@ -13,7 +13,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.errors import BrokerError, DeliveryError, RejectedError, SendError
+from rocket_sink.errors import (
+    AuthenticationError,
+    BrokerError,
+    DeliveryError,
+    RejectedError,
+    SendError,
+)
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.engine.stored_check import LOOK_UP_S, look_up, topics_of
 from rocket_sink.wire.stored import StoredMessage
@@ -124,7 +130,9 @@ class StoredMessages:
         def done(message: StoredMessage | None, error: SendError | None, at_s: float) -> None:
             self._in_flight -= 1
             if error is not None:
-                self._last_error = error
+                is_old = isinstance(error, AuthenticationError)
+                if not (is_old and engine.reread_credentials(now_s)):
+                    self._last_error = error
                 self._again.append(query)
                 return
             self._heard_s = at_s

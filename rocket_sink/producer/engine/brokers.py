@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
@@ -22,6 +22,9 @@ from rocket_sink.routing.fault import FaultProfile, Isolation, LatencyFaultToler
 from rocket_sink.routing.rate_limit import AimdWindow
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.connection import HEARD_RECENTLY_S
+
+if TYPE_CHECKING:
+    from rocket_sink.net.channel import Channel
 
 VIEW_S: Final = 0.02
 """Age at which the isolated brokers are read again from the (shared) table."""
@@ -143,8 +146,9 @@ class Brokers:
         self.total_in_flight = 0
         self.events: deque[Isolation] = deque(maxlen=_EVENTS_MAX)
         """Until they are taken, which no caller has to."""
-        self.versions: dict[str, int] = {}
-        """MQVersion ordinals by address, from the answers to heartbeats (brokerVersionTable)."""
+        self.versions: dict[str, tuple[Channel | None, int]] = {}
+        """MQVersion ordinals by address, from the answers to heartbeats (brokerVersionTable), each
+        with its connection: later there may be another broker at the address."""
         self._floor_s = options.suspect_after_ms / 1000
         self._brokers: dict[str, Broker] = {}
         self._notable_ms = min(

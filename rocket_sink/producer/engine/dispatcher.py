@@ -144,6 +144,11 @@ class Dispatcher:
         if request.verify_ids:
             # A broker answers all that it has read, however late; nothing else is as certain.
             return now_s + limits.stored_check_s
+        return self.unsent_deadline_s(attempt, now_s)
+
+    def unsent_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
+        """Until when it is tried to send it here: the attempt's share of the request's time."""
+        limits, request = self._limits, attempt.request
         left = (request.attempts or limits.max_attempts) - attempt.counted + 1
         return attempt_deadline(
             now_s, attempt.deadline_s, left, limits.attempt_cap_s, ordering=attempt.ordering
@@ -166,9 +171,15 @@ class Dispatcher:
         queue = request.queue
         if queue is not None:
             if info.index_of(queue) is None:
+                if queue.broker_name not in info.masters:
+                    raise NoRouteError(
+                        f"broker {queue.broker_name} is not in the route of the topic now",
+                        topic=request.topic,
+                    )
                 raise InvalidQueueError(
-                    f"{queue} is not in the route of the topic any more", topic=request.topic
-                )
+                    f"{queue} is not in the route of the topic any more",
+                    topic=request.topic, response_code=0, remark="",
+                )  # fmt: skip
             return brokers.target(info, queue)
         if attempt.pinned is not None and info.index_of(attempt.pinned) is not None:
             return brokers.target(info, attempt.pinned)
@@ -211,7 +222,16 @@ class Dispatcher:
             # Given up while the broker holds it, it is stored there and sent to another one, too.
             latest_s=attempt.deadline_s if self._limits.attempt_cap_s is None else until_s,
         )
-        head = self._header(attempt, target, opaque)
+        try:
+            head = self._header(attempt, target, opaque)
+        except Exception as error:
+            channel.connection.cancel(attempt)
+            broker, attempt.broker = attempt.broker, None  # not its failure
+            assert broker is not None
+            self._brokers.release(broker)
+            if isinstance(error, SendError):
+                raise
+            raise UnwrittenError(f"its frame cannot be made: {error!r}") from error
         attempt.channel = channel
         size = attempt.wire_bytes = len(head) + attempt.body_bytes
         body = attempt.body
@@ -279,7 +299,10 @@ class Dispatcher:
 
     def _is_new_enough(self, attempt: SendAttempt) -> bool:
         """False: the broker's version is not known yet."""
-        version, request = self._brokers.versions.get(attempt.address), attempt.request
+        channel, version = self._brokers.versions.get(attempt.address, (None, None))
+        if channel is None or channel is not self._client.peek(attempt.address):
+            version = None
+        request = attempt.request
         if version is not None and version < request.least_version:
             name = version_name(version)
             raise BrokerTooOldError(
@@ -299,4 +322,7 @@ class Dispatcher:
             return UnwrittenError(text)
         error = attempt.history.last_error if attempt.history is not None else None
         error = error or self._routes.error(attempt.request.topic)
-        return error or UnwrittenError("no time was left")
+        # One each: callers add facts of their message.
+        return (
+            type(error)(error.text, **error.facts) if error else UnwrittenError("no time was left")
+        )

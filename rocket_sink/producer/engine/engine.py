@@ -108,7 +108,9 @@ class SendEngine:
         )
         self.routes = Routes(options, self.name_servers, self._shared)
         self.heartbeats = Heartbeats(options, self.client, self.routes, self.brokers, self.identity)
-        self.stored_checks = StoredChecks(options, self.client, self.routes, self._verified)
+        self.stored_checks = StoredChecks(
+            options, self.client, self.routes, self._verified, self.reread_credentials
+        )
         self.waiting = WaitingRequests(self.routes)
         self._dispatcher = Dispatcher(
             options,
@@ -465,7 +467,8 @@ class SendEngine:
                     to_send.append(following)
                 continue
             if wait is Wait.VERSION:
-                self._query_version(attempt, self._dispatcher.deadline_s(attempt, now_s), now_s)
+                until_s = self._dispatcher.unsent_deadline_s(attempt, now_s)
+                self._query_version(attempt, until_s, now_s)
             elif wait is Wait.BROKER and (most := self._dispatcher.group_limit(attempt)):
                 assert isinstance(attempt, GroupAttempt)
                 to_send += attempt.split(most)

@@ -40,7 +40,7 @@ class HeaderTemplates:
         self._provider = provider
         self.templates: dict[tuple[str, bool, bool], SendTemplate] = {}
         """Those made so far: a send looks here before it calls `template`."""
-        self._changed_s = float("-inf")
+        self._changed_s = self._read_s = float("-inf")
         self._credentials = self._read()
         self._replaced: Credentials | None = None
         """Answers to requests that they signed may still come."""
@@ -82,16 +82,18 @@ class HeaderTemplates:
             return False
         if signed_s <= self._changed_s:
             return True
-        before = self._credentials
+        if signed_s <= self._read_s:
+            return False
+        self._read_s, before = now_s, self._credentials
         try:
-            self._credentials = self._read()
+            fresh = self._read()
         except Exception:
             # A user's code. The error to raise is the refusal that led here.
             _LOG.exception("the credentials could not be read again")
             return False
-        if self._credentials is None or self._credentials.__reduce__() == before.__reduce__():
+        if fresh is None or fresh.__reduce__() == before.__reduce__():
             return False
-        self._replaced = before
+        self._credentials, self._replaced = fresh, before
         self.signer = self._credentials.signer()
         self.templates.clear()
         self._changed_s = now_s

@@ -144,7 +144,8 @@ class Heartbeats:
 
         def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
             if answer is not None:
-                self._brokers.versions[address] = answer.version
+                # Another broker may be at the address when this connection is gone.
+                self._brokers.versions[address] = (self._client.peek(address), answer.version)
             done(error, at_s)
 
         self._client.call(
@@ -154,12 +155,10 @@ class Heartbeats:
     def _probe(self, addresses: dict[str, str], now_s: float) -> None:
         """Ask brokers that did not answer (LatencyFaultToleranceImpl.detectByOneRound)."""
         brokers = self._brokers
-        for name in brokers.table.due_for_probe(now_s):
-            address, topic = addresses.get(name), self._routes.topic_on(name)
-            if address is None or topic is None:
-                brokers.table.remove(name)
-                continue
-
+        topics = {name: self._routes.topic_on(name) for name in addresses}
+        known = {name: topic for name, topic in topics.items() if topic is not None}
+        for name in brokers.table.due_for_probe(now_s, known):
+            address, topic = addresses[name], known[name]
             if name in self._probes:
                 continue
             failed_s = self._driven_s + self._detect_timeout_s

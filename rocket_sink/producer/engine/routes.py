@@ -230,16 +230,17 @@ class Routes:
             raise type(error)(error.text, **error.facts)
 
     def addresses(self) -> dict[str, str]:
-        """Masters of all known routes, by broker name."""
+        """Masters of all known routes, by broker name; the newest route that has it counts."""
         found: dict[str, str] = {}
-        for state in self._topics.values():
+        # A copy: other threads add topics.
+        for state in sorted(self._topics.values(), key=lambda one: one.fetched_s):
             if state.info is not None:
                 found.update(state.info.masters)
         return found
 
     def topic_on(self, broker_name: str) -> str | None:
         """Some topic with queues on that broker (for probes)."""
-        for topic, state in self._topics.items():
+        for topic, state in list(self._topics.items()):
             if state.info is not None and broker_name in state.info.queues_by_broker:
                 return topic
         return None

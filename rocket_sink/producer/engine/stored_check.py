@@ -38,7 +38,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
-from rocket_sink.errors import InvalidAnswerError, RocketSinkError, SendError
+from rocket_sink.errors import (
+    AuthenticationError,
+    InvalidAnswerError,
+    RocketSinkError,
+    SendError,
+)
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendAttempt
@@ -155,6 +160,7 @@ class StoredCheck:
     missing: int = 0
     """Of the ids, in all answers since `since_s`."""
     outstanding: int = 0
+    asked_s: float = 0.0
     failed: bool = False
     found: dict[str, StoredMessage] = field(default_factory=dict)
 
@@ -164,6 +170,7 @@ class StoredChecks:
 
     Args:
         on_result: called with each check's end.
+        reread: reads credentials again that were refused since the given time.
     """
 
     def __init__(
@@ -172,7 +179,9 @@ class StoredChecks:
         client: NetworkClient,
         routes: Routes,
         on_result: Callable[[SendAttempt, CheckResult, float], None],
+        reread: Callable[[float], bool],
     ) -> None:
+        self._reread = reread
         self._client = client
         self._routes = routes
         self._on_result = on_result
@@ -211,7 +220,7 @@ class StoredChecks:
             for topic in topics_of(request.topic, timed=request.timed)
             for message_id in request.verify_ids
         ]
-        check.outstanding, check.failed = len(questions), False
+        check.outstanding, check.failed, check.asked_s = len(questions), False, now_s
         check.found.clear()
         for topic, message_id in questions:
             look_up(
@@ -246,6 +255,8 @@ class StoredChecks:
         if error is not None:
             # The broker may be back at another address.
             check.failed = True
+            if isinstance(error, AuthenticationError):
+                self._reread(check.asked_s)
             self._routes.refresh(check.attempt.request.topic, now_s)
         if message is not None and message.message_id is not None:
             check.found[message.message_id] = message

@@ -314,6 +314,9 @@ class Resender:
         if not found:
             return chunk
         is_found = _in(chunk["message_id"], found)
+        if not self._ask_all:
+            # Another letter may have the same id of its own, and was never sent.
+            is_found = pc.and_(is_found, chunk["open"])
         stored = chunk.filter(is_found)
         self._resolve(stored, FOUND)
         self.total.found += stored.num_rows

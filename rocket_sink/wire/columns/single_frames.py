@@ -121,8 +121,10 @@ def fill_frames(frame: Frame, columns: Mapping[str, pa.Array], first_opaque: int
     marks = {name: f"\ue000{number}\ue001" for number, name in enumerate(columns)}
     header = encode_json_header(replace(frame, ext={**(frame.ext or {}), **marks}, opaque=_OPAQUE))
     values = {mark: uniform(_json_text(columns[name])) for name, mark in marks.items()}
-    values[str(_OPAQUE)] = _opaques(first_opaque, count)
-    parts = re.split(f"({'|'.join(values)})", header.decode())
+    before, name, after = header.decode().partition(f'"opaque":{_OPAQUE}')
+    values[name] = _opaques(first_opaque, count)
+    marked = re.split(f"({'|'.join(marks.values())})", before)
+    parts = [*marked, '"opaque":', name, after]
     pieces = [values[part] if part in values else part.encode() for part in parts]
     header_bytes = _header_bytes(pieces, count)
     return _framed(pieces, header_bytes, header_bytes)

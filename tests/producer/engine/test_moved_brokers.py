@@ -247,3 +247,16 @@ def test_a_topic_that_a_registered_broker_does_not_have_any_more_is_gone(
             assert time.monotonic() < until_s
             time.sleep(0.02)
         assert isinstance(send(engine).error, SendError)
+
+
+def test_the_newest_route_says_where_a_broker_is(cluster: FakeCluster, make_engine: Any) -> None:
+    """Another topic's route is read again only when that topic is used."""
+    cluster.create_topic("pays", 4)
+    engine = make_engine()
+    for topic in ("orders", "pays"):
+        engine.publish_info(topic)
+    _move(cluster)
+    moved = {broker.name: broker.address for broker in cluster.brokers}
+    for topic, wanted in (("orders", moved), ("pays", moved)):
+        engine.fresh_route(topic)
+        assert engine.routes.addresses() == wanted

@@ -130,6 +130,23 @@ def test_all_are_stored_under_their_ids_and_resolved(
     assert sorted(ids) == sorted(batch["message_id"].to_pylist())
 
 
+def test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    """Two versions of one order: of the first the outcome is unknown, and it is stored."""
+    resender, _ = make(options, engine)
+    resender.send(letters([None], message_id=["order-17"], body=[b"price 1"]))
+    again = letters(
+        ["A", "A"], letter_id=["one", "two"], message_id=["order-17"] * 2,
+        body=[b"price 1", b"price 2"], open=[True, False],
+    )  # fmt: skip
+    resender, spool = make(options, engine)
+    resender.send(again)
+    assert (resender.total.found, resender.total.resent) == (1, 1)
+    assert spool.resolved() == {"one", "two"}
+    assert [one.body for one in cluster.messages(TOPIC)] == [b"price 1", b"price 2"]
+
+
 def test_a_keys_letters_are_stored_in_order(
     cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
