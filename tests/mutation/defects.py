@@ -183,6 +183,16 @@ ROUTING: tuple[Defect, ...] = (
         ),
         "the busy answers to one window close the window to one request",
     ),
+    Defect(
+        "shared-faults-erased",
+        "rocket_sink/routing/fault.py",
+        "            elif now_s >= item.start_s + _FORGOTTEN_S:\n",
+        "            else:\n",
+        (
+            "tests/routing/test_fault.py::test_brokers_that_are_unknown_here_are_left_to_those_who_know_them",
+        ),
+        "each new worker makes the others of its host send to a dead broker again",
+    ),
 )
 
 NET: tuple[Defect, ...] = (
@@ -232,6 +242,14 @@ NET: tuple[Defect, ...] = (
             "tests/net/test_transport.py::test_tls_with_another_name_is_refused_and_the_option_is_named",
         ),
         "tlsMode=verify-full talks to any server with a certificate of the same authority",
+    ),
+    Defect(
+        "oneway-withdrawn",
+        "rocket_sink/net/channel.py",
+        "                stays = entry[0] is None or type(entry[0]) is OnewayWrite\n",
+        "                stays = entry[0] is None\n",
+        ("tests/net/test_write_queue.py",),
+        "a oneway message is lost without a word when its broker becomes suspect",
     ),
 )
 
@@ -283,6 +301,36 @@ PRODUCER = (
         "",
         ("tests/producer/engine/test_stored_checks.py",),
         "the ledger does not tell that a message was found stored",
+    ),
+    Defect(
+        "old-addresses",
+        "rocket_sink/producer/engine/routes.py",
+        "for state in sorted(self._topics.values(), key=lambda one: one.fetched_s):\n",
+        "for state in list(self._topics.values()):\n",
+        (
+            "tests/producer/engine/test_moved_brokers.py::test_the_newest_route_says_where_a_broker_is",
+        ),
+        "ends of transactions go to a dead address as long as another topic's route is older",
+    ),
+    Defect(
+        "strict-keys-move",
+        "rocket_sink/producer/producer.py",
+        "        if known is not None and not known.masters.keys() <= info.masters.keys():\n",
+        "        if known is not None and not info.masters:\n",
+        (
+            "tests/producer/test_producer.py::test_with_strict_order_no_key_moves_while_a_broker_has_no_master",
+        ),
+        "a key's messages are in two queues, and consumed out of order",
+    ),
+    Defect(
+        "producers-thread-ends",
+        "rocket_sink/producer/driver.py",
+        "            except Exception:\n                # Nobody else would drive",
+        "            except KeyError:\n                # Nobody else would drive",
+        (
+            "tests/producer/test_ends.py::test_an_error_of_a_round_does_not_end_the_producers_thread",
+        ),
+        "after one wrong value of a hook no future of send_async ever ends",
     ),
 )
 
@@ -444,6 +492,26 @@ LEDGER: tuple[Defect, ...] = (
         ),
         "the report of the last hour does not say that rows wait for a broker that died before it",
     ),
+    Defect(
+        "long-ids-cut",
+        "rocket_sink/ledger/path.py",
+        "    if len(part) <= _PART_LENGTH:\n        return part\n",
+        "    if len(part) <= 10_000:\n        return part[:_PART_LENGTH]\n",
+        (
+            "tests/ledger/test_path.py::test_long_ids_that_differ_at_their_end_have_files_of_their_own",
+        ),
+        "two writes of one long appId share what their tasks noted",
+    ),
+    Defect(
+        "letters-of-failed-sends",
+        "rocket_sink/ledger/views.py",
+        "    OR (coalesce(lane, '') = 'table' AND query_id <> 'local'))",
+        "    OR false)",
+        (
+            "tests/ledger/test_report_queries.py::test_letters_of_a_table_send_that_failed_do_not_count",
+        ),
+        "a backfill doubles rows of a table that was sent again",
+    ),
 )
 
 ROWS: tuple[Defect, ...] = (
@@ -565,6 +633,16 @@ TASK: tuple[Defect, ...] = (
             "tests/task/test_task.py::TestStrict::test_a_report_can_say_which_broker_keys_without_an_attempt_wait_for",
         ),
         "the report leaves out rows that wait for a dead broker because their queue is closed",
+    ),
+    Defect(
+        "doubtful-rows-held-back",
+        "rocket_sink/task/dead_letters.py",
+        "        if request.maybe_duplicate and request.first_error is not None:\n",
+        "        if request.first_error is None:\n",
+        (
+            "tests/task/test_order_of_kinds.py::test_rows_of_a_batch_that_may_be_stored_are_not_said_to_be_held_back",
+        ),
+        "rows that are stored are said not to be, and a backfill doubles them",
     ),
 )
 
@@ -751,6 +829,24 @@ SPARK: tuple[Defect, ...] = (
             "tests/spark/test_listener.py::test_a_stream_into_a_ledger_that_is_not_folded_says_so_once",
         ),
         "the spool of a stream grows for weeks, and its dead letters are in no view",
+    ),
+    Defect(
+        "writes-replace-each-other",
+        "rocket_sink/spark/datasource.py",
+        '        return f"{options.app_id}/{run}"\n',
+        '        return ""\n',
+        ("tests/spark/test_context.py::test_each_batch_write_of_an_app_id_is_a_query_of_its_own",),
+        "dead letters of a batch write are gone after the next one of its appId",
+    ),
+    Defect(
+        "letters-with-anothers-id",
+        "rocket_sink/spark/backfill/resend.py",
+        "        if not self._ask_all:\n            # Another letter",
+        "        if self._ask_all:\n            # Another letter",
+        (
+            "tests/spark/backfill/test_resend.py::test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent",
+        ),
+        "a dead letter that was never sent counts as resent",
     ),
 )
 

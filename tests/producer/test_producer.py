@@ -344,7 +344,7 @@ def test_best_effort_moves_and_strict_stays(cluster, make_producer):
 
 def test_with_strict_order_no_key_moves_while_a_broker_has_no_master(cluster, make_producer):
     """Over the queues of the others, the hash would be of another queue."""
-    producer = make_producer(ordering="strict", sendMsgTimeout=400, pollNameServerInterval=10_000)
+    producer = make_producer(ordering="strict", orderWaitMs=300)
     keys = [f"key {number}" for number in range(12)]
     homes = {key: producer.send(Message("orders", b"x", sharding_key=key)).queue for key in keys}
     gone = cluster.brokers[0]
