@@ -26,7 +26,10 @@ for Spark. The first argument is the text; facts are keyword arguments and becom
 from __future__ import annotations
 
 import enum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Outcome(enum.Enum):
@@ -78,6 +81,12 @@ class RocketSinkError(Exception):
         self.facts = facts
         for name, value in facts.items():
             setattr(self, name, value)
+
+    def copy(self) -> Self:
+        """Another one, to be raised beside it: each gets facts and a traceback of its own."""
+        made = type(self)(self.text, **self.facts)
+        made.__cause__ = self.__cause__
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.text, self.facts)

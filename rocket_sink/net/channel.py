@@ -308,7 +308,7 @@ class Channel:
             error = ConnectionLostError(f"the connection to {self.address} ended: {reason}")
         elif isinstance(cause, NotSentError):
             # One each: callers add facts of their message.
-            error = type(cause)(cause.text, **cause.facts)
+            error = cause.copy()
         else:
             error = UnwrittenError(f"the connection to {self.address} ended: {reason}")
         error.__cause__ = cause

@@ -162,7 +162,7 @@ class SentBatch:
             error = completion.error
             assert error is not None
             for _, future in entries:
-                future.ended(None, type(error)(error.text, **error.facts))
+                future.ended(None, error.copy())
 
 
 def results_of(result: SendResult, message_ids: list[str]) -> list[SendResult]:

@@ -55,8 +55,9 @@ class Producer:
 
     `send`, `send_async` and `send_oneway` put a message with a sharding key into the queue of the
     key (`shardingHash`); batches, transactions and requests do not look at it. With
-    `ordering=strict` the key never moves; with `best_effort` it moves while its broker is isolated;
-    with `none` it moves, too, and a queue may have many requests in flight, as in Java.
+    `ordering=strict` the key never moves, and waits for a broker that is away (a new `Producer`
+    goes by the route as it is then); with `best_effort` it moves while its broker is isolated; with
+    `none` it moves, too, and a queue may have many requests in flight, as in Java.
 
     Args:
         options: parsed options, or give them by name (`nameServer=...`).

@@ -97,9 +97,7 @@ class SendGroup:
             self._stored(completion.result, completion.stored)
         elif (error := completion.error) is not None:
             for future in self.tokens:
-                own = type(error)(error.text, **error.facts)
-                own.__cause__ = error.__cause__
-                future.ended(None, own)
+                future.ended(None, error.copy())
 
     def _stored(self, first: SendResult, stored: StoredFrames) -> None:
         for index, offset, offset_id, transaction_id, recall_handle, rtt_ms in zip(

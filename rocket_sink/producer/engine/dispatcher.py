@@ -323,6 +323,4 @@ class Dispatcher:
         error = attempt.history.last_error if attempt.history is not None else None
         error = error or self._routes.error(attempt.request.topic)
         # One each: callers add facts of their message.
-        return (
-            type(error)(error.text, **error.facts) if error else UnwrittenError("no time was left")
-        )
+        return error.copy() if error else UnwrittenError("no time was left")

@@ -332,7 +332,7 @@ class SendEngine:
         final = not isinstance(error, NoRouteError) or self.routes.is_unresolvable(topic)
         final = final and not self.routes.fetching(topic)
         if error is not None and (final or now_s >= until_s):
-            raise type(error)(error.text, **error.facts)
+            raise error.copy()
         if now_s >= until_s:
             raise NoRouteError(f"no route of topic {topic!r} within the time", topic=topic)
         return None
@@ -552,7 +552,7 @@ class SendEngine:
         if write.sent and not isinstance(ended, TlsError):
             return True
         if isinstance(ended, NotSentError):
-            raise type(ended)(str(ended), **ended.facts) from ended
+            raise ended.copy() from ended
         if ended is not None:
             raise UnwrittenError(f"the oneway message was not sent: {ended}")
         if now_s < deadline_s:

@@ -227,7 +227,7 @@ class Routes:
         """
         error = self.error(topic)
         if error is not None and self.is_unresolvable(topic):
-            raise type(error)(error.text, **error.facts)
+            raise error.copy()
 
     def addresses(self) -> dict[str, str]:
         """Masters of all known routes, by broker name; the newest route that has it counts."""
