@@ -50,15 +50,21 @@ def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any
 
 
 def _settled(spark: Any, options: dict[str, Any]) -> bool:
-    """Whether a write that died had been decided; `rocket-sink transactions settle` in short."""
+    """Whether a write that died had been decided; `rocket-sink transactions settle` in short.
+
+    One that died after its last commit is decided, too: nothing of it is open, and it is in the
+    ledger.
+    """
     given = SinkOptions.parse(options)
-    if not Ledger(given.ledger).exists():
+    quick = open_quick(given.ledger)
+    if quick is None:
         return False
+    is_in = bool(quick.query("SELECT epoch FROM epochs").num_rows)
     endings = TransactionCommitter(spark, given)
     rows = endings.open_epochs()
     for row in rows:
         check_ended(endings.end(row.query_id, row.epoch, wait_s=WAIT_S))
-    return bool(rows)
+    return is_in or bool(rows)
 
 
 def _run(spark: Any, cell: dict[str, Any], folder: Path) -> None:
