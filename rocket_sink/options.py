@@ -259,13 +259,17 @@ def _checked(given: SinkOptions) -> SinkOptions:
         if broken:
             raise OptionError(text, option=name)
     if given.dead_letter_topic:
-        try:
-            check_topic(with_namespace(given.namespace, given.dead_letter_topic))
-        except MessageError as error:
-            raise OptionError(
-                f"option deadLetterTopic: {error.text}", option="deadLetterTopic"
-            ) from None
+        topic = with_namespace(given.namespace, given.dead_letter_topic)
+        check_topic_option("deadLetterTopic", topic)
     return given
+
+
+def check_topic_option(name: str, topic: str) -> None:
+    """OptionError unless the topic that the option gives may be sent to."""
+    try:
+        check_topic(topic)
+    except MessageError as error:
+        raise OptionError(f"option {name}: {error.text}", option=name) from None
 
 
 def _compatible(known: Option, value: Any) -> Any:

@@ -318,10 +318,9 @@ def _create(spark: SparkSession, place: LedgerPath) -> None:
     if is_classic(spark) and (place.is_local or _may_commit(spark, place)):
         columns = [pa.field(c.name, c.arrow_type, metadata={"comment": c.comment}) for c in COLUMNS]
         version = {VERSION_PROPERTY: str(SCHEMA_VERSION)}
-        if create_table(place, pa.schema(columns), {**_PROPERTIES, **version}):
+        made = create_table(place, pa.schema(columns), {**_PROPERTIES, **version})
+        if made or is_table(spark, place):
             return
-    if is_table(spark, place):
-        return
     writer = spark.createDataFrame([], _spark_schema()).write.format("delta").mode("append")
     for name, value in _PROPERTIES.items():
         writer = writer.option(name, value)

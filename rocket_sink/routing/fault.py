@@ -83,9 +83,9 @@ TOPIC_ISOLATION_MS: Final = 30_000
 EXTENSION_S: Final = 1.0
 """Shortest extension of an isolation that is reported again: a thousand requests that fail together
 are one event."""
-_PAIR: Final = "\x00"
 _FORGOTTEN_S: Final = 600.0
 """After the end of its isolation, a broker that nobody can probe."""
+_PAIR: Final = "\x00"
 """Joins topic and broker in the store."""
 
 

@@ -37,9 +37,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from rocket_sink.errors import ColumnError, MessageError, OptionError
-from rocket_sink.message_rules import check_topic
-from rocket_sink.options import SinkOptions
+from rocket_sink.errors import ColumnError
+from rocket_sink.options import SinkOptions, check_topic_option
 from rocket_sink.text import nearest
 
 
@@ -210,7 +209,7 @@ def resolve_columns(
     mapped = finder.mapped(options)
     sources, known = {**named, **mapped}, set(named.values())
     if options.topic:
-        _check_topic_option(options.topic)
+        check_topic_option("topic", options.topic)
         sources.pop("topic", None)
         # with bodyFormat=json an overridden topic column is data
         named = {name: source for name, source in named.items() if name != "topic"}
@@ -321,13 +320,6 @@ def _contract_column(wanted: str) -> str:
     raise ColumnError(
         f"option columns: the row contract has no column {wanted!r}; {hint}", column=wanted
     )
-
-
-def _check_topic_option(topic: str) -> None:
-    try:
-        check_topic(topic)
-    except MessageError as error:
-        raise OptionError(f"option topic: {error.text}", option="topic") from None
 
 
 def _json_columns(

@@ -108,7 +108,7 @@ def _narrow(array: pa.Array) -> pa.Array:
         return array.cast(small)
     except pa.ArrowInvalid:
         # A slice of an array that is longer than that: its offsets do not begin at 0.
-        return array.take(pa.array(range(len(array)))).cast(small)
+        return array.take(np.arange(len(array))).cast(small)
 
 
 def _tags(array: pa.Array) -> pa.Array | None:

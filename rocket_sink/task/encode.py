@@ -31,7 +31,7 @@ from rocket_sink.rows.row_batch import RowBatch
 from rocket_sink.task.message_ids import MessageIds
 from rocket_sink.task.pending import PendingRequest, Piece, SingleColumns
 from rocket_sink.wire.codes import V5_0_0
-from rocket_sink.wire.columns.buffers import Int64s, as_binary, ints_of
+from rocket_sink.wire.columns.buffers import Int64s, as_binary, ints_of, nulls_of
 from rocket_sink.wire.columns.encode import (
     EncodedBatch,
     MessageColumns,
@@ -63,10 +63,11 @@ def _bytes_of(column: pa.Array) -> int:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return int(len(column) * column.dictionary.nbytes // max(1, len(column.dictionary)))
-    if pa.types.is_string_view(kind):
-        return int(column.cast(pa.large_string()).nbytes)
-    if pa.types.is_binary_view(kind):
-        return int(column.cast(pa.large_binary()).nbytes)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        # A view is four words, of which the first is the length of its value.
+        words = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset :]
+        lengths = words[: 4 * len(column) : 4][~nulls_of(column)]
+        return int(lengths.sum(dtype=np.int64)) + 8 * len(column)
     return int(column.nbytes)
 
 

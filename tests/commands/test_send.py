@@ -28,15 +28,19 @@ def test_a_topic_is_asked_for_before_any_body(capsys: pytest.CaptureFixture[str]
     assert "name a topic: -t TOPIC" in capsys.readouterr().err
 
 
+def send_lines(cluster: FakeCluster, path: Path, text: str, *more: str) -> int:
+    path.write_text(text)
+    return main(["send", "-n", cluster.name_server, *more, "--json-lines", "--file", str(path)])
+
+
 def test_lines_of_json_may_name_their_topics(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    lines = tmp_path / "lines"
-    lines.write_text('{"topic": "one", "body": "a"}\n{"topic": "two", "body": "b"}\n')
+    lines = '{"topic": "one", "body": "a"}\n{"topic": "two", "body": "b"}\n'
     with FakeCluster(brokers=1) as cluster:
         for topic in ("one", "two"):
             cluster.create_topic(topic, queues=1)
-        assert main(["send", "-n", cluster.name_server, "--json-lines", "--file", str(lines)]) == 0
+        assert send_lines(cluster, tmp_path / "lines", lines) == 0
         assert [len(cluster.messages(topic)) for topic in ("one", "two")] == [1, 1]
     assert capsys.readouterr().err == "2 sent\n"
 
@@ -47,14 +51,13 @@ def test_lines_of_json_take_the_row_contracts_names(
     lines = tmp_path / "lines"
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("later", queues=1)
-        command = ["send", "-n", cluster.name_server, "-t", "later", "--json-lines", "--file"]
         for name in ("delivery_timestamp", "delivery_timestamp_ms"):
-            lines.write_text(f'{{"value": "a", "{name}": 4000000000000}}\n')
-            assert main([*command, str(lines)]) == 0
+            line = f'{{"value": "a", "{name}": 4000000000000}}\n'
+            assert send_lines(cluster, lines, line, "-t", "later") == 0
         stored = cluster.messages("later")
         assert [m.properties["TIMER_DELIVER_MS"] for m in stored] == ["4000000000000"] * 2
-        lines.write_text('{"body": "a", "delivery_timestamp": 1, "delivery_timestamp_ms": 2}\n')
-        assert main([*command, str(lines)]) == 1
+        line = '{"body": "a", "delivery_timestamp": 1, "delivery_timestamp_ms": 2}\n'
+        assert send_lines(cluster, lines, line, "-t", "later") == 1
         assert "unknown fields delivery_timestamp;" in capsys.readouterr().err
 
 
@@ -62,14 +65,13 @@ def test_null_is_as_if_it_were_not_there(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     lines = tmp_path / "lines"
-    lines.write_text('{"body": "a", "keys": null, "wait_store": null, "flag": null}\n')
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("one", queues=1)
-        command = ["send", "-n", cluster.name_server, "-t", "one", "--json-lines", "--file"]
-        assert main([*command, str(lines)]) == 0
+        line = '{"body": "a", "keys": null, "wait_store": null, "flag": null}\n'
+        assert send_lines(cluster, lines, line, "-t", "one") == 0
         assert [one.body for one in cluster.messages("one")] == [b"a"]
-        lines.write_text('{"body": "a", "wait_store": "no"}\n')
-        assert main([*command, str(lines)]) == 1
+        line = '{"body": "a", "wait_store": "no"}\n'
+        assert send_lines(cluster, lines, line, "-t", "one") == 1
         assert "neither true nor false" in capsys.readouterr().err
 
 

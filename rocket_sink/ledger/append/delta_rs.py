@@ -83,7 +83,7 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
 
 
 def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, str]) -> bool:
-    """Make an empty table, partitioned by the schema's first column, in one commit.
+    """Make an empty table, partitioned by `kind`, in one commit.
 
     False where Spark's Delta is to make it, or another process came first.
 
@@ -98,7 +98,7 @@ def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, 
     uri, options = _where(place)
     try:
         DeltaTable.create(
-            uri, schema, mode="error", partition_by=schema.names[0], storage_options=options,
+            uri, schema, mode="error", partition_by=["kind"], storage_options=options,
             configuration=dict(properties), raise_if_key_not_exists=False,
         )  # fmt: skip
     except (DeltaError, OSError) as error:

@@ -351,7 +351,9 @@ class OnewayAttempt(SendAttempt):
 
     __slots__ = ("write",)
 
-    write: OnewayWrite | None
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.write: OnewayWrite | None = None
 
 
 def buffers_of(body: Any) -> tuple[Sequence[Any], int]:

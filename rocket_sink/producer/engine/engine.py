@@ -190,10 +190,7 @@ class SendEngine:
         """An attempt for `step_oneway`: it is in no window and has no completion."""
         body, size = buffers_of(request.body)
         now_s = self.clock()
-        until_s = now_s + timeout_s
-        attempt = OnewayAttempt(deque(), request, body, size, Ordering.NONE, now_s, until_s)
-        attempt.write = None
-        return attempt
+        return OnewayAttempt(deque(), request, body, size, Ordering.NONE, now_s, now_s + timeout_s)
 
     def step_oneway(self, attempt: OnewayAttempt) -> bool:
         """One step towards sending it; True when its frame has gone to the kernel.
@@ -572,10 +569,10 @@ class SendEngine:
         self.stored_checks.abandon(now_s)
         for attempt in self.waiting.drain_all():
             if not attempt.done:
-                attempt.on_failed(type(error)(error.text), now_s)
+                attempt.on_failed(error.copy(), now_s)
         self._settle(now_s)
         for channel in self.client.channels:
             if channel.connection.in_flight:
-                self.client.fail(channel, type(error)(error.text), now_s)
+                self.client.fail(channel, error.copy(), now_s)
         self._settle(now_s)
         handler.stopping = False

@@ -174,9 +174,7 @@ class ResponseHandler:
         else:
             for number, single in enumerate(attempt.leave_all()):
                 # `verified` changes the facts of its error.
-                error = type(what)(what.text, **what.facts)
-                error.__cause__ = what.__cause__
-                step = self.failed(single, error, sent_s, now_s, feedback=not number)
+                step = self.failed(single, what.copy(), sent_s, now_s, feedback=not number)
                 steps.append((single, step))
         if not attempt.open_count:
             steps.append((attempt, self.part_ended(attempt, now_s, sent_s)))
