@@ -14,12 +14,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import table as table_module
+from rocket_sink.ledger.append.delta_rs import create_table
 from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.schema import SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.table import check_not_ahead
 
@@ -98,6 +101,20 @@ def test_a_ledger_that_is_just_being_made_is_read(
     assert VERSION_PROPERTY not in DeltaTable(tmp_path).metadata().configuration
     ledger.append(spark, sends(context(), 2))
     check_made(tmp_path, 2)
+
+
+def test_of_tables_that_are_made_at_once_one_is_made(tmp_path: Path) -> None:
+    """Without a lock: its holder may be on a host whose locks are not seen here."""
+    schema = pa.schema([("kind", pa.string()), ("epoch", pa.int64())])
+    for number in range(10 * ROUNDS):
+        path, made = tmp_path / str(number), list[bool]()
+        place = resolve_path(path)
+        at_once(
+            WRITERS,
+            lambda place=place, made=made: made.append(create_table(place, schema, {})),
+        )
+        assert sorted(made) == [False] * (WRITERS - 1) + [True]
+        assert DeltaTable(path).version() == 0
 
 
 def test_delta_rs_makes_the_table_that_sparks_delta_would_make(

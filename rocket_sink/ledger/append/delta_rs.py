@@ -92,7 +92,7 @@ def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, 
     """
     if not _takes(place):
         return False
-    from deltalake import DeltaTable
+    from deltalake import CommitProperties, DeltaTable
     from deltalake.exceptions import DeltaError
 
     uri, options = _where(place)
@@ -100,6 +100,8 @@ def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, 
         DeltaTable.create(
             uri, schema, mode="error", partition_by=["kind"], storage_options=options,
             configuration=dict(properties), raise_if_key_not_exists=False,
+            # A retry would commit after the one that came first, and give the table a second id.
+            commit_properties=CommitProperties(max_commit_retries=0),
         )  # fmt: skip
     except (DeltaError, OSError) as error:
         if open_table(place) is not None:
