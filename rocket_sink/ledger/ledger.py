@@ -199,9 +199,10 @@ class Ledger:
         `adds_up`: rows_in = acked + degraded + dead + unknown + filtered in every partition, no
         partition without a complete attempt, and no `missing_rows`: rows that Spark handed to the
         tasks of a confirmed epoch and no account has (other folders than the ledger's, files that
-        are gone). `confirmed`: Spark reported the epoch as done; `num_input_rows` is what it says
-        it read from its sources. `superseded_attempts` and `superseded_rows`
-        (acked ones) are those of attempts that do not count: their messages may be doubled.
+        are gone). `confirmed`: Spark reported the epoch as done, or `write_batch` has committed its
+        rows; `num_input_rows` is what Spark says it read from its sources. `superseded_attempts`
+        and `superseded_rows` (acked ones) are those of attempts that do not count: their messages
+        may be doubled.
         """
         return views.view(self.rows(spark), "epochs")
 

@@ -177,14 +177,16 @@ VIEWS: Final = {
                 CASE WHEN NOT counts THEN coalesce(acked, 0) + coalesce(degraded, 0) ELSE 0 END
             ) AS BIGINT) AS superseded_rows
         FROM accounts GROUP BY query_id, epoch""",
-    # An epoch that only the driver knows had no rows to send: then tasks are silent.
+    # An epoch that only the driver knows had no rows to send: then tasks are silent. In the
+    # foreachBatch lane the commit of an epoch's rows is its end.
     "epochs": f"""
         SELECT coalesce(e.query_id, c.query_id) AS query_id, coalesce(e.epoch, c.epoch) AS epoch,
             coalesce(c.confirmed_run_id, e.run_id) AS run_id, e.lane AS lane,
             coalesce(e.at, c.confirmed_at) AS at,
             coalesce(e._balanced AND e._counted = e.partitions, e.partitions IS NULL, false)
                 AND {_MISSING} = 0 AS adds_up, {_MISSING} AS missing_rows,
-            c.confirmed_run_id IS NOT NULL AS confirmed, c.num_input_rows AS num_input_rows,
+            coalesce(c.confirmed_run_id IS NOT NULL OR e.lane = 'foreach_batch', false)
+                AS confirmed, c.num_input_rows AS num_input_rows,
             {_each("coalesce(e.{0}, 0) AS {0}",
                    (*_COUNTS, "partitions", "superseded_attempts", "superseded_rows"))},
             e.duration_ms AS duration_ms, c.batch_duration_ms AS batch_duration_ms,

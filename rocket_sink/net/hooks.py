@@ -7,14 +7,15 @@ logged and ignored.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
 
 from rocket_sink.errors import SendError
 from rocket_sink.net import log
 from rocket_sink.wire.frame import Frame
 
 _LOG: Final = log.logger(__name__)
+_Hook = TypeVar("_Hook")
 
 
 class RpcHook:
@@ -44,20 +45,22 @@ class RpcHooks:
     def before(self, address: str, request: Frame) -> Frame:
         """The request after the changes of the hooks."""
         changed = dataclasses.replace(request, ext=dict(request.ext or {}))
-        self._each(lambda hook: hook.before_request(address, changed))
+        call_each("RPC", self.hooks, lambda hook: hook.before_request(address, changed))
         return changed
 
     def after(self, address: str, request: Frame, response: Frame) -> None:
-        self._each(lambda hook: hook.after_response(address, request, response))
+        call_each("RPC", self.hooks, lambda hook: hook.after_response(address, request, response))
 
-    def _each(self, call: Callable[[RpcHook], None]) -> None:
-        for hook in self.hooks:
-            try:
-                call(hook)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # asyncio.CancelledError is no Exception
-                _LOG.exception("the RPC hook %r raised; the request goes on", hook)
+
+def call_each(kind: str, hooks: Iterable[_Hook], call: Callable[[_Hook], None]) -> None:
+    """Call the hooks; what they raise is logged, as hooks of that kind, and ignored."""
+    for hook in hooks:
+        try:
+            call(hook)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # asyncio.CancelledError is no Exception
+            _LOG.exception("the %s hook %r raised; the request goes on without it", kind, hook)
 
 
 class Watched:

@@ -6,14 +6,12 @@ Exceptions of a hook are logged and ignored.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from rocket_sink.message import Message, SendResult
-from rocket_sink.net import log
-
-_LOG: Final = log.logger(__name__)
+from rocket_sink.net.hooks import call_each
 
 
 @dataclass(slots=True)
@@ -102,7 +100,7 @@ class Hooks:
             return None
         now_ms = time.time_ns() // 1_000_000
         context = SendContext(mode, self._group, topic, messages, message_ids, now_ms)
-        self._each(lambda hook: hook.before_send(context))
+        call_each("send", self.hooks, lambda hook: hook.before_send(context))
         return context
 
     def ended(
@@ -111,18 +109,9 @@ class Hooks:
         if context is None:
             return
         context.end(result, error)
-        self._each(lambda hook: hook.after_send(context))
+        call_each("send", self.hooks, lambda hook: hook.after_send(context))
 
     def end_transaction(self, **facts: Any) -> None:
         if self.hooks:
             context = EndTransactionContext(producer_group=self._group, **facts)
-            self._each(lambda hook: hook.end_transaction(context))
-
-    def _each(self, call: Callable[[SendHook], None]) -> None:
-        for hook in self.hooks:
-            try:
-                call(hook)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # asyncio.CancelledError is no Exception
-                _LOG.exception("the send hook %r raised; the send goes on", hook)
+            call_each("send", self.hooks, lambda hook: hook.end_transaction(context))

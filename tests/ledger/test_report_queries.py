@@ -112,3 +112,5 @@ def test_an_epoch_of_foreach_batch_needs_no_confirmation(tmp_path: Path) -> None
     ]
     found = report_of(store(tmp_path, in_order(rows, 1 << 32)))
     assert (found.totals.epochs, found.totals.unconfirmed) == (2, 1)
+    confirmed = {epoch.query_id: epoch.confirmed for epoch in found.epochs}
+    assert confirmed == {"foreach_batch": True, "foreach": False}

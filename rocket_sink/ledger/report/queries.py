@@ -81,9 +81,7 @@ def _epochs(read: Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:
         "epochs": "count(*)",
         **{name: f"sum({name})" for name in _SUMS},
         "not_adding_up": "count(CASE WHEN NOT adds_up THEN 1 END)",
-        # In the lane foreachBatch the commit of its rows is the end of an epoch.
-        "unconfirmed": "count(CASE WHEN NOT confirmed AND coalesce(lane, '') <> 'foreach_batch' "
-        "THEN 1 END)",
+        "unconfirmed": "count(CASE WHEN NOT confirmed THEN 1 END)",
     }
     totals = ", ".join(f"CAST({text} OVER () AS BIGINT) AS _{n}" for n, text in sums.items())
     names = list(EpochFigures.__dataclass_fields__)
