@@ -122,6 +122,9 @@ HEAD: Final = """\
 """
 
 
+_TOP: Final = "\0top"
+
+
 def read_conf(path: str | Path) -> dict[str, str]:
     """{option name: text} of a configuration file; values are not parsed.
 
@@ -134,7 +137,8 @@ def read_conf(path: str | Path) -> dict[str, str]:
             try:
                 known = find_option(name)
             except OptionError as error:
-                raise OptionError(f"{path} [{section}]: {error}", option=name) from None
+                where = path if section == _TOP else f"{path} [{section}]"
+                raise OptionError(f"{where}: {error}", option=name) from None
             if known.name in values:
                 raise OptionError(f"{path}: option {known.name} is given twice", option=name)
             values[known.name] = value
@@ -148,7 +152,8 @@ def _sections(path: Path) -> dict[str, dict[str, str]]:
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
         text = path.read_text(encoding="utf-8")
-        parser.read_string(f"[options]\n{text}", source=str(path))
+        # Lines before the first head, which may be called anything.
+        parser.read_string(f"[{_TOP}]\n{text}", source=str(path))
     except OSError as error:
         raise OptionError(
             f"cannot read the configuration {path}: {error.strerror}; rocket-sink options --conf "

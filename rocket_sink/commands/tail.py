@@ -75,7 +75,7 @@ def tail(
             queue: _first_offset(admin, queue, from_start, since_ms, last)
             for queue in admin.queues(options.topic)
         }
-        for queue, message in _messages(admin, offsets, follow=follow):
+        for queue, message in _messages(admin, offsets, since_ms, follow=follow):
             if _wanted(message, key, tag):
                 _print(queue, message, as_json)
                 shown += 1
@@ -95,7 +95,7 @@ def _first_offset(
 
 
 def _messages(
-    admin: Admin, offsets: dict[MessageQueue, int], *, follow: bool
+    admin: Admin, offsets: dict[MessageQueue, int], since_ms: int | None, *, follow: bool
 ) -> Iterator[tuple[MessageQueue, StoredMessage]]:
     """Pull all queues in turn; without `follow` up to their end at the start."""
     ends = {} if follow else {queue: admin.max_offset(queue) for queue in offsets}
@@ -108,6 +108,9 @@ def _messages(
             moved = moved or following > offset
             offsets[queue] = following
             for message in messages:
+                if since_ms is not None and message.store_ms < since_ms:
+                    # Past the newest message brokers before 5.2 give its offset for any time.
+                    continue
                 if follow or message.queue_offset < ends[queue]:
                     yield queue, message
         if not moved and not follow:

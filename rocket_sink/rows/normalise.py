@@ -164,7 +164,13 @@ def _millis(array: pa.Array) -> pa.Array:
     if unit in _PER_MS:
         values = ticks.fill_null(0).to_numpy(zero_copy_only=False) // _PER_MS[unit]
         return pa.array(values, pa.int64(), mask=nulls_of(ticks))
-    return pc.multiply(ticks, 1000) if unit == "s" else ticks
+    if unit != "s":
+        return ticks
+    # Beyond what milliseconds hold it is the last one that they do, which no lane takes.
+    most = pa.scalar((1 << 63) // 1000 - 1, pa.int64())
+    for bound, limit in ((pc.min_element_wise, most), (pc.max_element_wise, pc.negate(most))):
+        ticks = bound(ticks, limit, skip_nulls=False)
+    return pc.multiply(ticks, 1000)
 
 
 def _properties(array: pa.Array) -> pa.MapArray | None:

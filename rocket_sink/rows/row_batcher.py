@@ -31,6 +31,8 @@ _SCALARS: Final[tuple[tuple[type, pa.DataType], ...]] = (
     (float, pa.float64()),
     (dt.datetime, _INSTANT),
     (dt.date, pa.date32()),
+    (dt.time, pa.time64("us")),
+    (dt.timedelta, pa.duration("us")),
 )
 _BODY_NAMES: Final = ("__rmq_body", "body", "value")
 GATHER_BYTES: Final = 16 << 20

@@ -21,7 +21,6 @@ from rocket_sink.rows.row_batch import RowBatch
 
 _PARTS: Final = 64
 _MEMORY_BYTES: Final = 32 << 20
-_NO_KEY: Final = 0
 
 
 class RowSorter:
@@ -99,9 +98,11 @@ def _read(path: Path) -> pa.Table:
 
 def _part_of(table: pa.Table) -> np.ndarray[Any, Any]:
     if "sharding_key" not in table.column_names:
-        # Without keys all rows have one order.
-        return np.full(table.num_rows, _NO_KEY)
-    return siphash_array(table["sharding_key"]).view(np.uint64) % _PARTS
+        # The order of rows without a key goes over all runs, and other runs may have keys.
+        keys = pa.nulls(table.num_rows, pa.string())
+    else:
+        keys = table["sharding_key"]
+    return siphash_array(keys).view(np.uint64) % _PARTS
 
 
 def _table(batches: list[RowBatch]) -> pa.Table:

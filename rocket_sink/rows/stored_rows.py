@@ -49,6 +49,9 @@ STORED_DDL: Final = (
     "born_timestamp TIMESTAMP, offset_message_id STRING, reconsume_times INT, "
     "system_properties MAP<STRING,STRING>"
 )
+_FIRST_MS: Final = -62_135_596_800_000
+_LAST_MS: Final = 253_402_300_799_999
+"""The years 1 to 9999, which Spark's TIMESTAMP holds."""
 _FIELDS: Final = frozenset({KEYS, TAGS, UNIQ_KEY, SHARDING_KEY})
 """Properties that have columns of their own."""
 
@@ -67,7 +70,8 @@ def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in properties.items()
-        if name not in RESERVED_PROPERTIES and name != EVENT_TIME_PROPERTY
+        if name not in RESERVED_PROPERTIES
+        and (name != EVENT_TIME_PROPERTY or _event_time(properties) is None)
     }
 
 
@@ -110,7 +114,9 @@ def _pairs(properties: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _event_time(properties: Mapping[str, str]) -> int | None:
+    """None too where it is no time of Spark's: any producer may set the property."""
     try:
-        return int(properties[EVENT_TIME_PROPERTY])
+        ms = int(properties[EVENT_TIME_PROPERTY])
     except (KeyError, ValueError):
         return None
+    return ms if _FIRST_MS <= ms <= _LAST_MS else None

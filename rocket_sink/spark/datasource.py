@@ -30,7 +30,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from rocket_sink.errors import ColumnError, ConfigurationError
+from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.storage import Properties, all_properties, remember
@@ -170,14 +170,14 @@ def read_options(given: Mapping[str, str]) -> SinkOptions:
 
 
 def _begin_write(options: SinkOptions, run: str) -> str:
-    """The query id of a batch write of an `appId`; empty without one: it is the write's own.
+    """The query id of a batch write: that of its run, with the `appId` before it if there is one.
 
     Each write has its own, as their accounts would replace each other's. With effectively once it
     is that of the last write of this `appId`, unless that one has ended, so that tasks ask for what
     it has sent.
     """
     if not options.app_id:
-        return ""
+        return run
     if not (options.ledger and options.delivery == "effectively_once"):
         return f"{options.app_id}/{run}"
     from rocket_sink.ledger.epoch_starts import begin_write
@@ -212,6 +212,8 @@ class _Writer:
     """What batch and stream writers share; pickled to the tasks."""
 
     lane = "datasource"
+    epoch: int | None = None
+    """None: Spark says which."""
 
     def __init__(
         self, options: SinkOptions, plan: ColumnPlan, run_id: str = "", query_id: str = "", *,
@@ -227,7 +229,9 @@ class _Writer:
     def _send(self, feed: Callable[[TaskRunner], None]) -> TaskMessage:
         from rocket_sink.task.runner import TaskRunner
 
-        ctx = run_context(self._options, self.lane, query_id=self._query_id, run_id=self._run_id)
+        ctx = run_context(
+            self._options, self.lane, epoch=self.epoch, query_id=self._query_id, run_id=self._run_id
+        )
         run = TaskRunner(
             self._options, ctx, token=self._token, streaming_query=streaming_query(),
             hands_over=True,
@@ -247,19 +251,20 @@ class _Writer:
 
         return self._send(feed)
 
-    def _confirm(self, messages: Sequence[Any], epoch: int) -> None:
-        """Note in the ledger that Spark calls the write done.
+    def _confirm(self, messages: Sequence[Any], epoch: int | None = None) -> None:
+        """Note in the ledger that Spark calls the epoch, or the batch write (None), done.
 
         Raises:
             DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow.
         """
         done = [message for message in messages if isinstance(message, TaskMessage)]
         rows = sum(message.summary.rows_in for message in done)
-        self._keep_handed(done)
+        # Before any row is kept: Spark calls `abort` after an error, which keeps them.
         check_budget(self._options, _sums([message.summary for message in done]), epoch)
+        self._keep_handed(done)
         if not self._options.ledger or not rows:
             return
-        ctx = RunContext(done[0].query_id, done[0].run_id, epoch, lane=self.lane)
+        ctx = RunContext(done[0].query_id, done[0].run_id, epoch or 0, lane=self.lane)
         from rocket_sink.ledger.spool.writer import SpoolWriter
 
         spool = SpoolWriter(self._ledger().spools[0], ctx)
@@ -288,15 +293,21 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """One batch write."""
+    """One batch write; in a stream's function, too, it is no epoch of the stream."""
 
     lane = "batch"
+    epoch = 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         return self._send_batches(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._confirm(messages, 0)
+        try:
+            self._confirm(messages)
+        except DeliveryError:
+            # Its dead letters are to be backfilled, and a later write must not replace them.
+            self._end(well=True)
+            raise
         self._end(well=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -314,7 +325,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         if well and options.app_id:
             end_write(self._ledger(), options.app_id)
         if well or not options.app_id:
-            forget_tasks(self._ledger(), self._query_id or self._run_id)
+            forget_tasks(self._ledger(), self._query_id)
 
 
 class _Stream(_Writer):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.parquet as pq
 
 from rocket_sink.errors import ConfigurationError
+from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.append.appender import Append
 from rocket_sink.ledger.append.data_files import DataFile
 from rocket_sink.ledger.epoch_starts import (
@@ -134,14 +135,19 @@ class BatchWriter:
         Raises:
             CheckpointError: the ledger is ahead of the query's checkpoint, or the `appId` names
                 another query.
-            ConfigurationError: no query id.
+            ConfigurationError: no query id, or this run of the query has written the epoch to the
+                ledger.
             DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow; or half
                 messages of a decided epoch could not be committed (a restart does it).
         """
         session = df.sparkSession
         query, run = self._query_of(session)
-        if self._options.ledger:
-            place, token = self._ledger(session, on_driver=True)
+        if not self._options.ledger:
+            results = self._results(df, "foreach_batch", epoch, query, run)
+            check_budget(self._options, _counts(_accounts_of(results)), epoch)
+            return
+        place, token = self._ledger(session, on_driver=True)
+        with _once_a_run(place, query, run, epoch):
             first = query not in self._started
             if first:
                 ensure_table(session, place)
@@ -165,10 +171,6 @@ class BatchWriter:
             if has_budget(self._options):
                 counts = _counts(_accounts(session, place, files, query, run, epoch))
                 check_budget(self._options, counts, epoch)
-        else:
-            results = self._results(df, "foreach_batch", epoch, query, run)
-            counts = _counts(_accounts_of(results))
-            check_budget(self._options, counts, epoch)
 
     def write(self, df: DataFrame) -> WriteSummary:
         """Send a batch; the figures are the ledger's (without one, the tasks')."""
@@ -209,7 +211,7 @@ class BatchWriter:
             _confirm(session, place, RunContext(query, run, 0, lane="batch"), counts["rows_in"])
         else:
             counts = _counts(_accounts_of(self._results(df, "batch", 0, query, run)))
-        check_budget(self._options, counts, 0)
+        check_budget(self._options, counts)
         return WriteSummary.of(
             counts, query_id=query, ledger=self._options.ledger,
             duration_s=time.monotonic() - started_s,
@@ -304,6 +306,41 @@ class BatchWriter:
         if not query:
             raise ConfigurationError(_NO_QUERY)
         return query, streaming_run(context.getLocalProperty) or query
+
+
+@contextlib.contextmanager
+def _once_a_run(place: LedgerPath, query: str, run: str, epoch: int) -> Iterator[None]:
+    """A second write of an epoch would be skipped, for the ledger has the epoch, and its rows lost.
+
+    One that fails may be tried again. Where a run has no id of its own (a call outside of a stream,
+    a client of Connect) the second write may be the epoch run again.
+
+    Raises:
+        ConfigurationError: this run has written the epoch, or does so now.
+    """
+    if run == query:
+        yield
+        return
+    with _writing:
+        if _written.get((place, query)) == (run, epoch):
+            raise ConfigurationError(
+                f"the epoch {epoch} of this query is written to the ledger {place.uri} by another "
+                "write_batch. A second one would be taken for the epoch run again, and skipped. "
+                "Give each sink an appId of its own, or write one frame with the rows of all"
+            )
+        _written[place, query] = run, epoch
+    try:
+        yield
+    except BaseException:
+        with _writing:
+            _written.pop((place, query), None)
+        raise
+
+
+_written: dict[tuple[LedgerPath, str], tuple[str, int]] = {}
+"""The last run and epoch that was written, by ledger and query."""
+_writing = ForkLock()
+"""A function may write in several threads."""
 
 
 def _append(results: DataFrame, append: Append) -> list[DataFile] | None:

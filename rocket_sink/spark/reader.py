@@ -221,6 +221,8 @@ class MessageReader(DataSourceReader):
         read, lowest, highest = self._read, admin.min_offset(queue), admin.max_offset(queue)
         begin = _resolved(_named(read.starts, queue), lowest, highest)
         end = _resolved(_named(read.ends, queue), lowest, highest)
+        if begin > highest:
+            self._lost(f"{queue} ends at offset {highest}; startingOffsets asks for {begin}")
         if read.start_timestamp >= 0:
             begin = max(admin.offset_by_time(queue, read.start_timestamp), lowest)
         if read.end_timestamp >= 0:

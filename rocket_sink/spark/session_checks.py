@@ -11,6 +11,7 @@ on behind it; a batch write raises. The foreach lane has no step on the driver.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ from rocket_sink.ledger.table import LedgerToken, ensure_table, first_line, ledg
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.limits import is_limited
+from rocket_sink.task.totals import exceeds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,8 +105,11 @@ def setting(session: Any, name: str) -> str:
 
 
 def case_sensitive(session: Any) -> bool:
-    """spark.sql.caseSensitive of the session."""
-    return setting(session, "spark.sql.caseSensitive").lower() == "true"
+    """spark.sql.caseSensitive of the session, which may have another than the application."""
+    name = "spark.sql.caseSensitive"
+    with contextlib.suppress(Exception):
+        return str(session.conf.get(name)).lower() == "true"
+    return setting(session, name).lower() == "true"
 
 
 def with_task_rate(
@@ -166,8 +171,8 @@ def refuse_budget(options: SinkOptions) -> None:
         )
 
 
-def check_budget(options: SinkOptions, counts: Mapping[str, Any], epoch: int) -> None:
-    """Raise if the epoch gave up more rows than the options allow.
+def check_budget(options: SinkOptions, counts: Mapping[str, Any], epoch: int | None = None) -> None:
+    """Raise if the epoch, or batch write (None), gave up more rows than the options allow.
 
     Args:
         counts: sums over the epoch's tasks: rows_in, dead, unknown, and the first_error.
@@ -180,12 +185,16 @@ def check_budget(options: SinkOptions, counts: Mapping[str, Any], epoch: int) ->
     reason = ""
     if 0 <= limit < given_up:
         reason = f"maxEpochFailures={limit}"
-    elif given_up > ratio * rows_in:
+    elif exceeds(given_up, ratio, rows_in):
         reason = f"maxEpochFailureRatio={ratio:g}"
     if reason:
+        where, advice = f" of epoch {epoch}", ""
+        if epoch is None:
+            where = ""
+            advice = ": backfill them, for another write would send the stored rows again, too"
         raise DeliveryError(
-            f"{given_up} of {rows_in} rows of epoch {epoch} could not be sent, more than {reason} "
-            f"allows: {counts['first_error']}. They are dead letters in the ledger",
+            f"{given_up} of {rows_in} rows{where} could not be sent, more than {reason} allows: "
+            f"{counts['first_error']}. They are dead letters in the ledger{advice}",
             counts={name: counts[name] for name in ("rows_in", "dead", "unknown")},
             first_error=counts["first_error"],
         )

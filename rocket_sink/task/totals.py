@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from typing import Any, Final
 
 from rocket_sink.errors import DeliveryError, Outcome
@@ -39,6 +40,13 @@ _WORDS: Final = {
     "requests": "requests",
     "attempts": "attempts",
 }
+
+
+def exceeds(given_up: int, ratio: float, rows: int) -> bool:
+    """Whether it is a larger share of the rows. In binary fractions 29 is more than 0.29 * 100."""
+    return given_up > Fraction(str(ratio)) * rows
+
+
 _ALWAYS: Final = ("rows_in", "acked", "dead", "unknown")
 
 
@@ -199,8 +207,7 @@ class RowTotals:
                 f"{summary.rows_in} rows came in and {summary.accounted} are accounted for; the "
                 "task fails so that none is lost silently"
             )
-        allowed = options.max_failure_ratio * summary.rows_in
-        if summary.given_up > allowed:
+        if exceeds(summary.given_up, options.max_failure_ratio, summary.rows_in):
             raise self._error(
                 f"{summary.given_up} of {summary.rows_in} rows could not be sent, more than "
                 f"maxFailureRatio={options.max_failure_ratio:g} allows"

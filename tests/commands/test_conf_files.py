@@ -93,3 +93,12 @@ def test_no_secret_stands_in_the_example_values() -> None:
     for name in ("accessKey", "secretKey", "securityToken", "tlsKeyPassword"):
         (line,) = re.findall(rf"^#{name} = (.*)$", conf_text(), re.MULTILINE)
         assert line.startswith(("env:", "file:")), find_option(name)
+
+
+def test_a_section_may_be_called_anything(tmp_path: Path) -> None:
+    path = tmp_path / "one.conf"
+    path.write_text("appId = load\n[options]\ntopic = t\n[DEFAULT]\nledger = /l\n")
+    assert read_conf(path) == {"appId": "load", "topic": "t", "ledger": "/l"}
+    path.write_text("topik = t\n")
+    with pytest.raises(OptionError, match=r"one\.conf: .*topik"):
+        read_conf(path)

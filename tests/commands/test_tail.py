@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from rocket_sink import Message, Producer, cli
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.testing import FakeCluster
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.wire.codes import RequestCode
+from rocket_sink.wire.stored import StoredMessage
 
 
 def test_without_follow_it_shows_what_was_acknowledged_a_moment_ago(
@@ -31,3 +34,19 @@ def test_without_follow_it_shows_what_was_acknowledged_a_moment_ago(
         assert cli.main(["tail", *arguments]) == 0
     shown = [json.loads(line)["body"] for line in capsys.readouterr().out.splitlines()]
     assert shown == ["late"] and not answers
+
+
+def test_nothing_from_before_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """Brokers before 5.2 answer a time past the newest message with that message's offset."""
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", 1)
+        now_ms = time.time_ns() // 1_000_000
+        for age_ms in (7_200_000, 3_600_000):
+            message = StoredMessage("t", b"old", store_ms=now_ms - age_ms)
+            cluster.brokers[0].store.append(message)
+        last = Answer(0, ext=(("offset", "1"),))
+        cluster.brokers[0].on(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, last, times=None)
+        arguments = ["-n", cluster.name_server, "-t", "t", "--no-follow", "--json", "--since"]
+        for since in ("10m", "90m"):
+            assert cli.main(["tail", *arguments, since]) == 0
+    assert capsys.readouterr().out.count("old") == 1

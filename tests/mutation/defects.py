@@ -513,6 +513,22 @@ LEDGER: tuple[Defect, ...] = (
         "a backfill doubles rows of a table that was sent again",
     ),
     Defect(
+        "second-write-skipped",
+        "rocket_sink/spark/foreach_batch.py",
+        "        if _written.get((place, query)) == (run, epoch):\n",
+        "        if False:\n",
+        ("tests/spark/test_two_writes.py::test_what_counts_as_the_second_write_of_an_epoch",),
+        "of two sinks in one function of a stream the second sends nothing, without a word",
+    ),
+    Defect(
+        "rows-handed-over-twice",
+        "rocket_sink/spark/datasource.py",
+        "        # Before any row is kept: Spark calls `abort` after an error, which keeps them.\n",
+        "        self._keep_handed(done)\n",
+        ("tests/spark/test_budget.py::test_rows_that_tasks_hand_over_are_kept_once",),
+        "a write over its budget has each of its rows twice in the ledger",
+    ),
+    Defect(
         "table-made-twice",
         "rocket_sink/ledger/append/delta_rs.py",
         "            commit_properties=CommitProperties(max_commit_retries=0),\n",

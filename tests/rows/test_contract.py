@@ -229,6 +229,13 @@ def test_times_are_epoch_milliseconds_rounded_down(unit: str, ticks: int, millis
     assert made.event_time_ms.to_pylist() == [millis, None]
 
 
+@pytest.mark.parametrize("ticks", [1 << 62, -(1 << 62)])
+def test_seconds_beyond_all_milliseconds_are_not_taken_for_others(ticks: int) -> None:
+    times = pa.array([ticks, None, 3], pa.int64()).cast(pa.timestamp("s", "UTC"))
+    far, none, near = rows({"body": ["x"] * 3, "event_time": times}).event_time_ms.to_pylist()
+    assert abs(far) > 1 << 62 and (far > 0) == (ticks > 0) and (none, near) == (None, 3000)
+
+
 def test_epoch_milliseconds_are_taken_as_they_are() -> None:
     made = rows({"body": ["x"], "delivery_timestamp": [1_700_000_000_123]})
     assert made.delivery_timestamp_ms.to_pylist() == [1_700_000_000_123]

@@ -53,6 +53,13 @@ def test_the_types_that_spark_hands_out() -> None:
     assert rows.event_time_ms.to_pylist() == [int(at.timestamp() * 1000)]
 
 
+@pytest.mark.parametrize("value", [dt.timedelta(hours=1), dt.time(1, 2)])
+def test_rows_are_sorted_by_what_the_driver_lets_through(value: Any) -> None:
+    batch = gather(Row(body="a", took=value), columns=(("order_by", "took"),))
+    rows = normalise(batch, resolve_columns(batch.schema, OPTIONS.with_(order_by="took")))
+    assert rows.order_by is not None and rows.order_by.to_pylist() == [value]
+
+
 def test_headers_may_be_empty_or_without_value_in_the_first_row() -> None:
     rows = [
         Row(body="a", headers=[]),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import ConfigurationError, DeliveryError
+from rocket_sink.ledger import epoch_starts
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.datasource import ArrowStreamWriter, TaskMessage
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.spark.datasource import ArrowStreamWriter, BatchWriter, TaskMessage, read_options
 from rocket_sink.spark.session_checks import check_budget
 from rocket_sink.spark.sink import ForeachTask
 from rocket_sink.task.totals import TaskSummary
+from rocket_sink.testing import FakeCluster
 
 
 def counts(rows_in: int, dead: int, unknown: int = 0) -> dict[str, Any]:
@@ -38,6 +44,8 @@ def test_beyond_the_budget(options: dict[str, Any], given: dict[str, Any], limit
         ({"maxEpochFailures": 3}, counts(100, 3)),
         ({"maxEpochFailureRatio": 0.1}, counts(100, 10)),
         ({"maxEpochFailureRatio": 0}, counts(0, 0)),
+        # 0.29 * 100 is 28.999999999999996
+        ({"maxEpochFailureRatio": 0.29}, counts(100, 29)),
     ],
 )
 def test_within_the_budget(options: dict[str, Any], given: dict[str, Any]) -> None:
@@ -52,6 +60,46 @@ def test_a_data_source_sums_its_tasks_up() -> None:
     with pytest.raises(DeliveryError, match="4 of 10 rows of epoch 7"):
         writer.commit(messages, 7)
     writer.commit(messages[:2], 7)
+
+
+def test_rows_that_tasks_hand_over_are_kept_once(tmp_path: Path) -> None:
+    """Spark calls `abort` after a commit that raised (V2TableWriteExec), in another process."""
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", 1)
+        given = {
+            "nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path / "l"),
+            "ledgerVia": "spark", "maxEpochFailures": "0",
+        }  # fmt: skip
+        options = read_options(given)
+        columns = resolve_columns(pa.schema({"body": pa.string()}), options)
+        writer = BatchWriter(options, columns, "run", "query")
+        sent = writer.write(iter([pa.RecordBatch.from_pydict({"body": ["", "x", "y"]})]))
+        with pytest.raises(DeliveryError, match=r"1 of 3 rows could not .* backfill them"):
+            writer.commit([sent])
+        writer.abort([sent])
+    files = [path for path in (tmp_path / "l" / "_spool").rglob("*") if path.is_file()]
+    rows = [
+        row
+        for path in files
+        for row in pa.ipc.open_stream(path.read_bytes()).read_all().to_pylist()
+    ]
+    kinds = Counter(row["kind"] for row in rows)
+    assert (kinds["dead_letter"], kinds["epoch"]) == (1, 1)
+
+
+def test_a_batch_over_its_budget_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later write with its id would replace its account, and its dead letters with it."""
+    ended: list[Any] = []
+    monkeypatch.setattr(epoch_starts, "end_write", lambda place, app_id: ended.append(app_id))
+    options = SinkOptions.parse(
+        nameServer="n:1", topic="t", ledger=str(tmp_path), appId="load",
+        delivery="effectively_once", maxEpochFailures=0,
+    )  # fmt: skip
+    summary = TaskSummary(rows_in=5, acked=4, dead=1, first_error="why")
+    writer = BatchWriter(options, None, "run", "load/run")  # type: ignore[arg-type]
+    with pytest.raises(DeliveryError):
+        writer.commit([TaskMessage("load/run", "run", 0, summary)])
+    assert ended == ["load"]
 
 
 def test_foreach_has_no_step_on_the_driver() -> None:

@@ -101,6 +101,10 @@ def test_lost_offsets_fail_the_read_unless_told_otherwise(cluster: FakeCluster) 
     with pytest.raises(ConfigurationError, match="failOnDataLoss"):
         plan(cluster, **late)
     assert bodies(cluster, failOnDataLoss="false", **late) == ["000", "001", "002"]
+    made_anew = {"startingOffsets": '{"broker-a:0": 9}'}
+    with pytest.raises(ConfigurationError, match="ends at offset 3; startingOffsets asks for 9"):
+        plan(cluster, **made_anew)
+    assert bodies(cluster, failOnDataLoss="false", **made_anew) == []
     reader, (part,) = plan(cluster)
     cluster.brokers[0].store.forget(TOPIC)
     with pytest.raises(ConfigurationError, match="up to 0 only"):
@@ -165,6 +169,15 @@ def test_the_names_that_rocketmq_keeps_for_itself_are_apart() -> None:
     assert row["properties"] == [("mine", "1")]
     assert row["system_properties"] == [("RETRY_TOPIC", "o")]
     assert row["event_time"].timestamp() == 1.5
+
+
+@pytest.mark.parametrize("text", ["", "soon", "9" * 15, "9" * 18, "9" * 30, "-99999999999999999"])
+def test_an_event_time_that_is_none_is_a_property(text: str) -> None:
+    """Any producer may set the property, in microseconds for instance."""
+    message = StoredMessage("t", b"x", properties={"__event_time_ms": text})
+    (row,) = stored_batch([("b", message)]).to_pylist()
+    assert row["event_time"] is None
+    assert row["properties"] == [("__event_time_ms", text)]
 
 
 def test_ddl_and_schema_are_the_same_columns() -> None:

@@ -348,6 +348,12 @@ class TestFailures:
         run.feed(body=[b"a", None, b"c", None]).finish()
         assert run.summary.dead == 2
 
+    def test_exactly_the_allowed_share(self) -> None:
+        """0.29 * 100 is 28.999999999999996."""
+        run = Run(StubEngine(), maxFailureRatio=0.29)
+        run.feed(body=[None] * 29 + [b"a"] * 71).finish()
+        assert run.summary.dead == 29
+
     def test_degraded_is_counted_and_can_fail(self) -> None:
         engine = StubEngine(lambda r, q: Outcome.ACKED_DEGRADED)
         run = Run(engine).feed(body=bodies(5)).finish()

@@ -290,7 +290,13 @@ def run_batch(
         from rocket_sink.spark.datasource import register
 
         register(spark)
+        from pyspark.sql import Observation
+        from pyspark.sql.functions import count, lit
+
+        seen = Observation()
+        frame = frame.observe(seen, count(lit(1)).alias("rows"))
         frame.write.format("rocketmq").options(**_texts(sink_options)).mode("append").save()
+        report.rows_read = seen.get["rows"]
     else:
         summary = sink.write(frame)
         report.query_id = getattr(summary, "query_id", None)
@@ -311,11 +317,15 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
     from rocket_sink.ledger.live.figures import pending_by_reason
     from rocket_sink.ledger.path import resolve_path
 
-    ledger = Ledger(str(path))
+    ledger, began = Ledger(str(path)), dt.datetime.now(dt.timezone.utc)
+    began -= dt.timedelta(seconds=report.seconds)
     fold_and_note(ledger, spark)
     report.ledger = ledger.path
-    if report.query_id and ledger.exists(spark):
-        report.pending = pending_by_reason(spark, resolve_path(str(path)))
+    if not ledger.exists(spark):
+        return report
+    report.pending = pending_by_reason(spark, resolve_path(str(path)))
+    report.query_id = report.query_id or _batch_since(ledger.epochs(spark), began)
+    if report.query_id:
         # With `appId` the ledger has that as query id; a run of a stream has an id of its own.
         key, value = ("run_id", report.run_id) if report.run_id else ("query_id", report.query_id)
         epochs = ledger.epochs(spark).where(col(key) == value)
@@ -323,6 +333,16 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
         sums = epochs.selectExpr(*(f"coalesce(sum({name}), 0) AS {name}" for name in names)).first()
         report.counts = {name: int(sums[name]) for name in names} if sums else {}
     return report
+
+
+def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
+    """The batch write that ended since then; None: none, or others beside it.
+
+    The data source names its write in a process of its own.
+    """
+    since = epochs.where((epochs.lane == "batch") & (epochs.at >= began))
+    ids = [row.query_id for row in since.select("query_id").limit(2).collect()]
+    return ids[0] if len(ids) == 1 else None
 
 
 def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigures | None:
