@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -32,10 +32,13 @@ from rocket_sink.ledger.table import (
     said_by_task,
     table_version,
 )
+from rocket_sink.net import log
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
+
+_LOG: Final = log.logger(__name__)
 
 
 class Append:
@@ -91,6 +94,10 @@ class Append:
                 self._save_by_spark(made)
                 return None
             if self._is_held:
+                _LOG.info(
+                    "the ledger %s has %s %d already: nothing is sent",
+                    self.place.uri, self._app_id, self._version,
+                )  # fmt: skip
                 return []
             files = told_files(made.collect())
         except Exception as error:
