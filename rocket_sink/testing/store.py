@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rocket_sink.wire.batch import decode_batch
+from rocket_sink.wire.batch import iter_batch
 from rocket_sink.wire.codes import RequestCode, ResponseCode, SysFlag
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.headers import Frame, response_to
@@ -57,7 +57,7 @@ class MemoryStore:
                         properties={**inner.properties, CLUSTER: CLUSTER_NAME},
                     )
                 )
-                for inner in decode_batch(body)
+                for inner in iter_batch(body)
             ]
         if sys_flag & SysFlag.COMPRESSED:
             kind = CompressionType.of_sys_flag(sys_flag)

@@ -26,7 +26,7 @@ from rocket_sink.errors import (
 from rocket_sink.ledger.records import RunContext, epoch_row
 from rocket_sink.ledger.spool.stream import BatchWriter, read_batches
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
-from rocket_sink.wire.batch import decode_batch, encode_inner
+from rocket_sink.wire.batch import encode_inner, iter_batch
 from rocket_sink.wire.compress import CompressionType, inflate
 from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame, FrameReader, encode_frame
 from rocket_sink.wire.headers import (
@@ -181,7 +181,9 @@ TARGETS: Final[dict[str, Target]] = {
         lambda data: decode_query_answer(Frame(0, {"indexLastUpdateTimestamp": "1"}, data)),
         (encode_stored(STORED),),
     ),
-    "batch": Target(decode_batch, (encode_inner(b"body", "k\x01v\x02", 1) * 2,)),
+    "batch": Target(
+        lambda data: list(iter_batch(data)), (encode_inner(b"body", "k\x01v\x02", 1) * 2,)
+    ),
     "zlib": Target(
         lambda data: inflate(data, CompressionType.ZLIB, cap=1000),
         (zlib.compress(b"a" * 100), _MANY),

@@ -13,8 +13,8 @@ from rocket_sink.message import Message
 from rocket_sink.wire.batch import (
     INNER_OVERHEAD_BYTES,
     check_batch,
-    decode_batch,
     encode_inner,
+    iter_batch,
 )
 from rocket_sink.wire.properties import encode_properties
 from tests.decoding import encode_batch, encode_message
@@ -30,7 +30,7 @@ def test_c21_one_message():
     message = Message("topic", b"body", flag=12, properties={"key": "value"})
     data = encode_message(message, WAIT + "key\x01value\x02")
     assert data.hex() == golden
-    (decoded,) = decode_batch(data)
+    (decoded,) = iter_batch(data)
     assert (decoded.flag, decoded.body) == (12, b"body")
     assert decoded.properties == {"WAIT": "true", "key": "value"}
 
@@ -40,7 +40,7 @@ def test_c22_a_hundred_messages():
         (Message("topic", b"body", flag=n), encode_properties({"key": f"value{n}"}))
         for n in range(100)
     ]
-    decoded = decode_batch(encode_batch(messages))
+    decoded = list(iter_batch(encode_batch(messages)))
     assert [one.flag for one in decoded] == list(range(100))
     assert [one.properties["key"] for one in decoded] == [f"value{n}" for n in range(100)]
 
@@ -109,7 +109,7 @@ def test_what_is_written_is_read(messages: list[tuple[int, bytes, dict[str, str]
         encode_inner(body, encode_properties(properties), flag)
         for flag, body, properties in messages
     )
-    decoded = decode_batch(memoryview(data))
+    decoded = list(iter_batch(memoryview(data)))
     assert [(one.flag, one.body, one.properties) for one in decoded] == messages
 
 
@@ -117,9 +117,9 @@ def test_what_is_written_is_read(messages: list[tuple[int, bytes, dict[str, str]
 def test_a_cut_batch_is_refused(cut: int):
     data = encode_inner(b"body", WAIT + "key\x01value\x02", 12)
     with pytest.raises(RemoteProtocolError):
-        decode_batch(data[:-cut])
+        list(iter_batch(data[:-cut]))
     with pytest.raises(RemoteProtocolError):
-        decode_batch(data + data[:-cut])
+        list(iter_batch(data + data[:-cut]))
 
 
 @pytest.mark.parametrize("length", [-1, 0, 19, 21, 32_767])
@@ -128,4 +128,4 @@ def test_properties_fill_a_message_exactly(length: int):
     assert data[24:26] == (20).to_bytes(2, "big")
     data[24:26] = length.to_bytes(2, "big", signed=True)
     with pytest.raises(RemoteProtocolError, match="properties of"):
-        decode_batch(data)
+        list(iter_batch(data))

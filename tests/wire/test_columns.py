@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocket_sink.errors import LocalProtocolError
-from rocket_sink.wire.batch import decode_batch, encode_inner
+from rocket_sink.wire.batch import encode_inner, iter_batch
 from rocket_sink.wire.columns import buffers
 from rocket_sink.wire.columns.buffers import join_pieces
 from rocket_sink.wire.columns.encode import (
@@ -78,7 +78,7 @@ def test_a_batch_can_be_decoded_after_it_was_grouped(rows: list, rng: object) ->
     for queue in range(3):
         part = batch.body(int(groups.bounds[queue]), int(groups.bounds[queue + 1]))
         bodies = [row[0] for row, own in zip(rows, queues, strict=True) if own == queue]
-        assert [message.body for message in decode_batch(part)] == bodies
+        assert [message.body for message in iter_batch(part)] == bodies
 
 
 def test_a_body_is_a_slice_and_not_a_copy() -> None:

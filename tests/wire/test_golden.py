@@ -18,7 +18,7 @@ import pytest
 
 from rocket_sink.routing.hashing import java_hash, java_hash_array, java_index
 from rocket_sink.wire.acl import Credentials, canonical_fields
-from rocket_sink.wire.batch import decode_batch, encode_inner
+from rocket_sink.wire.batch import encode_inner, iter_batch
 from rocket_sink.wire.codes import mq_version, version_name
 from rocket_sink.wire.compress import CompressionType, compress, inflate
 from rocket_sink.wire.frame import DEFAULT_LIMITS, Frame, Serialize, encode_frame
@@ -157,7 +157,7 @@ def test_batches(golden):
         parts = [part.split(":") for part in fields.split(";")]
         ours = [encode_inner(octets(body) or b"", text(p), int(flag)) for flag, body, p in parts]
         assert b"".join(ours) == data
-        for one, (flag, body, properties) in zip(decode_batch(data), parts, strict=True):
+        for one, (flag, body, properties) in zip(iter_batch(data), parts, strict=True):
             assert (one.flag, one.body) == (int(flag), octets(body))
             assert one.properties == decode_properties(text(properties))
 
