@@ -36,7 +36,7 @@ class Rng(Protocol):
 
 
 EXPLORE: Final = 1 / 32
-"""Share of LeastLatency's choices made round robin: latency is known only of brokers in use."""
+"""Share of `least_latency`'s choices made round robin: latency is known only of brokers in use."""
 LATENCY_FLOOR_MS: Final = 0.1
 
 
@@ -49,7 +49,7 @@ def _always(broker_name: str) -> bool:
 
 
 class Load(Protocol):
-    """Load of brokers, for Weighted and LeastLatency."""
+    """Load of brokers, for `Weighted` and `least_latency`."""
 
     def latency_ms(self, broker_name: str) -> float:
         """Recent latency; 0 when unknown."""
@@ -115,36 +115,43 @@ class View:
         return self._ends[broker] - len(self._indices[broker]) + self._cursors[broker].take()
 
 
-class Selector(Protocol):
-    """A strategy of option `queueSelector`."""
+Selector = Callable[[View, Load | None, Rng, Accept], int | None]
+"""A strategy of option `queueSelector`.
 
-    def select(
-        self, view: View, load: Load | None, rng: Rng, accept: Accept = _always
-    ) -> int | None:
-        """A position of a view that is not empty; None when its broker is not accepted.
-
-        A queue that is not accepted must keep its turn: acceptance depends on earlier sends, so
-        the same queue would lose its turn each time.
-        """
+It returns a position of a view that is not empty; None when its broker is not accepted. A queue
+that is not accepted must keep its turn: acceptance depends on earlier sends, so the same queue
+would lose its turn each time.
+"""
 
 
-class RoundRobin:
+def round_robin(view: View, load: Load | None, rng: Rng, accept: Accept) -> int | None:
     """Each queue in turn."""
-
-    def select(
-        self, view: View, load: Load | None, rng: Rng, accept: Accept = _always
-    ) -> int | None:
-        return view.take(accept)
+    return view.take(accept)
 
 
-class RandomQueue:
+def random_queue(view: View, load: Load | None, rng: Rng, accept: Accept) -> int | None:
     """Each queue with the same chance (Java: SelectMessageQueueByRandom)."""
+    position = rng.randrange(len(view))
+    return position if accept(view.broker_at(position)) else None
 
-    def select(
-        self, view: View, load: Load | None, rng: Rng, accept: Accept = _always
-    ) -> int | None:
-        position = rng.randrange(len(view))
-        return position if accept(view.broker_at(position)) else None
+
+def least_latency(view: View, load: Load | None, rng: Rng, accept: Accept) -> int | None:
+    """The better of two random brokers, by latency times requests in flight; its queues in turn.
+
+    Not the best of all: many producers would overload the same broker (Mitzenmacher, "The Power of
+    Two Choices in Randomized Load Balancing", 2001).
+    """
+    if load is None or rng.random() < EXPLORE:
+        return view.take(accept)
+    count = len(view.brokers)
+    one = rng.randrange(count)
+    other = (one + 1 + rng.randrange(count - 1)) % count if count > 1 else one
+    best = min((one, other), key=lambda broker: _cost(view.brokers[broker], load))
+    return view.take_on(best, accept)
+
+
+def _cost(name: str, load: Load) -> float:
+    return (load.in_flight(name) + 1) * max(load.latency_ms(name), LATENCY_FLOOR_MS)
 
 
 class Weighted:
@@ -160,9 +167,7 @@ class Weighted:
         if self._weights and min(self._weights.values()) < 0:
             raise ValueError("a broker's weight cannot be negative")
 
-    def select(
-        self, view: View, load: Load | None, rng: Rng, accept: Accept = _always
-    ) -> int | None:
+    def __call__(self, view: View, load: Load | None, rng: Rng, accept: Accept) -> int | None:
         weights = [self._weight(view, number, load) for number in range(len(view.brokers))]
         ends = list(itertools.accumulate(weights))
         if not ends[-1]:  # all remaining brokers weigh 0
@@ -178,29 +183,6 @@ class Weighted:
         return view.count_of(broker) / max(latency_ms, LATENCY_FLOOR_MS)
 
 
-class LeastLatency:
-    """The better of two random brokers, by latency times requests in flight; its queues in turn.
-
-    Not the best of all: many producers would overload the same broker (Mitzenmacher, "The Power of
-    Two Choices in Randomized Load Balancing", 2001).
-    """
-
-    def select(
-        self, view: View, load: Load | None, rng: Rng, accept: Accept = _always
-    ) -> int | None:
-        if load is None or rng.random() < EXPLORE:
-            return view.take(accept)
-        count = len(view.brokers)
-        one = rng.randrange(count)
-        other = (one + 1 + rng.randrange(count - 1)) % count if count > 1 else one
-        best = min((one, other), key=lambda broker: _cost(view.brokers[broker], load))
-        return view.take_on(best, accept)
-
-
-def _cost(name: str, load: Load) -> float:
-    return (load.in_flight(name) + 1) * max(load.latency_ms(name), LATENCY_FLOOR_MS)
-
-
 def selector_named(name: str, weights: Mapping[str, float] | None = None) -> Selector:
     """The selector of option `queueSelector`: round_robin, random, weighted, least_latency.
 
@@ -209,12 +191,12 @@ def selector_named(name: str, weights: Mapping[str, float] | None = None) -> Sel
     """
     if name == "weighted":
         return Weighted(weights)
-    plain: dict[str, type[RoundRobin | RandomQueue | LeastLatency]] = {
-        "round_robin": RoundRobin,
-        "random": RandomQueue,
-        "least_latency": LeastLatency,
+    plain: dict[str, Selector] = {
+        "round_robin": round_robin,
+        "random": random_queue,
+        "least_latency": least_latency,
     }
-    return plain[name]()
+    return plain[name]
 
 
 Predicate = Callable[[str], bool]
@@ -235,7 +217,7 @@ class QueueChooser:
     Args:
         selector: the strategy (`selector_named`).
         rng: for random starts, so that many producers do not begin on one queue, and choices.
-        near: brokers that come first inside each tier (`MachineRoom`).
+        near: brokers that come first inside each tier.
     """
 
     def __init__(self, selector: Selector, rng: Rng, *, near: Predicate | None = None) -> None:
@@ -272,7 +254,7 @@ class QueueChooser:
         def best(name: str) -> bool:
             return healthy(name) and (near is None or near(name))
 
-        position = self._selector.select(whole, load, self._rng, best)
+        position = self._selector(whole, load, self._rng, best)
         if position is not None:
             return whole.queue_at(position)
         for tier in _tiers(whole.brokers, healthy, reachable, suspicion, last_broker):
@@ -281,7 +263,7 @@ class QueueChooser:
                 brokers = [name for name in brokers if near(name)] or brokers
             if brokers:
                 view = views.of(tuple(brokers))
-                position = self._selector.select(view, load, self._rng)
+                position = self._selector(view, load, self._rng, _always)
                 assert position is not None
                 return view.queue_at(position)
         raise AssertionError("the last tier takes every broker")
@@ -349,20 +331,6 @@ class _TopicViews:
 
 def _sendable(info: TopicPublishInfo) -> tuple[str, ...]:
     return tuple(name for name in info.queues_by_broker if name in info.masters)
-
-
-class MachineRoom:
-    """`near` of a QueueChooser: prefers brokers of a machine room.
-
-    Java's SelectMessageQueueByMachineRoom is a stub that returns null; broker names `room@broker`
-    are those of AllocateMessageQueueByMachineRoom.
-    """
-
-    def __init__(self, room: str) -> None:
-        self._prefix = f"{room}@"
-
-    def __call__(self, broker_name: str) -> bool:
-        return broker_name.startswith(self._prefix)
 
 
 def select_by(

@@ -26,7 +26,7 @@ from rocket_sink.producer.engine.limits import RequestLimits
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.producer.engine.waiting import OrderedQueues
 from rocket_sink.routing.retry import attempt_deadline
-from rocket_sink.routing.selectors import MachineRoom, QueueChooser, selector_named
+from rocket_sink.routing.selectors import QueueChooser, selector_named
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.codes import version_name
 
@@ -39,7 +39,7 @@ _JOINED_BYTES: Final = 2048
 class QueueRotation:
     """The queues of one route that can be sent to, and whose turn it is.
 
-    The order is that of `selectors.RoundRobin` while every broker is available, from a table made
+    The order is that of `selectors.round_robin` while every broker is available, from a table made
     once per route, so that a message costs an index instead of a choice.
     """
 
@@ -88,10 +88,11 @@ class Dispatcher:
         self._limits = limits
         self._rng = rng
         weights, room = dict(options.broker_weights) or None, options.machine_room
+        # Java's SelectMessageQueueByMachineRoom is a stub that returns null; broker names
+        # `room@broker` are those of AllocateMessageQueueByMachineRoom.
+        near = (lambda name: name.startswith(f"{room}@")) if room else None
         self._chooser = QueueChooser(
-            selector_named(options.queue_selector, weights),
-            rng,
-            near=MachineRoom(room) if room else None,
+            selector_named(options.queue_selector, weights), rng, near=near
         )
         # The fast path knows how to deal in turn over all queues only.
         in_turn = options.queue_selector == "round_robin" and not room
