@@ -123,7 +123,7 @@ def _name_server(options: SinkOptions, address: str) -> Finding:
 
     def ask() -> str:
         with Admin(options.with_(nameServer=address)) as admin:
-            brokers = admin.cluster().brokers
+            brokers = admin.cluster()
         return f"answers, knows {len(brokers)} broker{'s' if len(brokers) != 1 else ''}"
 
     return _tried(f"name server {address}", ask)

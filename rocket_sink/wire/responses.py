@@ -69,7 +69,6 @@ class SendAnswer(NamedTuple):
     queue_offset: int
     """Of the first message of a batch; the others follow it."""
     transaction_id: str | None
-    batch_unique_id: str | None
     region_id: str
     recall_handle: str | None
     trace_on: bool
@@ -206,7 +205,6 @@ def decode_send_answer(frame: Frame) -> SendAnswer:
         queue_id,
         queue_offset,
         get("transactionId"),
-        get("batchUniqId"),
         get("MSG_REGION") or DEFAULT_REGION,
         get("recallHandle"),
         get("TRACE_ON") != "false",
@@ -221,47 +219,39 @@ def _offset(text: str | None) -> int:
     return value if value <= INT64_MAX else -1
 
 
-class PullAnswer(NamedTuple):
-    """The answer to a pull; `status` is Java's PullStatus, `next_begin_offset` where to go on."""
-
-    status: str
-    next_begin_offset: int
-    min_offset: int
-    max_offset: int
-    messages: list[StoredMessage]
-
-
-PULL_STATUS: Final[Mapping[int, str]] = MappingProxyType(
+PULL_CODES: Final = frozenset(
     {
-        int(ResponseCode.SUCCESS): "FOUND",
-        int(ResponseCode.PULL_NOT_FOUND): "NO_NEW_MSG",
-        int(ResponseCode.PULL_RETRY_IMMEDIATELY): "NO_MATCHED_MSG",
-        int(ResponseCode.PULL_OFFSET_MOVED): "OFFSET_ILLEGAL",
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
     }
 )
-"""Response codes of a pull that has an answer -> Java's PullStatus."""
+"""Response codes of a pull that has an answer (Java: PullStatus)."""
 
 
-def decode_pull_answer(frame: Frame, *, begin: int | None = None) -> PullAnswer:
-    """The answer to PULL_MESSAGE, with at most `Limits.poll_bytes` of messages.
+def decode_pull_answer(
+    frame: Frame, *, begin: int | None = None
+) -> tuple[list[StoredMessage], int]:
+    """The messages in the answer to PULL_MESSAGE, at most `Limits.poll_bytes` of them, and the
+    offset to go on with.
 
     Args:
         begin: the requested offset; messages before it are left out.
 
     Raises:
-        LocalProtocolError: the code is not in PULL_STATUS.
+        LocalProtocolError: the code is not in PULL_CODES.
     """
-    status = PULL_STATUS.get(frame.code)
-    if status is None:
+    if frame.code not in PULL_CODES:
         raise LocalProtocolError(f"the answer {frame.code} has no messages or offsets")
     following = long_field(frame, "nextBeginOffset")
+    for name in ("minOffset", "maxOffset"):  # an answer without them is none to a pull
+        long_field(frame, name)
     messages: list[StoredMessage] = []
-    if status == "FOUND" and frame.body is not None:
+    if frame.code == ResponseCode.SUCCESS and frame.body is not None:
         messages, left_out = decode_poll(frame.body, begin=begin)
         following = following if left_out is None else left_out
-    return PullAnswer(
-        status, following, long_field(frame, "minOffset"), long_field(frame, "maxOffset"), messages
-    )
+    return messages, following
 
 
 def decode_offset_answer(frame: Frame) -> int:
@@ -290,18 +280,11 @@ def decode_recall_answer(frame: Frame) -> str:
     return text_field(frame, "msgId")
 
 
-class ClusterInfo(NamedTuple):
-    """{broker name: {broker id: address}}, id 0 is the master; {cluster: broker names}."""
-
-    brokers: dict[str, dict[int, str]]
-    clusters: dict[str, tuple[str, ...]]
-
-
-def decode_cluster_info(frame: Frame) -> ClusterInfo:
-    """The answer to GET_BROKER_CLUSTER_INFO."""
-    fields = _json_body(frame)
+def decode_cluster_info(frame: Frame) -> dict[str, dict[int, str]]:
+    """The answer to GET_BROKER_CLUSTER_INFO: {broker name: {broker id: address}}, id 0 is the
+    master."""
     brokers = {}
-    for name, broker in _object(fields, "brokerAddrTable").items():
+    for name, broker in _object(_json_body(frame), "brokerAddrTable").items():
         addresses = _object(broker, "brokerAddrs")
         brokers[checked_name("brokerName", name)] = {
             parse_int64(number, "a broker id"): checked_text(
@@ -309,14 +292,7 @@ def decode_cluster_info(frame: Frame) -> ClusterInfo:
             )
             for number, address in addresses.items()
         }
-    clusters = {}
-    for cluster, names in _object(fields, "clusterAddrTable").items():
-        if not isinstance(names, list):
-            raise RemoteProtocolError("a cluster's brokers are no list")
-        clusters[checked_name("cluster", cluster)] = tuple(
-            checked_name("brokerName", _text(name, "a broker's name")) for name in names
-        )
-    return ClusterInfo(brokers, clusters)
+    return brokers
 
 
 def decode_runtime_info(frame: Frame) -> dict[str, str]:
@@ -561,7 +537,7 @@ class AnswerShape:
         if match is None:
             return None
         offset_id, queue_id, queue_offset, *more, opaque = match.group(*self._order)
-        _, status, _, _, _, transaction_id, batch_id, region, recall_handle, trace_on = self._answer
+        _, status, _, _, _, transaction_id, region, recall_handle, trace_on = self._answer
         if more:
             if transaction_id is not None:
                 transaction_id = more[0].decode()
@@ -569,6 +545,6 @@ class AnswerShape:
                 recall_handle = more[-1].decode()
         answer = SendAnswer(
             0, status, offset_id.decode(), int(queue_id), int(queue_offset),
-            transaction_id, batch_id, region, recall_handle, trace_on,
+            transaction_id, region, recall_handle, trace_on,
         )  # fmt: skip
         return SendAnswerFrame(int(opaque), answer, self._shared)

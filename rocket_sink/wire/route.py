@@ -28,7 +28,7 @@ from rocket_sink.wire.headers import (
 )
 
 NAME_MAX_CHARACTERS: Final = 255
-"""Of a broker, cluster, zone or scope. Java has no limit for these names. The default is the host's
+"""Of a broker, cluster or scope. Java has no limit for these names. The default is the host's
 name (BrokerIdentity), which has 255 characters at most."""
 
 
@@ -64,7 +64,6 @@ class QueueData:
     read: int
     write: int
     perm: int = PermName.READ | PermName.WRITE
-    sys_flag: int = 0
 
     @property
     def writable(self) -> bool:
@@ -78,8 +77,6 @@ class BrokerData:
     cluster: str
     name: str
     addresses: Mapping[int, str] = field(default_factory=dict)
-    zone_name: str | None = None
-    enable_acting_master: bool = False
 
     @property
     def master(self) -> str | None:
@@ -155,8 +152,6 @@ def _queue_data(item: Any, limits: Limits) -> QueueData:
         _count(item, "readQueueNums", limits),
         _count(item, "writeQueueNums", limits),
         _int32(item, "perm", 0),
-        # Earlier servers misspell it.
-        _int32(item, "topicSysFlag", _int32(item, "topicSynFlag", 0)),
     )
 
 
@@ -164,13 +159,10 @@ def _broker_data(item: Any, limits: Limits) -> BrokerData:
     addresses = _required(item, "brokerAddrs", dict)
     if len(addresses) > limits.route_brokers:
         raise RemoteProtocolError("a broker has too many addresses in the route")
-    zone = _optional(item, "zoneName", str)
     return BrokerData(
         checked_name("cluster", _optional(item, "cluster", str) or ""),
         checked_name("brokerName", _required(item, "brokerName", str)),
         {_key(number): _address(address) for number, address in addresses.items()},
-        zone and checked_name("zoneName", zone),
-        bool(_optional(item, "enableActingMaster", bool)),
     )
 
 
@@ -199,7 +191,7 @@ def _optional(item: Any, name: str, kind: type) -> Any:
     if not isinstance(item, dict):
         raise RemoteProtocolError(f"a part of the route is no JSON object: {name} expected in it")
     value = item.get(name)
-    if value is None or (isinstance(value, kind) and (kind is bool or value is not True)):
+    if value is None or (isinstance(value, kind) and value is not True):
         return value
     raise RemoteProtocolError(
         f"the route's {name} is not of type {kind.__name__}: {clean(repr(value), 40)}"
@@ -246,14 +238,20 @@ def _address(address: Any) -> str:
 def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
     """The body of a name server's answer, for fake servers; `legacy_keys` as before 4.9.4."""
     value: dict[str, Any] = {
-        "brokerDatas": [_encode_broker(broker) for broker in route.brokers],
+        "brokerDatas": [
+            {
+                "brokerAddrs": {str(key): address for key, address in broker.addresses.items()},
+                "brokerName": broker.name,
+                "cluster": broker.cluster,
+            }
+            for broker in route.brokers
+        ],
         "filterServerTable": {},
         "queueDatas": [
             {
                 "brokerName": queue.broker_name,
                 "perm": queue.perm,
                 "readQueueNums": queue.read,
-                "topicSysFlag": queue.sys_flag,
                 "writeQueueNums": queue.write,
             }
             for queue in route.queues
@@ -274,18 +272,6 @@ def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
         }
     text = json.dumps(value, separators=(",", ":"))
     return (_bare_keys(text) if legacy_keys else text).encode()
-
-
-def _encode_broker(broker: BrokerData) -> dict[str, Any]:
-    value: dict[str, Any] = {
-        "brokerAddrs": {str(number): address for number, address in broker.addresses.items()},
-        "brokerName": broker.name,
-        "cluster": broker.cluster,
-        "enableActingMaster": broker.enable_acting_master,
-    }
-    if broker.zone_name is not None:
-        value["zoneName"] = broker.zone_name
-    return value
 
 
 def _bare_keys(text: str) -> str:

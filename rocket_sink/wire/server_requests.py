@@ -35,8 +35,6 @@ class TransactionCheck(NamedTuple):
     producer_group: str
     transaction_id: str
     """The half message's client id, else the header's transaction id."""
-    message_id: str | None
-    """The header's `msgId`, to be returned in END_TRANSACTION."""
     tran_state_table_offset: int
     commit_log_offset: int
     topic: str
@@ -62,7 +60,6 @@ def decode_transaction_check(frame: Frame) -> TransactionCheck:
         message,
         group,
         transaction_id,
-        ext.get("msgId"),
         long_field(frame, "tranStateTableOffset"),
         long_field(frame, "commitLogOffset"),
         ext.get("topic") or message.topic,

@@ -96,7 +96,7 @@ class Replicas:
                 if topic:
                     found = {one.name: one.addresses for one in tool.topic_route(topic).brokers}
                 else:
-                    found = dict(tool.cluster().brokers)
+                    found = tool.cluster()
         except RocketSinkError:
             return {}
         return {name: addresses[0] for name, addresses in found.items() if 0 in addresses}
@@ -169,7 +169,7 @@ class Slaves(Replicas):
 
     def _copied(self) -> bool:
         with Admin(nameServer=self.name_server, timeout_s=5.0) as tool:
-            return all(1 in addresses for addresses in tool.cluster().brokers.values())
+            return all(1 in addresses for addresses in tool.cluster().values())
 
     def freeze(self) -> None:
         for name in ("broker-a-slave", "broker-b-slave"):

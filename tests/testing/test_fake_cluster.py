@@ -95,9 +95,11 @@ def test_routes_send_pull_and_queries(cluster: FakeCluster, client: Client) -> N
     pull = requests.pull_message(
         consumer_group="c", topic="t", queue_id=0, queue_offset=0, max_msg_nums=32
     )
-    pulled = decode_pull_answer(client.ask(pull))  # type: ignore[arg-type]
-    assert [m.body for m in pulled.messages] == [b"hello", b"m0", b"m1", b"m2"]
-    assert pulled.max_offset == 4
+    pulled = client.ask(pull)
+    messages, following = decode_pull_answer(pulled)  # type: ignore[arg-type]
+    assert [m.body for m in messages] == [b"hello", b"m0", b"m1", b"m2"]
+    assert following == 4
+    assert (pulled.ext or {})["maxOffset"] == "4"  # type: ignore[union-attr]
     found = requests.query_message(topic="t", key="B1", max_num=5, unique_key=True)
     assert [m.body for m in decode_query_answer(client.ask(found))] == [b"m1"]  # type: ignore[arg-type]
     route = Client(cluster.name_server).ask(requests.get_route("t"))

@@ -103,11 +103,11 @@ def pulled(pages: Callable[[int], Frame], end: int) -> Iterator[StoredMessage]:
     """All messages, as a reader gets them that begins where the last answer was left."""
     begin = 0
     while begin < end:
-        answer = decode_pull_answer(pages(begin), begin=begin)
-        assert sum(map(memory_bytes, answer.messages)) <= DEFAULT_LIMITS.poll_bytes
-        yield from answer.messages
-        assert answer.next_begin_offset > begin
-        begin = answer.next_begin_offset
+        messages, following = decode_pull_answer(pages(begin), begin=begin)
+        assert sum(map(memory_bytes, messages)) <= DEFAULT_LIMITS.poll_bytes
+        yield from messages
+        assert following > begin
+        begin = following
 
 
 @pytest.mark.parametrize("kind", KINDS)

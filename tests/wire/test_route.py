@@ -21,7 +21,7 @@ from rocket_sink.wire.route import (
 )
 
 C18 = TopicRoute(
-    (QueueData("broker-a", 8, 8, perm=6, sys_flag=0),),
+    (QueueData("broker-a", 8, 8, perm=6),),
     (BrokerData("TestCluster", "broker-a", {0: "192.168.0.47:10911", 1: "192.168.0.47:10921"}),),
 )
 
@@ -80,8 +80,8 @@ def test_strict_json_is_unchanged(value: object):
 
 def test_a_full_route():
     route = TopicRoute(
-        (QueueData("a", 4, 2, 2, 1), QueueData("b", 0, 0, 0)),
-        (BrokerData("c", "a", {1: "h:1"}, "zone", True), BrokerData("", "b", {})),
+        (QueueData("a", 4, 2, 2), QueueData("b", 0, 0, 0)),
+        (BrokerData("c", "a", {1: "h:1"}), BrokerData("", "b", {})),
         "a:4;b:2",
         {"a": QueueMapping("a", 8, 5, "__global__", {0: 0, 3: 1})},
     )

@@ -23,7 +23,7 @@ def check(message: StoredMessage, ext: dict[str, str]) -> Frame:
 def test_a_transaction_check():
     asked = decode_transaction_check(check(HALF, CHECK_EXT))
     assert asked.message.body == b"half"
-    assert asked[1:] == ("g", "U", "M", 5, 77, "t", "b")
+    assert asked[1:] == ("g", "U", 5, 77, "t", "b")
 
 
 def test_a_check_without_an_id_in_the_message_uses_the_headers():

@@ -78,8 +78,8 @@ class Admin:
         self._routes[topic] = route = decode_route(bytes(frame.body or b""))
         return route
 
-    def cluster(self) -> responses.ClusterInfo:
-        """All brokers with their addresses."""
+    def cluster(self) -> dict[str, dict[int, str]]:
+        """The addresses of all brokers, by name and broker id."""
         return responses.decode_cluster_info(self._ask(requests.get_broker_cluster_info()))
 
     def topics(self) -> tuple[str, ...]:
@@ -140,10 +140,8 @@ class Admin:
             max_msg_bytes=PULL_BYTES,
             broker_name=queue.broker_name,
         )
-        answer = responses.decode_pull_answer(
-            self._invoke(queue, frame, responses.PULL_STATUS), begin=offset
-        )
-        return answer.messages, answer.next_begin_offset
+        answer = self._invoke(queue, frame, responses.PULL_CODES)
+        return responses.decode_pull_answer(answer, begin=offset)
 
     def read_queue(
         self, queue: MessageQueue, begin: int | None = None, end: int | None = None
@@ -247,7 +245,7 @@ class Admin:
             order=order,
             attributes=text or None,
         )
-        for name, addresses in self.cluster().brokers.items():
+        for name, addresses in self.cluster().items():
             if _MASTER in addresses and (brokers is None or name in brokers):
                 self._call(name, addresses[_MASTER], frame, {0})
 

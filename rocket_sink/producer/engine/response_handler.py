@@ -260,7 +260,7 @@ class ResponseHandler:
             code = int(ResponseCode.SUCCESS)
             answer = SendAnswer(
                 code, SEND_STATUS[code], found.offset_message_id, found.queue_id,
-                found.queue_offset, None, None, DEFAULT_REGION, None, trace_on=True,
+                found.queue_offset, None, DEFAULT_REGION, None, trace_on=True,
             )  # fmt: skip
             records = self._recorded(attempt, now_s, None, Outcome.ACKED, answer=answer)
             if records:

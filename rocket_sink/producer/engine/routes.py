@@ -345,7 +345,7 @@ class Routes:
             registered: Collection[str] | None = None
             if frame is not None:
                 with contextlib.suppress(RemoteProtocolError):
-                    registered = decode_cluster_info(frame).brokers.keys()
+                    registered = decode_cluster_info(frame).keys()
             info = state.info
             if info is None:
                 self._not_found(topic, state, registered, at_s)

@@ -101,7 +101,7 @@ def test_properties_are_legal_where_java_takes_and_carries_them(version: str) ->
 
 def give_up(admin: Admin, topic: str) -> int:
     """As a consumer does with each message, for good (ConsumerSendMsgBackRequestHeader)."""
-    addresses = {name: brokers[0] for name, brokers in admin.cluster().brokers.items()}
+    addresses = {name: brokers[0] for name, brokers in admin.cluster().items()}
     count = 0
     for queue in admin.queues(topic):
         for message in admin.read_queue(queue):
