@@ -105,7 +105,6 @@ class SysFlag:
 class PullSysFlag:
     """Bits of a pull request's system flag (PullSysFlag.java)."""
 
-    SUSPEND: Final = 0x2
     SUBSCRIPTION: Final = 0x4
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from typing import Final
 
+from rocket_sink.message import MessageQueue
 from rocket_sink.wire.codes import PermName, PullSysFlag, RequestCode
 from rocket_sink.wire.headers import INT64_MAX, Body, Frame
 
@@ -178,37 +179,29 @@ def get_all_topics() -> Frame:
 
 
 def pull_message(
+    queue: MessageQueue,
+    offset: int,
     *,
     consumer_group: str,
-    topic: str,
-    queue_id: int,
-    queue_offset: int,
     max_msg_nums: int,
     max_msg_bytes: int | None = None,
-    suspend_timeout_ms: int = 0,
-    broker_name: str | None = None,
 ) -> Frame:
-    """Messages of one queue from an offset on. No offset is committed.
-
-    `suspend_timeout_ms`: how long the broker waits for a message (long polling).
-    """
-    sys_flag = PullSysFlag.SUBSCRIPTION | (PullSysFlag.SUSPEND if suspend_timeout_ms else 0)
+    """Messages of a queue from an offset on. No offset is committed, and the broker waits for no
+    message."""
     return request(
         RequestCode.PULL_MESSAGE,
         {
+            **_of(queue),
             "consumerGroup": consumer_group,
-            "topic": topic,
-            "queueId": queue_id,
-            "queueOffset": queue_offset,
+            "queueOffset": offset,
             "maxMsgNums": max_msg_nums,
-            "sysFlag": sys_flag,
+            "sysFlag": PullSysFlag.SUBSCRIPTION,
             "commitOffset": 0,
-            "suspendTimeoutMillis": suspend_timeout_ms,
+            "suspendTimeoutMillis": 0,
             "subscription": "*",
             "subVersion": 0,
             "expressionType": "TAG",
             "maxMsgBytes": max_msg_bytes,
-            "bname": broker_name,
         },
     )
 
@@ -218,40 +211,27 @@ def get_topic_config(topic: str) -> Frame:
     return request(RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
 
 
-def query_max_offset(*, topic: str, queue_id: int, broker_name: str | None = None) -> Frame:
+def query_max_offset(queue: MessageQueue) -> Frame:
     """The offset that the next message of a queue gets; also the reachability probe."""
-    return request(
-        RequestCode.GET_MAX_OFFSET,
-        {"topic": topic, "queueId": queue_id, "committed": True, "bname": broker_name},
-    )
+    return request(RequestCode.GET_MAX_OFFSET, {**_of(queue), "committed": True})
 
 
-def query_min_offset(*, topic: str, queue_id: int, broker_name: str | None = None) -> Frame:
+def query_min_offset(queue: MessageQueue) -> Frame:
     """The offset of a queue's oldest message."""
-    return request(
-        RequestCode.GET_MIN_OFFSET, {"topic": topic, "queueId": queue_id, "bname": broker_name}
-    )
+    return request(RequestCode.GET_MIN_OFFSET, _of(queue))
 
 
-def query_offset_by_timestamp(
-    *,
-    topic: str,
-    queue_id: int,
-    timestamp_ms: int,
-    boundary: Literal["lower", "upper"] = "lower",
-    broker_name: str | None = None,
-) -> Frame:
-    """The offset of the first (lower) or last (upper) message of a queue at a store time."""
+def query_offset_by_timestamp(queue: MessageQueue, timestamp_ms: int) -> Frame:
+    """The offset of the first message of a queue at or after a store time."""
     return request(
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-        {
-            "topic": topic,
-            "queueId": queue_id,
-            "timestamp": timestamp_ms,
-            "boundaryType": boundary.upper(),
-            "bname": broker_name,
-        },
+        {**_of(queue), "timestamp": timestamp_ms, "boundaryType": "LOWER"},
     )
+
+
+def _of(queue: MessageQueue) -> dict[str, Value]:
+    """A probe's queue has no broker's name: it asks the one at the address, whichever that is."""
+    return {"topic": queue.topic, "queueId": queue.queue_id, "bname": queue.broker_name}
 
 
 def query_message(

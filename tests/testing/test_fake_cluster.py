@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rocket_sink.message import MessageQueue
 from rocket_sink.testing import (
     Answer,
     CloseConnection,
@@ -92,9 +93,8 @@ def test_routes_send_pull_and_queries(cluster: FakeCluster, client: Client) -> N
     )  # fmt: skip
     sent = decode_send_answer(client.ask(batch))  # type: ignore[arg-type]
     assert (sent.queue_offset, sent.offset_message_id.count(",")) == (1, 2)
-    pull = requests.pull_message(
-        consumer_group="c", topic="t", queue_id=0, queue_offset=0, max_msg_nums=32
-    )
+    queue = MessageQueue("t", "broker-a", 0)
+    pull = requests.pull_message(queue, 0, consumer_group="c", max_msg_nums=32)
     pulled = client.ask(pull)
     messages, following = decode_pull_answer(pulled)  # type: ignore[arg-type]
     assert [m.body for m in messages] == [b"hello", b"m0", b"m1", b"m2"]

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from rocket_sink.message import MessageQueue
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import PermName, RequestCode, SysFlag
 from rocket_sink.wire.frame import Frame
@@ -34,8 +35,8 @@ def test_a_batch_has_its_code_and_flag():
     assert not {"i", "n", "l"} & set(ext), "nothing empty is sent"
 
 
-QUEUE = {"topic": "t", "queue_id": 2}
-QUEUE_EXT = {"topic": "t", "queueId": "2"}
+QUEUE = MessageQueue("t", "b", 2)
+QUEUE_EXT = {"topic": "t", "queueId": "2", "bname": "b"}
 
 
 @pytest.mark.parametrize(
@@ -54,15 +55,24 @@ QUEUE_EXT = {"topic": "t", "queueId": "2"}
             {"clientID": "c", "producerGroup": "g"},
         ),
         (
-            requests.query_max_offset(**QUEUE, broker_name="b"),
+            requests.query_max_offset(QUEUE),
             RequestCode.GET_MAX_OFFSET,
-            {**QUEUE_EXT, "committed": "true", "bname": "b"},
+            {**QUEUE_EXT, "committed": "true"},
         ),
-        (requests.query_min_offset(**QUEUE), RequestCode.GET_MIN_OFFSET, QUEUE_EXT),
+        (requests.query_min_offset(QUEUE), RequestCode.GET_MIN_OFFSET, QUEUE_EXT),
         (
-            requests.query_offset_by_timestamp(**QUEUE, timestamp_ms=5, boundary="upper"),
+            requests.query_offset_by_timestamp(QUEUE, 5),
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-            {**QUEUE_EXT, "timestamp": "5", "boundaryType": "UPPER"},
+            {**QUEUE_EXT, "timestamp": "5", "boundaryType": "LOWER"},
+        ),
+        (
+            requests.pull_message(QUEUE, 5, consumer_group="g", max_msg_nums=32),
+            RequestCode.PULL_MESSAGE,
+            {
+                **QUEUE_EXT, "consumerGroup": "g", "queueOffset": "5", "maxMsgNums": "32",
+                "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0",
+                "subscription": "*", "subVersion": "0", "expressionType": "TAG",
+            },
         ),
         (
             requests.query_message(topic="t", key="k", max_num=3, unique_key=True),
@@ -108,12 +118,9 @@ def test_header_fields(frame: Frame, code: RequestCode, ext: dict[str, str] | No
     assert frame.ext == ext
 
 
-def test_a_pull_waits_at_the_broker_only_with_a_timeout():
-    fields = {
-        "consumer_group": "g", "topic": "t", "queue_id": 1, "queue_offset": 5, "max_msg_nums": 32,
-    }  # fmt: skip
-    assert (requests.pull_message(**fields).ext or {})["sysFlag"] == "4"
-    assert (requests.pull_message(**fields, suspend_timeout_ms=500).ext or {})["sysFlag"] == "6"
+def test_a_probe_names_no_broker():
+    frame = requests.query_max_offset(MessageQueue("t", "", 0))
+    assert frame.ext == {"topic": "t", "queueId": "0", "committed": "true"}
 
 
 def test_a_heartbeat_names_the_groups():

@@ -101,26 +101,17 @@ class Admin:
 
     def max_offset(self, queue: MessageQueue) -> int:
         """The offset that the queue's next message will get."""
-        frame = requests.query_max_offset(
-            topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name
-        )
-        return responses.decode_offset_answer(self._invoke(queue, frame))
+        return self._offset(queue, requests.query_max_offset(queue))
 
     def min_offset(self, queue: MessageQueue) -> int:
         """The offset of the queue's oldest message."""
-        frame = requests.query_min_offset(
-            topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name
-        )
-        return responses.decode_offset_answer(self._invoke(queue, frame))
+        return self._offset(queue, requests.query_min_offset(queue))
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The offset of the first message stored at or after a time, ms since 1970."""
-        frame = requests.query_offset_by_timestamp(
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            timestamp_ms=timestamp_ms,
-            broker_name=queue.broker_name,
-        )
+        return self._offset(queue, requests.query_offset_by_timestamp(queue, timestamp_ms))
+
+    def _offset(self, queue: MessageQueue, frame: Frame) -> int:
         return responses.decode_offset_answer(self._invoke(queue, frame))
 
     def pull(
@@ -132,13 +123,11 @@ class Admin:
         `max_messages` if they exceed 16 MiB of memory.
         """
         frame = requests.pull_message(
+            queue,
+            offset,
             consumer_group=_GROUP,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=offset,
             max_msg_nums=max_messages,
             max_msg_bytes=PULL_BYTES,
-            broker_name=queue.broker_name,
         )
         answer = self._invoke(queue, frame, responses.PULL_CODES)
         return responses.decode_pull_answer(answer, begin=offset)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from rocket_sink.errors import ConnectError, SendError
+from rocket_sink.message import MessageQueue
 from rocket_sink.net.channel import Channel
 from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.options import SinkOptions
@@ -181,7 +182,7 @@ class Heartbeats:
                     brokers.probed(name, at_s, alive=False)
 
             self._probes[name] = failed_s
-            frame = requests.query_max_offset(topic=topic, queue_id=0)
+            frame = requests.query_max_offset(MessageQueue(topic, "", 0))
             self._client.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
 
     def _expire_probes(self, now_s: float) -> None:
