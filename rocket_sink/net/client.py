@@ -18,7 +18,7 @@ from rocket_sink.errors import ConnectError, SendError, TlsError
 from rocket_sink.net.channel import Channel, OnewayWrite
 from rocket_sink.net.hooks import RpcHooks, Watched
 from rocket_sink.net.resolve import Resolver
-from rocket_sink.net.tls import Security, TlsSettings
+from rocket_sink.net.tls import Security
 from rocket_sink.net.transport import StreamEnded, StreamState, no_resources
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.codes import ResponseCode
@@ -155,8 +155,7 @@ class NetworkClient:
             OptionError: the TLS files cannot be read.
             LocalResourcesError: no free descriptors.
         """
-        settings = TlsSettings.of(options)
-        self._security = Security(settings) if settings else None
+        self._security = None if options.tls_mode == "off" else Security(options)
         self._connect_timeout_s = options.connect_timeout_ms / 1000
         self._max_idle_s = options.channel_max_idle_s
         self.serializer: Serialize = "rocketmq" if options.serializer == "rocketmq" else "json"

@@ -1,4 +1,4 @@
-"""TLS: settings, contexts, the stream over a socket, and explanations of failed handshakes.
+"""TLS: contexts, the stream over a socket, and explanations of failed handshakes.
 
 By default chain and name are verified; the lowest version is TLS 1.2; there is no fallback. Java's
 client verifies nothing by default (TlsSystemConfig).
@@ -9,93 +9,29 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rocket_sink.errors import OptionError
-from rocket_sink.option_spec import Secret, resolve_secret
+from rocket_sink.option_spec import resolve_secret
 from rocket_sink.options import SinkOptions
 
 
-@dataclass(frozen=True)
-class TlsSettings:
-    """The TLS options; `mode` is verify-full, verify-ca or insecure."""
-
-    mode: str
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-    key_password: Secret | None = None
-    server_name: str = ""
-
-    @classmethod
-    def of(cls, options: SinkOptions) -> TlsSettings | None:
-        """The options' settings, or None when TLS is off."""
-        if options.tls_mode == "off":
-            return None
-        return cls(
-            options.tls_mode,
-            options.tls_ca,
-            options.tls_cert,
-            options.tls_key,
-            options.tls_key_password,
-            options.tls_server_name,
-        )
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The paths of certificate and key files."""
-        return tuple(path for path in (self.ca, self.cert, self.key) if path)
-
-    def context(self) -> ssl.SSLContext:
-        """A new context; the files are read now.
-
-        Raises:
-            OptionError: a file, or the source of the password, is missing or invalid.
-        """
-        try:
-            context = ssl.create_default_context(cafile=self.ca or None)
-        except (OSError, ssl.SSLError) as error:
-            raise OptionError(f"option tlsCa: {self.ca}: {error}", option="tlsCa") from error
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # Set by Python from 3.13 on: it refuses certificates without key identifiers, as RocketMQ's
-        # own instructions make them, which Java's client and older Pythons take.
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        if self.mode != "verify-full":
-            context.check_hostname = False
-        if self.mode == "insecure":
-            context.verify_mode = ssl.CERT_NONE
-        if self.cert:
-            self._load_client_certificate(context)
-        return context
-
-    def _load_client_certificate(self, context: ssl.SSLContext) -> None:
-        given = self.key_password
-        password = resolve_secret("tlsKeyPassword", given).reveal() if given else ""
-        try:
-            context.load_cert_chain(self.cert, self.key or None, password=lambda: password)
-        except (OSError, ssl.SSLError) as error:
-            raise OptionError(
-                f"options tlsCert, tlsKey, tlsKeyPassword: cannot load {self.cert} and "
-                f"{self.key}: {error}",
-                option="tlsCert",
-            ) from error
-
-
 class Security:
-    """The settings with their context, reloaded after a failed handshake (a rotated CA)."""
+    """The TLS options' context, reloaded after a failed handshake (a rotated CA)."""
 
-    def __init__(self, settings: TlsSettings) -> None:
-        self.settings = settings
-        self._stamps = _stamps(settings.files)
-        self._context: ssl.SSLContext | None = settings.context()
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._files = [path for path in (options.tls_ca, options.tls_cert, options.tls_key) if path]
+        self.server_name = options.tls_server_name
+        self._stamps = _stamps(self._files)
+        self._context: ssl.SSLContext | None = _new_context(options)
 
     @property
     def context(self) -> ssl.SSLContext:
         if self._context is None:
-            self._stamps = _stamps(self.settings.files)
-            self._context = self.settings.context()
+            self._stamps = _stamps(self._files)
+            self._context = _new_context(self._options)
         return self._context
 
     def reload(self, failed: ssl.SSLContext | None) -> bool:
@@ -110,11 +46,42 @@ class Security:
         if self._context is not None and self._context is not failed:
             return True
         self._context = None
-        return _stamps(self.settings.files) != self._stamps
+        return _stamps(self._files) != self._stamps
 
-    @property
-    def server_name(self) -> str:
-        return self.settings.server_name
+
+def _new_context(options: SinkOptions) -> ssl.SSLContext:
+    """A new context; the files are read now.
+
+    Raises:
+        OptionError: a file, or the source of the password, is missing or invalid.
+    """
+    try:
+        context = ssl.create_default_context(cafile=options.tls_ca or None)
+    except (OSError, ssl.SSLError) as error:
+        raise OptionError(f"option tlsCa: {options.tls_ca}: {error}", option="tlsCa") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Set by Python from 3.13 on: it refuses certificates without key identifiers, as RocketMQ's
+    # own instructions make them, which Java's client and older Pythons take.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if options.tls_mode != "verify-full":
+        context.check_hostname = False
+    if options.tls_mode == "insecure":
+        context.verify_mode = ssl.CERT_NONE
+    if options.tls_cert:
+        _load_client_certificate(options, context)
+    return context
+
+
+def _load_client_certificate(options: SinkOptions, context: ssl.SSLContext) -> None:
+    given, cert, key = options.tls_key_password, options.tls_cert, options.tls_key
+    password = resolve_secret("tlsKeyPassword", given).reveal() if given else ""
+    try:
+        context.load_cert_chain(cert, key or None, password=lambda: password)
+    except (OSError, ssl.SSLError) as error:
+        raise OptionError(
+            f"options tlsCert, tlsKey, tlsKeyPassword: cannot load {cert} and {key}: {error}",
+            option="tlsCert",
+        ) from error
 
 
 def _stamps(paths: Iterable[str]) -> list[tuple[int, int, int] | None]:

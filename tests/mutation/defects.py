@@ -236,8 +236,8 @@ NET: tuple[Defect, ...] = (
     Defect(
         "server-name-unchecked",
         "rocket_sink/net/tls.py",
-        '        if self.mode != "verify-full":\n',
-        '        if self.mode != "verify-full" or not self.server_name:\n',
+        '    if options.tls_mode != "verify-full":\n',
+        '    if options.tls_mode != "verify-full" or not options.tls_server_name:\n',
         (
             "tests/net/test_transport.py::test_tls_with_another_name_is_refused_and_the_option_is_named",
         ),
