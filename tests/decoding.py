@@ -19,14 +19,12 @@ from rocket_sink.wire.trace import (
     EndTransactionTrace,
     MessageType,
     PubTrace,
-    RecallTrace,
     Trace,
 )
 
 _TRACES: Final[dict[str, type[Trace]]] = {
     "Pub": PubTrace,
     "EndTransaction": EndTransactionTrace,
-    "Recall": RecallTrace,
 }
 
 

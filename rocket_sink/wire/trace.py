@@ -65,24 +65,11 @@ class EndTransactionTrace:
     from_transaction_check: bool
 
 
-@dataclass(frozen=True)
-class RecallTrace:
-    """A recall of a timed message."""
-
-    time_ms: int
-    region_id: str
-    producer_group: str
-    topic: str
-    message_id: str
-    success: bool
-
-
-Trace = PubTrace | EndTransactionTrace | RecallTrace
+Trace = PubTrace | EndTransactionTrace
 
 _NAMES: Final[dict[type[Trace], str]] = {
     PubTrace: "Pub",
     EndTransactionTrace: "EndTransaction",
-    RecallTrace: "Recall",
 }
 
 
@@ -97,7 +84,7 @@ def encode_trace(traces: Iterable[Trace]) -> tuple[str, frozenset[str]]:
     for trace in traces:
         lines.append(_encode_line(trace))
         keys.add(trace.message_id)
-        keys.update(getattr(trace, "keys", "").split())
+        keys.update(trace.keys.split())
     return "".join(lines), frozenset(keys)
 
 

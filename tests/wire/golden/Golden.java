@@ -356,7 +356,7 @@ public class Golden {
         TraceContext context = new TraceContext();
         TraceBean bean = new TraceBean();
         context.setTraceBeans(new ArrayList<>(Arrays.asList(bean)));
-        context.setTraceType(new TraceType[] {TraceType.Pub, TraceType.EndTransaction, TraceType.Recall}[random.nextInt(3)]);
+        context.setTraceType(new TraceType[] {TraceType.Pub, TraceType.EndTransaction}[random.nextInt(2)]);
         context.setTimeStamp(random.nextLong() & Long.MAX_VALUE);
         context.setRegionId("DefaultRegion");
         context.setGroupName(clean(1, 10));
@@ -365,7 +365,7 @@ public class Golden {
         bean.setTopic(clean(1, 10));
         bean.setMsgId(hex(bytes(16)));
         bean.setTags(clean(1, 5));
-        bean.setKeys(context.getTraceType() == TraceType.Recall ? "" : "k1 k2");
+        bean.setKeys("k1 k2");
         bean.setStoreHost("127.0.0.1:10911");
         bean.setBodyLength(random.nextInt(9999));
         bean.setMsgType(MessageType.values()[random.nextInt(5)]);
