@@ -35,23 +35,21 @@ class CompressionType(enum.Enum):
     ZLIB = 3
 
     @classmethod
-    def of(cls, name: str) -> CompressionType:
-        """By name, ignoring case and surrounding blanks.
+    def of_option(cls, value: str) -> CompressionType | None:
+        """The type that the option `compressType` names, ignoring case and surrounding blanks;
+        None for "none".
 
         Raises:
             ConfigurationError: no such type.
         """
+        if value == "none":
+            return None
         try:
-            return cls[name.strip().upper()]
+            return cls[value.strip().upper()]
         except KeyError:
             raise ConfigurationError(
-                f"{name!r} is no compression type; use zlib, lz4 or zstd"
+                f"{value!r} is no compression type; use zlib, lz4 or zstd"
             ) from None
-
-    @classmethod
-    def of_option(cls, value: str) -> CompressionType | None:
-        """The type that the option `compressType` names; None for "none"."""
-        return None if value == "none" else cls.of(value)
 
     @classmethod
     def of_sys_flag(cls, sys_flag: int) -> CompressionType:

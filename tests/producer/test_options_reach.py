@@ -41,7 +41,7 @@ def test_compress_type(cluster, make_producer, name, module):
     body = b"again and " * 1000
     make_producer(compressType=name).send(Message("orders", body))
     (request,) = requests_of(cluster, RequestCode.SEND_MESSAGE_V2)
-    assert CompressionType.of_sys_flag(int(request.ext["f"])) is CompressionType.of(name)
+    assert CompressionType.of_sys_flag(int(request.ext["f"])) is CompressionType.of_option(name)
     assert len(request.body) < len(body)
     assert [message.body for message in cluster.messages("orders")] == [body]
 

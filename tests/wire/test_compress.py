@@ -31,9 +31,10 @@ def test_c33_round_trips(kind: CompressionType, body: bytes, repeat: int):
     [("zlib", "ZLIB"), (" LZ4 ", "LZ4"), ("Zstd", "ZSTD")],
 )
 def test_c33_names(name: str, kind: str):
-    assert CompressionType.of(name) is CompressionType[kind]
+    assert CompressionType.of_option(name) is CompressionType[kind]
+    assert CompressionType.of_option("none") is None
     with pytest.raises(ConfigurationError, match="snappy"):
-        CompressionType.of("snappy")
+        CompressionType.of_option("snappy")
 
 
 @pytest.mark.parametrize(
