@@ -66,8 +66,8 @@ class ProducerPool:
                 self._lease(engine, key, options)
         return engine
 
-    def release(self, engine: SendEngine) -> None:
-        """Return an engine; a broken one, or one with pending requests, is closed.
+    def release(self, engine: SendEngine, *, usable: bool = True) -> None:
+        """Return an engine; one that is not usable, broken, or has pending requests is closed.
 
         Raises:
             RuntimeError: it is not leased (returned twice, or of another pool).
@@ -80,28 +80,20 @@ class ProducerPool:
                     "is followed by exactly one release"
                 )
             _, key, timeout_s = self._leased.pop(id(engine))
-            keep = not engine.broken and not engine.pending
+            keep = usable and not engine.broken and not engine.pending
             if keep:
                 self._idle.setdefault(key, []).append(_Idle(engine, self._clock(), timeout_s))
         if not keep:
             engine.close()
 
-    def drop(self, engine: SendEngine) -> None:
-        """Return an unusable engine, which is closed."""
-        with self._lock:
-            known = self._leased.pop(id(engine), None)
-        if known is None:
-            raise RuntimeError("an engine was dropped that is not checked out of this pool")
-        engine.close()
-
     @contextmanager
     def engine(self, options: SinkOptions) -> Iterator[SendEngine]:
-        """`acquire` and `release`; after an exception `drop`."""
+        """`acquire` and `release`; after an exception it is not used again."""
         engine = self.acquire(options)
         try:
             yield engine
         except BaseException:
-            self.drop(engine)
+            self.release(engine, usable=False)
             raise
         self.release(engine)
 
