@@ -258,7 +258,7 @@ class HalfMessageCommitter:
             )
             return
         for position in positions.tolist():
-            ended = functools.partial(self._ended_alone, lane, position)
+            ended = functools.partial(self.ended, lane, position)
             frame = self._frame(self._half(position))
             client.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
 
@@ -269,16 +269,6 @@ class HalfMessageCommitter:
         else:
             headers = self._headers.take(positions)
         return dict(zip(headers.schema.names, headers.columns, strict=True))
-
-    def _ended_alone(
-        self,
-        lane: _Lane,
-        position: int,
-        answer: Frame | None,
-        error: SendError | None,
-        at_s: float,
-    ) -> None:
-        self.ended(lane, position, answer, error)
 
     def _frame(self, half: Half) -> Frame:
         return requests.end_transaction(
@@ -293,9 +283,14 @@ class HalfMessageCommitter:
         )
 
     def ended(
-        self, lane: _Lane, position: int, answer: Frame | None, error: SendError | None
+        self,
+        lane: _Lane,
+        position: int,
+        answer: Frame | None,
+        error: SendError | None,
+        at_s: float = 0.0,
     ) -> None:
-        """One commit was answered, or failed."""
+        """One commit was answered, or failed; `at_s` is what a `Call` tells, and not needed."""
         if answer is not None and answer.code == ResponseCode.SUCCESS:
             self.committed(lane, 1)
             return
