@@ -22,10 +22,12 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
-from rocket_sink.routing.fault import FaultItem, MemoryFaultStore
+from rocket_sink.routing.fault import FaultItem
 
 _LAYOUT: Final = 1
 _FAULTS: Final = 512
@@ -38,13 +40,20 @@ _TIME: Final = struct.Struct("<d")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
+class _InProcess(dict[str, bytes]):
+    """A table of this process alone, with the methods of `MappedTable`."""
+
+    def put(self, key: str, value: bytes) -> None:
+        self[key] = value
+
+
 class SharedBrokerState:
     """Routing's FaultStore (get, put, remove, names) and a cache of route bodies."""
 
     def __init__(self, file: MappedFile | None) -> None:
         self._file = file
-        self._memory = MemoryFaultStore()
-        self._memory_routes: dict[str, tuple[bytes, float]] = {}
+        self._faults: MappedTable | _InProcess = _InProcess()
+        self._routes: MappedTable | _InProcess = _InProcess()
         if file is not None:
             self._faults = MappedTable(file, 0, _FAULTS, _FAULT_BYTES)
             self._routes = MappedTable(file, _FAULTS * _FAULT_BYTES, _ROUTES, _ROUTE_BYTES)
@@ -64,8 +73,6 @@ class SharedBrokerState:
         return cls(None)
 
     def get(self, name: str) -> FaultItem | None:
-        if self._file is None:
-            return self._memory.get(name)
         found = self._faults.get(name)
         if not found:
             return None
@@ -75,26 +82,16 @@ class SharedBrokerState:
             return None
 
     def put(self, name: str, item: FaultItem) -> None:
-        if self._file is None:
-            self._memory.put(name, item)
-        else:
-            self._faults.put(name, json.dumps(astuple(item)).encode())
+        self._faults.put(name, json.dumps(astuple(item)).encode())
 
     def remove(self, name: str) -> None:
-        if self._file is None:
-            self._memory.remove(name)
-        else:
-            self._faults.put(name, b"")
+        self._faults.put(name, b"")
 
     def names(self) -> Iterable[str]:
-        if self._file is None:
-            return self._memory.names()
-        return [name for name in self._faults.keys() if self._faults.get(name)]  # noqa: SIM118
+        return [name for name in list(self._faults.keys()) if self._faults.get(name)]
 
     def route(self, topic: str) -> tuple[bytes, float] | None:
         """The topic's route body and the monotonic time (s) at which it was fetched."""
-        if self._file is None:
-            return self._memory_routes.get(topic)
         found = self._routes.get(topic)
         if not found or len(found) < _TIME.size:
             return None
@@ -102,14 +99,12 @@ class SharedBrokerState:
 
     def put_route(self, topic: str, body: bytes, now_s: float) -> None:
         """Keep it for the other workers; silently not, when it is too long or the table full."""
-        if self._file is None:
-            self._memory_routes[topic] = (body, now_s)
-        else:
-            self._routes.put(topic, _TIME.pack(now_s) + body)
+        self._routes.put(topic, _TIME.pack(now_s) + body)
 
     def close(self) -> None:
         """Unmap; the file stays for the other workers and goes with the executor's directory."""
         if self._file is not None:
+            self._faults, self._routes = _InProcess(), _InProcess()
             self._file.close()
             self._file = None
 
@@ -144,18 +139,8 @@ def _remove_orphans(like: Path) -> None:
         with contextlib.suppress(OSError, OverflowError):
             status = folder.lstat()
             own = status.st_uid == os.getuid() and time.time() - status.st_mtime > _ORPHAN_S
-            if own and pid.isdecimal() and not _lives(int(pid)):
+            if own and pid.isdecimal() and not psutil.pid_exists(int(pid)):
                 shutil.rmtree(folder)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _file_name(options: SinkOptions) -> str:
