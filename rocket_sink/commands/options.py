@@ -195,9 +195,7 @@ def markdown_table() -> str:
 
 
 def _markdown_row(known: Option) -> str:
-    text = known.help
-    if known.choices and not all(choice in text for choice in known.choices):
-        text += f" ({', '.join(known.choices)})"
+    text = _words(known)
     if known.java and known.java.lower() != known.name.lower():
         text += f" (Java: `{known.java}`)"
     default = default_text(known).replace(",", ", ")  # so that it can be broken

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from rocket_sink.errors import (
     ConnectionLostError,
@@ -41,6 +41,9 @@ from rocket_sink.wire.frame import Frame
 
 Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
 """A queued frame: owner, buffers (head first), size in bytes."""
+
+_READS: Final = 16
+"""Most reads in one turn of a channel; then the others have theirs."""
 
 
 class OnewayWrite:
@@ -215,7 +218,7 @@ class Channel:
             if complete:
                 self.connection.mark_written(complete[-1], now_s)
 
-    def receive(self, now_s: float, rounds: int = 16, *, to_the_end: bool = False) -> bool:
+    def receive(self, now_s: float, *, to_the_end: bool = False) -> bool:
         """Read and dispatch received bytes; True when there may be more.
 
         Args:
@@ -226,7 +229,7 @@ class Channel:
             StreamEnded: the stream ended or is no RocketMQ stream.
             TlsError: the server refuses our certificate.
         """
-        for _ in range(rounds):
+        for _ in range(_READS):
             data = self.transport.read()
             if data is None:
                 return False

@@ -106,19 +106,18 @@ def jump_index_array(hashes: IntArray, count: int | IntArray) -> IntArray:
     return bucket
 
 
-GUAVA_K0: Final = 0x0706050403020100
-GUAVA_K1: Final = 0x0F0E0D0C0B0A0908
+_GUAVA_KEYS: Final = (0x0706050403020100, 0x0F0E0D0C0B0A0908)
 """The key of com.google.common.hash.Hashing.sipHash24()."""
 
-_INITIAL: Final = (
+_CONSTANTS: Final = (
     0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573,
 )  # fmt: skip
+_INITIAL: Final = tuple(c ^ key for c, key in zip(_CONSTANTS, 2 * _GUAVA_KEYS, strict=True))
 
 
-def sip_hash24(data: bytes, k0: int = GUAVA_K0, k1: int = GUAVA_K1) -> int:
+def sip_hash24(data: bytes) -> int:
     """SipHash-2-4 as Guava's `asLong()` gives it: a signed 64-bit integer."""
-    keys = (k0, k1, k0, k1)
-    v0, v1, v2, v3 = (constant ^ key for constant, key in zip(_INITIAL, keys, strict=True))
+    v0, v1, v2, v3 = _INITIAL
     whole = len(data) & ~7
     last = int.from_bytes(data[whole:], "little") | (len(data) & 0xFF) << 56
     for start in range(0, whole + 1, 8):
@@ -159,8 +158,7 @@ def sip_hash24_block(data: IntArray, offsets: IntArray) -> IntArray:
     padded = np.concatenate((data, np.zeros(8, np.uint8)))
     words = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))  # unaligned, overlapping
     count = len(sizes)
-    keys = (GUAVA_K0, GUAVA_K1, GUAVA_K0, GUAVA_K1)
-    state = [np.full(count, c ^ k, np.uint64) for c, k in zip(_INITIAL, keys, strict=True)]
+    state = [np.full(count, initial, np.uint64) for initial in _INITIAL]
     whole = sizes >> 3
     for index in range(int(whole[0]) if count else 0):
         active = int(np.searchsorted(-whole, -index, side="left"))

@@ -137,11 +137,10 @@ def attempt_deadline(
     cap_s: float | None = None,
     *,
     ordering: Ordering = Ordering.NONE,
-    floor_s: float = ATTEMPT_FLOOR_S,
 ) -> float:
     """The deadline of the attempt that starts now.
 
-    An equal share of the remaining time (at least `floor_s`), or `cap_s` (Java:
+    An equal share of the remaining time (at least ATTEMPT_FLOOR_S), or `cap_s` (Java:
     sendMsgMaxTimeoutPerRequest); the last attempt has all of it. With strict order every attempt
     has all of it: while a written request is unanswered nothing may overtake it.
 
@@ -150,8 +149,9 @@ def attempt_deadline(
     """
     if attempts_left <= 1 or ordering is Ordering.STRICT:
         return deadline_s
-    share_s = max((deadline_s - now_s) / attempts_left, floor_s) if cap_s is None else cap_s
-    return min(now_s + share_s, deadline_s)
+    if cap_s is None:
+        cap_s = max((deadline_s - now_s) / attempts_left, ATTEMPT_FLOOR_S)
+    return min(now_s + cap_s, deadline_s)
 
 
 def backoff_s(policies: RetryPolicies, attempt: int, rng: Rng) -> float:

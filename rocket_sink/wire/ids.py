@@ -108,7 +108,7 @@ def offset_message_id(host: str, port: int, offset: int) -> str:
 
 def decode_offset_message_id(text: str) -> OffsetId:
     """The parts of a broker's message id; RemoteProtocolError when it is none."""
-    data = _hex_bytes(text, "an offset message id")
+    data = _hex_bytes(text)
     port, offset = _OFFSET.unpack(data[-12:])
     return OffsetId(str(ip_address(data[:-12])), port, offset)
 
@@ -118,13 +118,13 @@ def check_offset_message_ids(ids: Iterable[bytes]) -> None:
     joined = b",".join(ids)
     if not _OFFSET_IDS.fullmatch(joined):
         for text in joined.split(b","):
-            _hex_bytes(text.decode(errors="replace"), "an offset message id")
+            _hex_bytes(text.decode(errors="replace"))
 
 
-def _hex_bytes(text: str, what: str) -> bytes:
+def _hex_bytes(text: str) -> bytes:
     if len(text) in (32, 56) and _HEX.issuperset(text):
         return bytes.fromhex(text)
-    raise RemoteProtocolError(f"{text[:60]!r} is not {what}: 32 or 56 hex digits")
+    raise RemoteProtocolError(f"{text[:60]!r} is not an offset message id: 32 or 56 hex digits")
 
 
 _VERSION: Final = "v1"
