@@ -27,7 +27,7 @@ import psutil
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
-from rocket_sink.routing.fault import FaultItem
+from rocket_sink.routing.fault import FaultItem, MemoryFaultStore
 
 _LAYOUT: Final = 1
 _FAULTS: Final = 512
@@ -40,20 +40,13 @@ _TIME: Final = struct.Struct("<d")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
-class _InProcess(dict[str, bytes]):
-    """A table of this process alone, with the methods of `MappedTable`."""
-
-    def put(self, key: str, value: bytes) -> None:
-        self[key] = value
-
-
 class SharedBrokerState:
     """Routing's FaultStore (get, put, remove, names) and a cache of route bodies."""
 
     def __init__(self, file: MappedFile | None) -> None:
         self._file = file
-        self._faults: MappedTable | _InProcess = _InProcess()
-        self._routes: MappedTable | _InProcess = _InProcess()
+        self._memory = MemoryFaultStore()
+        self._memory_routes: dict[str, tuple[bytes, float]] = {}
         if file is not None:
             self._faults = MappedTable(file, 0, _FAULTS, _FAULT_BYTES)
             self._routes = MappedTable(file, _FAULTS * _FAULT_BYTES, _ROUTES, _ROUTE_BYTES)
@@ -73,6 +66,8 @@ class SharedBrokerState:
         return cls(None)
 
     def get(self, name: str) -> FaultItem | None:
+        if self._file is None:
+            return self._memory.get(name)
         found = self._faults.get(name)
         if not found:
             return None
@@ -82,16 +77,26 @@ class SharedBrokerState:
             return None
 
     def put(self, name: str, item: FaultItem) -> None:
-        self._faults.put(name, json.dumps(astuple(item)).encode())
+        if self._file is None:
+            self._memory.put(name, item)
+        else:
+            self._faults.put(name, json.dumps(astuple(item)).encode())
 
     def remove(self, name: str) -> None:
-        self._faults.put(name, b"")
+        if self._file is None:
+            self._memory.remove(name)
+        else:
+            self._faults.put(name, b"")
 
     def names(self) -> Iterable[str]:
-        return [name for name in list(self._faults.keys()) if self._faults.get(name)]
+        if self._file is None:
+            return self._memory.names()
+        return [name for name in self._faults.keys() if self._faults.get(name)]  # noqa: SIM118
 
     def route(self, topic: str) -> tuple[bytes, float] | None:
         """The topic's route body and the monotonic time (s) at which it was fetched."""
+        if self._file is None:
+            return self._memory_routes.get(topic)
         found = self._routes.get(topic)
         if not found or len(found) < _TIME.size:
             return None
@@ -99,12 +104,14 @@ class SharedBrokerState:
 
     def put_route(self, topic: str, body: bytes, now_s: float) -> None:
         """Keep it for the other workers; silently not, when it is too long or the table full."""
-        self._routes.put(topic, _TIME.pack(now_s) + body)
+        if self._file is None:
+            self._memory_routes[topic] = (body, now_s)
+        else:
+            self._routes.put(topic, _TIME.pack(now_s) + body)
 
     def close(self) -> None:
         """Unmap; the file stays for the other workers and goes with the executor's directory."""
         if self._file is not None:
-            self._faults, self._routes = _InProcess(), _InProcess()
             self._file.close()
             self._file = None
 
