@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import OptionError
-from rocket_sink.ledger.dead_letters import dead_letter_rows
 from rocket_sink.ledger.records import (
     GroupFacts,
     RunContext,
+    dead_letter_rows,
     epoch_row,
     in_flight_rows,
     isolation_rows,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocket_sink.ledger import dead_letters as letters
-from rocket_sink.ledger.dead_letters import dead_letter_rows
+from rocket_sink.ledger import records
+from rocket_sink.ledger.records import dead_letter_rows
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
 
 from .values import context
@@ -89,13 +89,13 @@ def test_order_and_identity():
     st.integers(1, 60),
 )
 def test_big_sets_are_cut_and_nothing_is_lost(bodies, limit):
-    before, letters._BATCH_BYTES = letters._BATCH_BYTES, limit
+    before, records._BATCH_BYTES = records._BATCH_BYTES, limit
     try:
         batches = dead_letter_rows(
             {"body": pa.array(bodies, pa.binary()), "reason": "data"}, context()
         )
     finally:
-        letters._BATCH_BYTES = before
+        records._BATCH_BYTES = before
     assert [b for batch in batches for b in batch.column("body").to_pylist()] == bodies
     assert [o for b in batches for o in b.column("ordinal").to_pylist()] == list(range(len(bodies)))
     for batch in batches:

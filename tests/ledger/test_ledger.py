@@ -78,7 +78,7 @@ def test_all_values_come_back_through_delta(spark, ledger):
         "properties": pa.array([[("x", "1")], None], pa.map_(pa.string(), pa.string())),
         "event_time_ms": pa.array([1_700_000_000_123, None]), "flag": pa.array([-5, 2**40]),
     }  # fmt: skip
-    from rocket_sink.ledger.dead_letters import dead_letter_rows
+    from rocket_sink.ledger.records import dead_letter_rows
 
     batches = [
         *dead_letter_rows({**columns, "reason": "data"}, context(query_id="trip")),

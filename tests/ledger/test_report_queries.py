@@ -9,9 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rocket_sink.ledger.dead_letters import dead_letter_rows
 from rocket_sink.ledger.duckdb_reader import open_quick
-from rocket_sink.ledger.records import in_order, isolation_rows, resolution_rows
+from rocket_sink.ledger.records import dead_letter_rows, in_order, isolation_rows, resolution_rows
 from rocket_sink.ledger.report import Report, Scope, figures
 from rocket_sink.routing.fault import Isolation
 

@@ -7,8 +7,13 @@ from typing import Any
 import pyarrow as pa
 
 from rocket_sink.errors import Outcome
-from rocket_sink.ledger.dead_letters import dead_letter_rows
-from rocket_sink.ledger.records import RunContext, confirmed_row, epoch_row, send_rows
+from rocket_sink.ledger.records import (
+    RunContext,
+    confirmed_row,
+    dead_letter_rows,
+    epoch_row,
+    send_rows,
+)
 from rocket_sink.producer.engine.attempt import AttemptRecord
 
 

@@ -15,8 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import ConfigurationError
-from rocket_sink.ledger.dead_letters import dead_letter_rows
-from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.records import RunContext, dead_letter_rows
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.producer.admin.dlq import DeadLetter
 from rocket_sink.rows.stored_rows import STORED_SCHEMA, stored_batch
