@@ -16,8 +16,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.epoch_starts import query_of
 from rocket_sink.ledger.fold import FOLDERS, fold, spools_in_use
-from rocket_sink.ledger.live.figures import follow
-from rocket_sink.ledger.live.metrics import observe
+from rocket_sink.ledger.live import follow, observe
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from rich.console import RenderableType
 
-    from rocket_sink.ledger.live.figures import BrokerSums, LiveFigures
+    from rocket_sink.ledger.live import BrokerSums, LiveFigures
     from rocket_sink.spark.sink import RocketSink
 
 
@@ -314,7 +314,7 @@ def finish(spark: SparkSession, report: Report, sink_options: Mapping[str, Any])
 
     from rocket_sink.commands.common.ledger_input import fold_and_note
     from rocket_sink.ledger.ledger import Ledger
-    from rocket_sink.ledger.live.figures import pending_by_reason
+    from rocket_sink.ledger.live import pending_by_reason
     from rocket_sink.ledger.path import resolve_path
 
     ledger, began = Ledger(str(path)), dt.datetime.now(dt.timezone.utc)
@@ -347,7 +347,7 @@ def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
 
 def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigures | None:
     """What comes into the ledger from now on; None without one, or where it cannot be followed."""
-    from rocket_sink.ledger.live.figures import follow
+    from rocket_sink.ledger.live import follow
     from rocket_sink.ledger.path import resolve_path
 
     if not sink_options.get("ledger"):
