@@ -134,7 +134,7 @@ def backfill(
         if not from_table:
             check_exists(options.ledger, session)
         from rocket_sink.spark.backfill.backfill import Backfill
-        from rocket_sink.spark.backfill.selection import Selection
+        from rocket_sink.spark.backfill.sources import Selection
 
         selection = Selection(
             reasons, only_topic, where, since, until, limit, max_tries, again

@@ -144,7 +144,7 @@ def show_view(
     A condition given by --where is Spark's SQL, so Spark reads the ledger then.
     """
     from rocket_sink.ledger import views
-    from rocket_sink.spark.backfill.selection import filtered
+    from rocket_sink.spark.backfill.sources import filtered
 
     named = {"dead-letters": "letters" if all_letters else "pending_letters"}.get(view, view)
     path = absolute(path)

@@ -766,7 +766,7 @@ SPARK: tuple[Defect, ...] = (
     ),
     Defect(
         "tired-letter-is-overtaken",
-        "rocket_sink/spark/backfill/selection.py",
+        "rocket_sink/spark/backfill/sources.py",
         '    return found.withColumn("_chosen", going & ~F.col("_behind")).drop("_wanted")\n',
         '    return found.withColumn("_chosen", going).drop("_wanted")\n',
         (

@@ -41,8 +41,7 @@ from rocket_sink.spark.backfill.resend import (
     send_partition,
     waiting_of,
 )
-from rocket_sink.spark.backfill.selection import Selection, marked
-from rocket_sink.spark.backfill.sources import SENT_COLUMNS, DeadLetters, Source
+from rocket_sink.spark.backfill.sources import SENT_COLUMNS, DeadLetters, Selection, Source, marked
 from rocket_sink.spark.session_checks import check_session, with_task_rate
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.records import RunContext, resolution_rows
 from rocket_sink.ledger.schema import UNPARKED
 from rocket_sink.ledger.views import view
-from rocket_sink.spark.backfill.selection import filtered
+from rocket_sink.spark.backfill.sources import filtered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,11 +1,10 @@
-"""Where a backfill takes its dead letters from: the dead letters of a ledger, or any table.
+"""What a backfill sends: the dead letters of a ledger, or the rows of any table; all or some.
 
 Both give one frame of what is pending: the row contract's columns (`SENT_COLUMNS`), `letter_id`,
 `tries` and `open` (what earlier backfills did, see `ledger.backfill_marks`; `open` also where the
-dead letter's
-own outcome is unknown; `unknown_at` is the broker that did not answer), `reason`, `at`, and
-`_place`, which sorts a key's dead letters. `query_id` names the query whose queues they go by
-(`.home_queues`); of a table it is a digest of its name.
+dead letter's own outcome is unknown; `unknown_at` is the broker that did not answer), `reason`,
+`at`, and `_place`, which sorts a key's dead letters. `query_id` names the query whose queues they
+go by (`.home_queues`); of a table it is a digest of its name.
 
 A row of a table has no dead letter, so it gets an id that is the same each time: a digest of the
 table's name, the topic option and all its columns, numbered where rows are equal. That names its
@@ -16,6 +15,7 @@ are other rows.
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,11 +23,12 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Final, Protocol
 
-from rocket_sink.errors import ColumnError
+from rocket_sink.errors import ColumnError, OptionError
 from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.schema import REASONS
+from rocket_sink.ledger.table import first_line
 from rocket_sink.ledger.views import ORDER
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.backfill.selection import Selection, filtered
 from rocket_sink.spark.frames import plan_of, quoted
 
 if TYPE_CHECKING:
@@ -40,6 +41,37 @@ SENT_COLUMNS: Final = (
 )  # fmt: skip
 """The dead letters' columns that the row contract knows."""
 _ALWAYS: Final = ("topic", "sharding_key", "message_id")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which pending dead letters are sent.
+
+    Attributes:
+        reasons: classes of dead letters; empty: all but `data`, since rows that no broker takes
+            would be refused again.
+        topic: only of this topic.
+        where: a SQL condition on the source's columns.
+        since, until: from the first on, before the second; by the dead letters' `at`, or by a
+            table's `event_time`.
+        limit: the oldest so many of what is selected otherwise.
+        max_tries: a dead letter that so many backfills have failed with is left alone.
+        again: also those.
+    """
+
+    reasons: tuple[str, ...] = ()
+    topic: str | None = None
+    where: str | None = None
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
+    limit: int | None = None
+    max_tries: int = 3
+    again: bool = False
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that are selected."""
+        return self.reasons or tuple(reason for reason in REASONS if reason != "data")
 
 
 class Source(Protocol):
@@ -206,6 +238,58 @@ class Table:
         from pyspark.sql import functions as F  # noqa: N812
 
         return [F.col(quoted(n)) for n in plan_of(self.frame, self.options).json_columns]
+
+
+def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
+    """The rows for which a user's SQL condition is true; its columns and types are checked now.
+
+    Raises:
+        OptionError: it does not parse, names a column that is not there, or is no condition.
+    """
+    if not condition:
+        return frame
+    from pyspark.errors import PySparkException
+
+    try:
+        found = frame.where(condition)
+        _ = found.schema
+    except PySparkException as error:
+        raise OptionError(
+            f"the filter {condition!r} cannot be used: {first_line(error)} It is a condition as "
+            f"after SQL's WHERE, on {of}: {', '.join(frame.columns)}",
+            option="where",
+        ) from None
+    return found
+
+
+def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFrame:
+    """The dead letters with three flags more, of which at most one is true.
+
+    `_tired`: wanted, but left alone, for it has failed so often. `_behind`: wanted, but behind a
+    tired dead letter of its key, which it would overtake; rows that no broker takes (reason `data`)
+    stop nobody. `_chosen`: to be sent.
+
+    Args:
+        letters: with `letter_id`, `topic`, `sharding_key`, `reason`, `tries` and `_place`.
+        wanted: true of those that are selected, tries left aside.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+
+    often = F.col("tries") >= selection.max_tries
+    tired = F.col("_wanted") & (F.lit(False) if selection.again else often)
+    found = letters.withColumn("_wanted", wanted).withColumn("_tired", tired)
+    behind: Column = F.lit(False)
+    if not selection.again:
+        # A dead letter without a key waits behind no other.
+        alone = F.when(F.col("sharding_key").isNull(), F.col("letter_id"))
+        earlier = Window.partitionBy("topic", "sharding_key", alone).orderBy("_place")
+        earlier = earlier.rowsBetween(Window.unboundedPreceding, -1)
+        stops = F.col("_tired") & ~F.col("reason").eqNullSafe("data")
+        behind = F.coalesce(F.max(stops).over(earlier), F.lit(False))
+    going = F.col("_wanted") & ~F.col("_tired")
+    found = found.withColumn("_behind", going & behind)
+    return found.withColumn("_chosen", going & ~F.col("_behind")).drop("_wanted")
 
 
 def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:

@@ -27,8 +27,7 @@ from rocket_sink.spark.backfill import backfill
 from rocket_sink.spark.backfill.backfill import Backfill, Plan
 from rocket_sink.spark.backfill.parking import park, unpark
 from rocket_sink.spark.backfill.resend import Resent
-from rocket_sink.spark.backfill.selection import Selection
-from rocket_sink.spark.backfill.sources import Table
+from rocket_sink.spark.backfill.sources import Selection, Table
 from rocket_sink.testing import Answer, FakeCluster
 from tests.run_command import run_command
 
