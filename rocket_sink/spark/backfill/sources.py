@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rocket_sink.errors import ColumnError, OptionError
 from rocket_sink.ledger.ledger import Ledger
@@ -74,31 +74,6 @@ class Selection:
         return self.reasons or tuple(reason for reason in REASONS if reason != "data")
 
 
-class Source(Protocol):
-    """See the module."""
-
-    @property
-    def what(self) -> str:
-        """What its rows are called, in the plural."""
-
-    @property
-    def pins_new(self) -> bool:
-        """The first backfill writes down the queues that they go by."""
-
-    def pending(
-        self, spark: SparkSession, ledger: Ledger, selection: Selection
-    ) -> DataFrame | None:
-        """All pending ones (of a table: for which the filter is true); None: no ledger yet."""
-
-    def wanted(self, pending: DataFrame, selection: Selection) -> Column:
-        """True of those that the selection wants, tries and limit left aside.
-
-        Raises:
-            OptionError: the filter cannot be used.
-            ColumnError: a time is wanted and there is none.
-        """
-
-
 class DeadLetters:
     """The pending dead letters of the ledger.
 
@@ -107,11 +82,14 @@ class DeadLetters:
     """
 
     what = "dead letters"
+    """What a source's rows are called, in the plural."""
     pins_new = False
+    """Of a source: the first backfill writes down the queues that they go by."""
 
     def pending(
         self, spark: SparkSession, ledger: Ledger, selection: Selection
     ) -> DataFrame | None:
+        """All pending ones (of a table: for which the filter is true); None: no ledger yet."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
@@ -137,6 +115,12 @@ class DeadLetters:
         )
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
+        """True of those that the selection wants, tries and limit left aside.
+
+        Raises:
+            OptionError: the filter cannot be used.
+            ColumnError: a time is wanted and there is none.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         filtered(pending, selection.where, of="the dead letters' columns")
@@ -238,6 +222,9 @@ class Table:
         from pyspark.sql import functions as F  # noqa: N812
 
         return [F.col(quoted(n)) for n in plan_of(self.frame, self.options).json_columns]
+
+
+Source: TypeAlias = DeadLetters | Table
 
 
 def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
