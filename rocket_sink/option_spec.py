@@ -201,13 +201,7 @@ def _scaled(value: Any, scales: Mapping[str, int | Fraction]) -> int:
 
 
 _MS_SCALES: Final = {"ms": 1, "min": 60_000, "m": 60_000, "h": 3_600_000, "s": 1000}
-_S_SCALES: Final[Mapping[str, int | Fraction]] = {
-    "ms": Fraction(1, 1000),
-    "min": 60,
-    "m": 60,
-    "h": 3600,
-    "s": 1,
-}
+_S_SCALES: Final = {suffix: Fraction(ms, 1000) for suffix, ms in _MS_SCALES.items()}
 _BYTE_SCALES: Final = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30,
     "kb": 1000, "mb": 1000**2, "gb": 1000**3, "k": 2**10, "m": 2**20, "g": 2**30, "b": 1,

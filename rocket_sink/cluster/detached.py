@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -210,20 +210,15 @@ def _load(folder: Path) -> ClusterState | None:
 def _end(state: ClusterState) -> bool:
     processes = [process for node in state.nodes if (process := node.process())]
     for process in processes:
-        _quietly(process.terminate)
-        _quietly(process.resume)
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+            process.resume()
     _, left = psutil.wait_procs(processes, timeout=_GRACE_S)
     for process in left:
-        _quietly(process.kill)
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(left, timeout=_KILL_S)
     return bool(processes)
-
-
-def _quietly(act: Any) -> None:
-    try:
-        act()
-    except psutil.NoSuchProcess:
-        return
 
 
 def _tell_differences(running: ClusterState, wanted: Wanted, progress: Progress | None) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 
 from rocket_sink.cluster import conf
 from rocket_sink.cluster.conf import CLUSTER_NAME, Secrets
@@ -76,12 +75,7 @@ class LocalCluster:
     def __enter__(self) -> LocalCluster:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.stop()
 
     def start(self, timeout_s: float = 240) -> LocalCluster:
