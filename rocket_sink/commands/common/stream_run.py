@@ -254,10 +254,15 @@ def run_stream(
     """Run the query until it ends, fails, or SIGTERM or SIGINT arrives; shows how it goes."""
     frame = source.read(spark, streaming=True)
     figures = _figures(spark, sink_options)
-    query = _start(
-        spark, frame, sink_options, lane,
-        checkpoint=checkpoint, trigger=trigger, query_name=query_name,
-    )  # fmt: skip
+    writer = stream_writer(spark, frame, sink_options, lane)
+    writer = writer.option("checkpointLocation", checkpoint)
+    if query_name:
+        writer = writer.queryName(query_name)
+    if trigger == "available-now":
+        writer = writer.trigger(availableNow=True)
+    elif trigger:
+        writer = writer.trigger(processingTime=trigger)
+    query = writer.start()
     note(f"query {query.id} runs; Ctrl-C or SIGTERM ends it after the current micro-batch")
     started_s = time.monotonic()
     report = Report(query_id=str(query.id), run_id=str(query.runId))
@@ -356,27 +361,6 @@ def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigure
         return follow(spark, resolve_path(str(sink_options["ledger"])))
     except (LedgerError, OSError):
         return None  # the query says what is wrong, where it needs the ledger's files
-
-
-def _start(
-    spark: SparkSession,
-    frame: DataFrame,
-    sink_options: Mapping[str, Any],
-    lane: str,
-    *,
-    checkpoint: str,
-    trigger: str | None,
-    query_name: str | None,
-) -> StreamingQuery:
-    writer = stream_writer(spark, frame, sink_options, lane)
-    writer = writer.option("checkpointLocation", checkpoint)
-    if query_name:
-        writer = writer.queryName(query_name)
-    if trigger == "available-now":
-        writer = writer.trigger(availableNow=True)
-    elif trigger:
-        writer = writer.trigger(processingTime=trigger)
-    return writer.start()
 
 
 def stream_writer(
