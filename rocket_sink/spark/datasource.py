@@ -33,7 +33,7 @@ from pyspark.sql.datasource import (
 from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
-from rocket_sink.ledger.storage import Properties, all_properties, remember
+from rocket_sink.ledger.storage import Properties, all_properties, is_classic, remember
 from rocket_sink.ledger.table import LedgerToken, ledger_token
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
@@ -42,7 +42,6 @@ from rocket_sink.spark.context import run_context, streaming_query
 from rocket_sink.spark.session_checks import (
     check_budget,
     check_files,
-    is_classic,
     refuse_speculation,
     speculates,
     task_slots,

@@ -33,6 +33,7 @@ from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.pending_keys import release, withdraw
 from rocket_sink.ledger.records import RunContext, confirmed_row, in_order, placed
 from rocket_sink.ledger.schema import EPOCH, ledger_ddl
+from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.table import (
     LedgerToken,
     check_not_ahead,
@@ -51,7 +52,6 @@ from rocket_sink.spark.session_checks import (
     check_budget,
     check_session,
     has_budget,
-    is_classic,
     with_task_rate,
 )
 from rocket_sink.spark.transactions import Transactions

@@ -34,13 +34,13 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.spool.writer import HandedRows, spool_handed
-from rocket_sink.ledger.storage import active_session
+from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.table import first_line
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
 from rocket_sink.spark.context import run_context, streaming_query
-from rocket_sink.spark.session_checks import is_classic, refuse_budget
+from rocket_sink.spark.session_checks import refuse_budget
 from rocket_sink.task.runner import TaskRunner
 
 if TYPE_CHECKING:

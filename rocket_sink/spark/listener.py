@@ -22,11 +22,10 @@ from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH
 from rocket_sink.ledger.spool.files import new_name
 from rocket_sink.ledger.spool.writer import SpoolWriter
-from rocket_sink.ledger.storage import active_session
+from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.table import first_line, is_table
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.session_checks import is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

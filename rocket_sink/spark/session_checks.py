@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
-from rocket_sink.ledger.storage import active_session
+from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.table import LedgerToken, ensure_table, first_line, ledger_token
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
@@ -30,18 +30,6 @@ if TYPE_CHECKING:
 
 
 _LOG: Final = log.logger(__name__)
-
-
-def is_classic(session: Any) -> bool:
-    """True when the session has a JVM beside it (not Spark Connect)."""
-    return session is not None and hasattr(type(session), "sparkContext") and _has_context(session)
-
-
-def _has_context(session: Any) -> bool:
-    try:
-        return session.sparkContext is not None
-    except Exception:
-        return False
 
 
 def check_session(options: SinkOptions, session: SparkSession | None = None) -> None:

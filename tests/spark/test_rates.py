@@ -17,6 +17,8 @@ from rocket_sink.spark.session_checks import with_task_rate
 class Session:
     """A classic session of an application with so many slots; None: Spark does not tell."""
 
+    _jsparkSession = object()
+
     def __init__(self, slots: int | None, parallelism: int = 6) -> None:
         profiles = SimpleNamespace(defaultResourceProfile=lambda: "default")
         scala: Any = SimpleNamespace(resourceProfileManager=lambda: profiles)

@@ -42,6 +42,8 @@ def test_a_relative_ledger_is_the_drivers_folder() -> None:
 
 
 class Speculating:
+    _jsparkSession = object()
+
     class sparkContext:
         @staticmethod
         def getConf() -> Any:
@@ -79,6 +81,8 @@ def test_a_wheel_that_no_worker_will_see_is_told_of_once(
     monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Given:
+        _jsparkSession = object()
+
         class sparkContext:
             @staticmethod
             def getConf() -> Any:
