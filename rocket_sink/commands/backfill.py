@@ -11,7 +11,7 @@ import click
 
 from rocket_sink.commands.common.base import Command, json_option, time_value
 from rocket_sink.commands.common.ledger_input import check_exists
-from rocket_sink.commands.common.output import Bar, note, print_json, show, table
+from rocket_sink.commands.common.output import Bar, note, print_json, rows_table, show, table
 from rocket_sink.commands.common.sink_input import (
     absolute,
     check_name_server,
@@ -240,9 +240,8 @@ def _print_plan(plan: Plan, waiting: dict[str, int] | None, what: str, *, as_jso
         names = ("topic", "sharding_key", "keys", "reason", "last_error_code", "tries",
                  "body_bytes")  # fmt: skip
         there = [name for name in names if name in plan.sample[0]]
-        rows = ([_cell(dead_letter[name]) for name in there] for dead_letter in plan.sample)
-        show(table(f"the first {len(plan.sample)}", [n.replace("_", " ") for n in there], rows,
-                   numbers="body_bytes tries"))  # fmt: skip
+        title = f"the first {len(plan.sample)}"
+        show(rows_table(title, there, plan.sample, numbers="body_bytes tries"))
 
 
 def _remarks(plan: Plan) -> Iterator[str]:
@@ -262,10 +261,6 @@ def _waits(waiting: Mapping[str, int]) -> Iterator[str]:
             f"{count:,} wait for {broker}, which no route names: start it and run this again "
             "(--move-keys sends them to other queues)"
         )
-
-
-def _cell(value: Any) -> Any:
-    return " ".join(value) if isinstance(value, list) else value
 
 
 def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from rocket_sink.commands.common.ledger_input import (
     opened,
     quick_ledger,
 )
-from rocket_sink.commands.common.output import note, print_json, print_json_line, show, table
+from rocket_sink.commands.common.output import note, print_json, print_json_line, rows_table, show
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import Decorated, spark_options
 
@@ -161,9 +161,7 @@ def show_view(
         for row in rows:
             print_json_line(row)
         return
-    names = _SHOWN[view]
-    show(table(view, [name.replace("_", " ") for name in names],
-               ([_short(row[name]) for name in names] for row in rows)))  # fmt: skip
+    show(rows_table(view, _SHOWN[view], rows, most=60))
     if len(rows) == limit:
         note(f"the newest {limit}; --limit shows more, --json all columns")
 
@@ -240,12 +238,3 @@ def _parked(done: Parked, way: str, needed: str, *, as_json: bool) -> int:
         for letter in done.left_out:
             note(f"{letter} is no {needed} dead letter of this ledger")
     return 1 if done.left_out else 0
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    if hasattr(value, "strftime"):
-        return value.strftime("%m-%d %H:%M:%S")
-    text = str(value)
-    return value if not isinstance(value, str) or len(text) <= 60 else text[:57] + "..."

@@ -12,7 +12,14 @@ import click
 
 from rocket_sink.commands.common.base import Group, json_option
 from rocket_sink.commands.common.ledger_input import check_exists, fold_and_note, opened
-from rocket_sink.commands.common.output import Bar, note, print_json, print_json_line, show, table
+from rocket_sink.commands.common.output import (
+    Bar,
+    note,
+    print_json,
+    print_json_line,
+    rows_table,
+    show,
+)
 from rocket_sink.commands.common.sink_input import (
     absolute,
     check_name_server,
@@ -72,9 +79,7 @@ def list_transactions(path: str, everything: bool, limit: int, as_json: bool, **
             print_json_line(row)
         return
     if rows:
-        names = [name.replace("_", " ") for name in _SHOWN]
-        show(table("transactions", names, (_cells(row) for row in rows),
-                   numbers="epoch halves committed refused"))  # fmt: skip
+        show(rows_table("transactions", _SHOWN, rows, numbers="epoch halves committed refused"))
     else:
         note("no transaction is open" if not everything else "there are no transactions")
     note(_UNSEEN)
@@ -252,18 +257,7 @@ def _print_plan(rows: Sequence[Any], *, as_json: bool) -> None:
     note(f"{len(rows):,} transactions of {messages:,} messages are open; nothing committed")
     if rows:
         names = ("at", "query_id", "epoch", "halves", "topics")
-        cells = ([_cell(row[name]) for name in names] for row in rows)
-        show(table("open", [name.replace("_", " ") for name in names], cells, numbers="halves"))
-
-
-def _cells(row: dict[str, Any]) -> list[Any]:
-    return [_cell(row[name]) for name in _SHOWN]
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return value.strftime("%m-%d %H:%M:%S") if hasattr(value, "strftime") else value
+        show(rows_table("open", names, rows, numbers="halves"))
 
 
 @contextlib.contextmanager

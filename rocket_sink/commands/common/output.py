@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +25,7 @@ from rocket_sink.text import clean, clean_lines, json_text
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.table import Table
 
 _PIPE_WIDTH: Final = 140
 _TERMINAL_WIDTH: Final = 80
@@ -144,6 +145,30 @@ def show(*things: RenderableType) -> None:
     console = stdout_console()
     for thing in things:
         console.print(_Guarded(thing))
+
+
+def rows_table(
+    title: str, names: Sequence[str], rows: Iterable[Any], *, numbers: str = "",
+    most: int | None = None,
+) -> Table:  # fmt: skip
+    """These columns of rows, under their names without underscores.
+
+    Args:
+        numbers: as of `table`.
+        most: characters of a text; of a longer one the end is left out.
+    """
+    cells = ([_short(row[name], most) for name in names] for row in rows)
+    return table(title, [name.replace("_", " ") for name in names], cells, numbers=numbers)
+
+
+def _short(value: Any, most: int | None) -> Any:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, datetime.datetime):
+        return value.strftime("%m-%d %H:%M:%S")
+    if most is not None and isinstance(value, str) and len(value) > most:
+        return value[: most - 3] + "..."
+    return value
 
 
 class _Guarded:
