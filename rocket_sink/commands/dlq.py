@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocket_sink.commands.common.base import Group, json_option, time_value
+from rocket_sink.commands.common.base import Group, json_option, time_value, together
 from rocket_sink.commands.common.output import (
     check_writable,
     note,
@@ -23,24 +22,18 @@ from rocket_sink.commands.common.sink_input import absolute, resolved_options, s
 if TYPE_CHECKING:
     from rocket_sink.producer.admin.dlq import DeadLetter, DlqQuery, ResendReport
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _SHOWN = ("given up", "topic", "keys", "times", "resends", "message id", "body")
 
 
-def _selecting(function: Decorated) -> Decorated:
-    for decorate in (
-        click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the N oldest."),
-        click.option("--message-id", metavar="ID", help="This client id or offset id only."),
-        click.option("--key", help="Only messages that have this key."),
-        click.option("--until", callback=time_value, metavar="TIME", help="Given up before then."),
-        click.option("--since", callback=time_value, metavar="TIME",
-                     help="Given up at or after this time (UTC), or since 10m ago."),
-        click.option("--topic", "-t", metavar="TOPIC", help="Only messages of this origin topic."),
-    ):  # fmt: skip
-        function = decorate(function)
-    return function
-
-
+_selecting = together(
+    click.option("--topic", "-t", metavar="TOPIC", help="Only messages of this origin topic."),
+    click.option("--since", callback=time_value, metavar="TIME",
+                 help="Given up at or after this time (UTC), or since 10m ago."),
+    click.option("--until", callback=time_value, metavar="TIME", help="Given up before then."),
+    click.option("--key", help="Only messages that have this key."),
+    click.option("--message-id", metavar="ID", help="This client id or offset id only."),
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the N oldest."),
+)  # fmt: skip
 _group = click.option("--group", "-g", required=True, help="The consumer group.")
 
 

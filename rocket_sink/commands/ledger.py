@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rocket_sink.commands.common.base import Group, json_option
+from rocket_sink.commands.common.base import Decorated, Group, json_option, together
 from rocket_sink.commands.common.ledger_input import (
     check_exists,
     fold_and_note,
@@ -18,7 +18,7 @@ from rocket_sink.commands.common.ledger_input import (
 )
 from rocket_sink.commands.common.output import note, print_json, print_json_line, rows_table, show
 from rocket_sink.commands.common.sink_input import absolute
-from rocket_sink.commands.common.spark_input import Decorated, spark_options
+from rocket_sink.commands.common.spark_input import spark_options
 
 if TYPE_CHECKING:
     from rocket_sink.spark.backfill.parking import Parked
@@ -44,18 +44,12 @@ _ledger = click.option(
 
 def _which(where_help: str) -> Callable[[Decorated], Decorated]:
     """Add options that select dead letters, and --reason, to a command."""
-
-    def decorate(function: Decorated) -> Decorated:
-        for option in (
-            click.option("--reason", required=True, metavar="TEXT", help="Why; kept with each."),
-            click.option("--where", metavar="SQL", help=where_help),
-            click.option("--letter", "letters", multiple=True, metavar="ID",
-                         help="This one; repeatable."),
-        ):  # fmt: skip
-            function = option(function)
-        return function
-
-    return decorate
+    return together(
+        click.option("--letter", "letters", multiple=True, metavar="ID",
+                     help="This one; repeatable."),
+        click.option("--where", metavar="SQL", help=where_help),
+        click.option("--reason", required=True, metavar="TEXT", help="Why; kept with each."),
+    )  # fmt: skip
 
 
 @click.group(cls=Group)

@@ -7,15 +7,29 @@ import datetime as dt
 import importlib
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import click
 
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.text import clean, nearest
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    """All the options of a command as one decorator, in the order of its help."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 

@@ -7,14 +7,14 @@ import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from rocket_sink.commands.common.base import time_value
+from rocket_sink.commands.common.base import Decorated, time_value, together
 from rocket_sink.commands.common.output import note
 from rocket_sink.commands.common.sink_input import absolute
-from rocket_sink.commands.common.spark_input import Decorated, spark_session
+from rocket_sink.commands.common.spark_input import spark_session
 from rocket_sink.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -45,23 +45,19 @@ def ledger_named_both_ways(function: Decorated) -> Decorated:
     return cast("Decorated", option(argument(with_path)))
 
 
-def fold_option(function: Decorated) -> Decorated:
-    """Add --fold to a command."""
-    return click.option(
-        "--fold", is_flag=True,
-        help="Take in first what tasks have written, with Spark. Without it a local ledger is read "
-        "as it is, in seconds, when the extra `fast` is installed.",
-    )(function)  # fmt: skip
+fold_option: Final = click.option(
+    "--fold", is_flag=True,
+    help="Take in first what tasks have written, with Spark. Without it a local ledger is read "
+    "as it is, in seconds, when the extra `fast` is installed.",
+)  # fmt: skip
 
-
-def span_options(function: Decorated) -> Decorated:
-    """Add --since and --until to a command."""
-    until = click.option("--until", callback=time_value, metavar="TIME", help="Up to this time.")
-    since = click.option(
+span_options: Final = together(
+    click.option(
         "--since", callback=time_value, metavar="TIME",
         help="From this time on: 2026-01-31T12:00 (UTC), or 90m ago.",
-    )  # fmt: skip
-    return since(until(function))
+    ),
+    click.option("--until", callback=time_value, metavar="TIME", help="Up to this time."),
+)  # fmt: skip
 
 
 def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:

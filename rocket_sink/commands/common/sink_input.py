@@ -10,17 +10,16 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
+from rocket_sink.commands.common.base import Decorated, together
 from rocket_sink.commands.common.output import note
 from rocket_sink.commands.options import read_conf
 from rocket_sink.errors import MessageError, OptionError, RocketSinkError
 from rocket_sink.message_rules import FORBIDDEN_TOPICS, check_topic
 from rocket_sink.options import SinkOptions, find_option
-
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 _SHORT: Final = {
     "nameServer": "-n",
@@ -36,14 +35,7 @@ _METAVARS: Final = {
 
 def sink_options(*names: str) -> Callable[[Decorated], Decorated]:
     """Add `-O`, `--conf` and a flag for each named option to a command; see `given_options`."""
-
-    def decorate(function: Decorated) -> Decorated:
-        function = _conf_option(_many_option(function))
-        for name in reversed(names):
-            function = _flag(name)(function)
-        return function
-
-    return decorate
+    return together(*map(_flag, names), _conf_option, _many_option)
 
 
 def _flag(name: str) -> Callable[[Decorated], Decorated]:

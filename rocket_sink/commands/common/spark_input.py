@@ -9,15 +9,15 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import psutil
 
-from rocket_sink.commands.common.base import debug_wanted
+from rocket_sink.commands.common.base import debug_wanted, together
 from rocket_sink.commands.common.output import note
 from rocket_sink.errors import RocketSinkError
 
@@ -34,22 +34,6 @@ _SMALL_PLANS: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-def spark_options(function: Decorated) -> Decorated:
-    """Add --master, --spark-conf and --package to a command."""
-    for decorate in (
-        click.option("--package", "packages", multiple=True, metavar="GROUP:ARTIFACT:VERSION",
-                     help="Maven package for Spark to load; repeatable."),
-        click.option("--spark-conf", multiple=True, metavar="NAME=VALUE", callback=name_values,
-                     help="Spark setting; repeatable."),
-        click.option("--master", metavar="URL",
-                     help="Spark master. Default: spark-submit's, else local[*]."),
-    ):  # fmt: skip
-        function = decorate(function)
-    return function
-
 
 def name_values(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
@@ -60,6 +44,16 @@ def name_values(
         if not equals or not name.strip():
             raise click.BadParameter(f"{text!r} is not NAME=VALUE")
     return texts
+
+
+spark_options: Final = together(
+    click.option("--master", metavar="URL",
+                 help="Spark master. Default: spark-submit's, else local[*]."),
+    click.option("--spark-conf", multiple=True, metavar="NAME=VALUE", callback=name_values,
+                 help="Spark setting; repeatable."),
+    click.option("--package", "packages", multiple=True, metavar="GROUP:ARTIFACT:VERSION",
+                 help="Maven package for Spark to load; repeatable."),
+)  # fmt: skip
 
 
 def pairs(texts: Iterable[str]) -> dict[str, str]:
