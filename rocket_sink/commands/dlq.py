@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from rocket_sink.commands.common.base import Group, json_option, time_value, together
+from rocket_sink.commands.common.base import Decorated, Group, json_option, time_value, together
 from rocket_sink.commands.common.output import (
     check_writable,
     note,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _SHOWN = ("given up", "topic", "keys", "times", "resends", "message id", "body")
 
 
-_selecting = together(
+_selection = together(
     click.option("--topic", "-t", metavar="TOPIC", help="Only messages of this origin topic."),
     click.option("--since", callback=time_value, metavar="TIME",
                  help="Given up at or after this time (UTC), or since 10m ago."),
@@ -34,6 +35,32 @@ _selecting = together(
     click.option("--message-id", metavar="ID", help="This client id or offset id only."),
     click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the N oldest."),
 )  # fmt: skip
+
+
+def _selecting(function: Decorated) -> Decorated:
+    """Add options that select messages of --group to a command, which gets both as `query`.
+
+    None: all groups, where a command may go without one.
+    """
+
+    @functools.wraps(function)
+    def with_query(
+        *, group: str | None, topic: str | None, since: dt.datetime | None,
+        until: dt.datetime | None, key: str | None, message_id: str | None, limit: int | None,
+        **more: Any,
+    ) -> Any:  # fmt: skip
+        from rocket_sink.producer.admin.dlq import DlqQuery
+
+        chosen = (topic, _ms(since), _ms(until), key, message_id, limit)
+        if group is None and set(chosen) != {None}:
+            raise click.UsageError(
+                "these options choose among the messages of a group: give --group"
+            )
+        return function(query=None if group is None else DlqQuery(group, *chosen), **more)
+
+    return cast("Decorated", _selection(with_query))
+
+
 _group = click.option("--group", "-g", required=True, help="The consumer group.")
 
 
@@ -56,22 +83,16 @@ def dlq() -> None:
 @click.option("--group", "-g", help="The consumer group; without it, all groups are counted.")
 @_selecting
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per message (or group).")
-def list_letters(
-    group: str | None, topic: str | None, since: dt.datetime | None, until: dt.datetime | None,
-    key: str | None, message_id: str | None, limit: int | None, as_json: bool,
-) -> None:  # fmt: skip
+def list_letters(query: DlqQuery | None, as_json: bool) -> None:
     """Show a group's dead letters, the oldest first, or count those of all groups."""
     from rocket_sink.producer.admin import dlq as dead_letters
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.spark.backfill.dlq_export import row
 
-    if group is None and {topic, since, until, key, message_id, limit} != {None}:
-        raise click.UsageError("these options choose among the messages of a group: give --group")
     with Admin(resolved_options()) as admin:
-        if group is None:
+        if query is None:
             _print_groups(dead_letters.groups(admin), as_json=as_json)
             return
-        query = _query(group, topic, since, until, key, message_id, limit)
         rows = (row(dead_letter) for dead_letter in dead_letters.read(admin, query))
         if as_json:
             for one in rows:
@@ -81,7 +102,7 @@ def list_letters(
     if not shown:
         note("no dead letter is selected")
         return
-    show(table(f"dead letters of {group}", _SHOWN, shown, numbers="times resends"))
+    show(table(f"dead letters of {query.group}", _SHOWN, shown, numbers="times resends"))
 
 
 @dlq.command(
@@ -95,11 +116,7 @@ def list_letters(
 @click.option("--ledger", "-l", metavar="PATH", help="As dead letters into this ledger.")
 @click.option("--out", metavar="FILE", help="Into this file, .parquet or .json (lines).")
 @json_option
-def export(
-    group: str, topic: str | None, since: dt.datetime | None, until: dt.datetime | None,
-    key: str | None, message_id: str | None, limit: int | None, ledger: str | None,
-    out: str | None, as_json: bool,
-) -> None:  # fmt: skip
+def export(query: DlqQuery, ledger: str | None, out: str | None, as_json: bool) -> None:
     """Copy a group's dead letters into a ledger or a file; they stay where they are.
 
     In a ledger they are dead letters of their origin topics with the reason "consumer", which
@@ -113,14 +130,13 @@ def export(
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.spark.backfill.dlq_export import to_file, to_ledger
 
-    query = _query(group, topic, since, until, key, message_id, limit)
     with Admin(resolved_options()) as admin:
         found = dead_letters.read(admin, query)
         count = to_ledger(found, absolute(ledger)) if ledger else to_file(found, Path(str(out)))
     if as_json:
         print_json({"exported": count, "to": ledger or out})
     else:
-        note(f"{count:,} dead letters of {group} exported to {ledger or out}")
+        note(f"{count:,} dead letters of {query.group} exported to {ledger or out}")
 
 
 @dlq.command(
@@ -138,9 +154,8 @@ def export(
 @click.option("--dry-run", is_flag=True, help="Count by topic, send nothing.")
 @json_option
 def resend(
-    group: str, topic: str | None, since: dt.datetime | None, until: dt.datetime | None,
-    key: str | None, message_id: str | None, limit: int | None, to_topic: str | None,
-    max_resends: int, again: bool, dry_run: bool, as_json: bool,
+    query: DlqQuery, to_topic: str | None, max_resends: int, again: bool, dry_run: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Send a group's dead letters to the topics they came from.
 
@@ -153,7 +168,6 @@ def resend(
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.producer.producer import Producer
 
-    query = _query(group, topic, since, until, key, message_id, limit)
     options = resolved_options()
     with Admin(options) as admin:
         found = dead_letters.read(admin, query)
@@ -168,15 +182,6 @@ def resend(
                 work.resend(dead_letter)
     _print_report(work.report, as_json=as_json)
     return 0 if work.report.settled else 1
-
-
-def _query(
-    group: str, topic: str | None, since: dt.datetime | None, until: dt.datetime | None,
-    key: str | None, message_id: str | None, limit: int | None,
-) -> DlqQuery:  # fmt: skip
-    from rocket_sink.producer.admin.dlq import DlqQuery
-
-    return DlqQuery(group, topic, _ms(since), _ms(until), key, message_id, limit)
 
 
 def _ms(when: dt.datetime | None) -> int | None:
