@@ -17,7 +17,12 @@ import pyarrow.compute as pc
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message
 from rocket_sink.wire.columns.buffers import Mask, ints_of, is_text, nulls_of
-from rocket_sink.wire.columns.properties import EVENT_TIME_PROPERTY
+from rocket_sink.wire.columns.encode import EncodedBatch, MessageColumns, encode_columns
+from rocket_sink.wire.columns.properties import (
+    EVENT_TIME_PROPERTY,
+    PropertyPieces,
+    property_pieces,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +110,21 @@ class RowBatch:
         if ids is not None and message_ids is not None:
             ids = pc.coalesce(ids, message_ids.cast(ids.type))
         return {"message_ids": message_ids if ids is None else ids, **columns}
+
+    def encoded(
+        self, ids: pa.Array | None = None, properties: pa.Array | PropertyPieces | None = None
+    ) -> EncodedBatch:
+        """The rows as messages of a topic from the option, in their order.
+
+        Args:
+            ids: as `message_ids` of `property_columns`.
+            properties: where they are made already.
+        """
+        assert isinstance(self.topic, str)
+        if properties is None:
+            properties = property_pieces(len(self), **self.property_columns(ids))
+        flags = 0 if self.flag is None else self.flag
+        return encode_columns(MessageColumns(self.topic, self.body, properties, flags))
 
     def message(self, row: int) -> Message:
         """One row as a `Message`, for the sends that go one by one.

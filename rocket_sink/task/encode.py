@@ -32,13 +32,7 @@ from rocket_sink.task.message_ids import MessageIds
 from rocket_sink.task.pending import PendingRequest, Piece, SingleColumns
 from rocket_sink.wire.codes import V5_0_0
 from rocket_sink.wire.columns.buffers import Int64s, as_binary, ints_of, nulls_of
-from rocket_sink.wire.columns.encode import (
-    EncodedBatch,
-    MessageColumns,
-    cut_requests,
-    encode_columns,
-    group_by_queue,
-)
+from rocket_sink.wire.columns.encode import cut_requests, group_by_queue
 from rocket_sink.wire.columns.properties import property_pieces
 
 _PART_BYTES: Final = 8 << 20
@@ -258,10 +252,10 @@ def encode_requests(
             order = groups.order
             rows, ids_made = rows.take(order), ids_made.take(pa.array(order))
         singles = _single_columns(rows, ids_made)
-        encoded = _encode(rows, ids_made, singles.properties)
+        encoded = rows.encoded(ids_made, singles.properties)
         most = max(1, min(_GROUP, options.max_in_flight // _GROUPS))
     else:
-        encoded = _encode(rows, ids_made).take(groups)
+        encoded = rows.encoded(ids_made).take(groups)
         most = options.request_max_messages
     slices = cut_requests(encoded.offsets, groups.bounds, options.request_max_bytes, most)
     data, offsets, waits = encoded.data, encoded.offsets, waits_for_store(rows)
@@ -295,20 +289,6 @@ def _single_columns(rows: RowBatch, ids: pa.Array) -> SingleColumns:
         columns["message_ids"],
         0 if rows.flag is None else ints_of(rows.flag, 0),
         V5_0_0 if bool(rows.is_timer()[0]) else 0,
-    )
-
-
-def _encode(rows: RowBatch, ids: pa.Array, properties: pa.Array | None = None) -> EncodedBatch:
-    assert isinstance(rows.topic, str)
-    if properties is None:
-        pieces = property_pieces(len(rows), **rows.property_columns(ids))
-    return encode_columns(
-        MessageColumns(
-            rows.topic,
-            rows.body,
-            pieces if properties is None else properties,
-            0 if rows.flag is None else rows.flag,
-        )
     )
 
 

@@ -47,13 +47,7 @@ from rocket_sink.producer.identity import local_ip
 from rocket_sink.routing.hashing import java_hash
 from rocket_sink.rows.row_batch import RowBatch
 from rocket_sink.wire.columns.buffers import bytes_of, is_text, lengths_of, nulls_of
-from rocket_sink.wire.columns.encode import (
-    MessageColumns,
-    encode_columns,
-    hex_column,
-    message_id_column,
-)
-from rocket_sink.wire.columns.properties import property_pieces
+from rocket_sink.wire.columns.encode import hex_column, message_id_column
 from rocket_sink.wire.ids import month_start_ms
 
 
@@ -222,14 +216,7 @@ class ContentIds:
         assert isinstance(rows.topic, str)
         base = self._base.copy()
         base.update(rows.topic.encode() + b"\0")
-        encoded = encode_columns(
-            MessageColumns(
-                rows.topic,
-                rows.body,
-                property_pieces(len(rows), **rows.property_columns()),
-                0 if rows.flag is None else rows.flag,
-            )
-        )
+        encoded = rows.encoded()
         data, bounds, copy = memoryview(encoded.data), encoded.offsets.tolist(), base.copy
         digests = bytearray()
         for start, end in itertools.pairwise(bounds):
