@@ -21,7 +21,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import COLUMNS, DEAD_LETTER, LEDGER_SCHEMA
 from rocket_sink.ledger.spool.writer import SpoolWriter
-from rocket_sink.ledger.table import LedgerToken, ledger_token
+from rocket_sink.ledger.table import ledger_token
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.pool import ProducerPool
@@ -97,9 +97,11 @@ class TableProducer:
             LedgerError: the ledger's folder cannot be written; nothing was sent. Or it could not
                 be any more, at the end.
         """
-        batches, token = _batches(data), self._token()
+        batches, ledger = _batches(data), self.options.ledger
+        # This process writes what it reads: there is only to see that it can.
+        token = ledger_token(resolve_path(ledger), spools=True) if ledger else None
         context, letters = self._context(), list[pa.RecordBatch]()
-        spool = SpoolWriter(self.options.ledger, context) if self.options.ledger else None
+        spool = SpoolWriter(ledger, context) if ledger else None
 
         def emit(rows: pa.RecordBatch) -> None:
             if rows.num_rows and rows["kind"][0].as_py() == DEAD_LETTER:
@@ -123,9 +125,12 @@ class TableProducer:
                 spool.abort()
             raise
         return TableResult(
-            self._summary(summary, context, time.monotonic() - began_s),
+            WriteSummary.of(
+                summary.as_dict(), query_id=context.query_id, ledger=ledger,
+                duration_s=time.monotonic() - began_s,
+            ),
             pa.Table.from_batches(letters, _LETTER_SCHEMA),
-        )
+        )  # fmt: skip
 
     def close(self) -> None:
         """Unregister and disconnect. Closing twice is nothing."""
@@ -141,11 +146,6 @@ class TableProducer:
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self._sends} tables sent"
         return f"<TableProducer {self.options.topic or 'any topic'}, {state}>"
-
-    def _token(self) -> LedgerToken | None:
-        """This process writes what it reads: there is only to see that it can."""
-        ledger = self.options.ledger
-        return ledger_token(resolve_path(ledger), spools=True) if ledger else None
 
     def _context(self) -> RunContext:
         if self._closed:
@@ -168,16 +168,6 @@ class TableProducer:
             run.feed(batch, plan)
             rows += batch.num_rows
         return run.finish(), rows
-
-    def _summary(
-        self, summary: TaskSummary, context: RunContext, duration_s: float
-    ) -> WriteSummary:
-        return WriteSummary.of(
-            summary.as_dict(),
-            query_id=context.query_id,
-            ledger=self.options.ledger,
-            duration_s=duration_s,
-        )
 
 
 def _batches(data: Any) -> Iterator[pa.RecordBatch]:
