@@ -17,9 +17,9 @@ import click
 from rocket_sink.commands.common.base import Decorated, together
 from rocket_sink.commands.common.output import note
 from rocket_sink.commands.options import read_conf
-from rocket_sink.errors import MessageError, OptionError, RocketSinkError
-from rocket_sink.message_rules import FORBIDDEN_TOPICS, check_topic
-from rocket_sink.options import SinkOptions, find_option
+from rocket_sink.errors import OptionError, RocketSinkError
+from rocket_sink.message_rules import FORBIDDEN_TOPICS
+from rocket_sink.options import SinkOptions, check_topic_option, find_option
 
 _SHORT: Final = {
     "nameServer": "-n",
@@ -157,10 +157,7 @@ def check_topic_name(topic: str) -> None:
         OptionError: no topic can have this name.
     """
     if topic and topic not in FORBIDDEN_TOPICS:
-        try:
-            check_topic(topic)
-        except MessageError as error:
-            raise OptionError(f"option topic: {error.text}", option="topic") from None
+        check_topic_option("topic", topic)
 
 
 def check_name_server(options: SinkOptions) -> None:

@@ -17,8 +17,8 @@ from rocket_sink.ledger.append.data_files import (
     DataFile,
     OverBatches,
     told_files,
+    write_and_tell,
     write_data_files,
-    writing_files,
 )
 from rocket_sink.ledger.append.delta_rs import commit, last_version
 from rocket_sink.ledger.append.exclusive import warn_if_shared
@@ -79,7 +79,7 @@ class Append:
             make = partial(_proved, token, make)
         if self._table is None:
             return frame.mapInArrow(make, ledger_ddl())
-        return frame.mapInArrow(writing_files(self.place, make), FILES_DDL)
+        return frame.mapInArrow(partial(write_and_tell, self.place, make), FILES_DDL)
 
     def save(self, made: DataFrame) -> list[DataFile] | None:
         """Run the tasks and commit; nothing where the table holds the transaction.

@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -108,14 +107,10 @@ def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> li
         raise
 
 
-def writing_files(place: LedgerPath, make: OverBatches) -> OverBatches:
-    """For `mapInArrow`: writes the ledger rows that `make` makes, and yields `FILES_DDL`."""
-    return partial(_write_and_tell, place, make)
-
-
-def _write_and_tell(
+def write_and_tell(
     place: LedgerPath, make: OverBatches, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: writes the ledger rows that `make` makes, and yields `FILES_DDL`."""
     files = write_data_files(place, make(batches))
     if files:
         yield pa.RecordBatch.from_pydict({"files": [json.dumps([asdict(one) for one in files])]})
