@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
+from rocket_sink.ledger.notes import read_bytes
 from rocket_sink.ledger.path import LedgerPath, make_folder_of
 from rocket_sink.ledger.spool.files import STALE_AFTER_S
 from rocket_sink.owner import Owner, this_process
@@ -166,11 +167,8 @@ class Lease:
 
     def _text(self) -> str | None:
         """None: there is no file. An empty one is just being written where writes are no whole."""
-        try:
-            with self._fs.open_input_stream(self._path) as stream:
-                return bytes(stream.read()).decode(errors="replace")
-        except FileNotFoundError:
-            return None
+        data = read_bytes(self._fs, self._path)
+        return None if data is None else data.decode(errors="replace")
 
 
 LOCK_NAME: Final = "lock"

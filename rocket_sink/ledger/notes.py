@@ -50,11 +50,8 @@ class NoteStore:
         Raises:
             ValueError: no JSON.
         """
-        try:
-            with self._files.open_input_stream(self.where(path)) as file:
-                return json.loads(bytes(file.read()))
-        except FileNotFoundError:
-            return None
+        data = read_bytes(self._files, self.where(path))
+        return None if data is None else json.loads(data)
 
     def remove(self, path: str) -> None:
         """Nothing when it is not there."""
@@ -77,6 +74,15 @@ class NoteStore:
 def now_ms() -> int:
     """Of this process's clock, ms since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def read_bytes(filesystem: fs.FileSystem, path: str) -> bytes | None:
+    """A file's content; None when it is not there."""
+    try:
+        with filesystem.open_input_stream(path) as file:
+            return bytes(file.read())
+    except FileNotFoundError:
+        return None
 
 
 def write_bytes(

@@ -39,6 +39,7 @@ from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.append.delta_rs import create_table, is_told, last_version, open_table
 from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.lock import LedgerLock
+from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, make_folder_of, resolve_path
 from rocket_sink.ledger.records import worker_name
 from rocket_sink.ledger.schema import (
@@ -558,8 +559,6 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
     try:
         names = _names(place)
         if not names:
-            from rocket_sink.ledger.notes import NoteStore
-
             names = [uuid.uuid4().hex]
             NoteStore(place).write(f"{_FOLDER}/{names[0]}", "rocket-sink")
         return LedgerToken(place.uri, min(names), spools, place.storage)

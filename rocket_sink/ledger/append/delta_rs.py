@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.data_files import DataFile
+from rocket_sink.ledger.notes import read_bytes
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
 from rocket_sink.ledger.storage import delta_rs_options, is_s3
 from rocket_sink.net import log
@@ -190,11 +191,8 @@ def commit_actions(
         OSError: it cannot be read now.
         ValueError: it is no JSON.
     """
-    try:
-        with filesystem.open_input_stream(f"{place.root}/{LOG_FOLDER}/{version:020}.json") as file:
-            return [json.loads(line) for line in bytes(file.read()).splitlines()]
-    except FileNotFoundError:
-        return None
+    data = read_bytes(filesystem, f"{place.root}/{LOG_FOLDER}/{version:020}.json")
+    return None if data is None else [json.loads(line) for line in data.splitlines()]
 
 
 def rows_of_epoch(
@@ -335,7 +333,8 @@ def _checkpoint(place: LedgerPath, filesystem: fs.FileSystem, table: DeltaTable)
     """Sum up the log when many commits follow the last checkpoint; what fails is tried again."""
     log_folder = f"{place.root}/{LOG_FOLDER}"
     try:
-        last = _last_checkpoint(filesystem, f"{log_folder}/_last_checkpoint")
+        note = read_bytes(filesystem, f"{log_folder}/_last_checkpoint")
+        last = 0 if note is None else int(json.loads(note)["version"])
         if table.version() + 1 - last < _CHECKPOINT_COMMITS:
             return
         table.update_incremental()
@@ -348,12 +347,3 @@ def _checkpoint(place: LedgerPath, filesystem: fs.FileSystem, table: DeltaTable)
             table.cleanup_metadata()
     except Exception as error:
         _LOG.warning("no checkpoint of the ledger %s: %s", place.uri, error)
-
-
-def _last_checkpoint(filesystem: fs.FileSystem, path: str) -> int:
-    try:
-        with filesystem.open_input_stream(path) as file:
-            note: dict[str, Any] = json.loads(bytes(file.read()))
-        return int(note["version"])
-    except FileNotFoundError:
-        return 0
