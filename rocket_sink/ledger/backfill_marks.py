@@ -31,7 +31,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.delta_rs import commit_actions
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.notes import write_bytes
-from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.ledger.path import LedgerPath, failing
 from rocket_sink.ledger.records import RunContext, build_rows
 from rocket_sink.ledger.schema import BACKFILL, IN_FLIGHT, RESOLUTION, UNPARKED
 
@@ -112,11 +112,11 @@ class ClaimCheck:
             return
         self._looked_s = now_s
         path = f"{self._place.folds}/{_TOKEN}"
-        try:
-            with self._place.filesystem().open_input_stream(path) as stream:
-                found = bytes(stream.read()).decode(errors="replace")
-        except OSError as error:
-            raise LedgerError(f"cannot read {path}: {error}", path=path) from error
+        with (
+            failing(f"cannot read {path}", path),
+            self._place.filesystem().open_input_stream(path) as stream,
+        ):
+            found = bytes(stream.read()).decode(errors="replace")
         if found != self._token:
             raise LedgerError(
                 f"another backfill of the ledger {self._place.uri} has taken over: the driver of "
@@ -184,18 +184,15 @@ def settled_since(place: LedgerPath, version: int) -> set[str]:
     """
     filesystem = place.filesystem()
     last: dict[str, str] = {}
-    try:
+    with failing(
+        f"cannot read what was settled in the ledger {place.uri} since version {version}",
+        place.uri, kinds=(OSError, pa.ArrowException, ValueError, KeyError),
+    ):  # fmt: skip
         for path in _added(place, filesystem, version):
             for letter, way in _resolutions(filesystem, path):
                 # What is stored stays so; of the others the last one counts.
                 if last.get(letter) != "resent":
                     last[letter] = way
-    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
-        raise LedgerError(
-            f"cannot read what was settled in the ledger {place.uri} since version {version}: "
-            f"{error}",
-            path=place.uri,
-        ) from error
     return {letter for letter, way in last.items() if way != UNPARKED}
 
 

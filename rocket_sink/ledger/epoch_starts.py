@@ -37,13 +37,13 @@ import contextlib
 import functools
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.ledger.notes import NoteStore, now_ms
-from rocket_sink.ledger.path import LedgerPath, path_part
+from rocket_sink.ledger.path import LedgerPath, failing, path_part
 from rocket_sink.ledger.records import RunContext
 
 _KEPT: Final = 3
@@ -126,17 +126,12 @@ class EpochStarts:
         with self._saying(store):
             store.write(self._own, {"at_ms": self._at_ms, "topics": topics})
 
-    @contextlib.contextmanager
-    def _saying(self, store: NoteStore) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            path = store.where(self._own)
-            raise LedgerError(
-                f"cannot note the begin of epoch {self._ctx.epoch} at {path}: {error}. "
-                "delivery=effectively_once needs a ledger folder that tasks can write to",
-                path=path,
-            ) from error
+    def _saying(self, store: NoteStore) -> contextlib.AbstractContextManager[None]:
+        path = store.where(self._own)
+        return failing(
+            f"cannot note the begin of epoch {self._ctx.epoch} at {path}", path,
+            ". delivery=effectively_once needs a ledger folder that tasks can write to",
+        )  # fmt: skip
 
     def check(self) -> None:
         """Called before each request; looks once a second whether a later run has begun.
@@ -262,16 +257,15 @@ def claim_app_id(place: LedgerPath, app_id: str, query_id: str) -> None:
     """
     path = _query_path(app_id)
     store = NoteStore(place)
-    try:
+    where = store.where(path)
+    with failing(
+        f"cannot tell from {where} which query the appId {app_id!r} names", where,
+        kinds=(OSError, ValueError, KeyError, TypeError),
+    ):  # fmt: skip
         if store.write(path, {"query_id": query_id, "app_id": app_id}, replace=False):
             return
         note = store.read(path)
         named, claimed = str(note["query_id"]), str(note.get("app_id", app_id))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        path = store.where(path)
-        raise LedgerError(
-            f"cannot tell from {path} which query the appId {app_id!r} names: {error}", path=path
-        ) from error
     if claimed != app_id:
         raise CheckpointError(
             f"in the ledger {place.uri} the appId {claimed!r} has the same files as {app_id!r}: "
@@ -322,15 +316,12 @@ class CommitMarker:
             LedgerError: the ledger's folder cannot be written.
         """
         store = NoteStore(self._place)
-        try:
+        path = store.where(self._path)
+        with failing(
+            f"cannot note at {path} that half messages are about to be committed", path,
+            ". delivery=transactional needs a ledger folder that the driver can write to",
+        ):  # fmt: skip
             return store.write(self._path, {"at_ms": now_ms()}, replace=False)
-        except OSError as error:
-            path = store.where(self._path)
-            raise LedgerError(
-                f"cannot note at {path} that half messages are about to be committed: {error}. "
-                "delivery=transactional needs a ledger folder that the driver can write to",
-                path=path,
-            ) from error
 
     def remove(self) -> None:
         """The ledger has the end; a file that stays only costs a question later."""

@@ -33,7 +33,7 @@ from rocket_sink.ledger.append.appender import Append
 from rocket_sink.ledger.append.data_files import OverBatches
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import FOLDS, SPOOL, LedgerPath, resolve_path
+from rocket_sink.ledger.path import FOLDS, SPOOL, LedgerPath, failing, resolve_path
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.records import in_order
 from rocket_sink.ledger.spool.files import drop_empty_folders, fetched, put_aside, sealed_files
@@ -107,16 +107,15 @@ def unfinished(store: NoteStore) -> list[Manifest]:
 
 
 def _read(store: NoteStore, path: str) -> Manifest:
-    try:
+    where = store.where(path)
+    with failing(
+        f"the fold manifest {where} cannot be read", where,
+        ". If the table holds its fold, delete the spool files that it lists, then the manifest; "
+        "else delete the manifest",
+        (OSError, ValueError, TypeError, KeyError),
+    ):  # fmt: skip
         values = store.read(path)
         return Manifest(**{**values, "files": tuple(values["files"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        path = store.where(path)
-        raise LedgerError(
-            f"the fold manifest {path} cannot be read: {error}. If the table holds its fold, "
-            "delete the spool files that it lists, then the manifest; else delete the manifest",
-            path=path,
-        ) from error
 
 
 DRIVER_BYTES: Final = 32 * 1024 * 1024

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.notes import read_bytes
-from rocket_sink.ledger.path import LedgerPath, make_folder_of
+from rocket_sink.ledger.path import LedgerPath, failing, make_folder_of
 from rocket_sink.ledger.spool.files import STALE_AFTER_S
 from rocket_sink.owner import Owner, this_process
 from rocket_sink.private_file import FileLock, check_folder, describe_holder, wait_for
@@ -226,17 +226,12 @@ class LedgerLock:
         if isinstance(self._lock, Lease):
             self._lock.check()
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise LedgerError(
-                f"cannot use the lock {self._path} of the ledger {self._place.uri}: {error}. Who "
-                "folds or starts queries needs to write below the ledger's folder, and to own the "
-                "locks there",
-                path=self._path,
-            ) from error
+    def _errors(self) -> contextlib.AbstractContextManager[None]:
+        return failing(
+            f"cannot use the lock {self._path} of the ledger {self._place.uri}", self._path,
+            ". Who folds or starts queries needs to write below the ledger's folder, and to own "
+            "the locks there",
+        )  # fmt: skip
 
 
 def make_folder(place: LedgerPath) -> None:

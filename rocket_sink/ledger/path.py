@@ -12,9 +12,11 @@ brings to the driver of such a ledger's rows waits in a folder of the driver's u
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -130,6 +132,21 @@ class LedgerPath:
         if self.is_local:
             return fs.LocalFileSystem()
         return _remote(self.uri, self.storage)[0]
+
+
+@contextlib.contextmanager
+def failing(
+    before: str, path: str, after: str = "", kinds: tuple[type[Exception], ...] = (OSError,)
+) -> Iterator[None]:
+    """What goes wrong inside, as a LedgerError: `before: the error's text`, then `after`.
+
+    Raises:
+        LedgerError: of the `path`, for an error of one of these kinds.
+    """
+    try:
+        yield
+    except kinds as error:
+        raise LedgerError(f"{before}: {error}{after}", path=path) from error
 
 
 def path_part(text: str) -> str:

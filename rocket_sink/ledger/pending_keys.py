@@ -20,14 +20,14 @@ no folder whose name starts with `_`.
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LedgerPath, path_part
+from rocket_sink.ledger.path import LedgerPath, failing, path_part
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.table import is_table
 from rocket_sink.ledger.views import queried
@@ -233,13 +233,8 @@ def _read(store: NoteStore, path: str) -> dict[str, list[str]]:
         ) from error
 
 
-@contextlib.contextmanager
-def _errors(place: LedgerPath) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise LedgerError(
-            f"the pending keys of the ledger {place.uri} cannot be read or written: {error}. "
-            "onPendingKey=hold needs a ledger folder that tasks can write to",
-            path=place.uri,
-        ) from error
+def _errors(place: LedgerPath) -> AbstractContextManager[None]:
+    return failing(
+        f"the pending keys of the ledger {place.uri} cannot be read or written", place.uri,
+        ". onPendingKey=hold needs a ledger folder that tasks can write to",
+    )  # fmt: skip

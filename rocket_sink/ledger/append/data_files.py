@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.path import LedgerPath, is_object_store
+from rocket_sink.ledger.path import LedgerPath, failing, is_object_store
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, STATS_COLUMNS
 
 if TYPE_CHECKING:
@@ -82,16 +81,12 @@ class DataFileWriter:
         for file in self._files.values():
             file.abort()
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, pa.ArrowException) as error:
-            raise LedgerError(
-                f"cannot write data files of the ledger {self._place.uri}: {error}. Driver and "
-                "executors need to write below the ledger's folder",
-                path=self._place.uri,
-            ) from error
+    def _errors(self) -> contextlib.AbstractContextManager[None]:
+        return failing(
+            f"cannot write data files of the ledger {self._place.uri}", self._place.uri,
+            ". Driver and executors need to write below the ledger's folder",
+            (OSError, pa.ArrowException),
+        )  # fmt: skip
 
 
 def write_data_files(place: LedgerPath, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
