@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import time
 import uuid
@@ -59,8 +58,6 @@ if TYPE_CHECKING:
 _LOG: Final = log.logger(__name__)
 _MAKER_LOCK: Final = "create.lock"
 _MAKER_WAIT_S: Final = 120.0
-_CONFLICT_TRIES: Final = 10
-_CONFLICT_PAUSE_S: Final = 0.5
 _CONFLICT: Final = re.compile(
     r"DELTA_(METADATA|PROTOCOL)_CHANGED|DELTA_CONCURRENT_|(Metadata|Protocol)ChangedException"
     r"|Concurrent\w*Exception"
@@ -282,18 +279,20 @@ def _made(spark: SparkSession, place: LedgerPath, *, create: bool) -> _Identity:
     a lock. Where there can be none (a file system that pyarrow does not know), or another host does
     not see it, Delta lets one through and the others read the table again.
     """
+    # Not at the top: the processes that plan and commit a stream make no table.
+    from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random
+
+    @retry(
+        stop=stop_after_attempt(10), wait=wait_random(0, 0.5),
+        retry=retry_if_exception(_is_conflict), reraise=True,
+    )  # fmt: skip
+    def looked() -> _Identity:
+        if create and not is_table(spark, place):
+            _create(spark, place)
+        return _brought_up(spark, place, _identity(spark, place))
+
     with _one_maker(place):
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                if create and not is_table(spark, place):
-                    _create(spark, place)
-                return _brought_up(spark, place, _identity(spark, place))
-            except Exception as error:
-                if tries == _CONFLICT_TRIES or not _is_conflict(error):
-                    raise
-                time.sleep(random.uniform(0, _CONFLICT_PAUSE_S))
+        return looked()
 
 
 @contextlib.contextmanager
