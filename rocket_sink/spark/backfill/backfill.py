@@ -283,7 +283,8 @@ class Backfill:
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         spread = F.coalesce(F.col("sharding_key"), F.col("letter_id"))
-        columns = [name for name in ("unknown_at", *SENT_COLUMNS) if name in letters.columns]
+        named = ("unknown_at", "was_stored", *SENT_COLUMNS)
+        columns = [name for name in named if name in letters.columns]
         return (
             letters.repartition(tasks, F.col("topic"), spread)
             .sortWithinPartitions("_place")

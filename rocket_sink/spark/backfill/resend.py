@@ -12,6 +12,9 @@ also the one that had not answered; what they do not have within `storedCheckDel
 dead letter that is not stored stays pending as it is: it gets no second dead letter. Later dead
 letters of its key are held back, so that the key's order holds.
 
+Nobody is asked for what a consumer gave up (`was_stored`): its topic has a message of that id
+anyway, the one that the consumer failed with.
+
 A dead letter that was settled since the plan, as parked by hand, is left out. Before each chunk the
 task makes sure that no other backfill has taken over (`ledger.backfill_marks`).
 
@@ -24,6 +27,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -201,7 +205,8 @@ class Resender:
         options: those of the backfill (`backfill_options`).
         engine: leased by the caller.
         spool: takes attempts, isolations, marks and resolutions; the caller seals it.
-        ask_all: ask for every dead letter: an earlier attempt of this very task may have sent it.
+        ask_all: ask for every dead letter but those of consumers: an earlier attempt of this very
+        task may have sent it.
         on_dead_letters: called with the number of dead letters that have ended, however they did.
         pin_new: they are rows of a table, whose queues are written down at the first look.
         move_keys: send dead letters whose queue's broker is in no route to the queues that there
@@ -241,14 +246,15 @@ class Resender:
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Send dead letters: the row contract's columns, `letter_id`, `query_id`, a `message_id` in
-        each, `open`.
+        each, `open`, and `was_stored` if need be.
         """
         size = _chunk_rows(batch, self._options)
         for run, lists in self._homes.runs(batch):
-            for start in range(0, run.num_rows, size):
-                chunk = run.slice(start, size)
-                self._send_chunk(chunk, lists)
-                self._on_dead_letters(chunk.num_rows)
+            for part in _parts(run):
+                for start in range(0, part.num_rows, size):
+                    chunk = part.slice(start, size)
+                    self._send_chunk(chunk, lists)
+                    self._on_dead_letters(chunk.num_rows)
 
     def _send_chunk(self, chunk: pa.RecordBatch, lists: Lists) -> None:
         self._check()
@@ -301,10 +307,12 @@ class Resender:
 
     def _without_stored(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         """Leave out what an earlier send, or attempt of this task, stored without a note of it."""
-        doubtful = chunk if self._ask_all else chunk.filter(chunk["open"])
+        doubtful = chunk["open"]
+        if self._ask_all:
+            doubtful = pc.invert(_was_stored(chunk))
         found: set[str] = set()
         try:
-            found = self._stored.of(doubtful)
+            found = self._stored.of(chunk.filter(doubtful))
         except (DeliveryError, SendError) as error:
             self._hopeless = True
             self.total.codes[error.code] += 1
@@ -313,10 +321,8 @@ class Resender:
             )
         if not found:
             return chunk
-        is_found = _in(chunk["message_id"], found)
-        if not self._ask_all:
-            # Another letter may have the same id of its own, and was never sent.
-            is_found = pc.and_(is_found, chunk["open"])
+        # Another letter may have the same id of its own, and was never sent.
+        is_found = pc.and_(_in(chunk["message_id"], found), doubtful)
         stored = chunk.filter(is_found)
         self._resolve(stored, FOUND)
         self.total.found += stored.num_rows
@@ -329,10 +335,14 @@ class Resender:
         """
         has_key, moved = pc.is_valid(chunk["sharding_key"]), chunk["moved"]
         hashes = [pinned.sharding_hash for pinned in lists.values()]
-        keyed = self._options.with_(
-            ordering="strict", shardingHash=hashes[0] if hashes else self._options.sharding_hash
+        options = self._options
+        if _was_stored(chunk)[0].as_py():
+            # A look-up after a lost answer would find the message that the consumer failed with.
+            options = options.with_(delivery="at_least_once")
+        keyed = options.with_(
+            ordering="strict", shardingHash=hashes[0] if hashes else options.sharding_hash
         )
-        unordered = self._options.with_(ordering="none")
+        unordered = options.with_(ordering="none")
         at_home = chunk.filter(pc.and_(has_key, pc.invert(moved)))
         self._send_rows(at_home, failed, keyed, self._homes.given(lists))
         elsewhere = chunk.filter(pc.and_(has_key, moved))
@@ -489,6 +499,22 @@ def _chunk_rows(batch: pa.RecordBatch, options: SinkOptions) -> int:
         mean_bytes = max(1.0, batch.nbytes / batch.num_rows)
         rows = min(rows, per_task_rate(options.max_bytes_per_second, options) / mean_bytes)
     return max(1, int(rows))
+
+
+def _was_stored(letters: pa.RecordBatch) -> pa.Array:
+    """A mask; a table's rows have no such column."""
+    if "was_stored" in letters.schema.names:
+        return letters["was_stored"]
+    return pa.repeat(False, letters.num_rows)
+
+
+def _parts(letters: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut where `was_stored` changes: the one kind is not sent as the other is."""
+    start = 0
+    for _, rows in groupby(_was_stored(letters).to_pylist()):
+        count = len(list(rows))
+        yield letters.slice(start, count)
+        start += count
 
 
 def _names(chunk: pa.RecordBatch) -> dict[str, Any]:

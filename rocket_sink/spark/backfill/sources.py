@@ -2,9 +2,10 @@
 
 Both give one frame of what is pending: the row contract's columns (`SENT_COLUMNS`), `letter_id`,
 `tries` and `open` (what earlier backfills did, see `ledger.backfill_marks`; `open` also where the
-dead letter's own outcome is unknown; `unknown_at` is the broker that did not answer), `reason`,
-`at`, and `_place`, which sorts a key's dead letters. `query_id` names the query whose queues they
-go by (`.home_queues`); of a table it is a digest of its name.
+dead letter's own outcome is unknown; `unknown_at` is the broker that did not answer; never where
+`was_stored`: a consumer had the message), `reason`, `at`, and `_place`, which sorts a key's dead
+letters. `query_id` names the query whose queues they go by (`.home_queues`); of a table it is a
+digest of its name.
 
 A row of a table has no dead letter, so it gets an id that is the same each time: a digest of the
 table's name, the topic option and all its columns, numbered where rows are equal. That names its
@@ -106,10 +107,11 @@ class DeadLetters:
         placed = letters.withColumns({"_place": place, "message_id": number})
         tried = with_tries(placed, ledger.backfills(spark))
         # Sent again without asking, a message that was stored after all would be there twice.
-        unknown = F.col("reason") == "unknown"
+        unknown, was_stored = F.col("reason") == "unknown", F.col("reason") == "consumer"
         return tried.withColumns(
             {
-                "open": F.col("open") | unknown,
+                "open": (F.col("open") | unknown) & ~was_stored,
+                "was_stored": was_stored,
                 "unknown_at": F.when(unknown, F.col("last_broker_name")),
             }
         )

@@ -182,6 +182,17 @@ class TestDeadLetters:
         plan, sent = run(opts=once, reasons=("transport",))
         assert (sent.resent, bodies(cluster)) == (1, ["body 1"])
 
+    def test_what_a_consumer_gave_up_is_sent_although_its_topic_has_its_id(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
+    ) -> None:
+        [letter] = write_letters(spark, options, 1, reason="consumer", outcome="acked")
+        Ledger(options.ledger).append(spark, *marks(letter, f"{0:032X}"))
+        with Producer(options) as producer:
+            producer.send(_message(b"body 0", f"{0:032X}", "k0"))
+        plan, sent = run()
+        assert (plan.asked, sent.resent, sent.found) == (0, 1, 0)
+        assert bodies(cluster) == ["body 0"] * 2
+
     def test_filters_times_and_limit(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
     ) -> None:

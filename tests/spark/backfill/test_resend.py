@@ -23,7 +23,7 @@ from rocket_sink.spark.backfill import resend
 from rocket_sink.spark.backfill.backfill import backfill_options
 from rocket_sink.spark.backfill.resend import RESULT_SCHEMA, Resender, Resent
 from rocket_sink.spark.backfill.sources import SENT_COLUMNS
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer, CloseConnection, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 
 TOPIC = "t"
@@ -338,6 +338,42 @@ class TestWhatMayBeStored:
         assert (resender.total.found, resender.total.not_tried) == (0, 4)
         assert spool.resolved() == set()
         assert "does not say which messages" in resender.total.first_error
+
+
+class TestWhatAConsumerGaveUp:
+    """The message that it failed with is in the topic, under the same id."""
+
+    @staticmethod
+    def exported(count: int, **columns: list[Any]) -> pa.RecordBatch:
+        batch = letters([None] * count, **columns)
+        return batch.append_column("was_stored", pa.array([True] * count))
+
+    def test_is_sent_by_a_task_that_runs_again(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        store(options, engine, letters([None] * 4), [0, 1, 3])
+        resender, spool = make(options, engine, ask_all=True)
+        others = letters([None] * 4).slice(2).append_column("was_stored", pa.array([False] * 2))
+        batches = [self.exported(2), others]
+        resender.send(pa.Table.from_batches(batches).combine_chunks().to_batches()[0])
+        assert (resender.total.resent, resender.total.found) == (3, 1), "another letter is found"
+        assert len(spool.resolved()) == 4
+        assert len(cluster.messages(TOPIC)) == 6
+
+    def test_is_sent_again_after_a_lost_answer(
+        self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+    ) -> None:
+        """A look-up for it would find the consumer's message."""
+        for broker in cluster.brokers:
+            store(options, engine, letters([None], queue_id=[0], broker_name=[broker.name]), [0])
+            broker.on_send(CloseConnection(stores=False))
+        once = options.with_(delivery="effectively_once", retryTimesWhenSendFailed=3)
+        sender = SendEngine(once, shared=None)
+        resender, _ = make(once, sender)
+        resender.send(self.exported(1))
+        sender.close()
+        assert resender.total.resent == 1
+        assert len(cluster.messages(TOPIC)) == 3
 
 
 class TestTheBrokerThatDidNotAnswer:
