@@ -126,8 +126,9 @@ class Lease:
         words = text.split(" ")
         owner = Owner.parse(words[0])
         alive = owner.is_alive() if owner else None
-        if alive is not None:
-            return not alive
+        if alive is False:
+            return True
+        # A process that lives may have lost it all the same, in an outage of the store.
         now_s = time.monotonic()
         with self._guard:
             before = self._seen.get(self._path)
@@ -139,6 +140,8 @@ class Lease:
         if not text:
             return now_s - before[1] > self._lease_s
         # Of an older version, without heartbeats.
+        if alive:
+            return False
         changed_ns = self._fs.get_file_info(self._path).mtime_ns or time.time_ns()
         return time.time() - changed_ns / 1e9 > STALE_AFTER_S
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -138,6 +139,35 @@ def test_a_holder_that_cannot_renew_it_says_so(
             lock.check()
             time.sleep(0.05)
     lock.release()
+
+
+def test_what_a_live_process_could_not_give_up_is_taken_after_its_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no fold of this driver, or of another process of the host, would ever come again."""
+    path = tmp_path / "lock"
+    lock = Lease(LOCAL, str(path), lease_s=0.3)
+    assert lock.acquire(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Lease, "_is_ours", _away)
+        with pytest.raises(OSError, match="away"):
+            lock.release()
+    assert path.exists()
+    assert not Lease(LOCAL, str(path)).acquire(0)
+    again = Lease(LOCAL, str(path))
+    assert again.acquire(LONG_S)
+    again.release()
+
+
+def _away(lock: Lease) -> bool:
+    raise OSError("the store is away")
+
+
+def test_a_live_process_of_a_version_without_heartbeats_keeps_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text(f"{owner.this_process()} aa")
+    os.utime(path, (0, 0))
+    assert not Lease(LOCAL, str(path)).acquire(0.3)
 
 
 def test_of_many_at_once_one_holds_it(tmp_path: Path) -> None:
