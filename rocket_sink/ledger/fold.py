@@ -47,6 +47,7 @@ from rocket_sink.ledger.table import (
     last_txn_version,
     ledger_token,
     prove_executors,
+    table_version,
     upgrade_table,
     written_rows,
 )
@@ -62,13 +63,15 @@ _SPOOL_FILE: Final = re.compile(r"q-[^/]*(/-?[0-9]+)?[/_][^/]+\.arrow")
 
 @dataclass(frozen=True)
 class Manifest:
-    """One fold. `files` are paths below the spool, `token` names this manifest in Delta's log."""
+    """One fold. `files` are paths below the spool, `token` names this manifest in Delta's log,
+    whose commits up to `table_version` are earlier; an older rocket-sink does not note that."""
 
     ledger_id: str
     number: int
     files: tuple[str, ...]
     bytes: int
     token: str
+    table_version: int = 0
 
     def __post_init__(self) -> None:
         """A fold deletes what its manifest lists: that must be spool files, whoever wrote it."""
@@ -86,12 +89,13 @@ class Manifest:
 
 
 def write_manifest(
-    store: NoteStore, place: LedgerPath, ledger_id: str, number: int, files: list[fs.FileInfo]
-) -> Manifest:
+    store: NoteStore, place: LedgerPath, ledger_id: str, number: int, files: list[fs.FileInfo],
+    version: int,
+) -> Manifest:  # fmt: skip
     """Write down the next fold, whole or not at all."""
     names = tuple(info.path.removeprefix(f"{place.spool}/") for info in files)
     size = sum(info.size or 0 for info in files)
-    manifest = Manifest(ledger_id, number, names, size, uuid.uuid4().hex)
+    manifest = Manifest(ledger_id, number, names, size, uuid.uuid4().hex, version)
     store.write(manifest.path, asdict(manifest))
     return manifest
 
@@ -301,8 +305,9 @@ class _Folder:
         # Delta's log is the only memory of numbers that cannot be lost apart from the rows.
         last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
         number = 0 if last is None else last + 1
+        version = table_version(self._spark, self._place)
         self._step("manifest")
-        return write_manifest(self._notes, self._spool, ledger_id, number, files)
+        return write_manifest(self._notes, self._spool, ledger_id, number, files, version)
 
     def _complete(self, manifest: Manifest) -> None:
         app_id = self._app_id(manifest.ledger_id)
@@ -346,8 +351,9 @@ class _Folder:
         paths = [path for path in manifest.paths(self._spool) if path not in wrong]
         infos = self._fs.get_file_info(paths)
         manifest = write_manifest(
-            self._notes, self._spool, manifest.ledger_id, manifest.number, infos
-        )
+            self._notes, self._spool, manifest.ledger_id, manifest.number, infos,
+            manifest.table_version,
+        )  # fmt: skip
         for path, fault in wrong.items():
             if fault.damaged:
                 moved = put_aside(self._spool, self._fs, path)
@@ -419,13 +425,23 @@ class _Folder:
         """On an object store the lock is only very likely: see whose fold Delta let through."""
         if self._spool.is_local:
             return
-        if not is_in(self._spark, self._place, manifest.token):
-            path = self._notes.where(manifest.path)
-            raise LedgerError(
-                f"two folds of the ledger {self._place.uri} ran at once and the other one had the "
-                f"number {manifest.number}; delete {path} and fold again, the rows are safe",
-                path=path,
+        is_ours = is_in(self._spark, self._place, manifest.token, manifest.table_version)
+        if is_ours:
+            return
+        path = self._notes.where(manifest.path)
+        text = (
+            f"two folds of the ledger {self._place.uri} ran at once and the other one had the "
+            f"number {manifest.number}; delete {path} and fold again, the rows are safe"
+        )
+        if is_ours is None:
+            text = (
+                f"it is not known whether the rows of an unfinished fold of the ledger "
+                f"{self._place.uri} are in, for the table's log no longer reaches back to it. If "
+                f"the table holds the rows of the spool files that {path} lists (query and epoch "
+                "are in their names), delete these files, then the manifest; else delete the "
+                "manifest"
             )
+        raise LedgerError(text, path=path)
 
     def _delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):

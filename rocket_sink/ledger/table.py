@@ -65,7 +65,7 @@ _CONFLICT: Final = re.compile(
 """What Delta says when another commit came first."""
 _OURS: Final = "rocket_sink.errors."
 _HISTORY: Final = 100
-"""Commits of the table that are looked through for a fold that has just been made."""
+"""Commits of the table that are looked through for the rows of a fold that has just been made."""
 _UPGRADED: Final = tuple(map(str, range(1, SCHEMA_VERSION)))
 """Older versions; each lacks columns, and has no other difference (`ledger.schema`)."""
 _PROPERTIES: Final = {
@@ -229,14 +229,22 @@ def table_version(spark: SparkSession, place: LedgerPath) -> int:
     return int(_delta_table().forPath(spark, place.uri).history(1).head()["version"])
 
 
-def is_in(spark: SparkSession, place: LedgerPath, token: str) -> bool:
-    """Whether the fold whose manifest has that token is one of the table's last commits."""
+def is_in(spark: SparkSession, place: LedgerPath, token: str, version: int) -> bool | None:
+    """Whether the fold whose manifest has that token is in the table, by a commit after `version`.
+
+    None: not known, for the log does not reach back so far.
+    """
     table = open_direct(spark, place)
     if table is not None:
-        return is_told(place, table, token, _HISTORY)
+        return is_told(place, table, token, version)
+    commits = table_version(spark, place) - version
+    if commits <= 0:
+        return False
     with _log_errors(place):
-        history = _delta_table().forPath(spark, place.uri).history(_HISTORY)
-        return history.where(history["userMetadata"] == token).head() is not None
+        history = _delta_table().forPath(spark, place.uri).history(commits)
+        if history.where(history["userMetadata"] == token).head() is not None:
+            return True
+        return False if history.count() >= commits else None
 
 
 def written_rows(spark: SparkSession, place: LedgerPath, token: str) -> int:

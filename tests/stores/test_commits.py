@@ -7,16 +7,21 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger import lock as lock_module
 from rocket_sink.ledger import storage
+from rocket_sink.ledger import table as table_module
 from rocket_sink.ledger.append import delta_rs
 from rocket_sink.ledger.append.data_files import write_data_files
+from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.path import LedgerPath
-from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.spool.files import fetched
 from rocket_sink.ledger.spool.stream import is_whole, read_batches
 from rocket_sink.ledger.spool.writer import SpoolWriter
@@ -107,9 +112,46 @@ def test_a_checkpoint_sums_up_the_log(server: S3Server, place: LedgerPath) -> No
     assert rows_in(server, place) == {"q": 12 * ROWS}
     table = delta_rs.open_table(place)
     assert table is not None and table.transaction_version("q") == 11
-    assert delta_rs.is_told(place, table, "token-4", 10)
-    assert not delta_rs.is_told(place, table, "token-1", 10)
-    assert not delta_rs.is_told(place, table, "token", 100)
+    assert delta_rs.is_told(place, table, "token-4", 4) is True
+    assert delta_rs.is_told(place, table, "token-4", 5) is False
+    assert delta_rs.is_told(place, table, "token", 0) is False
+
+
+@pytest.mark.parametrize(("commits", "is_cut"), [(101, False), (12, True)])
+def test_a_fold_that_died_is_looked_for_in_all_later_commits(
+    server: S3Server, folder: LedgerPath, monkeypatch: pytest.MonkeyPatch, commits: int,
+    is_cut: bool,
+) -> None:  # fmt: skip
+    """Its rows are in; as long as the log says so, nobody is told to fold them again."""
+    place = folder
+    session: Any = SimpleNamespace(
+        _jsparkSession=object(), sparkContext=SimpleNamespace(applicationId="app", master="local")
+    )
+    monkeypatch.setattr(table_module, "_allowed", {("app", place): True})
+    monkeypatch.setattr(lock_module, "_SETTLE_S", 0.01)
+    delta_rs.create_table(place, LEDGER_SCHEMA, {VERSION_PROPERTY: str(SCHEMA_VERSION)})
+    writer = SpoolWriter(place, context())
+    writer.append(sends(context(), ROWS))
+    writer.seal()
+
+    def die(step: str) -> None:
+        if step == "appended":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fold(session, place, on_step=die)
+    for version in range(commits):
+        commit(place, "q", version)
+    if is_cut:
+        place.filesystem().delete_file(f"{place.root}/_delta_log/{2:020}.json")
+        with pytest.raises(LedgerError, match=r"not known whether .*/_folds/0\.json lists") as told:
+            fold(session, place)
+        assert "safe" not in str(told.value)
+    else:
+        summary = fold(session, place)
+        assert (summary.recovered, summary.rows) == (1, 0)
+    found = rows_in(server, place)
+    assert found == {"q": commits * ROWS, context().query_id: ROWS}
 
 
 def test_files_that_are_gone_are_not_committed(server: S3Server, place: LedgerPath) -> None:

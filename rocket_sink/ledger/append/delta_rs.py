@@ -160,8 +160,9 @@ def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | Non
     return found
 
 
-def is_told(place: LedgerPath, table: DeltaTable, token: str, commits: int) -> bool:
-    """Whether one of the last commits was given this `token`.
+def is_told(place: LedgerPath, table: DeltaTable, token: str, since: int) -> bool | None:
+    """Whether a commit after the version `since` was given this `token`; None: they are not all
+    there any more.
 
     Not by delta-rs's `history`, which reads all of them and holds Python's lock meanwhile.
 
@@ -169,14 +170,13 @@ def is_told(place: LedgerPath, table: DeltaTable, token: str, commits: int) -> b
         LedgerError: the store cannot be read now.
     """
     filesystem = place.filesystem()
-    newest = table.version()
-    for version in range(newest, max(-1, newest - commits), -1):
+    for version in range(table.version(), since, -1):
         try:
             actions = commit_actions(place, filesystem, version)
         except OSError as error:
             raise _away(place.uri, error) from error
         if actions is None:
-            break
+            return None
         if any(one.get("commitInfo", {}).get(_USER_METADATA) == token for one in actions):
             return True
     return False
