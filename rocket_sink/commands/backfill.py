@@ -253,6 +253,8 @@ def _remarks(plan: Plan) -> Iterator[str]:
         yield f"{plan.asked:,} may be stored (no answer, or a killed backfill): brokers are asked"
     if plan.without_body:
         yield f"{plan.without_body:,} have no body and cannot be sent"
+    if plan.without_topic:
+        yield f"{plan.without_topic:,} have no topic: --to-topic names one"
 
 
 def _waits(waiting: Mapping[str, int]) -> Iterator[str]:
@@ -272,6 +274,8 @@ def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
         return
     if not plan.selected:
         note("nothing to send" + _not_selected(plan, what))
+        for text in _remarks(plan):
+            note(f"  {text}")
         return
     parts = [f"{done.resent:,} stored"]
     parts += [f"{count:,} {text}" for count, text in (

@@ -63,13 +63,15 @@ class Plan:
 
     `left_alone` failed in as many backfills as the selection allows, `behind` wait behind such a
     one of their key. `asked` may be stored: their outcome is unknown, or a backfill that was killed
-    may have sent them, so the brokers are asked first.
+    may have sent them, so the brokers are asked first. Those `without_body`, and `without_topic`
+    where the option names none, cannot be sent.
     """
 
     pending: int = 0
     selected: int = 0
     selected_bytes: int = 0
     without_body: int = 0
+    without_topic: int = 0
     left_alone: int = 0
     behind: int = 0
     asked: int = 0
@@ -239,7 +241,10 @@ class Backfill:
         return chosen
 
     def _marked(self, letters: DataFrame) -> DataFrame:
-        return marked(letters, self._source.wanted(letters, self._selection), self._selection)
+        wanted = self._source.wanted(letters, self._selection)
+        if not self._options.topic:
+            wanted = wanted & letters["topic"].isNotNull()
+        return marked(letters, wanted, self._selection)
 
     def _counted(self, letters: DataFrame) -> Plan:
         """All counts by one pass over the dead letters, and one more when there is a limit."""
@@ -256,6 +261,8 @@ class Backfill:
         for row in grouped.collect():
             plan.pending += row.pending
             plan.without_body += row.bodiless
+            if row.topic is None and not self._options.topic:
+                plan.without_topic += row.pending
             plan.left_alone += row.tired
             plan.behind += row.behind
             plan.count_selected(row)

@@ -86,7 +86,9 @@ class HomeQueues:
         found = np.full(letters.num_rows, None, object)
         topics = letters["topic"]
         for topic in pc.unique(topics).to_pylist():
-            rows = np.flatnonzero(pc.equal(topics, topic).to_numpy(zero_copy_only=False))
+            # Null equals nothing, and is the topic of rows that the option has one for.
+            same = pc.is_in(topics, value_set=pa.array([topic], pa.string()))
+            rows = np.flatnonzero(same.to_numpy(zero_copy_only=False))
             some, name = letters.take(pa.array(rows)), self.topic_of(topic)
             info = self._route(name)
             if pinned := lists.get(name):

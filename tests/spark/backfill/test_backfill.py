@@ -193,6 +193,16 @@ class TestDeadLetters:
         assert (plan.asked, sent.resent, sent.found) == (0, 1, 0)
         assert bodies(cluster) == ["body 0"] * 2
 
+    def test_letters_without_a_topic_are_left_until_an_option_names_one(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
+    ) -> None:
+        write_letters(spark, options, 2, topic=pa.array([None, TOPIC]))
+        plan, sent = run()
+        assert (plan.pending, plan.selected, plan.without_topic, sent.resent) == (2, 1, 1, 1)
+        plan, sent = run(opts=options.with_(topic=TOPIC))
+        assert (plan.selected, plan.without_topic, sent.resent) == (1, 0, 1)
+        assert bodies(cluster) == ["body 0", "body 1"]
+
     def test_filters_times_and_limit(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
     ) -> None:

@@ -171,6 +171,16 @@ def test_letters_without_a_key_are_sent_too(
     assert len(spool.resolved()) == len(cluster.messages(TOPIC)) == 3
 
 
+def test_letters_without_a_topic_go_to_the_one_of_the_option(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    resender, _ = make(options.with_(topic=TOPIC), engine)
+    own = {"queue_id": [None, None, 0], "broker_name": [None, None, "gone"]}
+    resender.send(letters([None, "k", None], topic=[None] * 3, **own))
+    assert resender.total.resent == len(cluster.messages(TOPIC)) == 2
+    assert resender.total.waiting == {"gone": 1}
+
+
 def test_a_refused_letter_stays_pending_and_stops_its_key(
     options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
