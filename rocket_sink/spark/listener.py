@@ -20,7 +20,7 @@ from rocket_sink.ledger.live import follow, observe
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH
-from rocket_sink.ledger.spool.files import new_name
+from rocket_sink.ledger.spool.files import has_files
 from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.table import first_line, is_table
@@ -226,12 +226,8 @@ class FoldThread:
             if query_of(place, app_id) == query_id:
                 self._names[place, query_id] = app_id
                 return app_id
-        # Other queries make events too; those that write here have a folder in the spool.
-        name = new_name(RunContext(query_id, "", 0)).split("/")[0]
-        if not any(
-            spool.filesystem().get_file_info(f"{spool.spool}/{name}").type.name == "Directory"
-            for spool in place.spools
-        ):
+        # Other queries make events too.
+        if not any(has_files(spool, spool.filesystem(), query_id) for spool in place.spools):
             return None
         self._names[place, query_id] = query_id
         return query_id

@@ -475,6 +475,16 @@ def test_what_is_put_aside_is_found_and_not_folded(tmp_path):
     assert spool_files.waiting_epochs(place, LOCAL) == 0
 
 
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_query_that_writes_here_is_known_by_its_files(tmp_path: Path, is_local: bool) -> None:
+    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=is_local)
+    writer = SpoolWriter(place, context(query_id="a_b", epoch=-1))
+    writer.append(sends(context(), 1))
+    writer.seal()
+    found = [name for name in ("a_b", "a", "b") if spool_files.has_files(place, LOCAL, name)]
+    assert found == ["a_b"]
+
+
 @pytest.mark.parametrize(
     "name",
     [

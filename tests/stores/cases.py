@@ -166,6 +166,8 @@ def lanes(world: World) -> Found:
     judge.same("epochs", len(epochs), len(LANES))
     judge.same("epochs that add up", sum(e.adds_up for e in epochs), len(LANES))
     # A foreach epoch is confirmed by an event, which may come after the stream's end.
+    confirmed = {epoch.lane for epoch in epochs if epoch.confirmed}
+    judge.same("confirmed", {"foreach", "foreach_batch"} <= confirmed, True)
     judge.same("rows in", sum(e.rows_in for e in epochs), ROWS * len(LANES))
     judge.same("acknowledged", sum(e.acked for e in epochs), len(wanted) * len(LANES))
     letters = ledger.dead_letters(world.spark).count()

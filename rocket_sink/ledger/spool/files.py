@@ -138,6 +138,14 @@ def open_files(place: LedgerPath, filesystem: fs.FileSystem, *, query: str) -> l
     ]
 
 
+def has_files(place: LedgerPath, filesystem: fs.FileSystem, query_id: str) -> bool:
+    """Whether the query's tasks have written here since the last fold."""
+    if place.is_local:
+        return Path(place.spool, _part(query_id)).is_dir()
+    start = f"{_part(query_id)}_"
+    return any(info.base_name.startswith(start) for info in _files(place, filesystem))
+
+
 def waiting_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> int:
     """Epochs with files, sealed or still written; nothing is taken."""
     return len({_epoch(info) for info in _files(place, filesystem)})
