@@ -29,6 +29,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import LedgerPath, failing, path_part
 from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.spool.files import spooled_epochs
 from rocket_sink.ledger.table import is_table
 from rocket_sink.ledger.views import queried
 
@@ -130,7 +131,7 @@ def withdraw(place: LedgerPath, query_id: str) -> None:
 def release(spark: SparkSession, place: LedgerPath) -> int:
     """Let go of the keys that need not be held any more; returns how many files went.
 
-    Costs a listing while no key is held, three queries of the ledger otherwise.
+    Costs a listing while no key is held, the spool's and three queries of the ledger otherwise.
 
     Raises:
         LedgerError: the ledger's folder cannot be read or written.
@@ -140,8 +141,12 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
         notes = list(_notes(store))
         if not notes or not is_table(spark, place):
             return 0
+        # Before the table is read: a fold deletes what is in it.
+        unfolded = {
+            epoch for spool in place.spools for epoch in spooled_epochs(spool, spool.filesystem())
+        }
         rows = spark.read.format("delta").load(place.uri)
-        attempts = _Attempts(rows, min(note.epoch for note in notes))
+        attempts = _Attempts(rows, min(note.epoch for note in notes), unfolded)
         known = [note for note in notes if attempts.knows(note)]
         pending = _pending(rows) if any(not attempts.overruled(note) for note in known) else set()
         gone = 0
@@ -154,9 +159,11 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
 
 
 class _Attempts:
-    """The complete task attempts in the table, from one epoch on."""
+    """The complete task attempts in the table, from one epoch on; `unfolded` are
+    (query, epoch) with files in the spool."""
 
-    def __init__(self, rows: DataFrame, first_epoch: int) -> None:
+    def __init__(self, rows: DataFrame, first_epoch: int, unfolded: set[tuple[str, str]]) -> None:
+        self._unfolded = unfolded
         self._last: dict[str, int] = {}
         self._places: set[tuple[str, int, str]] = set()
         self._counts: dict[tuple[str, int, str, str, str], bool] = {}
@@ -187,7 +194,9 @@ class _Attempts:
         return bool(note.run) and not self._counts.get(note.attempt, False)
 
     def _is_past(self, note: _Note) -> bool:
-        return self._last.get(note.query, note.epoch) > note.epoch
+        """A fold may have left a file that it could not read, and taken those of later epochs."""
+        is_left = (note.query, str(note.epoch)) in self._unfolded
+        return not is_left and self._last.get(note.query, note.epoch) > note.epoch
 
 
 def _pending(rows: DataFrame) -> set[tuple[str, str]]:

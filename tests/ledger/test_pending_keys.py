@@ -11,6 +11,7 @@ from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.pending_keys import PendingKeys, _pending, release
 from rocket_sink.ledger.records import resolution_rows
+from rocket_sink.ledger.spool.writer import SpoolWriter
 
 from .values import accounts, confirmed, context, letter
 
@@ -127,3 +128,19 @@ def test_a_newer_attempt_on_its_way_to_the_table_keeps_its_keys(spark: Any, tmp_
     # Its dead letters are not in the table, so the key seems to have none.
     assert release(spark, place) == 0
     assert keys.held_for(context(epoch=9)) == {"t": {"a"}}
+
+
+def test_keys_of_a_file_that_is_not_folded_yet_are_held(spark: Any, tmp_path: Path) -> None:
+    """A fold leaves one that it cannot read now, and takes those of later epochs."""
+    ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
+    keys, ctx, later = PendingKeys(place), context(epoch=2), context(epoch=4)
+    ledger.create(spark)
+    keys.note(ctx, {"t": {"a"}})
+    left = SpoolWriter(place, ctx)
+    left.append(letter(ctx, sharding_key="a"), accounts(ctx, dead=1))
+    left.seal()
+    ledger.append(spark, accounts(context(epoch=3), acked=1))
+    assert release(spark, place) == 0
+    assert keys.held_for(later) == {"t": {"a"}}
+    ledger.sync(spark)
+    assert keys.held_for(later) == {"t": {"a"}}, "its letter is pending"

@@ -148,7 +148,13 @@ def has_files(place: LedgerPath, filesystem: fs.FileSystem, query_id: str) -> bo
 
 def waiting_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> int:
     """Epochs with files, sealed or still written; nothing is taken."""
-    return len({_epoch(info) for info in _files(place, filesystem)})
+    return len(spooled_epochs(place, filesystem))
+
+
+def spooled_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> set[tuple[str, str]]:
+    """These epochs: the query as `path_part` has it, and the number."""
+    found = (_epoch(info) for info in _files(place, filesystem))
+    return {(query.removeprefix(_part("")), epoch) for query, epoch in found}
 
 
 def _epoch(info: fs.FileInfo) -> tuple[str, str]:
