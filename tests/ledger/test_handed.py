@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import socket
@@ -11,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import fs
 
 from rocket_sink.errors import LedgerError, OptionError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
@@ -99,6 +101,40 @@ def test_where_the_store_fails_they_wait_on_the_drivers_host(
     assert place.driver_folder.root.startswith(f"{tmp_path}/state/rocket-sink/ledgers/")
     assert f"The rows wait in {place.driver_folder.spool}" in caplog.text
     assert place.driver_folder.uri == absent_store
+
+
+class NoAnswer:
+    """An object store on a disk, whose answers to uploads are lost; `has`: after they are done."""
+
+    type_name = "s3"
+
+    def __init__(self, *, has: bool) -> None:
+        self._has = has
+        self._files = fs.LocalFileSystem()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    @contextlib.contextmanager
+    def open_output_stream(self, path: str) -> Iterator[Any]:
+        with self._files.open_output_stream(path) as out:
+            yield out
+        if not self._has:
+            self._files.delete_file(path)
+        raise OSError("the answer is lost")
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_rows_whose_upload_has_no_answer_are_in_one_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    place = LedgerPath("s3a://bucket/ledger", str(tmp_path / "store"), is_local=False)
+    real, store = LedgerPath.filesystem, NoAnswer(has=has)
+    monkeypatch.setattr(LedgerPath, "filesystem", lambda p: real(p) if p.is_local else store)
+    Path(place.spool).mkdir(parents=True)
+    spool_handed(place, rows_of(sends(context(), 2)))
+    assert [len(kept(spool)) for spool in place.spools] == ([2, 0] if has else [0, 2])
 
 
 def test_a_task_that_does_not_reach_the_store_sends_and_hands_over(

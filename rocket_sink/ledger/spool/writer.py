@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -32,6 +32,9 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.spool.files import OPEN, SEALED, new_name, next_number
 from rocket_sink.ledger.spool.stream import BatchWriter, checked_batches
 from rocket_sink.net import log
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 _LOG: Final = log.logger(__name__)
 _CHUNK: Final = 4 * 1024 * 1024
@@ -137,9 +140,14 @@ class SpoolWriter:
         target = sealed if whole_at_once else sealed + PARTIAL
         make_folder_of(remote, sealed)
         file.seek(0)
-        with remote.open_output_stream(target) as out:
-            while chunk := file.read(_CHUNK):
-                out.write(chunk)
+        try:
+            with remote.open_output_stream(target) as out:
+                while chunk := file.read(_CHUNK):
+                    out.write(chunk)
+        except OSError:
+            # Only the answer may be lost, and the rows would go into another spool once more.
+            if not (whole_at_once and _is_there(remote, sealed)):
+                raise
         if not whole_at_once:
             remote.move(target, sealed)
         self._forget()
@@ -200,6 +208,13 @@ class SpoolWriter:
             f"the spool file {self._path} is gone: it was deleted, or a fold took it because this "
             "process seemed dead; the task must run again"
         )
+
+
+def _is_there(filesystem: fs.FileSystem, path: str) -> bool:
+    """False where that cannot be asked now."""
+    with contextlib.suppress(OSError):
+        return bool(filesystem.get_file_info(path).is_file)
+    return False
 
 
 def _create(path: Path) -> IO[bytes]:
