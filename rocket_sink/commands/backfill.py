@@ -158,7 +158,7 @@ def backfill(
             plan = work.plan(sample=0)
             done = _run(work, plan, quiet=as_json)
     _print_done(plan, done, work.what, as_json=as_json)
-    return 0 if done.settled + done.left_out == plan.selected else 1
+    return 1 if done.unsettled else 0
 
 
 def _checked(path: str | None, name: str | None, reasons: tuple[str, ...]) -> bool:
@@ -266,7 +266,9 @@ def _waits(waiting: Mapping[str, int]) -> Iterator[str]:
 
 
 def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
-    left = plan.pending - done.settled - done.left_out
+    # What is sent is chosen anew after the plan: others may have changed the ledger in between.
+    left = plan.pending - plan.selected + done.unsettled
+    handled = done.settled + done.left_out + done.unsettled
     if as_json:
         print_json({"pending_before": plan.pending, "selected": plan.selected,
                     "left_alone": plan.left_alone, "behind": plan.behind, **done.as_dict(),
@@ -286,7 +288,7 @@ def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
         (sum(done.waiting.values()), "left to wait for their broker"),
         (done.moved, "of the stored ones moved to other queues"),
     ) if count]  # fmt: skip
-    note(f"{plan.selected:,} {what}: {', '.join(parts)}; {left:,} pending")
+    note(f"{handled:,} {what}: {', '.join(parts)}; {left:,} pending")
     for text in _remarks(plan):
         note(f"  {text}")
     for text in _waits(done.waiting):

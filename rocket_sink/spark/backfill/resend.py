@@ -172,6 +172,11 @@ class Resent:
         """Dead letters that are stored and noted."""
         return self.resent + self.found
 
+    @property
+    def unsettled(self) -> int:
+        """Dead letters that stay pending."""
+        return self.failed + self.held_back + self.not_tried + sum(self.waiting.values())
+
     def add(self, row: Any) -> None:
         """Add what a task reported: a row of RESULT_SCHEMA."""
         for name in _COUNTS:
