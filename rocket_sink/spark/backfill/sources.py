@@ -199,7 +199,9 @@ class Table:
         from pyspark.sql import functions as F  # noqa: N812
 
         names = [quoted(name) for name in frame.columns]
-        content = F.to_json(F.struct(*names), {"ignoreNullFields": "false"})
+        # The session's zone would make other rows of them, which are sent once more.
+        written = {"ignoreNullFields": "false", "timeZone": "UTC"}
+        content = F.to_json(F.struct(*names), written)
         parts = [F.lit(self.name), F.lit(self.options.topic), content]
         digest = F.md5(F.concat_ws("\n", *parts))
         counted = frame.withColumns({"_row": F.monotonically_increasing_id(), "_digest": digest})

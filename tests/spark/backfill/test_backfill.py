@@ -343,6 +343,21 @@ class TestTables:
         assert (sent.resent, sent.found) == (4, 1)
         assert bodies(cluster) == ["0", "1", "2", "3", "4"]
 
+    def test_its_ids_are_the_same_in_each_time_zone(self, spark: Any, options: SinkOptions) -> None:
+        frame = spark.sql("SELECT 'b' AS body, timestamp'2026-01-01 12:00:00Z' AS made")
+        source = Table(frame, "rows", options.with_(topic=TOPIC))
+        setting, ids = "spark.sql.session.timeZone", set()
+        own = spark.conf.get(setting)
+        try:
+            for zone in ("UTC", "America/New_York"):
+                spark.conf.set(setting, zone)
+                letters = source.pending(spark, Ledger(options.ledger), Selection())
+                assert letters is not None
+                ids.add(letters.select("letter_id").collect()[0][0])
+        finally:
+            spark.conf.set(setting, own)
+        assert len(ids) == 1
+
     def test_a_filter_is_on_the_tables_own_columns_and_changes_no_id(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
     ) -> None:
