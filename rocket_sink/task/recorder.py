@@ -66,7 +66,7 @@ class LedgerRecorder:
         self._secrets = _secrets_of(options)
         self._intents: list[PendingRequest] | None = [] if intents else None
         self._attempts: list[tuple[AttemptRecord, int, bool, GroupFacts | None]] = []
-        self._letters = self._letter_sends = 0
+        self._requests = self._letters = self._letter_sends = 0
         self.on_dead_letters: Callable[[pa.RecordBatch], None] = lambda batch: None
         """Called with each batch of dead letters after it was handed to the ledger."""
 
@@ -89,7 +89,9 @@ class LedgerRecorder:
         return self._ctx.query_id
 
     def submitted(self, request: PendingRequest) -> None:
-        """A request is handed to the engine."""
+        """A request is handed to the engine: it, and each one that it may become, has a number."""
+        request.number = self._requests + 1
+        self._requests += request.requests
         if self._intents is not None:
             self._intents.append(request)
 

@@ -238,7 +238,6 @@ class TaskSender:
         if self._replay is not None:
             self._replay.check()
         request.submissions += 1
-        request.number = self.summary.requests + 1
         self.summary.requests += request.requests
         self._in_flight += 1
         self._recorder.submitted(request)

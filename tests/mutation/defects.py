@@ -737,9 +737,9 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "failed-letter-is-overtaken",
         "rocket_sink/spark/backfill/resend.py",
-        '        failures = [failed[number] for number in chunk["message_id"].to_pylist()]\n'
+        '        failures = [self._failed[number] for number in chunk["message_id"].to_pylist()]\n'
         "        self._stop_keys(chunk)\n",
-        '        failures = [failed[number] for number in chunk["message_id"].to_pylist()]\n',
+        '        failures = [self._failed[number] for number in chunk["message_id"].to_pylist()]\n',
         (
             "tests/spark/backfill/test_resend.py::test_a_refused_letter_stays_pending_and_stops_its_key",
         ),

@@ -245,6 +245,10 @@ class Resender:
         self._move_keys = move_keys
         self._ask_all = ask_all
         self._on_dead_letters = on_dead_letters
+        # One for all chunks: it numbers the requests.
+        self._recorder = LedgerRecorder(options, ctx, self._take)
+        self._failed: dict[str, _Failure] = {}
+        """Of the chunk, by message id: what was not stored."""
         self._stopped_keys: set[tuple[str, str]] = set()
         self._hopeless = False
         self.total = Resent()
@@ -274,12 +278,12 @@ class Resender:
             return
         self._spool.append(about_to_send(_names(chunk), self._ctx))
         self._spool.sync()
-        failed: dict[str, _Failure] = {}
-        self._deliver(chunk, lists, failed)
+        failed = self._failed = {}
+        self._deliver(chunk, lists)
         is_failed = _in(chunk["message_id"], failed)
         stored = chunk.filter(pc.invert(is_failed))
         self.total.moved += pc.sum(stored["moved"]).as_py() or 0
-        self._note_failures(chunk.filter(is_failed), failed)
+        self._note_failures(chunk.filter(is_failed))
         self._resolve(stored)
         self.total.resent += stored.num_rows
         self._spool.sync()
@@ -333,8 +337,8 @@ class Resender:
         self.total.found += stored.num_rows
         return chunk.filter(pc.invert(is_found))
 
-    def _deliver(self, chunk: pa.RecordBatch, lists: Lists, failed: dict[str, _Failure]) -> None:
-        """Adds {message id: failure} of what was not stored to `failed`; the rest was.
+    def _deliver(self, chunk: pa.RecordBatch, lists: Lists) -> None:
+        """What is not in `_failed` after it was stored.
 
         Strict order refuses rows without a sharding key: they go on their own, unordered.
         """
@@ -349,32 +353,19 @@ class Resender:
         )
         unordered = options.with_(ordering="none")
         at_home = chunk.filter(pc.and_(has_key, pc.invert(moved)))
-        self._send_rows(at_home, failed, keyed, self._homes.given(lists))
+        self._send_rows(at_home, keyed, self._homes.given(lists))
         elsewhere = chunk.filter(pc.and_(has_key, moved))
-        self._send_rows(elsewhere, failed, keyed, self._homes.of_today())
-        self._send_rows(chunk.filter(pc.invert(has_key)), failed, unordered)
+        self._send_rows(elsewhere, keyed, self._homes.of_today())
+        self._send_rows(chunk.filter(pc.invert(has_key)), unordered)
 
     def _send_rows(
-        self, chunk: pa.RecordBatch, failed: dict[str, _Failure], options: SinkOptions,
-        queues: Queues | None = None,
-    ) -> None:  # fmt: skip
+        self, chunk: pa.RecordBatch, options: SinkOptions, queues: Queues | None = None
+    ) -> None:
         if not chunk.num_rows:
             return
-
-        def take(rows: pa.RecordBatch) -> None:
-            kind = rows["kind"][0].as_py() if rows.num_rows else None
-            if kind == DEAD_LETTER:
-                names = ("message_id", "last_error_code", "last_error", "outcome")
-                for number, *failure in zip(
-                    *(rows[name].to_pylist() for name in names), strict=True
-                ):
-                    failed[number] = _Failure(*(text or "" for text in failure))
-            elif kind is not None and kind != EPOCH:
-                self._spool.append(rows)
-
         body = TaskSender(
             options, resolve_columns(chunk.schema, options), engine=self._engine,
-            recorder=LedgerRecorder(options, self._ctx, take), queues=queues,
+            recorder=self._recorder, queues=queues,
         )  # fmt: skip
         try:
             body.feed(chunk)
@@ -382,6 +373,15 @@ class Resender:
         except BaseException:
             body.abort()
             raise
+
+    def _take(self, rows: pa.RecordBatch) -> None:
+        kind = rows["kind"][0].as_py() if rows.num_rows else None
+        if kind == DEAD_LETTER:
+            names = ("message_id", "last_error_code", "last_error", "outcome")
+            for number, *failure in zip(*(rows[name].to_pylist() for name in names), strict=True):
+                self._failed[number] = _Failure(*(text or "" for text in failure))
+        elif kind is not None and kind != EPOCH:
+            self._spool.append(rows)
 
     def _without_stopped_keys(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         if not self._stopped_keys:
@@ -395,10 +395,10 @@ class Resender:
         keys = zip(chunk["topic"].to_pylist(), chunk["sharding_key"].to_pylist(), strict=True)
         self._stopped_keys.update(key for key in keys if key[1] is not None)
 
-    def _note_failures(self, chunk: pa.RecordBatch, failed: dict[str, _Failure]) -> None:
+    def _note_failures(self, chunk: pa.RecordBatch) -> None:
         if not chunk.num_rows:
             return
-        failures = [failed[number] for number in chunk["message_id"].to_pylist()]
+        failures = [self._failed[number] for number in chunk["message_id"].to_pylist()]
         self._stop_keys(chunk)
         for failure in failures:
             if failure.code == "HELD_BACK":

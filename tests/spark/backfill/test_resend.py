@@ -208,6 +208,19 @@ def test_what_a_broker_refuses_stays_pending(
     assert "no" in resender.total.first_error
 
 
+def test_each_request_of_a_task_has_a_number_of_its_own(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By it the report counts messages, and not attempts."""
+    monkeypatch.setattr(resend, "CHUNK", 2)
+    for broker in cluster.brokers:
+        broker.on_send(Answer(13, "no"), times=None)
+    resender, spool = make(options, engine)
+    resender.send(letters([None, "a", None, "b", "c"]))
+    numbers = [row["request"] for row in spool.rows if row["kind"] == SEND and row["attempt"] == 1]
+    assert sorted(numbers) == [1, 2, 3, 4, 5]
+
+
 def test_no_way_to_any_broker_ends_the_trying(
     cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
