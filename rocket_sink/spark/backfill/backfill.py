@@ -17,6 +17,7 @@ The limits per second (`maxMessagesPerSecond`, `maxBytesPerSecond`) are divided 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import threading
 import time
 import uuid
@@ -283,7 +284,11 @@ class Backfill:
         if "body_bytes" not in chosen.columns:
             chosen = chosen.selectExpr("*", "octet_length(body) AS body_bytes")
         kept = [name for name in names if name in chosen.columns]
-        return [row.asDict() for row in chosen.orderBy("_place").select(*kept).head(count)]
+        rows = [row.asDict() for row in chosen.orderBy("_place").select(*kept).head(count)]
+        for row in rows:
+            if row.get("at"):  # Spark gives the driver's local time
+                row["at"] = row["at"].astimezone(dt.timezone.utc)
+        return rows
 
     def _ordered(self, letters: DataFrame, tasks: int) -> DataFrame:
         """A key's dead letters in one partition, in the order in which they were written."""

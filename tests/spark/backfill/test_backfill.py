@@ -221,6 +221,9 @@ class TestDeadLetters:
         assert bodies(cluster) == []
         plan = Backfill(spark, options, Selection(since=seconds[1], until=seconds[3])).plan()
         assert [row["message_id"] for row in plan.sample] == [f"{n:032X}" for n in (1, 2)]
+        assert [row["at"].isoformat() for row in plan.sample] == [
+            f"2026-01-01T00:00:0{n}+00:00" for n in (1, 2)
+        ]
         assert (plan.pending, plan.selected, plan.by_reason["data"]) == (6, 2, 1)
         assert plan.selected_bytes == len(b"body 1body 2")
         plan, sent = run(where="sharding_key = 'k0'", limit=2)
