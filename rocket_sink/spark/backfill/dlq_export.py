@@ -42,10 +42,14 @@ def to_ledger(letters: Iterable[DeadLetter], ledger: str) -> int:
     ctx = RunContext(run_id, run_id, 0, lane="export")
     spool = SpoolWriter(ledger, ctx)
     count = 0
-    for chunk in _chunks(letters):
-        spool.append(*dead_letter_rows(_columns(chunk), ctx, first_ordinal=count))
-        count += len(chunk)
-    spool.seal()
+    try:
+        for chunk in _chunks(letters):
+            spool.append(*dead_letter_rows(_columns(chunk), ctx, first_ordinal=count))
+            count += len(chunk)
+        spool.seal()
+    except BaseException:
+        spool.abort()
+        raise
     return count
 
 

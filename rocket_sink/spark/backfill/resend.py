@@ -37,7 +37,6 @@ from rocket_sink.errors import (
     DeliveryError,
     NameServerUnavailableError,
     NoRouteError,
-    RocketSinkError,
     SendError,
 )
 from rocket_sink.ledger.backfill_marks import (
@@ -467,7 +466,7 @@ def send_partition(
             for batch in batches:
                 resender.send(batch)
         spool.seal()
-    except RocketSinkError:
+    except BaseException:
         spool.abort()
         raise
     yield resender.total.as_batch()

@@ -13,15 +13,25 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.backfill_marks import BackfillClaim
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import BACKFILL, ISOLATION, RESOLUTION, SEND
+from rocket_sink.ledger.spool.files import sealed_files
+from rocket_sink.ledger.spool.stream import read_batches
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin import stored_messages
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.stored_check import look_up
 from rocket_sink.spark.backfill import resend
 from rocket_sink.spark.backfill.backfill import backfill_options
-from rocket_sink.spark.backfill.resend import RESULT_SCHEMA, Resender, Resent
+from rocket_sink.spark.backfill.resend import (
+    RESULT_SCHEMA,
+    Resender,
+    Resent,
+    TaskPlan,
+    send_partition,
+)
 from rocket_sink.spark.backfill.sources import SENT_COLUMNS
 from rocket_sink.testing import Answer, CloseConnection, FakeCluster
 from rocket_sink.wire.codes import RequestCode
@@ -559,3 +569,25 @@ def test_a_task_whose_backfill_was_taken_over_sends_nothing_more(
         resender.send(letters(["a", "b", "c", "d"]))
     assert len(cluster.messages(TOPIC)) == len(spool.resolved()) == 2
     assert set(spool.marks()) == {"letter-0", "letter-1"}
+
+
+def test_a_task_that_ends_by_any_error_leaves_its_notes_to_the_fold(
+    cluster: FakeCluster, options: SinkOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while its worker lives on, for the next task."""
+    monkeypatch.setattr(resend, "settled_since", lambda place, version: set())
+    place = resolve_path(options.ledger)
+    claim = BackfillClaim(place)
+    claim.acquire(0)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield letters(["k"])
+        raise ValueError("of what Spark runs before it")
+
+    plan = TaskPlan(claim.token, 0, pin_new=False, move_keys=False)
+    with pytest.raises(ValueError, match="Spark"):
+        list(send_partition(options, CTX, batches(), on_dead_letters=lambda n: None, plan=plan))
+    claim.release()
+    files = sealed_files(place, place.filesystem())
+    found = [b for info in files for b in read_batches(info.path, place.filesystem())]
+    assert {row["kind"] for batch in found for row in batch.to_pylist()} >= {BACKFILL, RESOLUTION}

@@ -1,0 +1,41 @@
+"""Consumers' dead letters on their way into a ledger's spool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rocket_sink import Message, Producer
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.spool.files import sealed_files
+from rocket_sink.ledger.spool.stream import read_batches
+from rocket_sink.producer.admin import dlq
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.spark.backfill import dlq_export
+from rocket_sink.testing import FakeCluster
+
+
+def test_what_was_read_before_an_error_is_left_to_the_fold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while this process lives on; a second export gives the same dead letters."""
+    monkeypatch.setattr(dlq_export, "_ROWS", 1)
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("%DLQ%g", 1)
+        with Producer(nameServer=cluster.name_server, producerGroup="p") as producer:
+            producer.send(Message("%DLQ%g", b"x"))
+        with Admin(nameServer=cluster.name_server) as admin:
+            (letter,) = dlq.read(admin, dlq.DlqQuery("g"))
+
+    def cut() -> Iterator[dlq.DeadLetter]:
+        yield letter
+        raise ConnectionError("the broker is gone")
+
+    with pytest.raises(ConnectionError):
+        dlq_export.to_ledger(cut(), str(tmp_path))
+    place = resolve_path(tmp_path)
+    files = sealed_files(place, place.filesystem())
+    rows = [b.num_rows for info in files for b in read_batches(info.path, place.filesystem())]
+    assert rows == [1]
