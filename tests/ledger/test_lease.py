@@ -155,7 +155,7 @@ def test_what_a_live_process_could_not_give_up_is_taken_after_its_lease(
     assert path.exists()
     assert not Lease(LOCAL, str(path)).acquire(0)
     again = Lease(LOCAL, str(path))
-    assert again.acquire(LONG_S)
+    assert again.acquire(30.0)
     again.release()
 
 

@@ -536,6 +536,40 @@ LEDGER: tuple[Defect, ...] = (
         ("tests/ledger/test_making.py::test_of_tables_that_are_made_at_once_one_is_made",),
         "two queries that start at once on a new ledger have an id each for it",
     ),
+    Defect(
+        "live-process-keeps-a-lost-lease",
+        "rocket_sink/ledger/lock.py",
+        "        if alive is False:\n            return True\n",
+        "        if alive is not None:\n            return not alive\n",
+        (
+            "tests/ledger/test_lease.py::test_what_a_live_process_could_not_give_up_is_taken_after_its_lease",
+        ),
+        "after a moment without its store a driver folds nothing more, for days",
+    ),
+    Defect(
+        "dead-fold-behind-a-hundred-commits",
+        "rocket_sink/ledger/append/delta_rs.py",
+        "    for version in range(table.version(), since, -1):\n",
+        "    for version in range(table.version(), max(since, table.version() - 100), -1):\n",
+        ("tests/stores/test_commits.py::test_a_fold_that_died_is_looked_for_in_all_later_commits",),
+        "the rows of a fold that died are said to be safe, and folded once more",
+    ),
+    Defect(
+        "keys-of-unfolded-letters",
+        "rocket_sink/ledger/pending_keys.py",
+        "        return not is_left and self._last",
+        "        return self._last",
+        ("tests/ledger/test_pending_keys.py::test_keys_of_a_file_that_is_not_folded_yet_are_held",),
+        "rows of a key overtake its dead letter, which a fold could not read",
+    ),
+    Defect(
+        "lost-answer-doubles-rows",
+        "rocket_sink/ledger/spool/writer.py",
+        "            if not (whole_at_once and _is_there(remote, sealed)):\n",
+        "            if True:\n",
+        ("tests/ledger/test_handed.py::test_rows_whose_upload_has_no_answer_are_in_one_spool",),
+        "a task's accounts and dead letters are in the ledger twice",
+    ),
 )
 
 ROWS: tuple[Defect, ...] = (
@@ -871,6 +905,16 @@ SPARK: tuple[Defect, ...] = (
             "tests/spark/backfill/test_resend.py::test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent",
         ),
         "a dead letter that was never sent counts as resent",
+    ),
+    Defect(
+        "consumers-letters-asked-for",
+        "rocket_sink/spark/backfill/resend.py",
+        "            doubtful = pc.invert(_was_stored(chunk))\n",
+        '            doubtful = pc.is_valid(chunk["letter_id"])\n',
+        (
+            "tests/spark/backfill/test_resend.py::TestWhatAConsumerGaveUp::test_is_sent_by_a_task_that_runs_again",
+        ),
+        "what a consumer gave up is noted as sent again, and never was",
     ),
 )
 
