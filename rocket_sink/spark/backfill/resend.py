@@ -12,8 +12,8 @@ also the one that had not answered; what they do not have within `storedCheckDel
 dead letter that is not stored stays pending as it is: it gets no second dead letter. Later dead
 letters of its key are held back, so that the key's order holds.
 
-Nobody is asked for what a consumer gave up (`was_stored`): its topic has a message of that id
-anyway, the one that the consumer failed with.
+Nobody is asked for what a consumer gave up, or was read from a topic (`was_stored`): that has a
+message of this id anyway, the one that the consumer failed with or that was read.
 
 A dead letter that was settled since the plan, as parked by hand, is left out. Before each chunk the
 task makes sure that no other backfill has taken over (`ledger.backfill_marks`).

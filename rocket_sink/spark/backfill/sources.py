@@ -3,9 +3,9 @@
 Both give one frame of what is pending: the row contract's columns (`SENT_COLUMNS`), `letter_id`,
 `tries` and `open` (what earlier backfills did, see `ledger.backfill_marks`; `open` also where the
 dead letter's own outcome is unknown; `unknown_at` is the broker that did not answer; never where
-`was_stored`: a consumer had the message), `reason`, `at`, and `_place`, which sorts a key's dead
-letters. `query_id` names the query whose queues they go by (`.home_queues`); of a table it is a
-digest of its name.
+`was_stored`: a consumer had the message, or the row was read from a topic), `reason`, `at`, and
+`_place`, which sorts a key's dead letters. `query_id` names the query whose queues they go by
+(`.home_queues`); of a table it is a digest of its name.
 
 A row of a table has no dead letter, so it gets an id that is the same each time: a digest of the
 table's name, the topic option and all its columns, numbered where rows are equal. That names its
@@ -171,11 +171,13 @@ class Table:
         letters = numbered.select(
             "letter_id", place.alias("_place"), *(columns[name].alias(name) for name in kept),
             F.lit(None).cast("string").alias("reason"), F.lit(self._query_id).alias("query_id"),
+            F.lit(self._was_stored).alias("was_stored"),
         )  # fmt: skip
         if not ledger.exists(spark):
             return letters.withColumns({"tries": F.lit(0), "open": F.lit(False)})
-        done = ledger.settled(spark)
-        return with_tries(letters.join(done, "letter_id", "left_anti"), ledger.backfills(spark))
+        letters = letters.join(ledger.settled(spark), "letter_id", "left_anti")
+        tried = with_tries(letters, ledger.backfills(spark))
+        return tried.withColumn("open", F.col("open") & ~F.col("was_stored"))
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
         from pyspark.sql import functions as F  # noqa: N812
@@ -188,6 +190,12 @@ class Table:
                 column="event_time",
             )
         return _all(_common(selection, F.col("event_time")))
+
+    @property
+    def _was_stored(self) -> bool:
+        """Rows that were read from a topic, as those of `dlq export`, have the ids of messages that
+        are there."""
+        return "offset_message_id" in self.frame.columns
 
     @property
     def _query_id(self) -> str:

@@ -346,6 +346,24 @@ class TestTables:
         assert (sent.resent, sent.found) == (4, 1)
         assert bodies(cluster) == ["0", "1", "2", "3", "4"]
 
+    def test_rows_read_from_a_topic_are_sent_although_it_has_their_ids(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
+    ) -> None:
+        """A file of `dlq export`; a backfill was killed after its mark, before it sent."""
+        with Producer(options) as producer:
+            producer.send(_message(b"0", "ID0", "k"))
+        frame = spark.sql("SELECT '0' AS body, 'ID0' AS message_id, 'x' AS offset_message_id")
+        source = Table(frame, "dead.parquet", options.with_(topic=TOPIC))
+        work = Backfill(spark, source.options, Selection(), source)
+        letters = source.pending(spark, work.ledger, Selection())
+        assert letters is not None
+        [row] = letters.collect()
+        work.ledger.create(spark)
+        work.ledger.append(spark, *marks(row.letter_id, row.message_id))
+        _, sent = run(source, source.options)
+        assert (sent.resent, sent.found) == (1, 0)
+        assert bodies(cluster) == ["0", "0"]
+
     def test_its_ids_are_the_same_in_each_time_zone(self, spark: Any, options: SinkOptions) -> None:
         frame = spark.sql("SELECT 'b' AS body, timestamp'2026-01-01 12:00:00Z' AS made")
         source = Table(frame, "rows", options.with_(topic=TOPIC))
