@@ -144,6 +144,20 @@ def test_another_process_may_listen(cluster, make_producer):
     until(lambda: cluster.messages("orders"))
 
 
+def test_who_only_listens_follows_a_broker_that_moves(cluster, make_producer):
+    make_producer().send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
+    other = make_producer(transaction_listener=lambda m: COMMIT, pollNameServerInterval=200)
+    other.listen_for_checks("orders")
+    until(lambda: all(_greeted(broker, other) for broker in cluster.brokers))
+    for broker in cluster.brokers:
+        broker.requests.clear()
+        broker.fail_over()
+    until(lambda: all(_greeted(broker, other) for broker in cluster.brokers), 20.0)
+    for broker in cluster.brokers:
+        broker.check_transactions()
+    until(lambda: cluster.messages("orders"))
+
+
 def test_a_listener_that_raises_or_a_foreign_group_leave_it_open(cluster, make_producer):
     asked = []
 

@@ -33,8 +33,8 @@ class Heartbeats:
     """Run from the engine's tick; nothing here blocks but `unregister`.
 
     Attributes:
-        stays_connected: connect to every broker of the known routes and stay so: they want to ask
-            us things.
+        stays_connected: keep the known routes fresh, and a connection to each of their brokers:
+            they want to ask us things.
     """
 
     def __init__(
@@ -72,6 +72,9 @@ class Heartbeats:
         if now_s < self._next_look_s and opened == self._opened:
             return
         self._next_look_s, self._opened = now_s + _LOOK_S, opened
+        if self.stays_connected:
+            # Whoever only listens sends nothing that would ask for its routes.
+            self._routes.refresh_old(now_s)
         addresses = self._routes.addresses()
         for address in set(addresses.values()):
             self._send_heartbeat(address, now_s)

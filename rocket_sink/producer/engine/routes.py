@@ -197,6 +197,12 @@ class Routes:
         state.wanted, state.asked_s = False, now_s
         self._ask(topic, state, topic, self._found, self._missing, now_s)
 
+    def refresh_old(self, now_s: float) -> None:
+        """Ask for each topic that was not asked for within `pollNameServerInterval`."""
+        for topic, state in list(self._topics.items()):
+            if now_s - state.asked_s >= self._interval_s:
+                self.refresh(topic, now_s)
+
     def error(self, topic: str) -> SendError | None:
         """Why there is no route, as far as is known by now."""
         state = self._topics.get(topic)
