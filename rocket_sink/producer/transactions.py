@@ -33,6 +33,7 @@ from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.hooks import Hooks
 from rocket_sink.producer.request_builder import RequestBuilder, named
 from rocket_sink.routing.retry import error_for_answer
+from rocket_sink.text import clean
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode, SysFlag
 from rocket_sink.wire.frame import Frame
@@ -44,6 +45,8 @@ from rocket_sink.wire.stored import StoredMessage
 _LOG: Final = log.logger(__name__)
 _HELD_CHECKS: Final = 2000
 """Most checks that wait for the listener (Java: checkRequestHoldMax); brokers repeat the others."""
+_REMARK_CHARS: Final = 1024
+"""Of an exception's text: a header has 1 MiB at most, and brokers log the remark."""
 
 
 class TransactionState(enum.Enum):
@@ -178,7 +181,7 @@ class TransactionClient:
             msg_id=half.message_id,
             transaction_id=half.transaction_id,
             broker_name=name,
-            remark=f"executing the local transaction raised {failure!r}" if failure else None,
+            remark=_remark("executing the local transaction", failure),
         )
         address = self._driver.engine.routes.addresses().get(name, half.broker_address)
         error = self._send_end(message, half.transaction_id, address, frame, state)
@@ -219,7 +222,7 @@ class TransactionClient:
             error = failed
         fields = frame.ext or {}
         self._hooks.end_transaction(
-            topic=fields["topic"],
+            topic=fields.get("topic", ""),  # a check may name none
             message=message,
             message_id=fields["msgId"],
             transaction_id=transaction_id,
@@ -273,6 +276,11 @@ class TransactionClient:
                     error,
                     extra={"peer": address},
                 )
+            except Exception:
+                # The later checks are answered by this thread, too.
+                _LOG.exception(
+                    "the transaction check at %s was not answered", address, extra={"peer": address}
+                )
 
     def _answer_check(self, address: str, check: TransactionCheck) -> None:
         listener, message = self._listener(), check.message
@@ -290,7 +298,7 @@ class TransactionClient:
             transaction_id=check.transaction_id,
             from_transaction_check=True,
             broker_name=check.broker_name,
-            remark=f"the transaction listener raised {failure!r}" if failure else None,
+            remark=_remark("the transaction listener", failure),
         )
         error = self._send_end(check.message, check.transaction_id, address, frame, state)
         if error is not None:
@@ -308,6 +316,16 @@ def _decided(
     except BaseException as error:  # as Java; asyncio.CancelledError is no Exception
         _LOG.exception(raised, message_id)
         return UNKNOWN, error
+
+
+def _remark(who: str, failure: BaseException | None) -> str | None:
+    if failure is None:
+        return None
+    try:
+        text = repr(failure)
+    except Exception:
+        text = type(failure).__name__
+    return f"{who} raised {clean(text, _REMARK_CHARS)}"
 
 
 def _state(answer: object) -> TransactionState:

@@ -17,6 +17,9 @@ from rocket_sink.message import Message
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK, UNKNOWN
 from rocket_sink.testing import Answer, CloseConnection
 from rocket_sink.wire.codes import RequestCode, SysFlag
+from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.headers import ONEWAY_FLAG
+from rocket_sink.wire.stored import StoredMessage, encode_stored
 from tests.producer.waiting import until
 
 
@@ -72,6 +75,24 @@ def test_what_execute_raises_is_reported(cluster, make_producer):
     until(lambda: ends(cluster))
     assert isinstance(result.local_error, ValueError) and result.state is UNKNOWN
     assert "no money" in ends(cluster)[0].remark
+
+
+class Unspeakable(Exception):
+    def __repr__(self):
+        raise AttributeError("missing")
+
+
+@pytest.mark.parametrize(
+    "error, said", [(ValueError("x" * 1_100_000), "xxx..."), (Unspeakable(), "Unspeakable")]
+)
+def test_an_end_is_sent_whatever_text_an_exception_has(cluster, make_producer, error, said):
+    def execute(message, arg):
+        raise error
+
+    result = make_producer().send_in_transaction(Message("orders", b"x"), execute)
+    until(lambda: ends(cluster))
+    assert result.local_error is error and result.end_error is None
+    assert ends(cluster)[0].remark.endswith(said)
 
 
 def test_a_degraded_half_message_is_rolled_back(cluster, make_producer):
@@ -131,6 +152,37 @@ def test_the_listener_answers_a_check(cluster, make_producer, state, delivered):
     assert (asked[0].topic, asked[0].body) == ("orders", b"x")
     assert len(cluster.messages("orders")) == delivered
     assert ends(cluster)[-1].ext["fromTransactionCheck"] == "true"
+
+
+def test_a_check_without_a_topic_is_answered_too(cluster, make_producer):
+    listening = make_producer(producerGroup="g", transaction_listener=lambda m: COMMIT)
+    listening.listen_for_checks("orders")
+    until(lambda: all(_greeted(broker, listening) for broker in cluster.brokers))
+    half = encode_stored(StoredMessage("", b"x", properties={"PGROUP": "g", "UNIQ_KEY": "A"}))
+    offsets = {"tranStateTableOffset": "999", "commitLogOffset": "999"}
+    check = Frame(RequestCode.CHECK_TRANSACTION_STATE, offsets, half, flag=ONEWAY_FLAG)
+    for number in range(2):
+        cluster.brokers[0].send_request(check)
+        until(lambda number=number: len(ends(cluster)) > number)
+
+
+def test_a_check_that_cannot_be_answered_stops_no_other(cluster, make_producer, monkeypatch):
+    producer = make_producer(transaction_listener=lambda m: COMMIT)
+    producer.send_in_transaction(Message("orders", b"x"), lambda m, a: UNKNOWN)
+    tried = []
+
+    def fail(address, check):
+        tried.append(check)
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(producer._session.transactions, "_answer_check", fail)
+        for broker in cluster.brokers:
+            broker.check_transactions()
+        until(lambda: tried)
+    for broker in cluster.brokers:
+        broker.check_transactions()
+    until(lambda: cluster.messages("orders"))
 
 
 def test_another_process_may_listen(cluster, make_producer):
