@@ -83,9 +83,9 @@ def encode_trace(traces: Iterable[Trace]) -> tuple[str, frozenset[str]]:
     keys: set[str] = set()
     for trace in traces:
         lines.append(_encode_line(trace))
-        keys.add(trace.message_id)
-        keys.update(trace.keys.split())
-    return "".join(lines), frozenset(keys)
+        # An id may hold blanks, which separate keys: so does the property that Java writes.
+        keys.update(f"{trace.message_id} {trace.keys}".split(" "))
+    return "".join(lines), frozenset(keys - {""})
 
 
 def _encode_line(trace: Trace) -> str:

@@ -197,17 +197,19 @@ class Admin:
         frame = requests.query_message(
             topic=topic, key=key, max_num=max_messages, unique_key=unique_key
         )
-        name = UNIQ_KEY if unique_key else KEYS
+
+        def wanted(properties: Mapping[str, str]) -> bool:
+            if unique_key:  # which may hold a blank
+                return properties.get(UNIQ_KEY) == key
+            return key in properties.get(KEYS, "").split(KEY_SEPARATOR)
+
         allowance = Allowance()
         found: list[StoredMessage] = []
         # The route of now: a broker may be new, or at another address.
         for broker_name, address in _masters(self.topic_route(topic)).items():
             answer = self._call(broker_name, address, frame, {0, ResponseCode.QUERY_NOT_FOUND})
             found += responses.decode_query_answer(
-                answer,
-                allowance=allowance,
-                wanted=lambda properties: key in properties.get(name, "").split(KEY_SEPARATOR),
-                bodies=bodies,
+                answer, allowance=allowance, wanted=wanted, bodies=bodies
             )
         return found
 

@@ -157,6 +157,13 @@ def test_running_twice_sends_once(cluster: FakeCluster, run: Run) -> None:
     assert len(cluster.messages("orders")) == 5
 
 
+def test_an_id_with_a_blank_is_found_again(cluster: FakeCluster, admin: Admin, run: Run) -> None:
+    give_up(cluster, 1, UNIQ_KEY="order 1")
+    assert [run().resent for _ in range(2)] == [1, 0]
+    assert admin.query_by_unique_key("orders", "order 1")
+    assert not admin.query_by_unique_key("orders", "order")
+
+
 def test_what_failed_again_is_sent_again_until_it_is_enough(cluster: FakeCluster, run: Run) -> None:
     """Each time round the group gives the copy up, and the broker keeps its properties."""
     give_up(cluster, 1)
