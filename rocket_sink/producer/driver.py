@@ -266,15 +266,14 @@ class Driver:
     # --- sending -----------------------------------------------------------------------------
 
     def send(self, request: SendRequest, messages: Sequence[Message], mode: str) -> SendResult:
-        """Submit and wait.
+        """Submit a request of one message and wait.
 
         Raises:
             SendError
         """
         hooks, context = self._hooks, None
         if hooks.hooks:
-            ids = tuple(request.message_id.split(","))
-            context = hooks.before(mode, request.topic, messages, ids)
+            context = hooks.before(mode, request.topic, messages, (request.message_id,))
         waiter = Waiter()
         try:
             self.submit(request, waiter)

@@ -474,8 +474,7 @@ class Producer:
             request.timeout_s = timeout_ms / 1000
         waiter = Waiter()
         if hooks.hooks:
-            ids = tuple(request.message_id.split(","))
-            context = hooks.before("batch", request.topic, part.messages, ids)
+            context = hooks.before("batch", request.topic, part.messages, part.ids)
             waiter = Waiter(lambda end: hooks.ended(context, end.result, end.error))
         try:
             session.driver.submit(request, waiter)

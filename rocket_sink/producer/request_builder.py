@@ -27,10 +27,11 @@ _PROPERTY_BYTES: Final = len(_ANY_ID) + 30
 
 @dataclass(frozen=True)
 class Part:
-    """One request of a batch, with the messages in it."""
+    """One request of a batch, with the messages in it and their client ids."""
 
     request: SendRequest
     messages: tuple[Message, ...]
+    ids: tuple[str, ...]
 
 
 def named(message: Message, message_id: str) -> Message:
@@ -156,7 +157,7 @@ class RequestBuilder:
 
     def split(self, part: Part) -> list[Part]:
         """A refused batch in two halves, with the same ids; a half of one is a single message."""
-        ids = part.request.message_id.split(",")
+        ids = part.ids
         messages = [named(*pair) for pair in zip(part.messages, ids, strict=True)]
         middle, queue = (len(messages) + 1) // 2, part.request.queue
         halves: list[Part] = []
@@ -176,19 +177,19 @@ class RequestBuilder:
         self,
         messages: Sequence[Message],
         encoded: list[bytes],
-        ids: list[str],
+        ids: Sequence[str],
         queue: MessageQueue | None,
     ) -> Part:
         if len(messages) == 1 and len(encoded[0]) > self._limit:
             return self._single_part(named(messages[0], ids[0]), queue)
         request = self.batch_of(messages, encoded, ids)
         request.queue = None if queue is None else self.queue(queue)
-        return Part(request, tuple(messages))
+        return Part(request, tuple(messages), tuple(ids))
 
     def _single_part(self, message: Message, queue: MessageQueue | None) -> Part:
         request = self.single(message)
         request.queue = None if queue is None else self.queue(queue)
-        return Part(request, (message,))
+        return Part(request, (message,), (request.message_id,))
 
     def batch_of(
         self, messages: Sequence[Message], encoded: Sequence[bytes], ids: Sequence[str]

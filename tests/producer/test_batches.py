@@ -52,14 +52,28 @@ def test_a_refused_batch_is_halved_under_the_same_ids(cluster, make_producer):
     assert len(sent(cluster, RequestCode.SEND_BATCH_MESSAGE)) < 11
 
 
+class Told(SendHook):
+    def __init__(self):
+        self.ids = []
+
+    def before_send(self, context):
+        self.ids.append(context.message_ids)
+
+
+def test_an_id_with_a_comma_is_one_id(cluster, make_producer):
+    producer, told = make_producer(), Told()
+    producer.add_hook(told)
+    first, second = (Message("orders", b"x", message_id=f"order,{n}") for n in range(2))
+    producer.send(first)
+    for broker in cluster.brokers:
+        broker._script.add(Answer(13), matches=lambda f: f.code == RequestCode.SEND_BATCH_MESSAGE)
+    producer.send_batch([first, second])
+    assert told.ids == [("order,0",), ("order,0", "order,1"), ("order,0",), ("order,1",)]
+    stored = [message.message_id for message in cluster.messages("orders")]
+    assert sorted(stored) == ["order,0", "order,0", "order,1"]
+
+
 def test_only_the_illegal_message_fails(cluster, make_producer):
-    class Told(SendHook):
-        def __init__(self):
-            self.ids = []
-
-        def before_send(self, context):
-            self.ids.append(context.message_ids)
-
     limit_bodies(cluster, 600)
     producer, told = make_producer(), Told()
     producer.add_hook(told)
