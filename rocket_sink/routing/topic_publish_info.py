@@ -106,6 +106,11 @@ class TopicPublishInfo:
     queues_by_broker: Mapping[str, Sequence[int]] = field(hash=False)
     fingerprint: str = field(default="", compare=False)
     """Equal in all processes for the same queues in the same order."""
+    static: Mapping[MessageQueue, tuple[int, str]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Of a static topic's queues: index and real broker, for a pass over all queues is made of each
+    of them when the queues take turns."""
 
     @classmethod
     def of(cls, topic: str, route: TopicRoute) -> TopicPublishInfo:
@@ -180,11 +185,13 @@ class TopicPublishInfo:
         listed = {(queue_id, name) for name, total in totals.items() for queue_id in range(total)}
         ids = sorted(listed | hosts.keys())
         queues_by_broker: dict[str, list[int]] = {}
+        static: dict[MessageQueue, tuple[int, str]] = {}
         for index, known in enumerate(ids):
-            queues_by_broker.setdefault(hosts.get(known, NO_BROKER), []).append(index)
-        queues = tuple(MessageQueue(topic, name, queue_id) for queue_id, name in ids)
+            host, (queue_id, name) = hosts.get(known, NO_BROKER), known
+            queues_by_broker.setdefault(host, []).append(index)
+            static[MessageQueue(topic, name, queue_id)] = index, host
         frozen = {name: tuple(indices) for name, indices in queues_by_broker.items()}
-        return cls(topic, queues, masters, False, frozen, _fingerprint(topic, ids))
+        return cls(topic, tuple(static), masters, False, frozen, _fingerprint(topic, ids), static)
 
     @property
     def ok(self) -> bool:
@@ -195,15 +202,13 @@ class TopicPublishInfo:
         """The queue's index in `queues`; None if it is not in the route."""
         if isinstance(self.queues, QueueList):
             return self.queues.position(queue)
-        return self.queues.index(queue) if queue in self.queues else None
+        return self.static[queue][0] if queue in self.static else None
 
     def broker_of(self, queue: MessageQueue) -> str:
         """The broker that hosts the queue: its own broker name, except for static topics."""
         if isinstance(self.queues, QueueList):
             return queue.broker_name
-        index = self.index_of(queue)
-        hosts = (name for name, indices in self.queues_by_broker.items() if index in indices)
-        return next(hosts, queue.broker_name)
+        return self.static[queue][1] if queue in self.static else queue.broker_name
 
 
 def _masters(route: TopicRoute) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -74,6 +75,24 @@ def test_static_topic():
     assert [info.broker_of(queue) for queue in info.queues] == ["b1", "b2", "b2", NO_BROKER]
     assert [info.index_of(queue) for queue in info.queues] == [0, 1, 2, 3]
     assert info.index_of(MessageQueue("t", "b1", 0)) is None
+
+
+class Unsearchable(tuple):
+    def __contains__(self, sought):
+        raise AssertionError("a pass over all queues for one of them")
+
+    index = __contains__
+
+
+def test_a_queue_of_a_static_topic_is_found_without_a_search():
+    """All are asked for, one by one: 65,536 of them took minutes."""
+    mapping = {"b1": QueueMapping("b1", 4, 1, queue_ids={0: 0, 1: 1})}
+    info = TopicPublishInfo.of("t", route(QueueData("b1", 4, 4), mappings=mapping))
+    by_broker = {name: Unsearchable(found) for name, found in info.queues_by_broker.items()}
+    info = replace(info, queues=Unsearchable(info.queues), queues_by_broker=by_broker)
+    assert [info.index_of(queue) for queue in info.queues] == [0, 1, 2, 3]
+    assert [info.broker_of(queue) for queue in info.queues] == ["b1", "b1", NO_BROKER, NO_BROKER]
+    assert info.broker_of(MessageQueue("t", "b1", 0)) == "b1"
 
 
 def test_c74_only_a_slave_is_left():

@@ -161,7 +161,7 @@ def absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None) 
 
 def _absence(queue: Any, info: TopicPublishInfo | None) -> str | None:
     if info is not None and is_static(info):
-        host = info.broker_of(queue) if queue in info.queues else NO_BROKER
+        host = info.broker_of(queue) if info.index_of(queue) is not None else NO_BROKER
         return None if host in info.masters else f"{queue.broker_name} (queue {queue.queue_id})"
     there = info.queues_by_broker.get(queue.broker_name) if info is not None else None
     if not there:
