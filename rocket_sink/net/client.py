@@ -199,15 +199,22 @@ class NetworkClient:
         return self._channels.get(address)
 
     def _open(self, address: str, now_s: float) -> Channel:
-        channel = Channel(
-            address,
-            self._security,
-            Connection(serialize=self.serializer, sign=self._sign, hide=self._hide),
-            self._serve,
-            now_s=now_s,
-            connect_deadline_s=now_s + self._connect_timeout_s,
-            resolver=self._resolver,
-        )
+        try:
+            channel = Channel(
+                address,
+                self._security,
+                Connection(serialize=self.serializer, sign=self._sign, hide=self._hide),
+                self._serve,
+                now_s=now_s,
+                connect_deadline_s=now_s + self._connect_timeout_s,
+                resolver=self._resolver,
+            )
+        except ConnectError:
+            raise
+        except Exception as error:
+            # Addresses are a peer's texts; the request that led here must end whatever they hold.
+            text = f"cannot connect to {address!r}: {error!r}"
+            raise ConnectError(text, address=address) from error
         self._channels[address] = channel
         self._readiness.watch(channel, READ | WRITE)
         return channel

@@ -285,7 +285,8 @@ def parse_address(address: str) -> tuple[str, int]:
         ConnectError: it is neither.
     """
     host, colon, port = address.strip().rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not colon or not host or not is_number or not 0 < int(port) < 65_536:
         raise ConnectError(f"{address!r} is not an address of the form host:port", address=address)
     return host.strip("[]"), int(port)
 

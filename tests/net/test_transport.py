@@ -550,7 +550,8 @@ def test_a_connect_has_a_deadline(monkeypatch):
             filler.close()
 
 
-@pytest.mark.parametrize("bad", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x"])
+@pytest.mark.parametrize("bad", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x",
+                                 "host:\u00b2", "host:" + "1" * 5000])  # fmt: skip
 def test_bad_addresses(bad):
     with pytest.raises(ConnectError):
         parse_address(bad)

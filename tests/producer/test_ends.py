@@ -10,6 +10,7 @@ import pytest
 
 from rocket_sink import Message, Producer
 from rocket_sink.errors import (
+    ConnectError,
     MessageError,
     NotSentError,
     ProducerClosedError,
@@ -88,6 +89,18 @@ def test_unsent_messages_of_a_connection_have_an_error_each():
     assert first is not second
     assert "topic" not in second.facts
     assert first.__cause__ is cause
+
+
+def test_a_connection_that_cannot_be_made_keeps_no_place(cluster, monkeypatch):
+    with Producer(nameServer=cluster.name_server, backPressureForAsyncSendNum=10) as producer:
+        producer.fetch_publish_message_queues("orders")
+        with monkeypatch.context() as patched:
+            patched.setattr("rocket_sink.net.client.Channel", lambda *given, **more: 1 / 0)
+            for _ in range(2):
+                with pytest.raises(ConnectError, match="ZeroDivisionError"):
+                    producer.send(Message("orders", b"body"))
+        assert producer._session.engine.pending == 0
+        assert producer.send(Message("orders", b"body")).status == "SEND_OK"
 
 
 def test_a_closed_producer_says_so(cluster):

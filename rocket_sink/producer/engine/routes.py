@@ -401,4 +401,5 @@ def vip_route(route: TopicRoute) -> TopicRoute:
 
 def _vip_address(address: str) -> str:
     host, separator, port = address.rpartition(":")
-    return f"{host}:{int(port) - 2}" if separator and port.isdigit() else address
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    return f"{host}:{int(port) - 2}" if separator and is_number else address

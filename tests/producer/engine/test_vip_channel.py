@@ -33,6 +33,12 @@ def test_only_the_port_changes():
     assert vip_route(route).brokers[0].addresses == {0: "[::1]:10909", 1: "host:10"}
 
 
+@pytest.mark.parametrize("address", ["host:\u00b2", "host:" + "1" * 5000, "host:", "host"])
+def test_what_is_no_port_stays(address):
+    route = TopicRoute((), (BrokerData("c", "b", {0: address}),))
+    assert vip_route(route).brokers[0].addresses == {0: address}
+
+
 def _moved(address):
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) + 2}"
