@@ -314,7 +314,7 @@ class Driver:
         engine, submissions = self.engine, self._submissions
         request.token = waiter
         timeout_s = request.timeout_s or self._timeout_s
-        deadline_s = engine.clock() + timeout_s
+        deadline_s = (request.since_s or engine.clock()) + timeout_s
         window_waiter: Waiter | None = None
         try:
             while True:
@@ -358,7 +358,7 @@ class Driver:
         if not submissions.takes(request):
             self.submit(request, waiter)
             return
-        request.token, request.since_s = waiter, self.engine.clock()
+        request.token, request.since_s = waiter, request.since_s or self.engine.clock()
         submissions.append(request)
         if wakeup.asleep:
             wakeup.asleep = False

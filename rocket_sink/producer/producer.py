@@ -145,9 +145,12 @@ class Producer:
         arg: Any = None,
         timeout_ms: int | None = None,
     ) -> Future[SendResult]:
-        """Send without waiting for the answer; blocks only while the window is full.
+        """Send without waiting for the answer.
 
-        The callback gets (result, None) or (None, error); it runs on the producer's thread.
+        Blocks while the window is full; and with a selector, or a sharding key in strict order,
+        while the topic's route is looked up, before its first message. The callback gets (result,
+        None) or (None, error); it runs on the producer's thread, after a failed look-up on this
+        one.
 
         Raises:
             MessageError, WindowFullError, ProducerClosedError; other errors are in the future.
@@ -157,7 +160,14 @@ class Producer:
         plain = queue is None and selector is None and timeout_ms is None
         if accumulator is not None and plain and accumulator.takes(message):
             return self._accumulate(session, accumulator, message, callback)
-        request = self._request(session, message, queue, selector, arg, timeout_ms)
+        try:
+            request = self._request(session, message, queue, selector, arg, timeout_ms)
+        except ProducerClosedError:
+            raise
+        except SendError as error:  # of the look-up
+            future = SendFuture(hooks, None, callback)
+            future.ended(None, error)
+            return future
         if hooks.hooks:
             ids = (request.message_id,)
             context = hooks.before("async", request.topic, (message,), ids)
@@ -387,13 +397,9 @@ class Producer:
         return request
 
     def _route_for(self, session: ClientSession, request: SendRequest) -> TopicPublishInfo:
-        """The route; what the look-up takes is of the request's own time-out."""
-        clock = session.driver.engine.clock
-        began_s = clock()
-        info = session.driver.publish_info(request.topic, timeout_s=request.timeout_s)
-        if request.timeout_s:
-            request.timeout_s = max(0.001, request.timeout_s - (clock() - began_s))
-        return info
+        """The route; the request's time begins with the look-up, as in Java (sendSelectImpl)."""
+        request.since_s = session.driver.engine.clock()
+        return session.driver.publish_info(request.topic, timeout_s=request.timeout_s)
 
     def _route_of_keys(self, info: TopicPublishInfo) -> TopicPublishInfo:
         """The route by which strict order places keys: while a broker is in no route, the one in
@@ -408,6 +414,8 @@ class Producer:
         sharding_hash, ordering = self.options.sharding_hash, self.options.ordering
         if ordering == "strict":
             info = self._route_of_keys(self._route_for(session, request))
+            if request.timeout_s is None:
+                request.since_s = 0.0  # `orderWaitMs` is for the queue alone
             request.queue = queue_for_key(info, key, sharding_hash)
             request.ordered = True
             return

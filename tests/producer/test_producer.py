@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import pickle
 import threading
+import time
 
 import pytest
 
@@ -13,11 +14,13 @@ from rocket_sink.errors import (
     AuthenticationError,
     ConnectError,
     MessageError,
+    NoRouteError,
     NotSentError,
     OptionError,
     Outcome,
     ProducerClosedError,
     RejectedError,
+    RequestTimeoutError,
     WindowFullError,
 )
 from rocket_sink.message import Message, MessageQueue
@@ -169,6 +172,36 @@ def test_async_failures_reach_the_future(cluster, make_producer):
     with pytest.raises(RejectedError):
         future.result(5)
     assert told[0][0] is None and isinstance(told[0][1], RejectedError)
+
+
+@pytest.mark.parametrize("how", ["plain", "selector", "strict"])
+def test_async_failures_of_a_look_up_reach_the_future_too(cluster, make_producer, how):
+    for broker in cluster.brokers:
+        broker.is_master = False
+    producer, told = make_producer(sendMsgTimeout=100, ordering="strict"), []
+    message = Message("orders", b"x", sharding_key="k" if how == "strict" else None)
+    selector = (lambda queues, message, arg: queues[0]) if how == "selector" else None
+    future = producer.send_async(message, lambda *end: told.append(end), selector=selector)
+    assert isinstance(future.exception(10), NoRouteError)
+    until(lambda: told)
+    assert told == [(None, future.exception())]
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_the_look_up_for_a_selector_is_of_the_sends_time(cluster, make_producer, how):
+    for broker in cluster.brokers:
+        broker.is_master = False
+        broker.on_send(Drop(), times=None)
+    masters = [lambda one=broker: setattr(one, "is_master", True) for broker in cluster.brokers]
+    timer = threading.Timer(1.5, lambda: [appoint() for appoint in masters])
+    timer.start()
+    producer, began_s = make_producer(sendMsgTimeout=3000), time.monotonic()
+    send = producer.send if how == "sync" else producer.send_async
+    with pytest.raises(RequestTimeoutError):
+        found = send(Message("orders", b"x"), selector=lambda queues, message, arg: queues[0])
+        found.result(10)
+    assert 2.9 < time.monotonic() - began_s < 4.5, "with a time of its own the look-up makes it 5 s"
+    timer.join()
 
 
 def test_a_callback_may_send(cluster, make_producer):

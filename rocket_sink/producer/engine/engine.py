@@ -189,8 +189,9 @@ class SendEngine:
     def begin_oneway(self, request: SendRequest, timeout_s: float) -> OnewayAttempt:
         """An attempt for `step_oneway`: it is in no window and has no completion."""
         body, size = buffers_of(request.body)
-        now_s = self.clock()
-        return OnewayAttempt(deque(), request, body, size, Ordering.NONE, now_s, now_s + timeout_s)
+        since_s = request.since_s or self.clock()
+        deadline_s = since_s + timeout_s
+        return OnewayAttempt(deque(), request, body, size, Ordering.NONE, since_s, deadline_s)
 
     def step_oneway(self, attempt: OnewayAttempt) -> bool:
         """One step towards sending it; True when its frame has gone to the kernel.
