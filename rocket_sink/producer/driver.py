@@ -261,6 +261,7 @@ class Driver:
         every_s = engine.options.heartbeat_broker_interval_ms / 1000 / _CHECKS_PER_INTERVAL
         if engine.heartbeats.detects:
             every_s = min(every_s, engine.options.detect_interval_ms / 1000)
+        engine.heartbeats.reconnects = True
         self.heartbeats = HeartbeatThread(self._keep_alive, every_s)
 
     # --- sending -----------------------------------------------------------------------------

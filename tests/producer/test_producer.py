@@ -82,6 +82,20 @@ def test_an_idle_producer_goes_on_with_its_heartbeats(cluster, make_producer):
     assert producer.send(Message("orders", b"y")).message_id
 
 
+@pytest.mark.parametrize("mode", ["send", "send_async"])
+def test_an_idle_producer_greets_brokers_that_are_back(cluster, make_producer, mode):
+    producer = make_producer(heartbeatBrokerInterval=100)
+    getattr(producer, mode)(Message("orders", b"x"))
+    until(lambda: heartbeats(cluster) >= 2)
+    for broker in cluster.brokers:
+        broker.kill()
+    time.sleep(0.5)  # some intervals
+    for broker in cluster.brokers:
+        broker.requests.clear()
+        broker.restart()
+    until(lambda: heartbeats(cluster) >= 2, 20.0)
+
+
 def test_an_idle_producer_that_was_dropped_leaves_no_thread(cluster):
     before = set(threading.enumerate())
     producer = Producer(nameServer=cluster.name_server, heartbeatBrokerInterval=100)

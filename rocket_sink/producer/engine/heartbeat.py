@@ -35,6 +35,8 @@ class Heartbeats:
     Attributes:
         stays_connected: keep the known routes fresh, and a connection to each of their brokers:
             they want to ask us things.
+        reconnects: once per interval, connect to brokers of these routes that had a heartbeat:
+            they may be back. Not while a task sends, which connects where it sends to.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Heartbeats:
         self._routes = routes
         self._brokers = brokers
         self._identity = identity
-        self.stays_connected = False
+        self.stays_connected = self.reconnects = False
         self._interval_s = options.heartbeat_broker_interval_ms / 1000
         self.detects = options.start_detector_enable and options.latency_fault_enable
         self._detect_timeout_s = options.detect_timeout_ms / 1000
@@ -133,10 +135,13 @@ class Heartbeats:
         if channel is None and self.stays_connected:
             with contextlib.suppress(ConnectError):
                 channel = self._client.channel(address, now_s)
-        if channel is None or not channel.is_open:
-            return
         before = self._sent.get(address)
-        if before is not None and before[0] is channel and now_s - before[1] < self._interval_s:
+        is_late = before is not None and now_s - before[1] >= self._interval_s
+        if channel is None:
+            if before is None or not (is_late and self.reconnects):
+                return
+            channel = before[0]
+        elif not channel.is_open or (before is not None and before[0] is channel and not is_late):
             return
         self._sent[address] = (channel, now_s)
         self.query_version(address, lambda error, at_s: None, now_s + _HEARTBEAT_TIMEOUT_S, now_s)
