@@ -216,6 +216,19 @@ class LatencyFaultTolerance:
         self.store.put(name, FaultItem(name, 0.0, until_s, announced_s=until_s))
         return Isolation(broker_name, cause, 0.0, now_s, until_s, topic=topic)
 
+    def isolated_topics(self, names: Iterable[str], now_s: float) -> set[tuple[str, str]]:
+        """Of the store's names, each topic and broker on which it is isolated now. Those that were
+        are forgotten: there are many topics, and a shared store is small."""
+        found = set()
+        for name in names:
+            topic, separator, broker_name = name.partition(_PAIR)
+            item = self.store.get(name) if separator else None
+            if item is not None and now_s < item.start_s:
+                found.add((topic, broker_name))
+            elif item is not None:
+                self.store.remove(name)
+        return found
+
     def is_available(self, name: str, now_s: float, topic: str | None = None) -> bool:
         """Neither the broker nor the topic on it is isolated now."""
         item = self.store.get(name)

@@ -199,11 +199,7 @@ class Brokers:
         plain = [name for name in names if "\x00" not in name]
         self._isolated = frozenset(n for n in plain if not table.is_available(n, now_s))
         self._unreachable = frozenset(n for n in plain if not table.is_reachable(n))
-        self._pairs = frozenset(
-            (topic, broker)
-            for topic, separator, broker in (name.partition("\x00") for name in names)
-            if separator and not table.is_available(broker, now_s, topic)
-        )
+        self._pairs = frozenset(table.isolated_topics(names, now_s))
         self._sum_up()
 
     def _sum_up(self) -> None:

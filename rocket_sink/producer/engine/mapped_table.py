@@ -92,15 +92,18 @@ class MappedTable:
         return ((start + step) % self._count for step in range(self._count))
 
     def _place(self, key: bytes) -> int | None:
-        """The key's slot, else the first free or broken one on its way."""
+        """The key's slot, else the first on its way that is free, broken or without a value.
+
+        The latter lead on to later keys, as a broken one may: only a slot never used ends the way.
+        """
         free = None
         for slot in self._chain(key):
             found = self._read(slot)
             if found is not None and found[0] == key:
                 return slot
-            if found is None or not found[0]:
+            if found is None or not found[1]:
                 free = slot if free is None else free
-                if found is not None:
+                if found is not None and not found[0]:
                     break
         return free
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.engine.brokers import VIEW_S
+from rocket_sink.producer.engine.brokers import VIEW_S, Brokers
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.producer.engine.shared_state import SharedBrokerState, local_directory
 from rocket_sink.routing.fault import FaultItem, LatencyFaultTolerance
@@ -89,6 +89,34 @@ def test_a_new_file_under_the_old_name_is_another_store(tmp_path):
     assert new.get("a") is None
     old.close()
     assert open_in(tmp_path)._file is new._file
+
+
+def test_a_slot_without_a_value_serves_another_key_and_hides_none(tmp_path):
+    file = MappedFile(tmp_path / "t", 4 * 64)
+    table = MappedTable(file, 0, 4, 64)
+    keys = [f"key-{number}" for number in range(40)]
+    for key in keys:
+        kept = [one for one in table.keys() if table.get(one)]  # noqa: SIM118
+        if len(kept) == 3:
+            assert table.put(kept[0], b"")
+        assert table.put(key, key.encode())
+        assert table.put(key, b"again")
+        later = [one for one in kept[-2:] if table.get(one)]
+        assert [table.get(one) for one in later] == [b"again"] * len(later)
+        assert len([one for one in table.keys() if one == key]) == 1  # noqa: SIM118
+
+
+def test_topics_that_were_isolated_do_not_fill_the_table(tmp_path):
+    brokers, now_s = Brokers(OPTIONS, open_in(tmp_path)), 1000.0
+    for number in range(600):
+        brokers.isolate_topic(f"topic-{number}", "broker-a", now_s, "NO_PERMISSION")
+        brokers.view(now_s)
+        now_s += 1.0
+    assert brokers.available_for("topic-0")("broker-a")
+    assert not brokers.available_for("topic-599")("broker-a")
+    brokers.isolate("broker-b", 10.0, now_s, "CONNECT", reachable=False)
+    brokers.view(now_s)
+    assert not brokers.available("broker-b")
 
 
 def test_other_name_servers_have_another_file(tmp_path):
