@@ -267,3 +267,9 @@ def with_namespace(namespace: str | None, name: str) -> str:
     if rest.startswith(namespace + NAMESPACE_SEPARATOR):
         return name
     return f"{prefix}{namespace}{NAMESPACE_SEPARATOR}{rest}"
+
+
+def without_namespace(namespace: str | None, name: str) -> str:
+    """What `with_namespace` made the name of."""
+    prefix, rest = _split(name)
+    return prefix + rest.removeprefix(f"{namespace}{NAMESPACE_SEPARATOR}") if namespace else name

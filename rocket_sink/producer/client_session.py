@@ -74,7 +74,7 @@ class ClientSession:
             driver.add_task(self.accumulator)
         self.tracer: Tracer | None = None
         if options.enable_trace:
-            self.tracer = Tracer(options.trace_topic, identity.group, builder, driver)
+            self.tracer = Tracer(options, builder, driver)
             driver.add_task(self.tracer)
 
     def close(self, timeout_s: float) -> None:

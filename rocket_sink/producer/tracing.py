@@ -3,7 +3,8 @@
 A trace message has up to 100 lines or 128 kB of one topic, and is sent at most 500 ms after its
 first line; the first trace starts the producer's thread. Traces never fail a send: those that
 cannot be sent, and those above 2048 waiting lines, are dropped, counted and logged. Not traced:
-messages to the trace topic, and those answered with TRACE_ON=false.
+messages to the trace topic, and those answered with TRACE_ON=false. As in Java, the trace topic has
+no namespace, nor have topics and groups in a trace.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Final
 
 from rocket_sink.errors import Outcome, RocketSinkError
 from rocket_sink.message import Message
+from rocket_sink.message_rules import without_namespace
 from rocket_sink.net import log
+from rocket_sink.options import SinkOptions
 from rocket_sink.producer.driver import Driver, Waiter
 from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.hooks import EndTransactionContext, SendContext, SendHook
@@ -28,14 +31,15 @@ _HELD: Final = 2048
 _DELAY_S: Final = 0.5
 _BODY_MAX: Final = 128_000
 _KEYS_MAX: Final = 30_000
-"""Characters; all properties of a message have 32,767 bytes."""
+"""Bytes; all properties of a message have 32,767."""
 
 
 class Tracer(SendHook):
     """A hook that collects traces, and a timer task that sends them."""
 
-    def __init__(self, topic: str, group: str, builder: RequestBuilder, driver: Driver) -> None:
-        self._topic, self._group = topic, group
+    def __init__(self, options: SinkOptions, builder: RequestBuilder, driver: Driver) -> None:
+        self._topic, self._namespace = options.trace_topic, options.namespace
+        self._group = self._bare(options.producer_group)
         self._builder, self._driver = builder, driver
         self._clock = driver.engine.clock
         self._lock = threading.Lock()
@@ -61,7 +65,7 @@ class Tracer(SendHook):
                     time_ms=context.started_ms,
                     region_id=result.region_id or DEFAULT_REGION,
                     producer_group=self._group,
-                    topic=context.topic,
+                    topic=self._bare(context.topic),
                     message_id=message_id,
                     tags=message.tags or "",
                     keys=" ".join(message.keys),
@@ -85,7 +89,7 @@ class Tracer(SendHook):
                 time_ms=time.time_ns() // 1_000_000,
                 region_id=DEFAULT_REGION,
                 producer_group=self._group,
-                topic=context.topic,
+                topic=self._bare(context.topic),
                 message_id=context.message_id,
                 tags=tags,
                 keys=keys,
@@ -96,6 +100,9 @@ class Tracer(SendHook):
                 from_transaction_check=context.from_transaction_check,
             )
         )
+
+    def _bare(self, name: str) -> str:
+        return without_namespace(self._namespace, name)
 
     def _add(self, line: Trace) -> None:
         with self._lock:
@@ -140,7 +147,7 @@ class Tracer(SendHook):
     def _write(self, lines: list[Trace]) -> None:
         try:
             body, keys = encode_trace(lines)
-            is_long = len(body) > _BODY_MAX or sum(map(len, keys)) + len(keys) > _KEYS_MAX
+            is_long = len(body) > _BODY_MAX or len(" ".join(keys).encode()) > _KEYS_MAX
             if is_long and len(lines) > 1:
                 half = len(lines) // 2
                 self._write(lines[:half])
@@ -148,7 +155,9 @@ class Tracer(SendHook):
                 return
             # Without hooks: a trace is not traced.
             message = Message(self._topic, body.encode(), keys=tuple(sorted(keys)))
-            self._driver.submit_nowait(self._builder.single(message), Waiter(self._ended))
+            request = self._builder.single(message)
+            request.topic = self._topic
+            self._driver.submit_nowait(request, Waiter(self._ended))
         except RocketSinkError as error:
             self.dropped += len(lines)
             _LOG.warning("%d message traces are lost: %s", len(lines), error)

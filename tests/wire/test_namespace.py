@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocket_sink.message_rules import with_namespace
+from rocket_sink.message_rules import with_namespace, without_namespace
 
 INSTANCE = "MQ_INST_XXX"
 PAIRS = [
@@ -19,6 +19,8 @@ PAIRS = [
 def test_c55_a_namespace_comes_once(bare: str, full: str):
     assert with_namespace(INSTANCE, bare) == full
     assert with_namespace(INSTANCE, full) == full
+    assert without_namespace(INSTANCE, full) == without_namespace(INSTANCE, bare) == bare
+    assert without_namespace("", full) == full
 
 
 @pytest.mark.parametrize("name", ["rmq_sys_topic", "TBW102", "CID_RMQ_SYS_TRANS", ""])
