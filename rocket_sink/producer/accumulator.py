@@ -3,7 +3,7 @@
 Messages of one topic and `wait_store` form a batch, which is sent when it reaches `batchMaxBytes`,
 after `batchMaxDelayMs`, and when the producer closes. Bodies in batches are not compressed.
 Messages with an explicit queue, selector, sharding key, delay or time-out are sent alone, as are
-those of at least `batchMaxBytes`.
+those of at least `batchMaxBytes`, and those for a retry topic, which takes no batches.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from rocket_sink.errors import MessageIllegalError, NotSentError, ProducerClosedError
 from rocket_sink.message import Message, SendResult
+from rocket_sink.message_rules import RETRY_PREFIX
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.engine.attempt import Completion
@@ -49,6 +50,7 @@ class BatchAccumulator:
         return (
             message.sharding_key is None
             and not message.is_timed
+            and not message.topic.startswith(RETRY_PREFIX)
             and len(message.body) < self._max_bytes
         )
 

@@ -76,6 +76,7 @@ def test_what_cannot_be_batched_is_sent_alone(cluster, make):
         producer.send_async(Message("orders", b"x", delay_level=1)),
         producer.send_async(Message("orders", b"x" * 1000)),
         producer.send_async(Message("orders", b"x"), queue=queue),
+        producer.send_async(Message("%RETRY%group", b"x")),
     ]
     for future in futures:
         future.result(5)

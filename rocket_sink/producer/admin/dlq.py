@@ -13,12 +13,12 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rocket_sink.errors import MessageError, NoRouteError, SendError
 from rocket_sink.message import Message, MessageQueue, SendResult
-from rocket_sink.message_rules import RESERVED_PROPERTIES
+from rocket_sink.message_rules import RESERVED_PROPERTIES, with_namespace
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.wire.properties import SHARDING_KEY, TAGS, split_keys
 from rocket_sink.wire.stored import StoredMessage
@@ -125,6 +125,8 @@ def read(admin: Admin, query: DlqQuery) -> Iterator[DeadLetter]:
     """
     topic = query.group if query.group.startswith(PREFIX) else PREFIX + query.group
     group = topic.removeprefix(PREFIX)
+    if query.topic is not None:
+        query = replace(query, topic=with_namespace(admin.options.namespace, query.topic))
     bounds = [
         (queue, _first_offset(admin, queue, query.since_ms), admin.max_offset(queue))
         for queue in admin.queues(topic)

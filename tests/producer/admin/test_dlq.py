@@ -89,6 +89,18 @@ def test_queries(
     assert ids(admin, **query) == [f"ID{n}" for n in numbers]
 
 
+@pytest.mark.parametrize("topic", ["orders", "ns%orders"])
+def test_the_origin_topic_may_be_named_either_way(cluster: FakeCluster, topic: str) -> None:
+    cluster.create_topic(f"{dlq.PREFIX}ns%{GROUP}", 1)
+    letter = StoredMessage(
+        f"{dlq.PREFIX}ns%{GROUP}", b"x", properties={"RETRY_TOPIC": "ns%orders", "UNIQ_KEY": "A"}
+    )
+    cluster.brokers[0].store.append(letter)
+    with Admin(nameServer=cluster.name_server, namespace="ns") as admin:
+        assert ids(admin, topic=topic) == ["A"]
+        assert ids(admin, topic="others") == []
+
+
 Run = Callable[..., dlq.ResendReport]
 
 
