@@ -303,7 +303,9 @@ class NetworkClient:
     def respond(
         self, channel: Channel, request: Frame, code: int, remark: str | None = None
     ) -> None:
-        """Answer a peer's request."""
+        """Answer a peer's request; nothing is done once the channel is closed."""
+        if channel.closed:  # by the answer to a request before it
+            return
         data = channel.connection.respond(request, code, remark=remark)
         if data:
             self.send(channel, None, [data], len(data), self.clock())

@@ -24,7 +24,7 @@ from rocket_sink.errors import (
 from rocket_sink.net import tls
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.net.resolve import KEEP_S, Resolver
-from rocket_sink.net.transport import Transport, parse_address
+from rocket_sink.net.transport import StreamEnded, Transport, parse_address
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame, response_to
@@ -248,6 +248,17 @@ def test_an_answer_costs_one_read(serve, client, monkeypatch):
     for _ in range(20):
         assert Asked(client, address).wait() == b"hello"
     assert None not in reads
+
+
+def test_a_request_of_a_peer_that_is_gone_is_not_answered(serve, client):
+    """Of many that it sent at once: the answer to one may end the connection."""
+    address = serve()
+    assert Asked(client, address).wait() == b"hello"
+    channel = client.peek(address)
+    client.fail(channel, StreamEnded("writing failed"), client.clock())
+    client.respond(channel, Frame(9), 3)
+    assert not channel.write_queue
+    assert Asked(client, address).wait() == b"hello"
 
 
 def named(address, host):
