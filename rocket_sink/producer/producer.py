@@ -389,8 +389,8 @@ class Producer:
             request.timeout_s = timeout_ms / 1000
         if selector is not None:
             info = self._route_for(session, request)
-            queue = select_by(selector, info, message, arg)
-        if queue is not None:
+            request.queue = select_by(selector, info, message, arg, session.builder.queue)
+        elif queue is not None:
             request.queue = session.builder.queue(queue)
         elif message.sharding_key is not None:
             self._shard(session, request, message.sharding_key)

@@ -338,18 +338,22 @@ def select_by(
     info: TopicPublishInfo,
     message: Any,
     arg: Any,
+    named: Callable[[MessageQueue], MessageQueue],
 ) -> MessageQueue:
     """The choice of a user's selector (Java: MessageQueueSelector) among all queues of the route.
+
+    `named`: gives a queue of the selector's own making the topic's full name.
 
     Raises:
         ConfigurationError: it returned no queue of the route.
     """
     queue = function(info.queues, message, arg)
-    if not isinstance(queue, MessageQueue) or info.index_of(queue) is None:
+    chosen = named(queue) if isinstance(queue, MessageQueue) else None
+    if chosen is None or info.index_of(chosen) is None:
         raise ConfigurationError(
             f"the queue selector {getattr(function, '__name__', function)!r} returned {queue!r}; "
             f"it must return one of the {len(info.queues)} queues of topic {info.topic!r} that it "
             "is given",
             topic=info.topic,
         )
-    return queue
+    return chosen

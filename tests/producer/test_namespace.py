@@ -62,7 +62,8 @@ def test_a_queue_may_be_named_either_way(cluster, producer, topic):
     assert producer.send(message, queue=queue).queue.queue_id == 1
     producer.send_batch([message, message], queue=queue)
     producer.send_oneway(message, queue=queue)
-    until(lambda: len(cluster.messages("ns%orders")) == 4)
+    producer.send(message, selector=lambda queues, message, arg: queue)
+    until(lambda: len(cluster.messages("ns%orders")) == 5)
     assert {(m.queue_id, m.store_host) for m in cluster.messages("ns%orders")} == {
         (1, ("127.0.0.1", int(cluster.brokers[1].address.rpartition(":")[2])))
     }

@@ -276,11 +276,16 @@ def test_cursors_are_bounded():
 
 def test_a_user_selector_gets_all_queues_and_must_return_one():
     info = info_of({"a": 2, "b": 2})
-    queue = select_by(lambda queues, message, arg: queues[message + arg], info, 1, 2)
+
+    def full(queue):
+        return MessageQueue("t", "b", 1) if queue.topic == "bare" else queue
+
+    queue = select_by(lambda queues, message, arg: queues[message + arg], info, 1, 2, full)
     assert queue == MessageQueue("t", "b", 1)
+    assert select_by(lambda *_: MessageQueue("bare", "b", 1), info, 1, 2, full) == queue
     for wrong in (None, MessageQueue("t", "x", 0), MessageQueue("u", "a", 0), "a"):
         with pytest.raises(ConfigurationError, match="4 queues of topic 't'"):
-            select_by(lambda *_, wrong=wrong: wrong, info, 1, 2)
+            select_by(lambda *_, wrong=wrong: wrong, info, 1, 2, full)
 
 
 def test_selectors_by_name():
