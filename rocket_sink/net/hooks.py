@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from rocket_sink.errors import SendError
 from rocket_sink.net import log
 from rocket_sink.wire.frame import Frame
+from rocket_sink.wire.requests import fields
 
 _LOG: Final = log.logger(__name__)
 _Hook = TypeVar("_Hook")
@@ -22,7 +23,8 @@ class RpcHook:
     """Base class; override one or both methods."""
 
     def before_request(self, address: str, request: Frame) -> None:
-        """Before the request is written; fields added to `request.ext` are sent, and signed."""
+        """Before the request is written; fields added to `request.ext` are sent, and signed:
+        numbers as text, True as `true`, None not at all."""
 
     def after_response(self, address: str, request: Frame, response: Frame) -> None:
         """After a response, of any code. Not called for oneway requests, time-outs and lost
@@ -46,6 +48,8 @@ class RpcHooks:
         """The request after the changes of the hooks."""
         changed = dataclasses.replace(request, ext=dict(request.ext or {}))
         call_each("RPC", self.hooks, lambda hook: hook.before_request(address, changed))
+        if any(type(value) is not str for value in (changed.ext or {}).values()):
+            changed.ext = fields(changed.ext or {})
         return changed
 
     def after(self, address: str, request: Frame, response: Frame) -> None:

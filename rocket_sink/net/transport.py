@@ -251,7 +251,14 @@ class Transport:
             raise TlsError(
                 f"{error.text}; needed by {self.address}", address=self.address
             ) from error
-        self._stream = self._tls = TlsStream(self._socket, self._context, self._server_name)
+        try:
+            self._stream = self._tls = TlsStream(self._socket, self._context, self._server_name)
+        except ValueError as error:
+            raise TlsRefusedError(
+                f"{self._server_name!r} is no name that a certificate could have: {error}; it is "
+                f"that of the option tlsServerName, or of the address {self.address}",
+                address=self.address,
+            ) from error
 
     @property
     def _server_name(self) -> str:

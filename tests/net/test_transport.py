@@ -350,6 +350,12 @@ def test_tls_with_another_name_is_refused_and_the_option_is_named(authority, ser
         assert ask(address, **options) == b"hello"
 
 
+@pytest.mark.parametrize("name", [".example.com", "a..b", "a" * 64])
+def test_a_name_that_no_certificate_has_is_refused(authority, serve, name):
+    with pytest.raises(TlsRefusedError, match="tlsServerName"):
+        ask(serve(), tlsMode="verify-full", tlsCa=authority.file, tlsServerName=name)
+
+
 def test_tls_of_an_unknown_authority(authority, serve, tmp_path):
     other = Authority(tmp_path, "other-ca")
     address = serve(other.server("ip", IP))

@@ -68,6 +68,16 @@ def test_hooks_get_every_request_and_their_fields_are_signed(cluster, make_produ
         assert sign(ext, frame.body, "alice", "s3")["Signature"] == signature
 
 
+@pytest.mark.parametrize("serializer", ["json", "rocketmq"])
+def test_fields_that_are_no_text_become_text(cluster, make_producer, serializer):
+    producer = make_producer(accessKey="alice", secretKey="s3", serializeType=serializer)
+    producer.add_rpc_hook(Recorder(count=1, on=True, off=False, left=None))
+    assert producer.send(Message("orders", b"x")).status == "SEND_OK"
+    seen = [frame.ext for broker in cluster.brokers for frame in broker.requests]
+    added = ("count", "on", "off", "left")
+    assert {tuple(map(ext.get, added)) for ext in seen} == {("1", "true", "false", None)}
+
+
 def test_after_response_needs_a_response(cluster, make_producer):
     producer = make_producer(sendMsgTimeout=600, retryTimesWhenSendFailed=0)
     producer.send(Message("orders", b"warm"))
