@@ -173,6 +173,7 @@ class Routes:
         self._queue_nums = options.default_topic_queue_nums
         self._vip = options.vip_channel_enabled
         self._topics: dict[str, _Topic] = {}
+        self._addresses: tuple[tuple[int, int], dict[str, str]] = (0, 0), {}
 
     def get(self, topic: str, now_s: float) -> TopicPublishInfo | None:
         """The route as known; a look-up is begun when there is none, or an old one."""
@@ -180,8 +181,9 @@ class Routes:
         if state is not None and not state.wanted and now_s - state.fetched_s < self._interval_s:
             return state.info
         if state is None:
-            state = self._topics[topic] = _Topic()
+            state = _Topic()
             self._from_shared(topic, state, now_s)
+            self._topics[topic] = state
         if state.wanted or now_s - state.fetched_s >= self._interval_s:
             self.refresh(topic, now_s)
         return state.info
@@ -236,13 +238,20 @@ class Routes:
             raise error.copy()
 
     def addresses(self) -> dict[str, str]:
-        """Masters of all known routes, by broker name; the newest route that has it counts."""
-        found: dict[str, str] = {}
-        # A copy: other threads add topics.
-        for state in sorted(self._topics.values(), key=lambda one: one.fetched_s):
-            if state.info is not None:
-                found.update(state.info.masters)
-        return found
+        """Masters of all known routes, by broker name; the newest route that has it counts.
+
+        The same dictionary until a route may be another one: it is asked for in every tick.
+        """
+        # Routes change at the end of a look-up, or come with their topic from another worker.
+        as_of = self.look_ups, len(self._topics)
+        if as_of != self._addresses[0]:
+            found: dict[str, str] = {}
+            # A copy: other threads add topics.
+            for state in sorted(self._topics.values(), key=lambda one: one.fetched_s):
+                if state.info is not None:
+                    found.update(state.info.masters)
+            self._addresses = as_of, found
+        return self._addresses[1]
 
     def topic_on(self, broker_name: str) -> str | None:
         """Some topic with queues on that broker (for probes)."""

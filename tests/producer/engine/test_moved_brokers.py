@@ -260,3 +260,20 @@ def test_the_newest_route_says_where_a_broker_is(cluster: FakeCluster, make_engi
     for topic, wanted in (("orders", moved), ("pays", moved)):
         engine.fresh_route(topic)
         assert engine.routes.addresses() == wanted
+
+
+def test_addresses_are_put_together_when_a_route_is_new(
+    cluster: FakeCluster, make_engine: Any, tmp_path: Path
+) -> None:
+    """Each tick asks for them, and there may be thousands of topics."""
+    options = SinkOptions(name_server=cluster.name_server)
+    one, other = (SharedBrokerState.open(options, directory=str(tmp_path)) for _ in range(2))
+    engine, later = make_engine(shared=one), make_engine(shared=other)
+    assert engine.routes.addresses() == later.routes.addresses() == {}
+    engine.publish_info("orders")
+    known = engine.routes.addresses()
+    assert known == {broker.name: broker.address for broker in cluster.brokers}
+    send(engine)
+    assert engine.routes.addresses() is known
+    later.routes.get("orders", later.clock())
+    assert later.routes.addresses() == known and not later.routes.look_ups
