@@ -332,6 +332,58 @@ PRODUCER = (
         ),
         "after one wrong value of a hook no future of send_async ever ends",
     ),
+    Defect(
+        "listeners-keep-old-routes",
+        "rocket_sink/producer/engine/heartbeat.py",
+        "            self._routes.refresh_old(now_s)\n",
+        "            self._routes.look_ups += 0\n",
+        ("tests/producer/test_transactions.py::test_who_only_listens_follows_a_broker_that_moves",),
+        "half messages of a broker that has moved are never decided by a process that only listens",
+    ),
+    Defect(
+        "check-thread-ends",
+        "rocket_sink/producer/transactions.py",
+        "            except Exception:\n                # The later checks",
+        "            except KeyError:\n                # The later checks",
+        (
+            "tests/producer/test_transactions.py::test_a_check_that_cannot_be_answered_stops_no_other",
+        ),
+        "after one check that fails no transaction is decided any more",
+    ),
+    Defect(
+        "places-lost-to-addresses",
+        "rocket_sink/net/client.py",
+        "        except Exception as error:\n            # Addresses are a peer's texts",
+        "        except OSError as error:\n            # Addresses are a peer's texts",
+        ("tests/producer/test_ends.py::test_a_connection_that_cannot_be_made_keeps_no_place",),
+        "each send to such a broker keeps a place, until the window is full for good",
+    ),
+    Defect(
+        "ids-are-split",
+        "rocket_sink/producer/admin/admin.py",
+        "                return properties.get(UNIQ_KEY) == key\n",
+        '                return key in properties.get(UNIQ_KEY, "").split(KEY_SEPARATOR)\n',
+        ("tests/producer/admin/test_dlq.py::test_an_id_with_a_blank_is_found_again",),
+        "each run of `dlq resend` sends a letter whose id has a blank once more",
+    ),
+    Defect(
+        "slots-are-used-up",
+        "rocket_sink/producer/engine/mapped_table.py",
+        "            if found is None or not found[1]:\n",
+        "            if found is None or not found[0]:\n",
+        (
+            "tests/producer/engine/test_shared_state.py::test_topics_that_were_isolated_do_not_fill_the_table",
+        ),
+        "after 512 topics without permission a host's workers isolate no broker",
+    ),
+    Defect(
+        "heartbeats-end",
+        "rocket_sink/producer/driver.py",
+        "        engine.heartbeats.reconnects = True\n",
+        "        engine.heartbeats.reconnects = False\n",
+        ("tests/producer/test_producer.py::test_an_idle_producer_greets_brokers_that_are_back",),
+        "brokers do not know an idle producer's group after a restart",
+    ),
 )
 
 LEDGER: tuple[Defect, ...] = (

@@ -89,7 +89,9 @@ def test_an_idle_producer_greets_brokers_that_are_back(cluster, make_producer, m
     until(lambda: heartbeats(cluster) >= 2)
     for broker in cluster.brokers:
         broker.kill()
-    time.sleep(0.5)  # some intervals
+    peek = producer._session.engine.client.peek
+    until(lambda: not any(peek(broker.address) for broker in cluster.brokers))
+    time.sleep(0.2)  # an interval
     for broker in cluster.brokers:
         broker.requests.clear()
         broker.restart()
