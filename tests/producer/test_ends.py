@@ -278,16 +278,16 @@ def test_hooks_that_are_cancelled_leave_no_future_without_an_end(cluster):
         assert {future.result(WAIT_S).status for future in futures} == {"SEND_OK"}
 
 
-class Number(RpcHook):
+class Unencodable(RpcHook):
     def before_request(self, address, request):
         if request.code == RequestCode.SEND_MESSAGE_V2:
-            request.ext["attempt"] = 1
+            request.ext["attempt"] = "\ud800"
 
 
 def test_a_frame_that_cannot_be_made_is_no_failure_of_its_broker(cluster):
     with Producer(nameServer=cluster.name_server, accessKey="k", secretKey="s") as producer:
         producer.send(Message("orders", b"body"))
-        producer.add_rpc_hook(Number())
+        producer.add_rpc_hook(Unencodable())
         error = producer.send_async(Message("orders", b"body")).exception(WAIT_S)
         assert isinstance(error, UnwrittenError) and "frame cannot be made" in error.text
         engine = producer._session.engine
