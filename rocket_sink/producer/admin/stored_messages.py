@@ -70,7 +70,7 @@ class StoredMessages:
         self._found: set[str] = set()
         self.torn: dict[str, StoredMessage] = {}
         self._again: deque[Query] = deque()
-        self._in_flight = 0
+        self._in_flight: set[Query] = set()
         self._heard_s = 0.0
         self._last_error: SendError | None = None
 
@@ -107,7 +107,7 @@ class StoredMessages:
         waiting = deque(queries)
         self._heard_s, self._last_error = engine.clock(), None
         while waiting or self._again or self._in_flight:
-            while waiting and self._in_flight < _WINDOW:
+            while waiting and len(self._in_flight) < _WINDOW:
                 self._look_up(waiting.popleft())
             # The route is read each time: the address of a broker may come back.
             engine.routes.get(topic, engine.clock())
@@ -128,7 +128,7 @@ class StoredMessages:
             return
 
         def done(message: StoredMessage | None, error: SendError | None, at_s: float) -> None:
-            self._in_flight -= 1
+            self._in_flight.discard(query)
             if error is not None:
                 is_old = isinstance(error, AuthenticationError)
                 if not (is_old and engine.reread_credentials(now_s)):
@@ -141,7 +141,7 @@ class StoredMessages:
             elif message is not None:
                 self._found.add(message_id)
 
-        self._in_flight += 1
+        self._in_flight.add(query)
         look_up(
             engine.client, address, topic, message_id, done,
             since_ms=self._since_ms, deadline_s=now_s + LOOK_UP_S, now_s=now_s,
@@ -151,13 +151,14 @@ class StoredMessages:
         error, engine = self._last_error, self._engine
         if error is not None and error.fatal:
             raise error
-        if engine.clock() < self._heard_s + self._timeout_s:
+        unanswered = (*waiting, *self._again, *self._in_flight)
+        if not unanswered or engine.clock() < self._heard_s + self._timeout_s:
             return
-        silent = sorted({query[0] for query in (*waiting, *self._again)})
+        silent = sorted({name for name, *_ in unanswered})
         raise DeliveryError(
-            f"{', '.join(silent) or 'a broker'} does not say which messages of the topic "
-            f"{topic!r} are stored already ({error or 'not in the route'}), so none of them is "
-            f"sent. {self._advice}",
+            f"{', '.join(silent)} does not say which messages of the topic {topic!r} are stored "
+            f"already ({error or 'no answer, or not in the route'}), so none of them is sent. "
+            f"{self._advice}",
             first_error=str(error or ""),
         )
 

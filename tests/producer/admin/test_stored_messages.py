@@ -6,7 +6,7 @@ import pytest
 
 from rocket_sink.errors import DeliveryError
 from rocket_sink.producer.admin.stored_messages import StoredMessages
-from rocket_sink.testing import Answer, CloseConnection
+from rocket_sink.testing import Answer, CloseConnection, Drop
 from rocket_sink.wire.codes import RequestCode
 from tests.producer.conftest import request
 
@@ -61,6 +61,14 @@ def test_silence_is_not_absence(cluster, make_engine):
     _send(engine, 1)
     cluster.brokers[1].on(RequestCode.QUERY_MESSAGE, Answer(1, "broken"), times=None)
     with pytest.raises(DeliveryError, match="broker-b does not say"):
+        StoredMessages(engine, since_ms=0).find("orders", ["none"], timed=False)
+
+
+def test_a_broker_that_does_not_answer_is_named(cluster, make_engine):
+    engine = make_engine(storedCheckTimeout=200)
+    _send(engine, 1)
+    cluster.brokers[1].on(RequestCode.QUERY_MESSAGE, Drop(), times=None)
+    with pytest.raises(DeliveryError, match=r"broker-b does not say .*no answer"):
         StoredMessages(engine, since_ms=0).find("orders", ["none"], timed=False)
 
 
