@@ -30,7 +30,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError
+from rocket_sink.errors import ColumnError, ConfigurationError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.storage import Properties, all_properties, is_classic, remember
@@ -301,12 +301,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self._send_batches(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        try:
-            self._confirm(messages)
-        except DeliveryError:
-            # Its dead letters are to be backfilled, and a later write must not replace them.
-            self._end(well=True)
-            raise
+        self._confirm(messages)
         self._end(well=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

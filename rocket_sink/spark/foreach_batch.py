@@ -52,6 +52,7 @@ from rocket_sink.spark.session_checks import (
     check_budget,
     check_session,
     has_budget,
+    over_budget,
     with_task_rate,
 )
 from rocket_sink.spark.transactions import Transactions
@@ -202,16 +203,21 @@ class BatchWriter:
                 if not self._options.app_id:
                     self._forget_tasks(place, query)
                 raise
-            if self._options.app_id:
+            counts = _counts(_accounts(session, place, files, query, run, 0))
+            over = over_budget(self._options, counts)
+            # One over its budget has failed: the next one of the `appId` goes on with it.
+            if over is None and self._options.app_id:
                 end_write(place, self._options.app_id)
-            self._forget_tasks(place, query)
+            if over is None or not self._options.app_id:
+                self._forget_tasks(place, query)
             if transactions is not None:
                 transactions.end(query, 0)
-            counts = _counts(_accounts(session, place, files, query, run, 0))
             _confirm(session, place, RunContext(query, run, 0, lane="batch"), counts["rows_in"])
         else:
             counts = _counts(_accounts_of(self._results(df, "batch", 0, query, run)))
-        check_budget(self._options, counts)
+            over = over_budget(self._options, counts)
+        if over is not None:
+            raise over
         return WriteSummary.of(
             counts, query_id=query, ledger=self._options.ledger,
             duration_s=time.monotonic() - started_s,

@@ -168,24 +168,34 @@ def check_budget(options: SinkOptions, counts: Mapping[str, Any], epoch: int | N
     Raises:
         DeliveryError
     """
+    error = over_budget(options, counts, epoch)
+    if error is not None:
+        raise error
+
+
+def over_budget(
+    options: SinkOptions, counts: Mapping[str, Any], epoch: int | None = None
+) -> DeliveryError | None:
+    """What `check_budget` raises."""
     given_up, rows_in = counts["dead"] + counts["unknown"], counts["rows_in"]
     limit, ratio = options.max_epoch_failures, options.max_epoch_failure_ratio
-    reason = ""
     if 0 <= limit < given_up:
         reason = f"maxEpochFailures={limit}"
     elif exceeds(given_up, ratio, rows_in):
         reason = f"maxEpochFailureRatio={ratio:g}"
-    if reason:
-        where, advice = f" of epoch {epoch}", ""
-        if epoch is None:
-            where = ""
-            advice = ": backfill them, for another write would send the stored rows again, too"
-        raise DeliveryError(
-            f"{given_up} of {rows_in} rows{where} could not be sent, more than {reason} allows: "
-            f"{counts['first_error']}. They are dead letters in the ledger{advice}",
-            counts={name: counts[name] for name in ("rows_in", "dead", "unknown")},
-            first_error=counts["first_error"],
-        )
+    else:
+        return None
+    where, advice = f" of epoch {epoch}", ""
+    if epoch is None:
+        where, advice = "", ": backfill them, for another write would send the stored rows again"
+        if options.app_id and options.delivery == "effectively_once":
+            advice = ", and written again under its appId only what is not stored is sent"
+    return DeliveryError(
+        f"{given_up} of {rows_in} rows{where} could not be sent, more than {reason} allows: "
+        f"{counts['first_error']}. They are dead letters in the ledger{advice}",
+        counts={name: counts[name] for name in ("rows_in", "dead", "unknown")},
+        first_error=counts["first_error"],
+    )
 
 
 def spool_token(options: SinkOptions, session: SparkSession | None = None) -> LedgerToken | None:

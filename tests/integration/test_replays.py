@@ -150,10 +150,12 @@ def sent_and_died_at_the_end(*where: Any) -> None:
     raise KeyError("the driver died")
 
 
-def test_a_batch_of_the_data_source_that_failed_is_asked_for_by_its_app_id(
-    spark: Any, cluster: LocalCluster, tmp_path: Path
+@pytest.mark.parametrize(
+    "lane", [lane for lane in LANES if not lane.streams], ids=lambda one: one.name
+)
+def test_a_batch_that_failed_is_asked_for_by_its_app_id(
+    spark: Any, cluster: LocalCluster, tmp_path: Path, lane: Lane
 ) -> None:
-    lane = next(one for one in LANES if one.name == "source_batch")
     world = World(spark, cluster, tmp_path, lane)
     pq.write_table(
         pa.table({"body": [""], "sharding_key": ["k"]}), tmp_path / "source" / "bad.parquet"

@@ -907,9 +907,7 @@ SPARK: tuple[Defect, ...] = (
         "rocket_sink/spark/datasource.py",
         "        if well or not options.app_id:\n",
         "        if True:\n",
-        (
-            "tests/integration/test_replays.py::test_a_batch_of_the_data_source_that_failed_is_asked_for_by_its_app_id",
-        ),
+        ("tests/integration/test_replays.py::test_a_batch_that_failed_is_asked_for_by_its_app_id",),
         "a batch write of the data source doubles what the failed one before it has sent",
     ),
     Defect(

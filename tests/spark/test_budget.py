@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.errors import ConfigurationError, DeliveryError
-from rocket_sink.ledger import epoch_starts
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.spark.datasource import ArrowStreamWriter, BatchWriter, TaskMessage, read_options
@@ -87,19 +86,18 @@ def test_rows_that_tasks_hand_over_are_kept_once(tmp_path: Path) -> None:
     assert (kinds["dead_letter"], kinds["epoch"]) == (1, 1)
 
 
-def test_a_batch_over_its_budget_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later write with its id would replace its account, and its dead letters with it."""
-    ended: list[Any] = []
-    monkeypatch.setattr(epoch_starts, "end_write", lambda place, app_id: ended.append(app_id))
-    options = SinkOptions.parse(
-        nameServer="n:1", topic="t", ledger=str(tmp_path), appId="load",
-        delivery="effectively_once", maxEpochFailures=0,
-    )  # fmt: skip
-    summary = TaskSummary(rows_in=5, acked=4, dead=1, first_error="why")
-    writer = BatchWriter(options, None, "run", "load/run")  # type: ignore[arg-type]
-    with pytest.raises(DeliveryError):
-        writer.commit([TaskMessage("load/run", "run", 0, summary)])
-    assert ended == ["load"]
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"delivery": "effectively_once", "appId": "load"}, "again under its appId only what"),
+        ({"delivery": "effectively_once"}, "backfill them"),
+        ({"appId": "load"}, "backfill them"),
+    ],
+)
+def test_what_to_do_about_a_batch(options: dict[str, Any], advice: str) -> None:
+    given = SinkOptions.parse({"maxEpochFailures": 0, **options})
+    with pytest.raises(DeliveryError, match=f"1 of 9 rows could .* ledger.*{advice}"):
+        check_budget(given, counts(9, 1))
 
 
 def test_foreach_has_no_step_on_the_driver() -> None:

@@ -33,4 +33,4 @@ def test_each_batch_write_of_an_app_id_is_a_query_of_its_own(tmp_path: Path) -> 
         writes = [_begin_write(options, run) for run in ("one", "two")]
         again = delivery == "effectively_once"  # the first one has not ended
         assert writes == ["nightly/one", "nightly/one" if again else "nightly/two"]
-    assert _begin_write(options.with_(appId=""), "one") == ""
+    assert _begin_write(options.with_(appId=""), "one") == "one"
