@@ -305,7 +305,8 @@ class _Folder:
         # Delta's log is the only memory of numbers that cannot be lost apart from the rows.
         last = last_txn_version(self._spark, self._place, self._app_id(ledger_id))
         number = 0 if last is None else last + 1
-        version = table_version(self._spark, self._place)
+        # Asked for by `_check_ours`, of folds of a store's spool only.
+        version = 0 if self._spool.is_local else table_version(self._spark, self._place)
         self._step("manifest")
         return write_manifest(self._notes, self._spool, ledger_id, number, files, version)
 

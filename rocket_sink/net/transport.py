@@ -292,10 +292,16 @@ def parse_address(address: str) -> tuple[str, int]:
         ConnectError: it is neither.
     """
     host, colon, port = address.strip().rpartition(":")
-    is_number = port.isascii() and port.isdigit() and len(port) <= 5
-    if not colon or not host or not is_number or not 0 < int(port) < 65_536:
+    number = port_of(port)
+    if not colon or not host or number is None or not 0 < number < 65_536:
         raise ConnectError(f"{address!r} is not an address of the form host:port", address=address)
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number
+
+
+def port_of(text: str) -> int | None:
+    """The number of so many digits as a port has; None of other texts, of which `isdigit` takes
+    some that `int` does not."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else None
 
 
 def _new_socket(family: int, kind: int, protocol: int) -> socket.socket:

@@ -959,7 +959,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "consumers-letters-asked-for",
         "rocket_sink/spark/backfill/resend.py",
-        "            doubtful = pc.invert(_was_stored(chunk))\n",
+        '            doubtful = pc.invert(chunk["was_stored"])\n',
         '            doubtful = pc.is_valid(chunk["letter_id"])\n',
         (
             "tests/spark/backfill/test_resend.py::TestWhatAConsumerGaveUp::test_is_sent_by_a_task_that_runs_again",

@@ -18,7 +18,14 @@ import pyarrow as pa
 
 from rocket_sink.errors import DamagedSpoolError, LedgerError, Outcome
 from rocket_sink.ledger.path import is_object_store
-from rocket_sink.ledger.schema import IN_FLIGHT, KINDS, LEDGER_SCHEMA, REASONS, RESOLUTIONS
+from rocket_sink.ledger.schema import (
+    IN_FLIGHT,
+    KINDS,
+    LEDGER_SCHEMA,
+    MOMENTS_US,
+    REASONS,
+    RESOLUTIONS,
+)
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -33,8 +40,6 @@ _MARK: Final = b"\xff\xff\xff\xff"
 _CHUNK: Final = 4 * 1024 * 1024
 
 _TIMES: Final = ("at", "isolated_from", "isolated_until")
-_LATEST_US: Final = 253_402_300_799_999_999
-"""The end of the year 9999, the last one that Python's datetime has."""
 _ALWAYS: Final = ("kind", "at", "query_id", "run_id", "epoch")
 _KNOWN: Final = {
     "outcome": (*(outcome.value for outcome in Outcome), IN_FLIGHT),
@@ -192,7 +197,7 @@ def _check_values(batch: pa.RecordBatch, names: set[str]) -> None:
             raise pa.ArrowInvalid(f"{name} is null")
     for name in _TIMES:
         bounds = pc.min_max(batch.column(name).cast(pa.int64())).as_py()
-        if bounds["min"] is not None and (bounds["min"] < 0 or bounds["max"] > _LATEST_US):
+        if bounds["min"] is not None and (bounds["min"] < 0 or bounds["max"] > MOMENTS_US[1]):
             raise pa.ArrowInvalid(f"{name} is a time before 1970 or after 9999")
     for field in batch.schema:
         if pa.types.is_floating(field.type):

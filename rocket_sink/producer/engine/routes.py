@@ -29,6 +29,7 @@ from rocket_sink.errors import (
     TlsRefusedError,
 )
 from rocket_sink.net.client import Call, NetworkClient
+from rocket_sink.net.transport import port_of
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
@@ -410,5 +411,5 @@ def vip_route(route: TopicRoute) -> TopicRoute:
 
 def _vip_address(address: str) -> str:
     host, separator, port = address.rpartition(":")
-    is_number = port.isascii() and port.isdigit() and len(port) <= 5
-    return f"{host}:{int(port) - 2}" if separator and is_number else address
+    number = port_of(port)
+    return f"{host}:{number - 2}" if separator and number is not None else address

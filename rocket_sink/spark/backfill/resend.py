@@ -27,9 +27,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -254,7 +255,7 @@ class Resender:
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Send dead letters: the row contract's columns, `letter_id`, `query_id`, a `message_id` in
-        each, `open`, and `was_stored` if need be.
+        each, `open` and `was_stored`.
         """
         size = _chunk_rows(batch, self._options)
         for run, lists in self._homes.runs(batch):
@@ -317,7 +318,7 @@ class Resender:
         """Leave out what an earlier send, or attempt of this task, stored without a note of it."""
         doubtful = chunk["open"]
         if self._ask_all:
-            doubtful = pc.invert(_was_stored(chunk))
+            doubtful = pc.invert(chunk["was_stored"])
         found: set[str] = set()
         try:
             found = self._stored.of(chunk.filter(doubtful))
@@ -344,7 +345,7 @@ class Resender:
         has_key, moved = pc.is_valid(chunk["sharding_key"]), chunk["moved"]
         hashes = [pinned.sharding_hash for pinned in lists.values()]
         options = self._options
-        if _was_stored(chunk)[0].as_py():
+        if chunk["was_stored"][0].as_py():
             # A look-up after a lost answer would find the message that the consumer failed with.
             options = options.with_(delivery="at_least_once")
         keyed = options.with_(
@@ -505,20 +506,12 @@ def _chunk_rows(batch: pa.RecordBatch, options: SinkOptions) -> int:
     return max(1, int(rows))
 
 
-def _was_stored(letters: pa.RecordBatch) -> pa.Array:
-    """A mask; a table's rows have no such column."""
-    if "was_stored" in letters.schema.names:
-        return letters["was_stored"]
-    return pa.repeat(False, letters.num_rows)
-
-
 def _parts(letters: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut where `was_stored` changes: the one kind is not sent as the other is."""
-    start = 0
-    for _, rows in groupby(_was_stored(letters).to_pylist()):
-        count = len(list(rows))
-        yield letters.slice(start, count)
-        start += count
+    kinds = letters["was_stored"].to_numpy(zero_copy_only=False)
+    cuts = (np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist()
+    for start, end in pairwise([0, *cuts, len(kinds)]):
+        yield letters.slice(start, end - start)
 
 
 def _names(chunk: pa.RecordBatch) -> dict[str, Any]:

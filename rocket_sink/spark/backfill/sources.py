@@ -104,14 +104,16 @@ class DeadLetters:
         place = F.struct(query_order, "query_id", "epoch", "partition", exported_at, "ordinal")
         # A row refused before it got an id takes one from its dead letter, the same each time.
         number = F.coalesce(F.col("message_id"), F.upper(F.md5("letter_id")))
-        placed = letters.withColumns({"_place": place, "message_id": number})
+        was_stored = F.col("reason").eqNullSafe("consumer")
+        placed = letters.withColumns(
+            {"_place": place, "message_id": number, "was_stored": was_stored}
+        )
         tried = with_tries(placed, ledger.backfills(spark))
         # Sent again without asking, a message that was stored after all would be there twice.
-        unknown, was_stored = F.col("reason") == "unknown", F.col("reason") == "consumer"
+        unknown = F.col("reason") == "unknown"
         return tried.withColumns(
             {
-                "open": (F.col("open") | unknown) & ~was_stored,
-                "was_stored": was_stored,
+                "open": F.col("open") | unknown,
                 "unknown_at": F.when(unknown, F.col("last_broker_name")),
             }
         )
@@ -175,9 +177,8 @@ class Table:
         )  # fmt: skip
         if not ledger.exists(spark):
             return letters.withColumns({"tries": F.lit(0), "open": F.lit(False)})
-        letters = letters.join(ledger.settled(spark), "letter_id", "left_anti")
-        tried = with_tries(letters, ledger.backfills(spark))
-        return tried.withColumn("open", F.col("open") & ~F.col("was_stored"))
+        done = ledger.settled(spark)
+        return with_tries(letters.join(done, "letter_id", "left_anti"), ledger.backfills(spark))
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
         from pyspark.sql import functions as F  # noqa: N812
@@ -292,13 +293,12 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
 
 
 def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
-    """Each dead letter with what earlier backfills did with it."""
+    """Each dead letter with what earlier backfills did with it; none that `was_stored` is open."""
     from pyspark.sql import functions as F  # noqa: N812
 
     joined = letters.join(tries, "letter_id", "left")
-    return joined.withColumns(
-        {"tries": F.coalesce("tries", F.lit(0)), "open": F.coalesce("open", F.lit(False))}
-    )
+    is_open = F.coalesce("open", F.lit(False)) & ~F.col("was_stored")
+    return joined.withColumns({"tries": F.coalesce("tries", F.lit(0)), "open": is_open})
 
 
 def _common(selection: Selection, when: Column) -> list[Column]:

@@ -42,7 +42,7 @@ TYPES = {
     "body": pa.binary(), "keys": pa.list_(pa.string()),
     "properties": pa.map_(pa.string(), pa.string()), "delay_level": pa.int32(),
     "delay_ms": pa.int64(), "delivery_timestamp": pa.int64(), "queue_id": pa.int32(),
-    "flag": pa.int32(), "wait_store": pa.bool_(), "open": pa.bool_(),
+    "flag": pa.int32(), "wait_store": pa.bool_(), "open": pa.bool_(), "was_stored": pa.bool_(),
     "event_time": pa.timestamp("us", tz="UTC"),
 }  # fmt: skip
 
@@ -112,10 +112,11 @@ def letters(keys: list[str | None], **columns: list[Any]) -> pa.RecordBatch:
         "sharding_key": keys,
         "message_id": [f"{n:032X}" for n in range(count)],
         "open": [False] * count,
+        "was_stored": [False] * count,
         "query_id": ["q-1"] * count,
         **columns,
     }
-    names = ("letter_id", "query_id", "open", *SENT_COLUMNS)
+    names = ("letter_id", "query_id", "open", "was_stored", *SENT_COLUMNS)
     arrays = [
         pa.array(values.get(name, [None] * count), TYPES.get(name, pa.string())) for name in names
     ]
@@ -343,7 +344,10 @@ class TestWhatMayBeStored:
     def test_a_tables_rows_need_not_have_all_columns(
         self, options: SinkOptions, engine: SendEngine
     ) -> None:
-        names = ["letter_id", "query_id", "open", "topic", "body", "sharding_key", "message_id"]
+        names = [
+            "letter_id", "query_id", "open", "was_stored", "topic", "body", "sharding_key",
+            "message_id",
+        ]  # fmt: skip
         batch = letters(["k", None], open=[True, False]).select(names)
         resender, _ = make(options, engine)
         resender.send(batch)
@@ -378,15 +382,14 @@ class TestWhatAConsumerGaveUp:
 
     @staticmethod
     def exported(count: int, **columns: list[Any]) -> pa.RecordBatch:
-        batch = letters([None] * count, **columns)
-        return batch.append_column("was_stored", pa.array([True] * count))
+        return letters([None] * count, was_stored=[True] * count, **columns)
 
     def test_is_sent_by_a_task_that_runs_again(
         self, cluster: FakeCluster, options: SinkOptions, engine: SendEngine
     ) -> None:
         store(options, engine, letters([None] * 4), [0, 1, 3])
         resender, spool = make(options, engine, ask_all=True)
-        others = letters([None] * 4).slice(2).append_column("was_stored", pa.array([False] * 2))
+        others = letters([None] * 4).slice(2)
         batches = [self.exported(2), others]
         resender.send(pa.Table.from_batches(batches).combine_chunks().to_batches()[0])
         assert (resender.total.resent, resender.total.found) == (3, 1), "another letter is found"
