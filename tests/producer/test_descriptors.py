@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import resource
+import threading
 
 import pytest
 
@@ -92,10 +93,11 @@ def test_a_name_server_cannot_be_asked(cluster):
 
 def test_descriptors_that_come_free_in_time_are_used(make_engine, cluster, monkeypatch):
     """Retried until the deadline; no broker is isolated."""
-    real, refused = transport._new_socket, []
+    real, refused, here = transport._new_socket, [], threading.get_ident()
 
     def sometimes(*kind):
-        if len(refused) < 5:
+        # The engine's only: a producer of an earlier test may still connect in a thread of its own.
+        if threading.get_ident() == here and len(refused) < 5:
             refused.append(kind)
             raise OSError(errno.EMFILE, "Too many open files")
         return real(*kind)
