@@ -82,6 +82,8 @@ def setting(session: Any, name: str) -> str:
     """A setting of the session or its application; empty when it is not set."""
     try:
         if is_classic(session):
+            # The application first: `getOrCreate` writes into the session of a running application
+            # what it cannot change there, as spark.speculation.
             value = session.sparkContext.getConf().get(name)
             if value is not None:
                 return str(value)
