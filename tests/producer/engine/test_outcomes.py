@@ -136,16 +136,16 @@ def test_unknown_wins_over_what_follows(cluster, make_engine):
 def test_attempts_share_one_deadline(cluster, make_engine):
     for broker in cluster.brokers:
         broker.freeze()
-    engine = make_engine(sendMsgTimeout=1500)
+    engine = make_engine(sendMsgTimeout=3000)
     started = engine.clock()
     completion = send(engine)
     took = engine.clock() - started
     assert isinstance(completion.error, RequestTimeoutError)
     assert len(completion.attempts) == 3
     assert len({a.broker_name for a in completion.attempts}) == 2
-    assert 1.3 < took < 4.0
+    assert 2.8 < took < 8.5, "three deadlines make it 9 s"
     shares = [a.rtt_ms for a in completion.attempts]
-    assert max(shares) < 1400, shares
+    assert max(shares) < 2800, shares
 
 
 def test_retry_goes_elsewhere_with_that_brokers_header(cluster, make_engine):
