@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Look every millisecond; fails when the time is over."""
     end_s = time.monotonic() + timeout_s
     while not condition():
