@@ -258,6 +258,8 @@ def _checked(given: SinkOptions) -> SinkOptions:
     for broken, name, text in rules:
         if broken:
             raise OptionError(text, option=name)
+    if given.namespace:
+        check_topic_option("namespace", with_namespace(given.namespace, "x"))
     if given.dead_letter_topic:
         topic = with_namespace(given.namespace, given.dead_letter_topic)
         check_topic_option("deadLetterTopic", topic)

@@ -52,6 +52,8 @@ def test_names_are_unique_in_every_spelling() -> None:
         ({"producerCacheTimeout": "nan"}, ["producerCacheTimeout", "'nan'"]),
         ({"deadLetterTopic": "dead letters"}, ["deadLetterTopic", "illegal characters"]),
         ({"deadLetterTopic": "n%a", "topic": "a", "namespace": "n"}, ["its own dead letters"]),
+        ({"namespace": "a b"}, ["namespace", "illegal characters"]),
+        ({"namespace": "n" * 126}, ["namespace", "128 characters", "127"]),
     ],
 )
 def test_an_illegal_option_is_explained(given: dict[str, object], words: list[str]) -> None:

@@ -15,7 +15,7 @@ from rocket_sink.commands.common.output import cell, print_json, show, table
 from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
 from rocket_sink.errors import RocketSinkError
 from rocket_sink.message import MessageQueue
-from rocket_sink.message_rules import check_topic
+from rocket_sink.message_rules import check_topic, with_namespace
 from rocket_sink.options import SinkOptions
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _topic(options: SinkOptions) -> Iterator[Finding]:
 
     topic = options.topic
     try:
-        check_topic(topic)
+        check_topic(with_namespace(options.namespace, topic))
         with Admin(options) as admin:
             try:
                 route = admin.topic_route(topic)

@@ -10,7 +10,7 @@ from typing import Final
 
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.message_rules import with_namespace
+from rocket_sink.message_rules import check_topic_once, with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES, check_batch, encode_inner
@@ -53,8 +53,17 @@ class RequestBuilder:
         self._extra = {"INSTANCE_ID": options.namespace} if options.namespace else None
 
     def topic(self, name: str) -> str:
-        """The topic's name with its namespace."""
-        return with_namespace(self._namespace, name) if self._namespace else name
+        """The topic's name with its namespace.
+
+        Raises:
+            MessageError: INVALID_TOPIC: with the namespace it is too long (as Java, which checks
+                the whole name).
+        """
+        if not self._namespace:
+            return name
+        topic = with_namespace(self._namespace, name)
+        check_topic_once(topic)
+        return topic
 
     def queue(self, queue: MessageQueue) -> MessageQueue:
         """The queue with the namespace in its topic (Java: queueWithNamespace)."""

@@ -20,8 +20,11 @@ from rocket_sink.message_rules import (
     DELAY_LEVEL_MAX,
     FORBIDDEN_TOPICS,
     RESERVED_PROPERTIES,
+    TOPIC_MAX_LENGTH,
     check_property,
+    check_topic_once,
     is_control_free,
+    with_namespace,
 )
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import HALF_BYTES
@@ -144,7 +147,6 @@ def _longest_keys(keys: pa.Array) -> int:
     return each * int(pc.max(pc.list_value_length(keys)).as_py() or 0)
 
 
-_TOPIC: Final = r"^[%|a-zA-Z0-9_-]{1,127}$"
 _INT32: Final = 2**31
 
 
@@ -208,7 +210,7 @@ def _property_limit(options: SinkOptions) -> int:
 def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
     """Masks of suspect rows; together they contain every illegal row."""
     if isinstance(batch.topic, pa.Array):
-        yield _suspect_topics(batch.topic)
+        yield _suspect_topics(batch.topic, options.namespace)
     sizes = lengths_of(batch.body)
     yield (sizes == 0) | (sizes > options.max_message_size_bytes)
     if batch.body_is_text:
@@ -240,10 +242,11 @@ def _suspect_texts(text: pa.Array) -> Mask:
     return empty(text) | with_separator(text) | invalid_utf8(text)
 
 
-def _suspect_topics(topics: pa.Array) -> Mask:
+def _suspect_topics(topics: pa.Array, namespace: str) -> Mask:
     """Each distinct topic is checked once."""
     words = topics.dictionary_encode()
-    good = pc.match_substring_regex(words.dictionary, _TOPIC)
+    longest = TOPIC_MAX_LENGTH - len(with_namespace(namespace, "x")) + 1
+    good = pc.match_substring_regex(words.dictionary, f"^[%|a-zA-Z0-9_-]{{1,{longest}}}$")
     forbidden = pa.array(sorted(FORBIDDEN_TOPICS), words.dictionary.type)
     good = pc.and_not(good, pc.is_in(words.dictionary, value_set=forbidden))
     return ~_mask(good.take(words.indices))
@@ -297,7 +300,7 @@ def _error_of(
 ) -> MessageError | None:
     """The first violation of a row, if any."""
     try:
-        batch.message(row)
+        check_topic_once(with_namespace(options.namespace, batch.message(row).topic))
         _check_body(batch, row, options)
         if property_bytes:
             raise MessageError(

@@ -38,6 +38,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rocket_sink.errors import ColumnError
+from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions, check_topic_option
 from rocket_sink.text import nearest
 
@@ -209,7 +210,7 @@ def resolve_columns(
     mapped = finder.mapped(options)
     sources, known = {**named, **mapped}, set(named.values())
     if options.topic:
-        check_topic_option("topic", options.topic)
+        check_topic_option("topic", with_namespace(options.namespace, options.topic))
         sources.pop("topic", None)
         # with bodyFormat=json an overridden topic column is data
         named = {name: source for name, source in named.items() if name != "topic"}

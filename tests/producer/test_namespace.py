@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rocket_sink.errors import MessageError
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.producer.transactions import COMMIT
 from rocket_sink.wire.codes import RequestCode
@@ -67,3 +68,21 @@ def test_a_queue_may_be_named_either_way(cluster, producer, topic):
     assert {(m.queue_id, m.store_host) for m in cluster.messages("ns%orders")} == {
         (1, ("127.0.0.1", int(cluster.brokers[1].address.rpartition(":")[2])))
     }
+
+
+def test_a_topic_that_is_too_long_with_its_namespace_is_refused(cluster, producer):
+    """Brokers check the whole name, and so does Java's client before it sends."""
+    longest, longer = Message("t" * 124, b"x"), Message("t" * 125, b"x")
+    producer.send(longest)
+    ways = [
+        lambda: producer.send(longer),
+        lambda: producer.send_async(longer),
+        lambda: producer.send_oneway(longer),
+        lambda: producer.send_batch([longer, longer]),
+        lambda: producer.send_in_transaction(longer, lambda m, a: COMMIT),
+        lambda: producer.fetch_publish_message_queues("t" * 125),
+    ]
+    for way in ways:
+        with pytest.raises(MessageError, match="128 characters; the limit is 127"):
+            way()
+    assert [len(one.topic) for one in cluster.messages("ns%" + longest.topic)] == [127]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocket_sink.errors import MessageError
+from rocket_sink.errors import MessageError, OptionError
 from rocket_sink.message_rules import (
     FORBIDDEN_TOPICS,
     JAVA_BLANKS,
@@ -295,3 +295,13 @@ def test_bytes_under_a_null_are_ignored() -> None:
     assert not checks.with_separator(tags).any()
     assert not checks.all_blank(tags).any()
     assert check(pa.table({"body": ["x"] * 3, "tags": tags})).refused == ()
+
+
+def test_a_topics_namespace_counts_for_its_length():
+    options = SinkOptions.parse(namespace="ns")
+    topics = ["t" * 124, "t" * 125, "ns%" + "t" * 124, "%RETRY%" + "t" * 117, "%RETRY%" + "t" * 118]
+    found = check(pa.table({"topic": topics, "body": ["x"] * 5}), options)
+    assert [one.row for one in found.refused] == [1, 4]
+    assert {one.code for one in found.refused} == {"INVALID_TOPIC"}
+    with pytest.raises(OptionError, match="128 characters"):
+        check(pa.table({"body": ["x"]}), options.with_(topic="t" * 125))
