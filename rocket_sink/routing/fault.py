@@ -116,8 +116,8 @@ class FaultStore(Protocol):
     def remove(self, name: str) -> None:
         """Remove it; unknown names are no error."""
 
-    def names(self) -> Iterable[str]:
-        """All names, in any order; a snapshot."""
+    def items(self) -> list[FaultItem]:
+        """All items, in any order; a snapshot."""
 
 
 class MemoryFaultStore:
@@ -135,8 +135,8 @@ class MemoryFaultStore:
     def remove(self, name: str) -> None:
         self._items.pop(name, None)
 
-    def names(self) -> Iterable[str]:
-        return list(self._items)
+    def items(self) -> list[FaultItem]:
+        return list(self._items.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,17 +216,16 @@ class LatencyFaultTolerance:
         self.store.put(name, FaultItem(name, 0.0, until_s, announced_s=until_s))
         return Isolation(broker_name, cause, 0.0, now_s, until_s, topic=topic)
 
-    def isolated_topics(self, names: Iterable[str], now_s: float) -> set[tuple[str, str]]:
-        """Of the store's names, each topic and broker on which it is isolated now. Those that were
+    def isolated_topics(self, items: Iterable[FaultItem], now_s: float) -> set[tuple[str, str]]:
+        """Of the store's items, each topic and broker on which it is isolated now. Those that were
         are forgotten: there are many topics, and a shared store is small."""
         found = set()
-        for name in names:
-            topic, separator, broker_name = name.partition(_PAIR)
-            item = self.store.get(name) if separator else None
-            if item is not None and now_s < item.start_s:
+        for item in items:
+            topic, separator, broker_name = item.broker_name.partition(_PAIR)
+            if separator and now_s < item.start_s:
                 found.add((topic, broker_name))
-            elif item is not None:
-                self.store.remove(name)
+            elif separator:
+                self.store.remove(item.broker_name)
         return found
 
     def is_available(self, name: str, now_s: float, topic: str | None = None) -> bool:
@@ -311,5 +310,4 @@ class LatencyFaultTolerance:
         )
 
     def _items(self) -> list[FaultItem]:
-        found = (self.store.get(name) for name in self.store.names() if _PAIR not in name)
-        return [item for item in found if item is not None]
+        return [item for item in self.store.items() if _PAIR not in item.broker_name]

@@ -128,7 +128,7 @@ def _mapped_table(file: Path) -> object:
     mapped = MappedFile.shared(file, _SLOTS * _SLOT_BYTES)
     try:
         table = MappedTable(mapped, 0, _SLOTS, _SLOT_BYTES)
-        found = {key: table.get(key) for key in table.keys()}  # noqa: SIM118
+        found = {key: table.get(key) for key, _ in table.items()}
         if table.put("broker-a", b"value"):
             assert table.get("broker-a") == b"value"
         return found

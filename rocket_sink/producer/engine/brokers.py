@@ -195,11 +195,11 @@ class Brokers:
         if not self.enabled or now_s - self._viewed_s < VIEW_S:
             return
         self._viewed_s = now_s
-        table, names = self.table, list(self.table.store.names())
-        plain = [name for name in names if "\x00" not in name]
-        self._isolated = frozenset(n for n in plain if not table.is_available(n, now_s))
-        self._unreachable = frozenset(n for n in plain if not table.is_reachable(n))
-        self._pairs = frozenset(table.isolated_topics(names, now_s))
+        items = self.table.store.items()
+        plain = [item for item in items if "\x00" not in item.broker_name]
+        self._isolated = frozenset(i.broker_name for i in plain if now_s < i.start_s)
+        self._unreachable = frozenset(i.broker_name for i in plain if not i.reachable)
+        self._pairs = frozenset(self.table.isolated_topics(items, now_s))
         self._sum_up()
 
     def _sum_up(self) -> None:

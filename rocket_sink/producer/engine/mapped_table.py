@@ -42,7 +42,7 @@ class MappedTable:
         self._slot_bytes = slot_bytes
         self._sequence = 0
         self._seen = np.zeros(count * slot_bytes, np.uint8)
-        self._keys: dict[int, str] = {}
+        self._items: dict[int, tuple[str, bytes]] = {}
 
     def get(self, key: str) -> bytes | None:
         """The value last put, or None."""
@@ -73,7 +73,8 @@ class MappedTable:
             self._file.unlock()
         return True
 
-    def keys(self) -> list[str]:
+    def items(self) -> list[tuple[str, bytes]]:
+        """All keys that have a value, with it."""
         # Asked 50 times a second, when little is new: only the slots that changed are read, which
         # were 5 % of a busy task's CPU.
         size = self._count * self._slot_bytes
@@ -82,10 +83,10 @@ class MappedTable:
         self._seen = now
         for slot in np.flatnonzero(changed).tolist():
             found = self._read(slot)
-            self._keys.pop(slot, None)
-            if found is not None and found[0]:
-                self._keys[slot] = found[0].decode()
-        return list(self._keys.values())
+            self._items.pop(slot, None)
+            if found is not None and found[1]:
+                self._items[slot] = found[0].decode(), found[1]
+        return list(self._items.values())
 
     def _chain(self, key: bytes) -> Iterator[int]:
         start = zlib.crc32(key) % self._count

@@ -17,8 +17,8 @@ import shutil
 import struct
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import astuple
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,7 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.routing.fault import FaultItem, MemoryFaultStore
 
-_LAYOUT: Final = 1
+_LAYOUT: Final = 2
 _FAULTS: Final = 512
 _FAULT_BYTES: Final = 512
 _ROUTES: Final = 32
@@ -41,7 +41,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SharedBrokerState:
-    """Routing's FaultStore (get, put, remove, names) and a cache of route bodies."""
+    """Routing's FaultStore (get, put, remove, items) and a cache of route bodies."""
 
     def __init__(self, file: MappedFile | None) -> None:
         self._file = file
@@ -69,18 +69,21 @@ class SharedBrokerState:
         if self._file is None:
             return self._memory.get(name)
         found = self._faults.get(name)
-        if not found:
-            return None
-        try:
-            return FaultItem(*json.loads(found))
-        except (ValueError, TypeError):
-            return None
+        return _item(name, found) if found else None
 
     def put(self, name: str, item: FaultItem) -> None:
+        """Keep it. In a full table it takes the place of what is free to be sent to soonest; of an
+        unreachable broker, which costs most when it is tried, only when there are no others."""
         if self._file is None:
             self._memory.put(name, item)
-        else:
-            self._faults.put(name, json.dumps(astuple(item)).encode())
+            return
+        value = json.dumps(astuple(item)[1:]).encode()
+        if self._faults.put(name, value):
+            return
+        items = self.items()
+        if len(items) == _FAULTS:
+            self.remove(min(items, key=lambda i: (not i.reachable, i.start_s)).broker_name)
+            self._faults.put(name, value)
 
     def remove(self, name: str) -> None:
         if self._file is None:
@@ -88,10 +91,11 @@ class SharedBrokerState:
         else:
             self._faults.put(name, b"")
 
-    def names(self) -> Iterable[str]:
+    def items(self) -> list[FaultItem]:
         if self._file is None:
-            return self._memory.names()
-        return [name for name in self._faults.keys() if self._faults.get(name)]  # noqa: SIM118
+            return self._memory.items()
+        found = (_item(name, value) for name, value in self._faults.items())
+        return [item for item in found if item is not None]
 
     def route(self, topic: str) -> tuple[bytes, float] | None:
         """The topic's route body and the monotonic time (s) at which it was fetched."""
@@ -114,6 +118,14 @@ class SharedBrokerState:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+@lru_cache(2 * _FAULTS)
+def _item(name: str, value: bytes) -> FaultItem | None:
+    try:
+        return FaultItem(name, *json.loads(value))
+    except (ValueError, TypeError):
+        return None
 
 
 def local_directory() -> Path:

@@ -41,9 +41,9 @@ def test_what_one_store_learns_another_sees(tmp_path):
     item = FaultItem("broker-a", 12.5, 1234.5, False, 3.0)
     first.put("broker-a", item)
     assert second.get("broker-a") == item
-    assert list(second.names()) == ["broker-a"]
+    assert second.items() == [item]
     second.remove("broker-a")
-    assert first.get("broker-a") is None and list(first.names()) == []
+    assert first.get("broker-a") is None and first.items() == []
 
 
 def test_routes_are_shared_with_their_time(tmp_path):
@@ -96,14 +96,15 @@ def test_a_slot_without_a_value_serves_another_key_and_hides_none(tmp_path):
     table = MappedTable(file, 0, 4, 64)
     keys = [f"key-{number}" for number in range(40)]
     for key in keys:
-        kept = [one for one in table.keys() if table.get(one)]  # noqa: SIM118
+        kept = [one for one, _ in table.items()]
+        assert all(table.get(one) for one in kept)
         if len(kept) == 3:
             assert table.put(kept[0], b"")
         assert table.put(key, key.encode())
         assert table.put(key, b"again")
         later = [one for one in kept[-2:] if table.get(one)]
         assert [table.get(one) for one in later] == [b"again"] * len(later)
-        assert len([one for one in table.keys() if one == key]) == 1  # noqa: SIM118
+        assert len([one for one, _ in table.items() if one == key]) == 1
 
 
 def test_topics_that_were_isolated_do_not_fill_the_table(tmp_path):
@@ -117,6 +118,28 @@ def test_topics_that_were_isolated_do_not_fill_the_table(tmp_path):
     brokers.isolate("broker-b", 10.0, now_s, "CONNECT", reachable=False)
     brokers.view(now_s)
     assert not brokers.available("broker-b")
+
+
+def test_a_full_table_goes_on_isolating(tmp_path):
+    """What can be sent to soonest makes room, and topics do before a broker that is dead."""
+    brokers, now_s = Brokers(OPTIONS, open_in(tmp_path)), 1000.0
+    brokers.isolate("dead", 10.0, now_s, "CONNECT", reachable=False)
+    for number in range(600):
+        brokers.isolate_topic(f"topic-{number}", "broker-a", now_s, "NO_PERMISSION")
+        now_s += 0.01
+    brokers.isolate("slow", 10.0, now_s, "TIMEOUT", reachable=True)
+    brokers.view(now_s)
+    assert not brokers.available("dead") and not brokers.available("slow")
+    assert not brokers.available_for("topic-599")("broker-a")
+    assert brokers.available_for("topic-0")("broker-a")
+    assert elsewhere(tmp_path).get("slow") == brokers.table.store.get("slow")
+
+
+def test_the_longest_names_have_a_place(tmp_path):
+    brokers, topic, name = Brokers(OPTIONS, open_in(tmp_path)), "t" * 127, "b" * 127
+    brokers.isolate_topic(topic, name, 1000.0, "NO_PERMISSION")
+    brokers.view(1001.0)
+    assert not brokers.available_for(topic)(name)
 
 
 def test_other_name_servers_have_another_file(tmp_path):
@@ -178,7 +201,7 @@ def test_a_torn_slot_reads_as_absent_and_is_repaired(tmp_path):
     at = file.data.find(b"one")
     file.data[at : at + 1] = b"X"
     assert table.get("a") is None
-    assert table.keys() == []
+    assert table.items() == []
     assert table.put("a", b"two") and table.get("a") == b"two"
 
 
