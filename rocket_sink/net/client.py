@@ -436,7 +436,7 @@ class NetworkClient:
         self._draining.discard(channel)
         if not channel.closed:
             self._readiness.forget(channel)
-        self.late_answers += channel.connection.late_answers
+            self.late_answers += channel.connection.late_answers
         channel.fail(cause, now_s)
 
     def _serve(self, channel: Channel, frame: Frame) -> None:
