@@ -199,7 +199,8 @@ class Ledger:
         `adds_up`: rows_in = acked + degraded + dead + unknown + filtered in every partition, no
         partition without a complete attempt, and no `missing_rows`: rows that Spark handed to the
         tasks of a confirmed epoch and no account has (other folders than the ledger's, files that
-        are gone). `confirmed`: Spark reported the epoch as done, or `write_batch` has committed its
+        are gone). A send of a `TableProducer` that failed counts as nothing, and adds up.
+        `confirmed`: Spark reported the epoch as done, or `write_batch` has committed its
         rows; `num_input_rows` is what Spark says it read from its sources. `superseded_attempts`
         and `superseded_rows` (acked ones) are those of attempts that do not count: their messages
         may be doubled.

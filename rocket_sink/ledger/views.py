@@ -178,12 +178,14 @@ VIEWS: Final = {
             ) AS BIGINT) AS superseded_rows
         FROM accounts GROUP BY query_id, epoch""",
     # An epoch that only the driver knows had no rows to send: then tasks are silent. In the
-    # foreachBatch lane the commit of an epoch's rows is its end.
+    # foreachBatch lane the commit of an epoch's rows is its end. A send of `TableProducer` that
+    # failed counts as nothing: its caller has the error, and no later attempt takes its place.
     "epochs": f"""
         SELECT coalesce(e.query_id, c.query_id) AS query_id, coalesce(e.epoch, c.epoch) AS epoch,
             coalesce(c.confirmed_run_id, e.run_id) AS run_id, e.lane AS lane,
             coalesce(e.at, c.confirmed_at) AS at,
-            coalesce(e._balanced AND e._counted = e.partitions, e.partitions IS NULL, false)
+            (coalesce(e._balanced AND e._counted = e.partitions, e.partitions IS NULL, false)
+                OR coalesce(e.lane = 'table' AND e._counted = 0, false))
                 AND {_MISSING} = 0 AS adds_up, {_MISSING} AS missing_rows,
             coalesce(c.confirmed_run_id IS NOT NULL OR e.lane = 'foreach_batch', false)
                 AS confirmed, c.num_input_rows AS num_input_rows,

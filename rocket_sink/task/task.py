@@ -145,11 +145,17 @@ class TaskSender:
         return self.summary
 
     def abort(self) -> None:
-        """End after an error, without waiting: what was sent is recorded, nothing is judged."""
+        """End after an error, without waiting: what was sent is recorded and counted, nothing is
+        judged. Rows of `rows_in` that the account has no other place for were not sent."""
         left = [*self._unhandled, *self._engine.drain(self._clock())]
         for completion in left:
             if not self._letter_topic.took(completion):
                 self._recorder.attempts(completion)
+                request: PendingRequest = completion.token
+                self._totals.cut_off(
+                    completion.outcome, request.message_count,
+                    maybe_duplicate=request.maybe_duplicate or completion.maybe_duplicate,
+                )  # fmt: skip
         self._close(complete=False)
 
     def _close(self, *, complete: bool) -> None:
@@ -281,11 +287,11 @@ class TaskSender:
                 self._submit(part)
 
     def _delivered(self, request: PendingRequest, completion: Completion) -> None:
-        if completion.outcome is Outcome.ACKED_DEGRADED and self._options.on_degraded == "fail":
-            raise DeliveryError(f"onDegraded=fail: {completion.error}")
         self._totals.delivered(
             completion.outcome, request.message_count, maybe_duplicate=request.maybe_duplicate
         )
+        if completion.outcome is Outcome.ACKED_DEGRADED and self._options.on_degraded == "fail":
+            raise DeliveryError(f"onDegraded=fail: {completion.error}")
         if completion.found_stored:
             self.summary.found_stored += request.message_count
         if completion.result is not None:

@@ -199,6 +199,13 @@ class RowTotals:
             self.summary.held_back += rows
         self._give_up({code: rows}, example, policy=self._options.on_failure, option="onFailure")
 
+    def cut_off(self, outcome: Outcome, rows: int, *, maybe_duplicate: bool) -> None:
+        """Rows of a request that was under way when the task failed; nothing is judged."""
+        if outcome.delivered:
+            self.delivered(outcome, rows, maybe_duplicate=maybe_duplicate)
+        elif outcome is Outcome.UNKNOWN:
+            self.summary.unknown += rows
+
     def check_balance(self) -> None:
         """Raise unless every row is accounted for and the share of dead letters is allowed."""
         summary, options = self.summary, self._options

@@ -15,7 +15,7 @@ from rocket_sink.ledger.report import Report, Scope, figures
 from rocket_sink.routing.fault import Isolation
 
 from .night import START, at, store
-from .values import accounts, context, letter
+from .values import accounts, confirmed, context, letter
 
 
 def report_of(path: str, scope: Scope = Scope(), **lists: Any) -> Report:  # noqa: B008 (frozen)
@@ -101,6 +101,23 @@ def test_letters_of_a_table_send_that_failed_do_not_count(tmp_path: Path) -> Non
     assert quick is not None
     found = quick.query("SELECT body FROM pending_letters").column("body").to_pylist()
     assert sorted(found) == [b"good", b"old"]
+
+
+def test_a_table_send_that_failed_adds_up_and_is_told(tmp_path: Path) -> None:
+    """Its caller has the error, and no later epoch takes its place. Other lanes try again."""
+    table = {"query_id": "table-1", "partition": None, "task_attempt_id": None, "lane": "table"}
+    failed, good = (context(epoch=epoch, **table) for epoch in (1, 2))
+    rows = [
+        accounts(failed, complete=False, rows_in=9, acked=3, unknown=2), accounts(good, acked=9),
+        confirmed(good, 9, rows_in=9), accounts(context(), complete=False, rows_in=9, acked=3),
+    ]  # fmt: skip
+    found = report_of(store(tmp_path, in_order(rows, 1 << 32)))
+    assert {(e.query_id, e.epoch): e.adds_up for e in found.epochs} == {
+        ("table-1", 1): True, ("table-1", 2): True, ("query", 0): False
+    }  # fmt: skip
+    totals = found.totals
+    assert (totals.not_adding_up, totals.unconfirmed, totals.failed_sends) == (1, 1, 1)
+    assert "sends_failed" in [finding.name for finding in found.verdict]
 
 
 def test_an_epoch_of_foreach_batch_needs_no_confirmation(tmp_path: Path) -> None:

@@ -99,6 +99,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      ("1 request has no known outcome: their tasks died before an answer; next: none where the "
      "epoch was run again; `rocket-sink ledger show epochs --ledger /data/ledger --where 'NOT "
      "confirmed'` lists those that were not")),
+    ("sends_failed", totals(failed_sends=2, superseded_attempts=2, superseded_rows=50),
+     ("2 sends of a TableProducer failed, with an error to the caller: a part of the table may be "
+     "stored, and is not in the sums of rows; next: `rocket-sink ledger show attempts --ledger "
+     "/data/ledger --where \"lane = 'table' AND NOT counts\"`; send the table again, if nobody "
+     "has: rows stored before are then there twice")),
     ("rows_degraded", totals(degraded=4),
      ("4 rows are stored, but less durably than asked for (flush or replica not awaited); next: "
      "look at the brokers' disks and replicas")),

@@ -43,6 +43,8 @@ from rocket_sink.ledger.sql import (
 from rocket_sink.ledger.tune.suggest import tune
 from rocket_sink.ledger.tune.values import FEWEST
 
+_FAILED_SEND: Final = "coalesce(lane = 'table' AND superseded_attempts > 0, false)"
+"""Nothing takes the place of an epoch of a `TableProducer`."""
 _SUMS: Final = tuple(n for n in Totals.__dataclass_fields__ if n in EpochFigures.__annotations__)
 
 
@@ -81,7 +83,8 @@ def _epochs(read: Scoped, limit: int) -> tuple[Totals, list[EpochFigures]]:
         "epochs": "count(*)",
         **{name: f"sum({name})" for name in _SUMS},
         "not_adding_up": "count(CASE WHEN NOT adds_up THEN 1 END)",
-        "unconfirmed": "count(CASE WHEN NOT confirmed THEN 1 END)",
+        "unconfirmed": f"count(CASE WHEN NOT confirmed AND NOT {_FAILED_SEND} THEN 1 END)",
+        "failed_sends": f"count(CASE WHEN {_FAILED_SEND} THEN 1 END)",
     }
     totals = ", ".join(f"CAST({text} OVER () AS BIGINT) AS _{n}" for n, text in sums.items())
     names = list(EpochFigures.__dataclass_fields__)

@@ -80,6 +80,8 @@ class Totals:
     missing_rows: int = 0
     not_adding_up: int = 0
     unconfirmed: int = 0
+    failed_sends: int = 0
+    """Sends of a `TableProducer` that ended with an error to their callers."""
 
 
 @dataclass(frozen=True)

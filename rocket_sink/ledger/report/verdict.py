@@ -78,6 +78,7 @@ def _commands(ledger: str) -> dict[str, str]:
         "show": f"rocket-sink ledger show epochs --ledger {path}",
         "letters": f"rocket-sink ledger show dead-letters --ledger {path}",
         "sends": f"rocket-sink ledger show sends --ledger {path}",
+        "accounts": f"rocket-sink ledger show attempts --ledger {path}",
         "report": f"rocket-sink report --ledger {path}",
         "ledger": clean(ledger),
     }
@@ -260,9 +261,9 @@ def _slow(facts: Facts) -> Iterator[Case]:
 
 def _replays(facts: Facts) -> Iterator[Case]:
     totals = facts.totals
-    if totals.superseded_attempts:
+    if attempts := totals.superseded_attempts - totals.failed_sends:
         yield {
-            "attempts": _many(totals.superseded_attempts, "task attempt", "was", "were"),
+            "attempts": _many(attempts, "task attempt", "was", "were"),
             "rows": _many(totals.superseded_rows, "row"),
         }
 
@@ -309,6 +310,12 @@ RULES: Final = (
          "{requests} no known outcome: their tasks died before an answer",
          "none where the epoch was run again; `{show} --where 'NOT confirmed'` lists those that "
          "were not"),
+    Rule("sends_failed", "warning",
+         _counted("sends", lambda f: f.totals.failed_sends, "send"),
+         "{sends} of a TableProducer failed, with an error to the caller: a part of the table may "
+         "be stored, and is not in the sums of rows",
+         "`{accounts} --where \"lane = 'table' AND NOT counts\"`; send the table again, if nobody "
+         "has: rows stored before are then there twice"),
     Rule("rows_degraded", "warning",
          _counted("rows", lambda f: f.totals.degraded, "row", "is", "are"),
          "{rows} stored, but less durably than asked for (flush or replica not awaited)",
