@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ from rocket_sink import TableProducer
 from rocket_sink.errors import ColumnError, ConfigurationError, DeliveryError, ProducerClosedError
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.spool.files import sealed_files
-from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing import Answer, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 
 
@@ -173,6 +175,29 @@ def test_a_ledger_takes_the_rows_in(
     assert result.dead_letters.num_rows == 1
     place = resolve_path(ledger)
     assert len(sealed_files(place, place.filesystem())) == 1
+
+
+def test_the_account_of_a_send_that_fails_has_what_was_under_way(
+    cluster: FakeCluster, make: Callable[..., TableProducer], tmp_path: Any
+) -> None:
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=None)
+
+    def source() -> Iterator[pa.RecordBatch]:
+        end_s = time.monotonic() + 20
+        while time.monotonic() < end_s and not cluster.messages("orders"):
+            yield pa.record_batch({"body": [b"x"] * 10})
+            time.sleep(0.01)
+        raise OSError("the source broke")
+
+    ledger = str(tmp_path / "ledger")
+    with pytest.raises(OSError, match="broke"):
+        make(ledger=ledger).send(source())
+    (file,) = Path(resolve_path(ledger).spool).rglob("*.arrow")
+    rows = pa.ipc.open_stream(file.read_bytes()).read_all().to_pylist()
+    (account,) = (row for row in rows if row["kind"] == "epoch")
+    unknown = [row["message_count"] for row in rows if row["outcome"] == "unknown"]
+    assert not account["complete"] and account["unknown"] == sum(unknown) > 0
 
 
 def test_no_spark_is_needed(cluster: FakeCluster) -> None:

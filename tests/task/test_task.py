@@ -378,8 +378,6 @@ class TestFailures:
         (epoch,) = run.kind("epoch")
         assert epoch["complete"] is False and engine.pending == 0
         assert sum(row["message_count"] for row in run.kind("send")) == len(engine.bodies())
-        stored = epoch["acked"] + epoch["unknown"]
-        assert epoch["rows_in"] == 100 and stored == len(engine.bodies()) > 0
 
 
 @pytest.mark.parametrize("ordering", ["strict", "best_effort"])
