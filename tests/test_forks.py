@@ -191,6 +191,25 @@ def test_a_child_that_asks_makes_itself_known_to_all_brokers(
         check(child)
 
 
+def test_a_child_has_another_client_id_although_it_is_named(cluster: FakeCluster) -> None:
+    """Brokers push replies to a client id, to that of its connections which came last."""
+    options = {"nameServer": cluster.name_server, "instanceName": "one"}
+    with Producer(**options) as producer, Producer(**options, producerGroup="g") as other:
+        one = producer._session.engine.identity.client_id
+        assert one.endswith("@one") and other._session.engine.identity.client_id == one
+
+        def child() -> None:
+            for inherited in (producer, other):
+                assert inherited.send(Message("orders", b"x")).outcome.delivered
+                client_id = inherited._session.engine.identity.client_id
+                assert client_id == f"{one}#{os.getpid()}"
+            with Producer(**options, producerGroup="h") as made:
+                assert made._session.engine.identity.client_id == client_id
+
+        check(child)
+        assert producer._session.engine.identity.client_id == one
+
+
 def test_the_claim_of_a_client_id() -> None:
     options = SinkOptions.parse(nameServer="n:1", instanceName="one")
     check(lambda: identity.Identity(options).claim(), identity._claiming)

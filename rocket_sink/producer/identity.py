@@ -17,6 +17,8 @@ from rocket_sink.wire.ids import MessageIds, month_start_ms
 
 _claimed: Final[WeakValueDictionary[tuple[int, str, str], Identity]] = WeakValueDictionary()
 _claiming: Final = ForkLock()
+_named: Final[dict[str, int]] = {}
+"""{client id by `instanceName`: the process that had it first}; a forked child has its parent's."""
 
 
 def local_ip() -> str:
@@ -38,7 +40,12 @@ class Identity:
         self.of_pid = os.getpid()
         self.ip = options.client_ip or local_ip()
         instance = options.instance_name or f"{self.of_pid}#{secrets.token_hex(4)}"
-        self.client_id = f"{self.ip}@{instance}"
+        client_id = f"{self.ip}@{instance}"
+        if options.instance_name and _named.setdefault(client_id, self.of_pid) != self.of_pid:
+            # Brokers know one connection of a client id: replies would go to the parent, and be
+            # dropped once one of the two unregisters (ProducerManager.clientChannelTable).
+            client_id = f"{client_id}#{self.of_pid}"
+        self.client_id = client_id
         self.group = with_namespace(options.namespace, options.producer_group)
         """The producer group with its namespace."""
         self.message_ids = new_message_ids(self.ip)

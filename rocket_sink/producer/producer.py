@@ -51,7 +51,7 @@ class Producer:
     Synchronous sends are driven by the calling thread; `send_async` starts a thread. From the first
     send on a daemon thread sends heartbeats while no other thread drives
     (`heartbeatBrokerInterval`). A forked child opens its own connections, with another client id
-    and other message ids.
+    (after an `instanceName` its pid follows) and other message ids.
 
     `send`, `send_async` and `send_oneway` put a message with a sharding key into the queue of the
     key (`shardingHash`); batches, transactions and requests do not look at it. With
