@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 QUEUES_MAX: Final = 65_536
 """Queues of a topic; Java has no limit."""
 BROKERS_MAX: Final = 4096
+TOPICS_MAX: Final = 10_000
+"""Topics of which a client keeps routes, and what it makes of them: 4 KiB each with two brokers of
+four queues, 35 KiB with ten of sixteen. Java keeps all that a program has ever sent to."""
 LOGICAL_PREFIX: Final = "__syslo__"
 NO_BROKER: Final = "__syslo__none__"
 """The broker name of a static topic's queues without a broker (MixAll)."""

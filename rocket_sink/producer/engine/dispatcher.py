@@ -27,7 +27,7 @@ from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.producer.engine.waiting import OrderedQueues
 from rocket_sink.routing.retry import attempt_deadline
 from rocket_sink.routing.selectors import QueueChooser, selector_named
-from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
 from rocket_sink.wire.codes import version_name
 
 _PARTS: Final = 4
@@ -197,6 +197,8 @@ class Dispatcher:
         if self._rotations is not None and last is None and brokers.all_well:
             rotation = self._rotations.get(info.topic)
             if rotation is None or rotation.info is not info:
+                if len(self._rotations) >= TOPICS_MAX:
+                    self._rotations.clear()
                 rotation = self._rotations[info.topic] = QueueRotation(info, brokers, self._rng)
             target = rotation.take(brokers)
             if target is not None:

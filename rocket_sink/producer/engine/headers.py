@@ -11,6 +11,7 @@ from typing import Any, Final
 from rocket_sink.net import log
 from rocket_sink.option_spec import resolve_secret
 from rocket_sink.options import SinkOptions
+from rocket_sink.routing.topic_publish_info import TOPICS_MAX
 from rocket_sink.wire.acl import Credentials, Signer
 from rocket_sink.wire.frame import Serialize
 from rocket_sink.wire.send_header import SendTemplate
@@ -49,6 +50,8 @@ class HeaderTemplates:
     def template(self, topic: str, *, batch: bool, reply: bool = False) -> SendTemplate:
         found = self.templates.get((topic, batch, reply))
         if found is None:
+            if len(self.templates) >= TOPICS_MAX:
+                self.templates.clear()
             serialize: Serialize = "rocketmq" if self._options.serializer == "rocketmq" else "json"
             found = self.templates[topic, batch, reply] = SendTemplate(
                 producer_group=self._group,

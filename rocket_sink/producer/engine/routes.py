@@ -32,7 +32,7 @@ from rocket_sink.net.client import Call, NetworkClient
 from rocket_sink.net.transport import port_of
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
-from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
 from rocket_sink.text import clean
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode
@@ -182,12 +182,22 @@ class Routes:
         if state is not None and not state.wanted and now_s - state.fetched_s < self._interval_s:
             return state.info
         if state is None:
+            if len(self._topics) >= TOPICS_MAX:
+                self._forget()
             state = _Topic()
             self._from_shared(topic, state, now_s)
             self._topics[topic] = state
         if state.wanted or now_s - state.fetched_s >= self._interval_s:
             self.refresh(topic, now_s)
         return state.info
+
+    def _forget(self) -> None:
+        """Forget half of the topics: those whose routes are the oldest, for a topic in use is asked
+        for each `pollNameServerInterval`. Who sends to one of them again waits for a look-up."""
+        idle = [one for one in list(self._topics.items()) if not self.fetching(one[0])]
+        idle.sort(key=lambda one: one[1].fetched_s)
+        for topic, _ in idle[: TOPICS_MAX // 2]:
+            self._topics.pop(topic, None)
 
     def refresh(self, topic: str, now_s: float) -> None:
         """Ask the name servers; if that was done within the last second, when it is over."""

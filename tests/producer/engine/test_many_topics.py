@@ -1,0 +1,56 @@
+"""A program may send to ever new topics: what is kept of each has a bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocket_sink.errors import Outcome
+from rocket_sink.producer.engine import dispatcher, headers, routes, shared_state
+from tests.producer.conftest import request
+
+MOST = 8
+
+
+@pytest.fixture
+def few(monkeypatch):
+    for module in (dispatcher, headers, routes, shared_state):
+        monkeypatch.setattr(module, "TOPICS_MAX", MOST)
+
+
+def test_topics_are_forgotten_and_looked_up_again(cluster, make_engine, few):
+    engine = make_engine()
+    for number in range(5 * MOST):
+        cluster.create_topic(f"topic-{number}", 2)
+        for topic in (f"topic-{number}", "orders"):
+            one = request()
+            one.topic = topic
+            engine.submit(one)
+            (completion,) = engine.drain()
+            assert completion.outcome is Outcome.ACKED
+        kept = (
+            engine.routes._topics, engine._dispatcher._rotations, engine._headers.templates,
+            engine._shared._memory_routes,
+        )  # fmt: skip
+        assert 0 < max(map(len, kept)) <= MOST
+    assert len(cluster.messages("orders")) == 5 * MOST
+    assert engine.routes.addresses() == {one.name: one.address for one in cluster.brokers}
+
+
+def test_a_topic_that_is_being_looked_up_is_not_forgotten(cluster, make_engine, few):
+    engine = make_engine()
+    for number in range(2 * MOST):
+        engine.routes.get(f"topic-{number}", engine.clock())
+    assert all(engine.routes.fetching(f"topic-{number}") for number in range(2 * MOST))
+
+
+def test_the_topic_in_use_stays(cluster, make_engine, few):
+    """Its route is newer than that of the others, as it is asked for again and again."""
+    engine = make_engine()
+    engine.publish_info("orders")
+    for number in range(MOST - 1):
+        cluster.create_topic(f"topic-{number}", 2)
+        engine.publish_info(f"topic-{number}")
+    engine.routes._topics["orders"].fetched_s = engine.clock()
+    engine.routes.get("new", engine.clock())
+    assert {"orders", "new", f"topic-{MOST - 2}"} < engine.routes._topics.keys()
+    assert len(engine.routes._topics) == MOST // 2 + 1
