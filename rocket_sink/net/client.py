@@ -23,7 +23,7 @@ from rocket_sink.net.transport import StreamEnded, StreamState, no_resources
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.columns.single_frames import fill_frames
-from rocket_sink.wire.connection import Connection
+from rocket_sink.wire.connection import Connection, ConnectionState
 from rocket_sink.wire.frame import Frame, Serialize
 
 _TICK_S: Final = 0.02
@@ -184,6 +184,11 @@ class NetworkClient:
             ConnectError: connecting failed at once.
         """
         channel = self._channels.get(address)
+        if channel is not None and channel.connection.state is not ConnectionState.OPEN:
+            # Called for an answer that came before what broke the protocol: the channel is about
+            # to end, but can take nothing any more.
+            self.drain(channel, now_s)
+            channel = None
         if channel is not None and not channel.connection.in_flight:
             idle_s = now_s - channel.used_s
             if idle_s > self._max_idle_s:
@@ -303,8 +308,8 @@ class NetworkClient:
     def respond(
         self, channel: Channel, request: Frame, code: int, remark: str | None = None
     ) -> None:
-        """Answer a peer's request; nothing is done once the channel is closed."""
-        if channel.closed:  # by the answer to a request before it
+        """Answer a peer's request; nothing is done once the channel is closed, or about to be."""
+        if channel.connection.state is not ConnectionState.OPEN:  # by what came before it, or after
             return
         data = channel.connection.respond(request, code, remark=remark)
         if data:

@@ -5,28 +5,77 @@ from __future__ import annotations
 import itertools
 import time
 
-from rocket_sink.net.client import Call, NetworkClient
+import pytest
+
+from rocket_sink.errors import ConnectionLostError
+from rocket_sink.net.client import Call, NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.testing.server import Loop, Port
 from rocket_sink.wire.frame import encode_frame
 from rocket_sink.wire.headers import Frame, response_to
 
+GARBAGE = b"\x00\x00\x00\x01no frame"
 
-def test_a_late_answer_counts_once_when_its_connection_ends():
+
+@pytest.fixture
+def serve():
+    loop, ports = Loop("served"), []
+
+    def open_port(handle):
+        ports.append(Port(loop, handle))
+        loop.call(ports[-1].open)
+        return ports[-1].address
+
+    yield open_port
+    for port in ports:
+        loop.call(port.close)
+    loop.stop()
+
+
+def test_who_asks_again_after_an_answer_with_garbage_gets_a_new_connection(serve):
+    """As a look-up of a topic's route does, which never ended."""
+
+    def handle(peer, request):
+        peer.send(encode_frame(response_to(request, request.code)) + GARBAGE * (request.code == 1))
+
+    address, ended = serve(handle), []
+    client = NetworkClient(SinkOptions.parse(nameServer="n:1"))
+
+    def call(code, done):
+        at_s = client.clock()
+        client.call(address, Frame(code), Call(done), deadline_s=at_s + 9, now_s=at_s)
+
+    call(1, lambda answer, error, at_s: call(2, lambda *end: ended.append(end)))
+    while not ended:
+        client.poll(0.01)
+    ((answer, error, _),) = ended
+    assert error is None and answer.code == 2 and client.opened == 2
+    client.close()
+
+
+def test_a_request_of_the_peer_before_garbage_is_not_answered(serve):
+    """Each send and the producer's thread raised RemoteProtocolError, and no future ended."""
+    address = serve(lambda peer, request: peer.send(encode_frame(Frame(999, {})) + GARBAGE))
+    client = NetworkClient(SinkOptions.parse(nameServer="n:1"))
+    with pytest.raises(ConnectionLostError, match="does not speak RocketMQ"):
+        invoke(client, address, Frame(1), 9.0)
+    assert client.channels == []
+    client.close()
+
+
+def test_a_late_answer_counts_once_when_its_connection_ends(serve):
     """Also when an owner drains the connection at the end of the last request on it."""
-    loop, late = Loop("late"), []
+    late = []
 
     def handle(peer, request):
         if request.code == 1:
-            late.append(lambda: peer.send(encode_frame(response_to(request, 0))))
+            late.append((peer, encode_frame(response_to(request, 0))))
         elif request.code == 2:
             peer.send(encode_frame(response_to(request, 0)))
 
-    port = Port(loop, handle)
-    loop.call(port.open)
     clock = itertools.count()
     client = NetworkClient(SinkOptions.parse(nameServer="n:1"), clock=lambda: float(next(clock)))
-    channel, ended = client.channel(port.address, client.clock()), []
+    channel, ended = client.channel(serve(handle), client.clock()), []
 
     def end(answer, error, at_s):
         ended.append(error)
@@ -45,22 +94,19 @@ def test_a_late_answer_counts_once_when_its_connection_ends():
         while not over() and time.monotonic() < end_s:
             client.poll(0.01)
 
-    try:
-        first = call(1, end)
-        call(2, end)  # its answer shows that the connection lives
-        wait(lambda: len(ended) == 1)
-        channel.connection.hasten(first)
-        wait(lambda: len(ended) == 2)
-        assert channel.is_open and not channel.draining
-        last = call(3, drain)
-        wait(lambda: not channel.unwritten)
-        loop.call(late[0])
-        wait(lambda: channel.connection.late_answers)
-        channel.connection.hasten(last)
-        wait(lambda: len(ended) == 3)
-        client.poll(0.02)
-        assert channel.closed and client.late_answers == 1
-    finally:
-        client.close()
-        loop.call(port.close)
-        loop.stop()
+    first = call(1, end)
+    call(2, end)  # its answer shows that the connection lives
+    wait(lambda: len(ended) == 1)
+    channel.connection.hasten(first)
+    wait(lambda: len(ended) == 2)
+    assert channel.is_open and not channel.draining
+    last = call(3, drain)
+    wait(lambda: not channel.unwritten)
+    peer, answer = late[0]
+    peer.port.loop.call(lambda: peer.send(answer))
+    wait(lambda: channel.connection.late_answers)
+    channel.connection.hasten(last)
+    wait(lambda: len(ended) == 3)
+    client.poll(0.02)
+    assert channel.closed and client.late_answers == 1
+    client.close()
