@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from rocket_sink.errors import ConnectError, SendError, TlsError
+from rocket_sink.errors import ConnectError, SendError, TlsError, UnwrittenError
 from rocket_sink.net.channel import Channel, OnewayWrite
 from rocket_sink.net.hooks import RpcHooks, Watched
 from rocket_sink.net.resolve import Resolver
@@ -255,7 +255,11 @@ class NetworkClient:
         if self.rpc_hooks:
             frame = self.rpc_hooks.before(channel.address, frame)
             owner = Watched(self.rpc_hooks, owner, channel.address, frame)
-        head = channel.connection.send_request(frame, deadline_s=deadline_s, token=owner)
+        try:
+            head = channel.connection.send_request(frame, deadline_s=deadline_s, token=owner)
+        except Exception as error:  # for what a hook has added
+            owner.on_failed(UnwrittenError(f"its frame cannot be made: {error!r}"), now_s)
+            return
         buffers = [head, frame.body] if frame.body else [head]
         self.send(channel, owner, buffers, sum(map(len, buffers)), now_s)
 

@@ -551,10 +551,12 @@ class Driver:
                 follower.prepare_wait()
                 self._followers[follower] = None
         if not lead:
-            follower.wait(min(timeout_s, STEP_S) if waiter is None else timeout_s)
-            with self.lock:
-                follower.asleep = False
-                self._followers.pop(follower, None)
+            try:
+                follower.wait(min(timeout_s, STEP_S) if waiter is None else timeout_s)
+            finally:  # an interrupt ends the wait, too
+                with self.lock:
+                    follower.asleep = False
+                    self._followers.pop(follower, None)
             return
         try:
             self._lead(over, timeout_s)
@@ -702,15 +704,18 @@ class Driver:
 
 
 def _call_back(done: list[tuple[Token, Completion]]) -> None:
-    """Call the callbacks, without the lock."""
+    """Call the callbacks, without the lock; an interrupt of one keeps for the end of all."""
+    interrupt: KeyboardInterrupt | None = None
     for waiter, completion in done:
         assert waiter.on_done is not None
         try:
             waiter.on_done(completion)
-        except KeyboardInterrupt:
-            raise
+        except KeyboardInterrupt as error:
+            interrupt = error
         except BaseException:
             _LOG.exception("a callback of a send raised")
+    if interrupt is not None:
+        raise interrupt
 
 
 def result_of(completion: Completion) -> SendResult:

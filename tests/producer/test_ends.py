@@ -21,8 +21,9 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.net.channel import Channel
 from rocket_sink.net.hooks import RpcHook
 from rocket_sink.net.transport import Transport
+from rocket_sink.producer.driver import Waiter
 from rocket_sink.producer.hooks import SendHook
-from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
+from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode, ResponseCode
 from tests.producer.test_request_reply import push
 from tests.producer.waiting import until
@@ -323,3 +324,44 @@ def test_a_look_up_that_is_over_lets_a_sender_lead(cluster):
         driver.call(lambda: True)
         assert len(woken) == 1
         driver._followers.clear()
+
+
+def test_an_interrupt_in_a_callback_does_not_keep_the_others_from_being_called(
+    cluster, make_producer, monkeypatch
+):
+    """A thread that sends and waits calls them, as the producer's own does."""
+    producer, called = make_producer(), []
+    monkeypatch.setattr(producer._session.driver, "start_thread", lambda: None)
+
+    def interrupted(result, error):
+        called.append(result)
+        raise KeyboardInterrupt
+
+    callbacks = [interrupted] + [lambda result, error: called.append(result)] * 4
+    futures = [producer.send_async(Message("orders", b"x"), callback=one) for one in callbacks]
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            producer.send(Message("orders", b"y"))
+    until(lambda: producer.send(Message("orders", b"y")) and len(called) == 5)
+    assert all(future.done() for future in futures)
+
+
+def test_an_interrupted_wait_leaves_nothing_behind(cluster, make_producer, monkeypatch):
+    producer = make_producer()
+    producer.send(Message("orders", b"x"))
+    for broker in cluster.brokers:
+        broker.on_send(Delay(1000), times=1)
+    leading = threading.Thread(target=lambda: producer.send(Message("orders", b"x")))
+    leading.start()
+    driver = producer._session.driver
+    until(lambda: driver._leader is not None)
+
+    def interrupt(waiter, timeout_s):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Waiter, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            producer.send(Message("orders", b"x"))
+    assert driver._followers == {}
+    leading.join()

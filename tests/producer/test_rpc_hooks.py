@@ -91,3 +91,18 @@ def test_after_response_needs_a_response(cluster, make_producer):
     sends = [r for _, r in hook.before if r.code == RequestCode.SEND_MESSAGE_V2]
     assert [bytes(r.body) for r in sends] == [b"x", b"y"]
     assert not [r for _, r, _ in hook.after if r.code == RequestCode.SEND_MESSAGE_V2]
+
+
+@pytest.mark.parametrize("serializer", ["json", "rocketmq"])
+def test_what_cannot_be_encoded_costs_its_requests_only(cluster, make_producer, serializer):
+    """The look-up of the route ends, too, so that there is another one."""
+    producer = make_producer(serializeType=serializer)
+    hook = Recorder(bad="\ud800")
+    producer.add_rpc_hook(hook)
+    with pytest.raises(SendError, match="frame cannot be made"):
+        producer.send(Message("orders", b"x"), timeout_ms=300)
+    hook.added = {}
+    producer.send(Message("orders", b"x"))
+    hook.added = {"bad": "\ud800"}
+    with pytest.raises(SendError, match="frame cannot be made"):
+        producer.send(Message("orders", b"x"), timeout_ms=300)
