@@ -17,7 +17,7 @@ from rocket_sink.message_rules import RETRY_PREFIX
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.driver import Driver
 from rocket_sink.producer.engine.attempt import Completion
-from rocket_sink.producer.future import SendFuture
+from rocket_sink.producer.future import SendFuture, end_all
 from rocket_sink.producer.request_builder import RequestBuilder, named
 
 Entry: TypeAlias = "tuple[Message, SendFuture]"
@@ -156,15 +156,14 @@ class SentBatch:
     def on_done(self, completion: Completion) -> None:
         entries, result = self._entries, completion.result
         if result is not None:
-            for (_, future), own in zip(entries, results_of(result, self._ids), strict=True):
-                future.ended(own, None)
+            results = results_of(result, self._ids)
+            end_all((future, own, None) for (_, future), own in zip(entries, results, strict=True))
         elif isinstance(completion.error, MessageIllegalError) and len(entries) > 1:
             self._accumulator.send_singly(entries, self._ids)
         else:
             error = completion.error
             assert error is not None
-            for _, future in entries:
-                future.ended(None, error.copy())
+            end_all((future, None, error.copy()) for _, future in entries)
 
 
 def results_of(result: SendResult, message_ids: list[str]) -> list[SendResult]:

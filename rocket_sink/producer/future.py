@@ -8,7 +8,7 @@ and no thread has to be woken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from threading import Condition
 from typing import Any, Final, TypeAlias
@@ -104,3 +104,17 @@ class SendFuture(Future[SendResult]):
             self._state = _FINISHED
         else:
             super().set_exception(exception)
+
+
+def end_all(
+    ends: Iterable[tuple[SendFuture, SendResult | None, BaseException | None]],
+) -> None:
+    """End each future; an interrupt (Ctrl-C) in a callback keeps until all have ended."""
+    interrupt: KeyboardInterrupt | None = None
+    for future, result, error in ends:
+        try:
+            future.ended(result, error)
+        except KeyboardInterrupt as caught:
+            interrupt = caught
+    if interrupt is not None:
+        raise interrupt

@@ -7,7 +7,7 @@ One queue, one write, answers read and futures completed by the hundred
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rocket_sink.forks import lazy
 from rocket_sink.message import SendResult
 from rocket_sink.producer.engine.attempt import Completion, SendRequest, StoredFrames
-from rocket_sink.producer.future import SendFuture
+from rocket_sink.producer.future import SendFuture, end_all
 from rocket_sink.wire.send_header import SendTemplate
 
 GROUP_LEAST: Final = 8
@@ -94,12 +94,13 @@ class SendGroup:
         """Complete the futures of messages that are stored; all, when the group failed as a whole:
         nothing of it was sent."""
         if completion.stored is not None and completion.result is not None:
-            self._stored(completion.result, completion.stored)
+            end_all(self._stored(completion.result, completion.stored))
         elif (error := completion.error) is not None:
-            for future in self.tokens:
-                future.ended(None, error.copy())
+            end_all((future, None, error.copy()) for future in self.tokens)
 
-    def _stored(self, first: SendResult, stored: StoredFrames) -> None:
+    def _stored(
+        self, first: SendResult, stored: StoredFrames
+    ) -> Iterator[tuple[SendFuture, SendResult, None]]:
         for index, offset, offset_id, transaction_id, recall_handle, rtt_ms in zip(
             stored.indices.tolist(),
             stored.queue_offsets.tolist(),
@@ -115,7 +116,7 @@ class SendGroup:
                 first.broker_address, first.attempts, rtt_ms, first.maybe_duplicate,
                 transaction_id, first.region_id, recall_handle, first.trace_on,
             )  # fmt: skip
-            request.token.ended(result, None)
+            yield request.token, result, None
 
 
 def _texts(column: npt.NDArray[np.bytes_] | None) -> Iterable[str | None]:

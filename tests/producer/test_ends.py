@@ -326,23 +326,25 @@ def test_a_look_up_that_is_over_lets_a_sender_lead(cluster):
         driver._followers.clear()
 
 
+@pytest.mark.parametrize("count", [5, 100])
+@pytest.mark.parametrize("options", [{}, {"autoBatch": True}])
 def test_an_interrupt_in_a_callback_does_not_keep_the_others_from_being_called(
-    cluster, make_producer, monkeypatch
+    cluster, make_producer, monkeypatch, count, options
 ):
     """A thread that sends and waits calls them, as the producer's own does."""
-    producer, called = make_producer(), []
+    producer, called = make_producer(**options), []
     monkeypatch.setattr(producer._session.driver, "start_thread", lambda: None)
 
     def interrupted(result, error):
         called.append(result)
         raise KeyboardInterrupt
 
-    callbacks = [interrupted] + [lambda result, error: called.append(result)] * 4
+    callbacks = [interrupted] + [lambda result, error: called.append(result)] * (count - 1)
     futures = [producer.send_async(Message("orders", b"x"), callback=one) for one in callbacks]
     with pytest.raises(KeyboardInterrupt):
         while True:
             producer.send(Message("orders", b"y"))
-    until(lambda: producer.send(Message("orders", b"y")) and len(called) == 5)
+    until(lambda: producer.send(Message("orders", b"y")) and len(called) == count)
     assert all(future.done() for future in futures)
 
 
