@@ -1139,8 +1139,8 @@ GROUPS: tuple[Defect, ...] = (
     Defect(
         "futures-left-open",
         "rocket_sink/producer/send_group.py",
-        "            for future in self.tokens:\n",
-        "            for future in self.tokens[:1]:\n",
+        "            end_all((future, None, error.copy()) for future in self.tokens)\n",
+        "            end_all((future, None, error.copy()) for future in self.tokens[:1])\n",
         ("tests/producer/test_send_groups.py::test_a_group_that_was_not_sent_fails_as_a_whole",),
         "a program waits for ever for sends that failed together",
     ),
