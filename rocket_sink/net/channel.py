@@ -18,6 +18,7 @@ from rocket_sink.errors import (
     RequestTimeoutError,
     SendError,
     TlsError,
+    UnknownOutcomeError,
     UnwrittenError,
 )
 from rocket_sink.net.resolve import Resolver
@@ -307,7 +308,10 @@ class Channel:
 
     def _lost(self, cause: Exception, reason: str, *, written: bool) -> SendError:
         error: SendError
-        if written and not isinstance(cause, TlsError):
+        if written and isinstance(cause, NotSentError) and not isinstance(cause, TlsError):
+            # Not for the broker's sake: the sender ends, and awaits no answer.
+            error = UnknownOutcomeError(f"given up before {self.address} answered")
+        elif written and not isinstance(cause, TlsError):
             error = ConnectionLostError(f"the connection to {self.address} ended: {reason}")
         elif isinstance(cause, NotSentError):
             # One each: callers add facts of their message.

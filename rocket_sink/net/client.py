@@ -462,11 +462,11 @@ class NetworkClient:
     def in_flight(self) -> int:
         return sum(channel.connection.in_flight for channel in self.channels)
 
-    def close(self, reason: SendError | None = None) -> None:
+    def close(self) -> None:
         """Close all channels and fail the requests in flight."""
         now_s = self.clock()
         for channel in self.channels:
-            self.fail(channel, reason or StreamEnded("closed here"), now_s)
+            self.fail(channel, StreamEnded("closed here"), now_s)
         self.wake()
         self._readiness.close()
 

@@ -52,6 +52,7 @@ _CHECK: Final = "`rocket-sink check -n HOST:9876 -t TOPIC` tells what is wrong o
 _ADVICE: Final = {
     "CONNECT": f"start the broker, or open the way to it; {_CHECK}",
     "CONNECTION_LOST": "look at the broker's log: it was stopped, killed, or a proxy cut the way",
+    "UNKNOWN": "the task or the producer ended before the answer: look why it did",
     "UNKNOWN_HOST": "mend the DNS entry, or brokerIP1 of the broker",
     "TLS": "compare the certificates of both sides (tlsCa, tlsCert)",
     "TLS_REFUSED": "the broker expects TLS, or does not: set tlsMode as the broker has it",

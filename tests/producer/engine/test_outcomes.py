@@ -98,6 +98,19 @@ def test_unknown_when_the_connection_ends_after_the_frame(cluster, make_engine):
     assert isinstance(completion.error, ConnectionLostError)
 
 
+def test_an_answer_that_is_not_awaited_is_no_lost_connection(cluster, make_engine):
+    """The report would call the broker away."""
+    cluster.brokers[0].freeze()
+    engine = make_engine(sendMsgTimeout=60_000)
+    engine.publish_info("orders")
+    engine.submit(request(1, queue=MessageQueue("orders", cluster.brokers[0].name, 0)))
+    until_s = engine.clock() + 1
+    [completion] = engine.drain(until_s)
+    assert (completion.outcome, completion.error.code) == (Outcome.UNKNOWN, "UNKNOWN")
+    assert "given up before" in completion.error.text
+    assert [one.error_code for one in completion.attempts] == ["UNKNOWN"]
+
+
 def test_unknown_then_acked_is_marked(cluster, make_engine):
     engine = make_engine()
     engine.publish_info("orders")
