@@ -300,4 +300,5 @@ def is_4x(version: str) -> bool:
 
 
 def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n")
+    # Java reads such a file as Latin-1, and knows the escapes of JSON.
+    return json.dumps(value)[1:-1]

@@ -56,11 +56,14 @@ class NodeState:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A cluster that `up` started."""
+    """A cluster that `up` started. `ready`: `up` has seen every broker store a message."""
 
     home: Path
     version: str
     nodes: tuple[NodeState, ...]
+    queues: int = 4
+    tls: str | None = None
+    ready: bool = True
 
     @property
     def name_server(self) -> str:
@@ -73,8 +76,8 @@ class ClusterState:
 
     @property
     def running(self) -> bool:
-        """True when every process is alive; stopped ones (SIGSTOP) are."""
-        return all(node.alive for node in self.nodes)
+        """True when the start was done and every process is alive; stopped ones (SIGSTOP) are."""
+        return self.ready and all(node.alive for node in self.nodes)
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`: plain values, with the current `alive` and `running`."""
@@ -111,8 +114,9 @@ def up(
 ) -> ClusterState:
     """Start a detached cluster in `home`, or return the one that runs there.
 
-    A cluster with dead processes is stopped and started again, with the same data and, if they are
-    free, the same ports. Arguments and errors are those of LocalCluster.
+    A cluster with dead processes, or whose start was cut short, is stopped and started again, with
+    the same data and, if they are free, the same ports. Arguments and errors are those of
+    LocalCluster.
     """
     wanted = Wanted(brokers, version, acl, tls, queues, broker_config or {}, heap_mb)
     with _locked(home, progress) as folder:
@@ -150,11 +154,9 @@ def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
 def _launch_detached(
     wanted: Wanted, runtime: Runtime, timeout_s: float, progress: Progress | None
 ) -> ClusterState:
-    states: list[ClusterState] = []
-
     def spawned(nodes: Nodes) -> None:
         # before they are ready, so that `down` finds them if this process is killed
-        states.append(_save(runtime, wanted.version, nodes))
+        _save(runtime, wanted, nodes, ready=False)
 
     try:
         nodes = launch(
@@ -165,25 +167,30 @@ def _launch_detached(
             progress=progress,
             spawned=spawned,
         )
+        state = _save(runtime, wanted, nodes, ready=True)
     except BaseException:
         (runtime.home / _STATE_FILE).unlink(missing_ok=True)
         raise
     for node in (nodes.name_server, *nodes.brokers):
         node.release()
-    return states[-1]
+    return state
 
 
-def _save(runtime: Runtime, version: str, nodes: Nodes) -> ClusterState:
+def _save(runtime: Runtime, wanted: Wanted, nodes: Nodes, *, ready: bool) -> ClusterState:
     alive = [node for node in (nodes.name_server, *nodes.brokers) if node.alive]
     state = ClusterState(
         runtime.home,
-        version,
+        wanted.version,
         tuple(
             NodeState(n.name, n.address, n.pid, psutil.Process(n.pid).create_time(), runtime.mark)
             for n in alive
         ),
+        wanted.queues,
+        wanted.tls,
+        ready,
     )
-    plain = {"version": version, "nodes": [asdict(node) for node in state.nodes]}
+    plain = asdict(state)
+    del plain["home"]
     file = runtime.home / _STATE_FILE
     scratch = file.with_suffix(f".{runtime.mark}.new")
     with scratch.open("x", encoding="utf-8") as out:
@@ -196,11 +203,11 @@ def _load(folder: Path) -> ClusterState | None:
     file = folder / _STATE_FILE
     try:
         plain = json.loads(file.read_text(encoding="utf-8"))
-        nodes = tuple(NodeState(**node) for node in plain["nodes"])
-        return ClusterState(folder, str(plain["version"]), nodes)
+        nodes = tuple(NodeState(**node) for node in plain.pop("nodes"))
+        return ClusterState(folder, nodes=nodes, **plain)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterError(
             f"{file} cannot be read ({error}): end the cluster's Java processes by hand if there "
             "are any, and delete the file."
@@ -222,11 +229,12 @@ def _end(state: ClusterState) -> bool:
 
 
 def _tell_differences(running: ClusterState, wanted: Wanted, progress: Progress | None) -> None:
-    found = (running.version, len(running.brokers))
-    if progress and found != (wanted.version, wanted.brokers):
+    found = (running.version, len(running.brokers), running.queues, running.tls)
+    if progress and found != (wanted.version, wanted.brokers, wanted.queues, wanted.tls):
         progress(
-            f"a cluster of version {found[0]} with {found[1]} brokers runs in {running.home} "
-            "already; take it down first to change that"
+            f"a cluster of version {found[0]} with {found[1]} brokers, {found[2]} queues each and "
+            f"TLS {found[3] or 'disabled'} runs in {running.home} already; take it down first to "
+            "change that"
         )
 
 

@@ -74,6 +74,12 @@ class Runtime:
         cls, wanted: Wanted, home: Path, cache: Path | None, progress: Progress | None
     ) -> Runtime:
         """Find Java and the jars, make certificates; ClusterError when one fails."""
+        if "," in str(home):
+            # MixAll.MULTI_PATH_SPLITTER: the store would lie in two folders, one of them elsewhere
+            raise ClusterError(
+                f"The folder {home} has a comma in its name, which brokers take for the end of a "
+                "path: choose another home (or TMPDIR)."
+            )
         java = find_java()
         jars = resolve_jars(wanted.version, cache=cache, java=java, progress=progress)
         # by default each makes a self-signed certificate, at a second of CPU

@@ -81,6 +81,8 @@ def status(home: Path | None, as_json: bool) -> int:
             note(f"no cluster runs in {home or clusters.default_home()}")
         return 1
     _print(state, as_json=as_json)
+    if not state.ready:
+        note("its start is under way, or was cut short: rocket-sink cluster up waits, or starts it")
     return 0 if state.running else 1
 
 

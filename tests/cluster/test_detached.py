@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rocket_sink.cluster import ClusterState, NodeState, down, status
+from rocket_sink.cluster import ClusterState, NodeState, detached, down, status, up
 from rocket_sink.cluster.detached import _STATE_FILE
 from rocket_sink.cluster.layout import MARK_PROPERTY
 from rocket_sink.errors import ClusterError
@@ -120,3 +120,41 @@ def test_a_damaged_state_file_is_explained(tmp_path: Path) -> None:
     (tmp_path / _STATE_FILE).write_text("{")
     with pytest.raises(ClusterError, match="delete the file"):
         status(tmp_path)
+
+
+def test_a_start_that_was_cut_short_is_no_running_cluster(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a SIGKILL of `up` when only the name server had been started."""
+    server = start(processes, "m1")
+    state = ClusterState(tmp_path, "5.5.0", (node("name-server", server.pid, "m1"),), ready=False)
+    plain = {name: value for name, value in asdict(state).items() if name != "home"}
+    (tmp_path / _STATE_FILE).write_text(json.dumps(plain))
+    assert status(tmp_path) == state
+    assert not state.running
+
+    class Again(Exception):
+        pass
+
+    def again(*_: object) -> None:
+        raise Again
+
+    monkeypatch.setattr(detached.Runtime, "make", again)
+    with pytest.raises(Again):
+        up(tmp_path)
+    assert server.wait(5) is not None
+
+
+def test_what_a_running_cluster_does_not_have_is_told(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    server, broker = start(processes, "m1"), start(processes, "m1")
+    nodes = node("name-server", server.pid, "m1"), node("broker-a", broker.pid, "m1")
+    state = write_state(tmp_path, *nodes)
+    told: list[str] = []
+    assert up(tmp_path, 1, version="5.3.3", progress=told.append) == state
+    assert not told
+    up(tmp_path, 1, version="5.3.3", tls="enforcing", progress=told.append)
+    up(tmp_path, 1, version="5.3.3", queues=8, progress=told.append)
+    assert len(told) == 2
+    assert "4 queues each and TLS disabled" in told[0]

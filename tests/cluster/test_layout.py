@@ -157,3 +157,17 @@ class TestCompose:
         assert f"127.0.0.1:{port - 2}:{port - 2}" in service["ports"]
         assert service["configs"] == [{"source": name, "target": "/etc/rocketmq/broker.conf"}]
         assert str(port) in service["healthcheck"]["test"][-1]
+
+
+def test_java_reads_the_settings_as_they_were_meant() -> None:
+    """It takes the file for Latin-1."""
+    text = conf.properties_text({"storePathRootDir": "/tmp/Zoë 😀\\x", "user": '{"a": "b"}'})
+    assert text.isascii()
+    values = [line.partition("=")[2] for line in text.splitlines()]
+    assert [json.loads(f'"{value}"') for value in values] == ["/tmp/Zoë 😀\\x", '{"a": "b"}']
+
+
+def test_a_home_that_brokers_would_cut_in_two_is_refused(tmp_path: Path) -> None:
+    home = tmp_path / "one,two"
+    with pytest.raises(ClusterError, match=r"has a comma.*choose another"):
+        Runtime.make(Wanted(), home, None, None)
