@@ -127,7 +127,9 @@ def check_property(name: str, value: str) -> None:
     """
     for part, text in (("name", name), ("value", value)):
         if not isinstance(text, str) or not text.strip(JAVA_BLANKS):
-            raise MessageError(f"a property's {part} is blank: {name!r}", code="INVALID_PROPERTY")
+            raise MessageError(
+                f"a property's {part} is blank or no text: {name!r}", code="INVALID_PROPERTY"
+            )
         if not is_carried(text):
             raise MessageError(
                 f"the {part} of the property {name!r} has 0x01 or 0x02, which separate properties "
@@ -216,7 +218,7 @@ def check_field(what: str, text: str, code: str = "INVALID_TEXT") -> str:
     """The text; MessageError(`code`) when it is empty or cannot be encoded."""
     if not isinstance(text, str) or not text or not is_carried(text):
         raise MessageError(
-            f"{what} {text!r} is empty, has 0x01 or 0x02, or ends with 0x00", code=code
+            f"{what} {text!r} is empty or no text, has 0x01 or 0x02, or ends with 0x00", code=code
         )
     _check_utf8(text, what)
     return text

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -232,9 +234,18 @@ def _asked(admin: Any, topic: str, route: TopicRoute, broker: Any) -> Callable[[
 
 def _ledger(path: str) -> Finding:
     from rocket_sink.ledger.ledger import Ledger
+    from rocket_sink.ledger.path import resolve_path
 
     def ask() -> str:
-        ledger = Ledger(absolute(path))
+        ledger, place = Ledger(absolute(path)), resolve_path(absolute(path))
+        if place.is_local:
+            there = Path(place.root)
+            while not os.access(there, os.F_OK):
+                there = there.parent
+            if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+                raise RocketSinkError(
+                    f"{ledger.path}: {there} is no folder that may be written to; name another"
+                )
         return f"{ledger.path}: {'there' if ledger.exists() else 'none yet, it will be made'}"
 
     return _tried("ledger", ask)

@@ -81,7 +81,7 @@ def send(
         raise click.UsageError("name a topic: -t TOPIC (--json-lines takes one from each line)")
     common = _common_fields(properties, fields)
     texts = _texts(bodies, path)
-    made = (_message(text, common, from_json=json_lines) for text in texts)
+    made = _from_json(texts, common) if json_lines else ({**common, "body": t} for t in texts)
     sent, failed = _send_all(options, made, as_json)
     if not as_json:
         note(f"{sent:,} sent" + (f", {failed:,} failed" if failed else ""))
@@ -109,28 +109,38 @@ def _common_fields(properties: tuple[str, ...], fields: Mapping[str, Any]) -> di
     return common
 
 
-def _message(text: bytes, common: Mapping[str, Any], *, from_json: bool) -> dict[str, Any]:
-    if not from_json:
-        return {**common, "body": text}
+def _from_json(lines: Iterable[bytes], common: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for number, text in enumerate(lines):
+        try:
+            made = {**common, **_fields(text)}
+        except ValueError as error:
+            raise RocketSinkError(
+                f"message {number}: {error}; it is not sent, nor what follows it"
+            ) from None
+        yield made
+
+
+def _fields(text: bytes) -> dict[str, Any]:
+    """Raises ValueError: it is no JSON object of a message's fields."""
     try:
         row = json.loads(text)
     except ValueError as error:
-        raise RocketSinkError(f"a line is not JSON: {error}: {text[:60]!r}") from None
+        raise ValueError(f"a line is not JSON: {error}: {text[:60]!r}") from None
     if not isinstance(row, dict):
-        raise RocketSinkError(f"a line is not a JSON object: {text[:60]!r}")
+        raise ValueError(f"a line is not a JSON object: {text[:60]!r}")
     row = {name: value for name, value in row.items() if value is not None}
     body = row.pop("body", row.pop("value", None))
     if "delivery_timestamp" in row and "delivery_timestamp_ms" not in row:
         row["delivery_timestamp_ms"] = row.pop("delivery_timestamp")
     unknown = row.keys() - _FIELDS
     if unknown:
-        raise RocketSinkError(
+        raise ValueError(
             f"unknown fields {', '.join(sorted(unknown))}; known are body, "
             + ", ".join(sorted(_FIELDS))
         )
     if isinstance(body, (dict, list)):
         body = json.dumps(body, ensure_ascii=False)
-    return {**common, **row, "body": body.encode() if isinstance(body, str) else body}
+    return {**row, "body": body.encode() if isinstance(body, str) else body}
 
 
 def _send_all(
@@ -143,9 +153,9 @@ def _send_all(
         for number, fields in enumerate(messages):
             topic = options.topic or fields.get("topic", "")
             try:
-                message = Message(**{**fields, "topic": topic})
-                _show_result(number, message, producer.send(message), as_json)
+                result = producer.send(Message(**{**fields, "topic": topic}))
                 sent += 1
+                _show_result(number, result, as_json)
             except (MessageError, SendError) as error:
                 # Without a route from before, the others would fail alike, each after its time-out.
                 at_all = sent or not isinstance(error, NameServerUnavailableError)
@@ -155,10 +165,13 @@ def _send_all(
                 _show_failure(number, error, as_json)
                 if getattr(error, "fatal", False) or not at_all:
                     break
+            except BrokenPipeError:
+                note(f"standard output is closed: {sent:,} sent, what follows is not")
+                raise
     return sent, failed
 
 
-def _show_result(number: int, message: Message, result: SendResult, as_json: bool) -> None:
+def _show_result(number: int, result: SendResult, as_json: bool) -> None:
     queue = result.queue
     if as_json:
         print_json_line(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,44 @@ def test_a_body_that_is_no_utf_8_is_sent_as_the_shell_gave_it() -> None:
         body = os.fsdecode(b"\xff\x00a")
         assert main(["send", "-n", cluster.name_server, "-t", "one", body]) == 0
         assert [one.body for one in cluster.messages("one")] == [b"\xff\x00a"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"body": "b"', "is not JSON"),
+        ("[1]", "not a JSON object"),
+        ('{"body": "\\ud800"}', "utf-8"),
+    ],
+)
+def test_the_line_that_ends_it_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, why: str
+) -> None:
+    lines = f'{{"body": "a"}}\n{line}\n{{"body": "c"}}\n'
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("one", queues=1)
+        assert send_lines(cluster, tmp_path / "lines", lines, "-t", "one") == 1
+        assert [one.body for one in cluster.messages("one")] == [b"a"]
+    said = capsys.readouterr().err
+    assert said.startswith("rocket-sink: message 1: ") and said.count("\n") == 1, said
+    assert why in said and "not sent, nor what follows it" in said
+
+
+def test_a_closed_output_ends_it_with_a_word(tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("a\n" * 1000)
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("one", queues=1)
+        command = [sys.executable, "-m", "rocket_sink.cli", "send", "-n", cluster.name_server]
+        with subprocess.Popen(
+            [*command, "-t", "one", "--file", str(lines)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None and process.stderr is not None
+            process.stdout.readline()
+            process.stdout.close()
+            said = process.stderr.read()
+        assert process.returncode == 1
+        count = len(cluster.messages("one"))
+    assert said == f"standard output is closed: {count:,} sent, what follows is not\n"
+    assert count < 1000

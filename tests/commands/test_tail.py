@@ -50,3 +50,11 @@ def test_nothing_from_before_the_time(capsys: pytest.CaptureFixture[str]) -> Non
         for since in ("10m", "90m"):
             assert cli.main(["tail", *arguments, since]) == 0
     assert capsys.readouterr().out.count("old") == 1
+
+
+@pytest.mark.parametrize("since", ["99999999999d", "²d", "-1d", "d", "1w", ""])
+def test_a_time_that_is_none_is_a_wrong_option(
+    since: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["tail", "-n", "127.0.0.1:1", "-t", "t", "--since", since]) == 2
+    assert "neither a time as" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
+from rocket_sink.testing import FakeCluster
 from tests.producer.waiting import until
 
 OPTIONS = {"nameServer": "127.0.0.1:9876", "topic": "t"}
@@ -49,6 +51,20 @@ def test_a_type_that_does_not_fit_is_noted(kind: str, options: dict[str, str], f
     found = findings({"message.type": kind}, **options)
     assert len(found) == (0 if fits else 1)
     assert fits or f"message.type is {kind}" in found[0]
+
+
+@pytest.mark.parametrize("below", ["", "deeper/ledger"])
+def test_a_ledger_that_cannot_be_made_is_told(
+    below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with FakeCluster(brokers=1) as cluster:
+        command = ["check", "-n", cluster.name_server, "--json", "--ledger"]
+        assert cli.main([*command, str(tmp_path / "file" / below)]) == 1
+        found = json.loads(capsys.readouterr().out)["findings"][-1]
+        assert found["state"] == "fail" and "file is no folder that may be" in found["text"]
+        assert cli.main([*command, str(tmp_path / "new" / "deeper")]) == 0
+        assert "none yet, it will be made" in capsys.readouterr().out
 
 
 def test_a_topic_without_a_type_fits_all() -> None:

@@ -263,12 +263,15 @@ def time_value(
         return found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
     except ValueError:
         pass
-    seconds = _SECONDS.get(value[-1:])
-    if seconds is None or not value[:-1].isdigit():
-        raise click.BadParameter(
-            f"{value!r} is neither a time as 2026-01-31T12:00 nor a duration as 90m"
-        )
-    return dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=int(value[:-1]) * seconds)
+    try:
+        back = dt.timedelta(seconds=int(value[:-1]) * _SECONDS[value[-1:]])
+        if value[:-1].isdigit():
+            return dt.datetime.now(dt.timezone.utc) - back
+    except (KeyError, ValueError, OverflowError):
+        pass
+    raise click.BadParameter(
+        f"{value!r} is neither a time as 2026-01-31T12:00 nor a duration as 90m"
+    )
 
 
 class _Stopped(BaseException):
