@@ -281,7 +281,7 @@ def _baseline(path: Path, now: Results, cases: Iterable[str]) -> dict[str, Figur
 
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        settings = value["settings"]
+        settings = dict(value["settings"])
         before = {one["case"]: Figures(**one) for one in value["cases"]}
     except OSError as error:
         raise ConfigurationError(f"cannot read the baseline {path}: {error.strerror}") from None

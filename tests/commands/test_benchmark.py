@@ -257,7 +257,11 @@ class TestBaseline:
         assert said in told.err
         assert "1/1" not in told.err
 
-    @pytest.mark.parametrize("text", ["", "[]", '{"cases": []}', '{"settings": {}, "cases": [{}]}'])
+    @pytest.mark.parametrize(
+        "text",
+        ["", "[]", '{"cases": []}', '{"settings": {}, "cases": [{}]}',
+         '{"settings": ["x"], "cases": []}'],
+    )  # fmt: skip
     def test_another_file_is_refused(
         self, text: str, arguments: list[str], capsys: Capture
     ) -> None:

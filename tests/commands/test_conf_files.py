@@ -102,3 +102,9 @@ def test_a_section_may_be_called_anything(tmp_path: Path) -> None:
     path.write_text("topik = t\n")
     with pytest.raises(OptionError, match=r"one\.conf: .*topik"):
         read_conf(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "one.conf"
+    path.write_bytes("\ufefftopic = t\r\n".encode())
+    assert read_conf(path) == {"topic": "t"}

@@ -6,14 +6,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet
 import pytest
 
 from rocket_sink.commands.demo import _prepare
-from rocket_sink.commands.demo.flights import write_flights
-from rocket_sink.commands.demo.run import FaultInjector
+from rocket_sink.commands.demo.flights import Settings, write_flights
+from rocket_sink.commands.demo.run import FaultInjector, _leave_running
 from rocket_sink.commands.demo.summary import Verifier, lost_rows
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.wire.stored import StoredMessage
@@ -238,3 +239,24 @@ class TestFolder:
         (tmp_path / "ledger" / "old").write_text("")
         assert _prepare(tmp_path) == tmp_path
         assert not (tmp_path / "ledger").exists()
+
+    def test_brokers_that_run_on_are_not_left_without_their_files(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After --keep: without cluster.json no command finds their processes any more."""
+        home = tmp_path / "a b" / "cluster"
+        home.mkdir(parents=True)
+        monkeypatch.setattr("rocket_sink.cluster.status", lambda home: object())
+        with pytest.raises(ConfigurationError, match=r"cluster down --home '.*a b/cluster'"):
+            _prepare(home.parent)
+        assert home.exists()
+
+    def test_the_commands_that_end_a_kept_demo_have_lines_of_their_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        state = SimpleNamespace(name_server="127.0.0.1:1")
+        monkeypatch.setattr("rocket_sink.cluster.up", lambda *_: state)
+        out = tmp_path / "a b"
+        _leave_running(Settings(out, 1, "none", 2, "none", 1.0))
+        lines = capsys.readouterr().err.splitlines()
+        assert f"  rocket-sink cluster down --home '{out}/cluster'" in lines

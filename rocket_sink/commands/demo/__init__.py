@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -111,9 +112,20 @@ def _prepare(out: Path | None) -> Path:
             f"--out {folder} holds other files ({', '.join(sorted(others)[:3])} ...); "
             "give an empty folder"
         )
+    _check_ended(folder / "cluster")
     for name in _PARTS:
         shutil.rmtree(folder / name, ignore_errors=True)
     return folder
+
+
+def _check_ended(home: Path) -> None:
+    from rocket_sink.cluster import status
+
+    if status(home):
+        raise ConfigurationError(
+            f"the brokers of an earlier demo run in {home} (--keep); end them first: "
+            f"rocket-sink cluster down --home {shlex.quote(str(home))}"
+        )
 
 
 def _tidy(folder: Path) -> None:

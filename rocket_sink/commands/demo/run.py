@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.commands.common.base import one_line
-from rocket_sink.commands.common.output import Bar, Steps, note, print_json, show
+from rocket_sink.commands.common.output import Bar, Steps, note, note_lines, print_json, show
 from rocket_sink.commands.common.spark_input import spark_session
 from rocket_sink.commands.demo.flights import (
     FAULT_AT,
@@ -311,8 +312,8 @@ def _leave_running(settings: Settings) -> None:
 
     note("--keep: starting the brokers again on the same data, to outlive the demo")
     state = up(settings.cluster, settings.brokers)
-    note(
+    note_lines(
         f"name server {state.name_server}; look around with\n"
         f"  rocket-sink tail -n {state.name_server} -t {TOPIC} --last 3 --no-follow\n"
-        f"end it with\n  rocket-sink cluster down --home {settings.cluster}"
+        f"end it with\n  rocket-sink cluster down --home {shlex.quote(str(settings.cluster))}"
     )

@@ -9,6 +9,7 @@ each queue, and the key is counted as moved.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -263,9 +264,8 @@ class DemoSummary:
     def _closing(self) -> RenderableType:
         from rich.text import Text
 
-        ledger = (
-            f"ledger: {self.settings.ledger}\n  rocket-sink report --ledger {self.settings.ledger}"
-        )
+        path = str(self.settings.ledger)
+        ledger = f"ledger: {path}\n  rocket-sink report --ledger {shlex.quote(path)}"
         if self.passed:
             return Text.assemble(
                 f"{ledger}\n", ("PASSED", "bold green"),
