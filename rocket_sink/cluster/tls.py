@@ -1,6 +1,6 @@
 """Test certificates: an authority, a server certificate for 127.0.0.1, and a client's.
 
-Made by `openssl`, once per home folder, valid for a year. For tests and local use only: the private
+Made by `openssl` in the home folder, valid for a year, and made again before they expire. For tests and local use only: the private
 keys are in the home folder.
 """
 
@@ -14,6 +14,7 @@ from rocket_sink.cluster.conf import properties_text
 from rocket_sink.errors import ClusterError
 
 _DAYS = "365"
+_LEFT_S = str(30 * 86_400)
 _TIMEOUT_S = 60
 _EXTENSIONS = """basicConstraints=critical,CA:FALSE
 keyUsage=critical,digitalSignature,keyEncipherment
@@ -68,13 +69,13 @@ class TestCertificates:
 
 
 def make_certificates(folder: Path) -> TestCertificates:
-    """The certificates in `folder`; made if missing.
+    """The certificates in `folder`; made if missing, or if they expire within a month.
 
     Raises ClusterError when `openssl` is missing or fails.
     """
     names = ("ca.pem", "server.pem", "server-key.pem", "client.pem", "client-key.pem")
     made = TestCertificates(*(folder / name for name in names))
-    if all((folder / name).is_file() for name in names):
+    if all((folder / name).is_file() for name in names) and _is_valid(made.client_cert):
         return made
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -87,6 +88,14 @@ def make_certificates(folder: Path) -> TestCertificates:
     _sign(folder, "localhost", made.server_cert, made.server_key)
     _sign(folder, "rocket-sink test client", made.client_cert, made.client_key)
     return made
+
+
+def _is_valid(last_made: Path) -> bool:
+    try:
+        _openssl("x509", "-in", str(last_made), "-noout", "-checkend", _LEFT_S)
+    except ClusterError:
+        return False
+    return True
 
 
 def _sign(folder: Path, name: str, cert: Path, key: Path) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from rocket_sink.cluster import conf, layout
+from rocket_sink.cluster import conf, layout, tls
 from rocket_sink.cluster.conf import Ports
 from rocket_sink.cluster.jars import DEFAULT_VERSION
 from rocket_sink.cluster.layout import Runtime, Wanted, build
@@ -171,3 +171,15 @@ def test_a_home_that_brokers_would_cut_in_two_is_refused(tmp_path: Path) -> None
     home = tmp_path / "one,two"
     with pytest.raises(ClusterError, match=r"has a comma.*choose another"):
         Runtime.make(Wanted(), home, None, None)
+
+
+def test_certificates_that_expire_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home may be older than they last: brokers would start, and no client trust them."""
+    monkeypatch.setattr(tls, "_DAYS", "1")
+    old = make_certificates(tmp_path).server_cert.read_bytes()
+    monkeypatch.undo()
+    new = make_certificates(tmp_path).server_cert.read_bytes()
+    assert new != old
+    assert make_certificates(tmp_path).server_cert.read_bytes() == new
