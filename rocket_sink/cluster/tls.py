@@ -1,7 +1,7 @@
 """Test certificates: an authority, a server certificate for 127.0.0.1, and a client's.
 
-Made by `openssl` in the home folder, valid for a year, and made again before they expire. For tests and local use only: the private
-keys are in the home folder.
+Made by `openssl` in the home folder, valid for a year, and made again before they expire. For tests
+and local use only: the private keys are in the home folder.
 """
 
 from __future__ import annotations
