@@ -81,7 +81,7 @@ class FakeCluster:
         brokers: list[str] | None = None,
     ) -> None:
         """Create or change a topic on some brokers (by default on all)."""
-        for name in brokers or list(self._topics):
+        for name in list(self._topics) if brokers is None else brokers:
             self._topics[name][topic] = TopicConfig(queues, perm)
 
     def delete_topic(self, topic: str) -> None:
@@ -115,7 +115,9 @@ class FakeCluster:
         return [message for broker in self.brokers for message in broker.store.messages(topic)]
 
     def close(self) -> None:
-        """Stop the thread and close every socket."""
+        """Stop the thread and close every socket. Idempotent."""
+        if not self._loop.is_running:
+            return
         for broker in self.brokers:
             broker.kill()
         self._loop.call(self._port.close)

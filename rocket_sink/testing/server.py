@@ -73,7 +73,9 @@ class Port:
         return f"127.0.0.1:{self.number}"
 
     def open(self) -> None:
-        """Listen; again on the same port."""
+        """Listen; again on the same port. Idempotent."""
+        if self.is_open:
+            return
         if not self.number:
             self.number = self.loop.reserve_port()
         listener = _bound_socket(self.number)
@@ -92,6 +94,7 @@ class Port:
         if self._listener is not None:
             self.loop.forget(self._listener)
             self._listener = None
+        self.frozen = False
         for peer in list(self.peers):
             self.loop.drop(peer, reset=True)
 
@@ -185,6 +188,10 @@ class Loop:
             self._frames(peer)
             peer.holds_back = False
             self.flush(peer)
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
 
     def stop(self) -> None:
         self.call(lambda: setattr(self, "_running", False))

@@ -24,6 +24,7 @@ from rocket_sink.testing import (
 )
 from rocket_sink.wire import requests
 from rocket_sink.wire.batch import encode_inner
+from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.responses import decode_pull_answer, decode_query_answer, decode_send_answer
@@ -208,6 +209,44 @@ def test_kill_refuses_and_restart_keeps_port_and_store(
     assert broker.address == address
     assert Client(address).ask(send()).code == 0  # type: ignore[union-attr]
     assert len(cluster.messages("t")) == 2
+
+
+def test_a_broker_that_is_started_anew_is_not_frozen(cluster: FakeCluster) -> None:
+    broker = cluster.brokers[0]
+    broker.freeze()
+    broker.kill()
+    broker.restart()
+    answer = Client(broker.address).ask(send())
+    assert answer is not None and answer.code == 0
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Frame(RequestCode.RECALL_MESSAGE, {"recallHandle": "none"}),
+        Frame(
+            RequestCode.SEND_BATCH_MESSAGE, {"a": "g", "b": "t", "c": "TBW102", "m": "true"}, b""
+        ),
+    ],
+)
+def test_a_request_that_cannot_be_handled_is_an_answer(
+    cluster: FakeCluster, client: Client, request_: Frame
+) -> None:
+    """An exception would end the thread of all servers."""
+    answers = client.ask(request_), client.ask(send())
+    assert [one and one.code for one in answers] == [ResponseCode.SYSTEM_ERROR, 0]
+
+
+def test_close_and_start_may_be_called_twice() -> None:
+    with FakeCluster(brokers=1) as cluster:
+        cluster.start_name_server()
+        cluster.brokers[0].restart()
+        cluster.close()
+
+
+def test_a_topic_on_no_broker_is_on_none(cluster: FakeCluster) -> None:
+    cluster.create_topic("nowhere", brokers=[])
+    assert not cluster.route("nowhere").queues
 
 
 def test_no_other_process_gets_the_port_of_a_broker_that_is_down(cluster: FakeCluster) -> None:
