@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
+import logging
 import os
 import pty
 import re
@@ -285,3 +287,22 @@ def test_commands_that_need_spark(spark: Any, ledger: str, arguments: list[str])
 def test_a_path_without_a_ledger(spark: Any) -> None:
     path = "/" + HOSTILE.replace("=", "")
     judge(["report", "--ledger", path], shows="no ledger", spark=spark)
+
+
+@pytest.mark.spark
+def test_a_filter_that_cannot_be_used_is_one_line(spark: Any, ledger: str) -> None:
+    """PySpark logs its plan and Java's trace, by a logger that no configuration of ours reaches."""
+    from pyspark.logger import PySparkLogger
+
+    logged = io.StringIO()
+    handler = logging.StreamHandler(logged)
+    loggers = PySparkLogger.getLogger("SQLQueryContextLogger")
+    loggers.addHandler(handler)
+    try:
+        done = run_command(
+            *("ledger", "show", "epochs", "--ledger", ledger, "--where", "nosuch = 1"), spark=spark
+        )
+    finally:
+        loggers.removeHandler(handler)
+    assert done.code == 2 and "cannot be used" in done.err
+    assert done.err.count("\n") == 1 and not logged.getvalue()

@@ -85,6 +85,7 @@ def spark_session(
             spark = build_session(
                 f"rocket-sink {name}", master=master, conf=conf, packages=tuple(packages)
             )
+        _log_filters(wanted=log is None)
         try:
             yield spark
         except BaseException as error:
@@ -94,6 +95,15 @@ def spark_session(
             raise
         else:
             spark.stop()
+
+
+def _log_filters(*, wanted: bool) -> None:
+    """Of an SQL text that cannot be used PySpark logs all of its plan and Java's trace, which the
+    error tells in a line. Its loggers write to standard error whatever the root logger does."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = not wanted
 
 
 class _CtrlC:
