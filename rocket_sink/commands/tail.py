@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import click
 from rocket_sink.commands.common.base import Command, time_value
 from rocket_sink.commands.common.output import line, print_json_line
 from rocket_sink.commands.common.sink_input import resolved_options, sink_options
+from rocket_sink.errors import RocketSinkError
 from rocket_sink.message import MessageQueue
 from rocket_sink.wire.properties import split_keys
 
@@ -99,8 +101,15 @@ def _messages(
 ) -> Iterator[tuple[MessageQueue, StoredMessage]]:
     """Pull all queues in turn; without `follow` up to their end at the start."""
     ends = {} if follow else {queue: admin.max_offset(queue) for queue in offsets}
+    asked_s, every_s = time.monotonic(), admin.options.poll_name_server_interval_ms / 1000
     while True:
         moved = False
+        if follow and time.monotonic() - asked_s >= every_s:
+            asked_s = time.monotonic()
+            with contextlib.suppress(RocketSinkError):  # what is known is read on
+                # All that a new queue has is new: brokers get a topic with its first message.
+                for queue in set(admin.queues(admin.options.topic)) - offsets.keys():
+                    offsets[queue] = admin.min_offset(queue)
         for queue, offset in offsets.items():
             if not follow and offset >= ends[queue]:
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -58,3 +59,35 @@ def test_a_time_that_is_none_is_a_wrong_option(
 ) -> None:
     assert cli.main(["tail", "-n", "127.0.0.1:1", "-t", "t", "--since", since]) == 2
     assert "neither a time as" in capsys.readouterr().err
+
+
+def test_a_queue_that_comes_later_is_followed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """Brokers get a topic that is made on the fly one after the other."""
+    with FakeCluster(brokers=["broker-a"]) as cluster:
+        cluster.create_topic("t", 1)
+        broker = cluster.brokers[0]
+        options = ["-n", cluster.name_server, "-t", "t", "-O", "pollNameServerInterval=10"]
+
+        def wait_for_pull(queue_id: str) -> None:
+            deadline_s = time.monotonic() + 30
+            pulls = (RequestCode.PULL_MESSAGE, queue_id)
+            while time.monotonic() < deadline_s and not any(
+                (one.code, (one.ext or {}).get("queueId")) == pulls for one in broker.requests
+            ):
+                time.sleep(0.01)
+
+        def grow() -> None:
+            wait_for_pull("0")
+            cluster.stop_name_server()
+            time.sleep(0.1)
+            cluster.start_name_server()
+            cluster.create_topic("t", 2)
+            broker.store.append(StoredMessage("t", b"late", queue_id=1))
+            wait_for_pull("1")
+            broker.store.append(StoredMessage("t", b"end"))
+
+        with ThreadPoolExecutor(1) as pool:
+            grown = pool.submit(grow)
+            assert cli.main(["tail", *options, "--limit", "1", "--json"]) == 0
+            grown.result()
+    assert json.loads(capsys.readouterr().out)["body"] == "late"
