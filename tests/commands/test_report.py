@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from rocket_sink.commands.common import spark_input
+from rocket_sink.errors import LedgerError
 from tests.ledger.night import QUERY, night
 from tests.run_command import Done, run_command
 
@@ -123,6 +125,25 @@ def test_ctrl_c_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.05)
     assert child.returncode is not None
     assert not psutil.pid_exists(child.pid) or child.returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"), [(GeneratorExit, 0), (LedgerError("x"), 0), (ValueError, 1)]
+)
+def test_sparks_log_stays_for_errors_that_are_not_ours(
+    error: Any, stays: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a signal, which ends a benchmark by an exception that is no Exception, leaves none."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("rocket_sink.spark.session.build_session", fail)
+    kind = error if isinstance(error, type) else type(error)
+    with pytest.raises(kind), spark_input.spark_session("report"):
+        pass
+    assert len(list(tmp_path.iterdir())) == stays
 
 
 def test_the_page_and_the_terminal_agree(ledger: str, tmp_path: Path) -> None:

@@ -177,16 +177,17 @@ def _log_file() -> Iterator[Path | None]:
         return
     handle, name = tempfile.mkstemp(prefix="rocket-sink-spark-", suffix=".log")
     os.close(handle)
+    log = Path(name)
     try:
-        yield Path(name)
-    except (RocketSinkError, KeyboardInterrupt):
-        Path(name).unlink(missing_ok=True)
+        yield log
+    except BaseException as error:
+        # Our errors say what is wrong, and who stopped it does not look for more.
+        if isinstance(error, Exception) and not isinstance(error, RocketSinkError):
+            note(f"Spark's log: {name}")
+        else:
+            log.unlink(missing_ok=True)
         raise
-    except Exception:
-        note(f"Spark's log: {name}")
-        raise
-    else:
-        Path(name).unlink(missing_ok=True)
+    log.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
