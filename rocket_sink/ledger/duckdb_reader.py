@@ -44,7 +44,6 @@ _SPARKS: Final = (
     "SET enable_progress_bar = false",
     "CREATE MACRO unix_micros(moment) AS epoch_us(moment)",
     "CREATE MACRO timestamp_micros(us) AS make_timestamptz(us)",
-    "CREATE MACRO percentile_approx(x, share) AS quantile_disc(x, share)",
     "CREATE MACRO collect_set(x) AS list(DISTINCT x)",
     "CREATE MACRO sort_array(x) AS list_sort(x)",
     # DuckDB's own passes over rows whose x is null.
