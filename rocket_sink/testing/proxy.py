@@ -324,6 +324,12 @@ class _Connection:
         with self._sending:
             self._client.sendall(data)
 
+    def drip(self, data: bytes, seconds_per_byte: float) -> None:
+        with self._sending:
+            for at in range(len(data)):
+                self._client.sendall(data[at : at + 1])
+                time.sleep(seconds_per_byte)
+
     def reset(self) -> None:
         for sock in (self._client, self._server):
             _reset(sock)

@@ -129,6 +129,8 @@ class Script:
         chance: float = 1.0,
     ) -> None:
         """Add a rule for the next `times` matching requests (None: all), each with `chance`."""
+        if times == 0:
+            return
         with self._lock:
             self._rules.append(_Rule(behaviour, matches, times, chance))
 
@@ -159,6 +161,9 @@ class ClientConnection(Protocol):
 
     def send(self, data: bytes) -> None:
         """Send bytes, in order."""
+
+    def drip(self, data: bytes, seconds_per_byte: float) -> None:
+        """Send bytes one by one; other answers come after them."""
 
     def reset(self) -> None:
         """Close with RST."""
@@ -191,19 +196,13 @@ def perform(client: ClientConnection, behaviour: Behaviour, answer: Frame) -> No
             client.send(data[:at_byte])
             client.drop()
         case Drip(ms_per_byte=ms):
-            _drip(client, data, ms / 1000)
+            client.drip(data, ms / 1000)
         case Garbage(data=garbage):
             client.send(garbage)
         case IncompleteAnswer():
             client.send(encode_frame(replace(answer, ext={}, body=None)))
         case _:
             pass  # Drop
-
-
-def _drip(client: ClientConnection, data: bytes, seconds_per_byte: float) -> None:
-    client.send(data[:1])
-    if data := data[1:]:
-        client.after(seconds_per_byte, lambda: _drip(client, data, seconds_per_byte))
 
 
 def stores(behaviour: Behaviour) -> bool:

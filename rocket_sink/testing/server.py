@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Final
@@ -37,12 +38,29 @@ class Peer:
         self.closed = False
         self.holds_back = False
         """Answers gather, and go out together."""
+        self._late: deque[tuple[bytes, float]] = deque()
+        """What is behind bytes that drip, with its seconds per byte; 0: at once."""
 
     def send(self, data: bytes) -> None:
         """Send bytes, in order."""
-        if not self.closed:
-            self.outgoing += data
+        self.drip(data, 0.0)
+
+    def drip(self, data: bytes, seconds_per_byte: float) -> None:
+        """Send bytes one by one; other answers come after them."""
+        self._late.append((data, seconds_per_byte))
+        if len(self._late) == 1:
+            self._send_late()
+
+    def _send_late(self) -> None:
+        while self._late and not self.closed:
+            data, seconds_per_byte = self._late.popleft()
+            count = 1 if seconds_per_byte else len(data)
+            self.outgoing += data[:count]
             self.port.loop.flush(self)
+            if len(data) > count:
+                self._late.appendleft((data[count:], seconds_per_byte))
+                self.after(seconds_per_byte, self._send_late)
+                return
 
     def reset(self) -> None:
         """Close with RST."""

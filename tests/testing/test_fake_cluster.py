@@ -186,6 +186,25 @@ def test_late_and_dripping_answers_do_not_hold_up_others(
     assert client.read(5).code == 0  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("through_a_proxy", [False, True])
+def test_what_is_answered_meanwhile_comes_after_the_bytes_that_drip(
+    cluster: FakeCluster, through_a_proxy: bool
+) -> None:
+    broker = cluster.brokers[0]
+    with FaultProxy(broker.address) as proxy:
+        client = Client(proxy.address if through_a_proxy else broker.address)
+        (proxy if through_a_proxy else broker).on_send(Drip(0.2), times=2)
+        bodies = (b"one", b"two", b"three")
+        client.socket.sendall(b"".join(encode_frame(send(body=body)) for body in bodies))
+        answers = [client.read(30) for _ in bodies]
+    assert [one and one.code for one in answers] == [0, 0, 0]
+
+
+def test_a_rule_for_no_request_is_none(cluster: FakeCluster, client: Client) -> None:
+    cluster.brokers[0].on_send(Answer(2, "busy"), times=0)
+    assert client.ask(send()).code == 0  # type: ignore[union-attr]
+
+
 def test_freeze_takes_bytes_and_thaw_handles_them(cluster: FakeCluster, client: Client) -> None:
     cluster.brokers[0].freeze()
     client.socket.sendall(encode_frame(send()))
