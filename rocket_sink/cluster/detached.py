@@ -207,7 +207,12 @@ def _load(folder: Path) -> ClusterState | None:
         return ClusterState(folder, nodes=nodes, **plain)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise ClusterError(
+            f"{file} cannot be read: {error.strerror}; the cluster is that of another user, who may"
+            " end it: name another home."
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterError(
             f"{file} cannot be read ({error}): end the cluster's Java processes by hand if there "
             "are any, and delete the file."

@@ -158,3 +158,14 @@ def test_what_a_running_cluster_does_not_have_is_told(
     up(tmp_path, 1, version="5.3.3", queues=8, progress=told.append)
     assert len(told) == 2
     assert "4 queues each and TLS disabled" in told[0]
+
+
+def test_the_state_file_of_another_user_is_not_to_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ClusterError, match=r"cannot be read: Permission denied.*another user"):
+        status(tmp_path)

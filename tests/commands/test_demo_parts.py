@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -233,6 +234,13 @@ class TestFolder:
         with pytest.raises(ConfigurationError, match=r"thesis\.tex"):
             _prepare(tmp_path)
         assert (tmp_path / "thesis.tex").exists()
+
+    def test_a_folder_that_may_not_be_written_to_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
+        with pytest.raises(ConfigurationError, match="may not be written to; name another"):
+            _prepare(tmp_path)
 
     def test_leavings_of_an_earlier_demo_are_removed(self, tmp_path: Path) -> None:
         (tmp_path / "ledger").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -89,6 +90,17 @@ def test_a_missing_ledger(tmp_path: Path, path: str) -> None:
     where = str(tmp_path) if path == "none" else (tmp_path / "x").as_uri()
     done = report("--ledger", where, code=1)
     assert done.err == f"rocket-sink: there is no ledger in {where}: check the path\n"
+
+
+@pytest.mark.parametrize("closed", ["", "_delta_log"])
+def test_a_ledger_of_another_user(
+    ledger: str, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of root, by whom tests may run, all may be read."""
+    folder = Path(ledger, closed)
+    monkeypatch.setattr("os.access", lambda path, mode: mode == os.F_OK or Path(path) != folder)
+    done = report("--ledger", ledger, code=1)
+    assert done.err.endswith(f"cannot be read: this user may not look into {folder}\n")
 
 
 @pytest.mark.parametrize("defect", ["garbage", "empty", "no commit", "no files"])

@@ -129,7 +129,7 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
     starts: the address and the keys of a store may be known to the session alone.
 
     Raises:
-        LedgerError: the path has neither a table nor a spool.
+        LedgerError: the path has neither a table nor a spool, or this user may not read them.
     """
     from rocket_sink.ledger.path import LOG_FOLDER, SPOOL, is_remote, resolve_path
 
@@ -138,6 +138,12 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
 
     place = resolve_path(path)
     if place.is_local:
+        for folder in (Path(place.root, part) for part in ("", LOG_FOLDER, SPOOL)):
+            if os.access(folder, os.F_OK) and not os.access(folder, os.R_OK | os.X_OK):
+                raise LedgerError(
+                    f"the ledger {path} cannot be read: this user may not look into {folder}",
+                    path=path,
+                )
         found = any(Path(place.root, part).is_dir() for part in (LOG_FOLDER, SPOOL))
     elif place.problem:
         return

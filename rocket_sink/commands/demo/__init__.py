@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import tempfile
@@ -106,6 +107,8 @@ def _prepare(out: Path | None) -> Path:
         raise ConfigurationError(
             f"--out: cannot make the folder {folder}: {error.strerror}; name one that may be made"
         ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--out: {folder} may not be written to; name another folder")
     others = [entry.name for entry in folder.iterdir() if entry.name not in _PARTS]
     if others:
         raise ConfigurationError(
