@@ -301,6 +301,8 @@ def resolve_jars(
     `progress` gets lines of text during a fetch. Raises ClusterError when they cannot be fetched,
     or when a digest differs from the lock file's.
     """
+    if not re.fullmatch(r"\d+(\.\d+)+([.-]\w+)*", version):
+        raise ClusterError(f"{version!r} is no version of RocketMQ, as {DEFAULT_VERSION} is one.")
     base = cache_folder(cache)
     folder = base / f"rocketmq-{version}"
     cached = _cached(folder)

@@ -113,3 +113,13 @@ def test_a_failure_of_ivy_has_its_last_lines(tmp_path: Path) -> None:
     run = jars.IvyRun(Java(tmp_path / "java", 17, "test"), tmp_path / "work", lambda: None)
     with pytest.raises(ClusterError, match=r"(?s)exit code 3.*unknown host"):
         run.fetch(ARTIFACTS, tmp_path, 2)
+
+
+@pytest.mark.parametrize("version", ["latest", "v5.5.0", "5", "5.5.0 ", "5.5.0/../x", "../../x"])
+def test_what_is_no_version_is_not_asked_for(
+    version: str, tmp_path: Path, registry: FakeRegistry
+) -> None:
+    """It may be a path, too, and the network is not what is wrong."""
+    with pytest.raises(ClusterError, match="is no version of RocketMQ"):
+        jars.resolve_jars(version, cache=tmp_path / "cache", java=JAVA)
+    assert not registry.rounds and not list(tmp_path.iterdir())
