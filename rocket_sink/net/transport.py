@@ -36,6 +36,7 @@ frozen process still does."""
 _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
+_ONLY_TLS: Final = "; it had sent nothing: where it speaks TLS only, set tlsMode"
 _NO_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -146,11 +147,16 @@ class Transport:
             return None
         except OSError as error:
             self._check_refusal(error)
-            raise StreamEnded(f"reading failed: {_text(error)}") from error
-        self._heard = True
+            raise StreamEnded(f"reading failed: {_text(error)}{self._only_tls}") from error
         if not data:
-            raise StreamEnded("the peer closed the connection")
+            raise StreamEnded(f"the peer closed the connection{self._only_tls}")
+        self._heard = True
         return data
+
+    @property
+    def _only_tls(self) -> str:
+        # RocketMQ's server closes so with tlsMode enforcing (HandshakeHandler).
+        return "" if self._heard or self._tls is not None else _ONLY_TLS
 
     def _read_alert(self) -> None:
         """After a failed write: read the alert with the reason, if there is one."""

@@ -17,6 +17,7 @@ from rocket_sink.errors import (
     ConnectError,
     OptionError,
     RemoteProtocolError,
+    SendError,
     TlsError,
     TlsRefusedError,
     UnknownHostError,
@@ -440,6 +441,12 @@ def plain():
 
 ENDS = [close_at_once, close_after_reading, reset_after_reading]
 ANSWERS = [greet, answer_http, answer_rocketmq, answer_one_byte]
+
+
+@pytest.mark.parametrize("act", [close_after_reading, reset_after_reading])
+def test_who_closes_without_an_answer_may_speak_tls_only(plain, act):
+    with pytest.raises(SendError, match="speaks TLS only, set tlsMode"):
+        ask(plain(act))
 
 
 @pytest.mark.parametrize("act", ENDS + ANSWERS)

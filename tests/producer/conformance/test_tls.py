@@ -102,7 +102,7 @@ def test_c66_a_certificate_of_another_name(requiring):
 
 def test_c66_plain_text_where_it_may_be_and_where_not(requiring, enforcing):
     assert send(requiring) == "SEND_OK"
-    with pytest.raises(SendError):
+    with pytest.raises(SendError, match="speaks TLS only, set tlsMode"):
         send(enforcing)
 
 
