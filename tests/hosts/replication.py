@@ -18,7 +18,7 @@ from typing import Any
 
 from rocket_sink.cluster import DEFAULT_VERSION, Broker, NameServer, admin
 from rocket_sink.cluster.probe import Probe, ProbeFailed
-from rocket_sink.errors import RocketSinkError
+from rocket_sink.errors import ClusterError, RocketSinkError
 from rocket_sink.producer.admin.admin import Admin
 from tests.hosts import load, nodes, tables
 from tests.hosts.bed import Bed
@@ -213,10 +213,14 @@ class Controlled(Replicas):
         """Both replicas are in the sync state set, as the admin tool says."""
 
         def both() -> bool:
-            said = admin(
-                self.name_server, "getSyncStateSet", "-a", self._controller, "-b", "broker-a",
-                version=self.version,
-            )  # fmt: skip
+            try:
+                said = admin(
+                    self.name_server, "getSyncStateSet", "-a", self._controller, "-b", "broker-a",
+                    version=self.version,
+                )  # fmt: skip
+            except ClusterError:
+                # On a busy machine the tool's own wait for the controller's answer may be over.
+                return False
             return said.partition("#NotInSyncReplica")[0].count("InSyncReplica:") == 2
 
         _until(both, "the replicas do not come into sync")
