@@ -197,6 +197,22 @@ ROUTING: tuple[Defect, ...] = (
 
 NET: tuple[Defect, ...] = (
     Defect(
+        "broken-connection-used",
+        "rocket_sink/net/client.py",
+        "if channel is not None and channel.connection.state is not ConnectionState.OPEN:",
+        "if False:",
+        ("tests/net/test_client.py",),
+        "a topic's route is never looked up again after a name server's garbage",
+    ),
+    Defect(
+        "given-up-is-lost-connection",
+        "rocket_sink/net/channel.py",
+        "if written and isinstance(cause, NotSentError) and not",
+        "if False and not",
+        ("tests/producer/engine/test_outcomes.py",),
+        "the report says to start a broker that runs",
+    ),
+    Defect(
         "dropped-answers-waited-for",
         "rocket_sink/producer/engine/stored_check.py",
         "                channel.connection.hasten(attempt)\n",
@@ -254,6 +270,22 @@ NET: tuple[Defect, ...] = (
 )
 
 PRODUCER = (
+    Defect(
+        "full-table-isolates-nobody",
+        "rocket_sink/producer/engine/shared_state.py",
+        "        if len(items) == _FAULTS:\n",
+        "        if len(items) > _FAULTS:\n",
+        ("tests/producer/engine/test_shared_state.py",),
+        "with 512 isolated topics no broker is isolated any more",
+    ),
+    Defect(
+        "namespace-not-measured",
+        "rocket_sink/producer/request_builder.py",
+        "        check_topic_once(topic)\n",
+        "        pass\n",
+        ("tests/producer/test_namespace.py",),
+        "each message of a name that is too long goes to all brokers",
+    ),
     Defect(
         "unknown-outcome-forgotten",
         "rocket_sink/producer/engine/response_handler.py",
@@ -970,6 +1002,22 @@ SPARK: tuple[Defect, ...] = (
 
 COMMANDS: tuple[Defect, ...] = (
     Defect(
+        "cut-start-is-running",
+        "rocket_sink/cluster/detached.py",
+        "        return self.ready and all(node.alive for node in self.nodes)\n",
+        "        return all(node.alive for node in self.nodes)\n",
+        ("tests/cluster/test_detached.py::test_a_start_that_was_cut_short_is_no_running_cluster",),
+        "cluster up says that a name server without brokers is the cluster",
+    ),
+    Defect(
+        "later-queues-not-followed",
+        "rocket_sink/commands/tail.py",
+        "        if follow and time.monotonic() - asked_s >= every_s:\n",
+        "        if False:\n",
+        ("tests/commands/test_tail.py::test_a_queue_that_comes_later_is_followed_too",),
+        "tail shows half of the messages, in silence",
+    ),
+    Defect(
         "a-backfill-for-refused-rows",
         "rocket_sink/commands/common/stream_run.py",
         ' for reason, n in self.pending.items() if reason != "data"}\n',
@@ -1083,6 +1131,14 @@ VALUES: tuple[Defect, ...] = (
 )
 
 TESTING: tuple[Defect, ...] = (
+    Defect(
+        "rule-for-none-for-ever",
+        "rocket_sink/testing/script.py",
+        "        if times == 0:\n",
+        "        if times == -1:\n",
+        ("tests/testing/test_fake_cluster.py::test_a_rule_for_no_request_is_none",),
+        "a test's broker fails each request where none was to",
+    ),
     Defect(
         "thaw-forgets",
         "rocket_sink/testing/server.py",
