@@ -308,10 +308,11 @@ class Channel:
 
     def _lost(self, cause: Exception, reason: str, *, written: bool) -> SendError:
         error: SendError
-        if written and isinstance(cause, NotSentError) and not isinstance(cause, TlsError):
+        may_be_stored = written and not isinstance(cause, TlsError)
+        if may_be_stored and isinstance(cause, NotSentError):
             # Not for the broker's sake: the sender ends, and awaits no answer.
             error = UnknownOutcomeError(f"given up before {self.address} answered")
-        elif written and not isinstance(cause, TlsError):
+        elif may_be_stored:
             error = ConnectionLostError(f"the connection to {self.address} ended: {reason}")
         elif isinstance(cause, NotSentError):
             # One each: callers add facts of their message.

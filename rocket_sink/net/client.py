@@ -188,7 +188,7 @@ class NetworkClient:
             # Called for an answer that came before what broke the protocol: the channel is about
             # to end, but can take nothing any more.
             self.drain(channel, now_s)
-            channel = None
+            return self._open(address, now_s)
         if channel is not None and not channel.connection.in_flight:
             idle_s = now_s - channel.used_s
             if idle_s > self._max_idle_s:

@@ -103,6 +103,10 @@ class FaultItem:
     announced_s: float = 0.0
     """The end of isolation that was last reported."""
 
+    def is_available(self, now_s: float) -> bool:
+        """It is not isolated (Java: FaultItem.isAvailable)."""
+        return not now_s < self.start_s  # another process's table may hold NaN: no isolation
+
 
 class FaultStore(Protocol):
     """Storage of the table; values are replaced whole."""
@@ -216,27 +220,34 @@ class LatencyFaultTolerance:
         self.store.put(name, FaultItem(name, 0.0, until_s, announced_s=until_s))
         return Isolation(broker_name, cause, 0.0, now_s, until_s, topic=topic)
 
-    def isolated_topics(self, items: Iterable[FaultItem], now_s: float) -> set[tuple[str, str]]:
-        """Of the store's items, each topic and broker on which it is isolated now. Those that were
-        are forgotten: there are many topics, and a shared store is small."""
-        found = set()
-        for item in items:
+    def view(self, now_s: float) -> tuple[set[str], set[str], set[tuple[str, str]]]:
+        """The brokers that are isolated now, those that are not reachable, and each topic and
+        broker on which it is isolated. Topics that no longer are get forgotten: there are many, and
+        a shared store is small."""
+        isolated, unreachable, pairs = set[str](), set[str](), set[tuple[str, str]]()
+        for item in self.store.items():
             topic, separator, broker_name = item.broker_name.partition(_PAIR)
-            if separator and now_s < item.start_s:
-                found.add((topic, broker_name))
-            elif separator:
+            available = item.is_available(now_s)
+            if separator and available:
                 self.store.remove(item.broker_name)
-        return found
+            elif separator:
+                pairs.add((topic, broker_name))
+            else:
+                if not available:
+                    isolated.add(item.broker_name)
+                if not item.reachable:
+                    unreachable.add(item.broker_name)
+        return isolated, unreachable, pairs
 
     def is_available(self, name: str, now_s: float, topic: str | None = None) -> bool:
         """Neither the broker nor the topic on it is isolated now."""
         item = self.store.get(name)
-        if item is not None and now_s < item.start_s:
+        if item is not None and not item.is_available(now_s):
             return False
         if topic is None:
             return True
         pair = self.store.get(topic + _PAIR + name)
-        return pair is None or now_s >= pair.start_s
+        return pair is None or pair.is_available(now_s)
 
     def is_reachable(self, name: str) -> bool:
         """The broker answered its last request, or a later probe."""
@@ -250,7 +261,9 @@ class LatencyFaultTolerance:
         dead broker the fastest one; here unreachable brokers come last.
         """
         items = [self.store.get(name) or FaultItem(name) for name in names]
-        items.sort(key=lambda i: (now_s < i.start_s, not i.reachable, i.latency_ms, i.start_s))
+        items.sort(
+            key=lambda i: (not i.is_available(now_s), not i.reachable, i.latency_ms, i.start_s)
+        )
         return {item.broker_name for item in items[: max(len(items) // 2, 1)]}
 
     def remove(self, name: str) -> None:

@@ -263,12 +263,10 @@ def time_value(
         return found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
     except ValueError:
         pass
-    try:
-        back = dt.timedelta(seconds=int(value[:-1]) * _SECONDS[value[-1:]])
-        if value[:-1].isdigit():
-            return dt.datetime.now(dt.timezone.utc) - back
-    except (KeyError, ValueError, OverflowError):
-        pass
+    if back := re.fullmatch(r"(\d+)([smhd])", value):
+        with contextlib.suppress(ValueError, OverflowError):  # too many digits, or too long ago
+            seconds = int(back[1]) * _SECONDS[back[2]]
+            return dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=seconds)
     raise click.BadParameter(
         f"{value!r} is neither a time as 2026-01-31T12:00 nor a duration as 90m"
     )

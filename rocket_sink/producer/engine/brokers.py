@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -156,9 +156,9 @@ class Brokers:
                 profile.latency_max_ms, profile.not_available_ms, strict=True) if duration),
             default=float("inf"),
         )  # fmt: skip
-        self._isolated: frozenset[str] = frozenset()
-        self._unreachable: frozenset[str] = frozenset()
-        self._pairs: frozenset[tuple[str, str]] = frozenset()
+        self._isolated: Set[str] = frozenset()
+        self._unreachable: Set[str] = frozenset()
+        self._pairs: Set[tuple[str, str]] = frozenset()
         self._viewed_s = float("-inf")
         self.any_suspect = False
         self.all_well = True
@@ -195,11 +195,7 @@ class Brokers:
         if not self.enabled or now_s - self._viewed_s < VIEW_S:
             return
         self._viewed_s = now_s
-        items = self.table.store.items()
-        plain = [item for item in items if "\x00" not in item.broker_name]
-        self._isolated = frozenset(i.broker_name for i in plain if now_s < i.start_s)
-        self._unreachable = frozenset(i.broker_name for i in plain if not i.reachable)
-        self._pairs = frozenset(self.table.isolated_topics(items, now_s))
+        self._isolated, self._unreachable, self._pairs = self.table.view(now_s)
         self._sum_up()
 
     def _sum_up(self) -> None:
