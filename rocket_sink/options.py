@@ -72,7 +72,7 @@ class SinkOptions:
     retry_another_broker_when_not_store_ok: bool = option("retryAnotherBrokerWhenNotStoreOK", Kind.BOOLEAN, False, _S, "send a degraded message again (doubles it)", java="retryAnotherBrokerWhenNotStoreOK")
     retry_backoff_ms: int = option("retryBackoffMs", Kind.MILLISECONDS, 50, _S, "first wait after a busy answer, doubled each time, with jitter", low=1)
     retry_backoff_max_ms: int = option("retryBackoffMaxMs", Kind.MILLISECONDS, 1000, _S, "longest wait after a busy answer", low=1)
-    max_in_flight: int = option("backPressureForAsyncSendNum", Kind.INTEGER, 1024, _S, "most requests in flight; sends block above", low=1, aliases=("maxInFlight",), java="backPressureForAsyncSendNum")
+    max_in_flight: int = option("backPressureForAsyncSendNum", Kind.INTEGER, 2048, _S, "most requests in flight; sends block above", low=1, aliases=("maxInFlight",), java="backPressureForAsyncSendNum")
     max_in_flight_bytes: int = option("backPressureForAsyncSendSize", Kind.BYTES, 16_777_216, _S, "most bytes in flight; sends block above", low=1024, java="backPressureForAsyncSendSize")
     max_messages_per_second: int = option("maxMessagesPerSecond", Kind.INTEGER, 0, _S, "most messages per second over all tasks of a write, each task keeping its part (see rateTasks); 0: no limit", low=0)
     max_bytes_per_second: int = option("maxBytesPerSecond", Kind.BYTES, 0, _S, "most body bytes per second over all tasks of a write, each task keeping its part (see rateTasks); 0: no limit", low=0)

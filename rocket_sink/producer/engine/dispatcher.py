@@ -30,8 +30,6 @@ from rocket_sink.routing.selectors import QueueChooser, selector_named
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
 from rocket_sink.wire.codes import version_name
 
-_PARTS: Final = 4
-"""Groups that a busy broker's window has room for."""
 _JOINED_BYTES: Final = 2048
 """Below this copying a body costs less than one more buffer in the gathered write."""
 
@@ -124,10 +122,11 @@ class Dispatcher:
             raise NoRouteError(f"broker {target.home} has no master now", topic=request.topic)
         if not oneway:
             broker = target.broker
-            if broker.window is not None and broker.room < attempt.requests:
+            requests = attempt.requests
+            if broker.window is not None and broker.room_for(requests) < requests:
                 return Wait.BROKER
-            broker.in_flight += attempt.requests
-            self._brokers.total_in_flight += attempt.requests
+            broker.in_flight += requests
+            self._brokers.total_in_flight += requests
             attempt.broker, attempt.handed_s = broker, now_s
         if request.least_version and not self._is_new_enough(attempt):
             return Wait.VERSION
@@ -154,14 +153,6 @@ class Dispatcher:
         return attempt_deadline(
             now_s, attempt.deadline_s, left, limits.attempt_cap_s, ordering=attempt.ordering
         )
-
-    def group_limit(self, attempt: SendAttempt) -> int:
-        """Most messages of each part of a group whose broker is busy; 0: it needs no parting."""
-        window = attempt.target.broker.window if attempt.target is not None else None
-        if window is None:
-            return 0
-        most = max(1, int(window.limit) // _PARTS)
-        return most if attempt.requests > most else 0
 
     # --- a queue -----------------------------------------------------------------------------
 

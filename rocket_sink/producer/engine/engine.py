@@ -467,9 +467,10 @@ class SendEngine:
             if wait is Wait.VERSION:
                 until_s = self._dispatcher.unsent_deadline_s(attempt, now_s)
                 self._query_version(attempt, until_s, now_s)
-            elif wait is Wait.BROKER and (most := self._dispatcher.group_limit(attempt)):
+            elif wait is Wait.BROKER and (room := _room_for(attempt)):
                 assert isinstance(attempt, GroupAttempt)
-                to_send += attempt.split(most)
+                part, others = attempt.split(room)
+                to_send += (others, part)
                 empty = Completion(attempt.request.token, Outcome.ACKED, None, None)
                 self._complete(attempt, empty, now_s)
             elif wait is not None:
@@ -577,3 +578,8 @@ class SendEngine:
                 self.client.fail(channel, error.copy(), now_s)
         self._settle(now_s)
         handler.stopping = False
+
+
+def _room_for(attempt: SendAttempt) -> int:
+    """How many of its requests may go to its busy broker now; 0: it waits."""
+    return attempt.target.broker.room_for(attempt.requests) if attempt.target is not None else 0

@@ -125,11 +125,10 @@ class GroupAttempt(SendAttempt):
         """Attempts of all messages that are open."""
         return [self.leave(index) for index in np.flatnonzero(self._open).tolist()]
 
-    def split(self, most: int) -> list[SendAttempt]:
-        """Attempts of at most so many messages each, which nothing was sent of."""
+    def split(self, count: int) -> tuple[SendAttempt, SendAttempt]:
+        """Attempts of the first so many messages, and of the others; nothing of it was sent."""
         assert self.is_whole
-        starts = range(0, self.size, most)
-        return [self.leave(start, min(start + most, self.size)) for start in starts]
+        return self.leave(0, count), self.leave(count, self.size)
 
     def first_answer(self) -> SendAnswer | None:
         """One of the answers that `take_stored` gives next; None: there are none."""

@@ -140,13 +140,13 @@ class WaitingRequests:
 
     def _unthrottled(self, broker: Broker, now_s: float) -> list[SendAttempt]:
         """Those that a busy broker has places for."""
-        room, line, due = broker.room, self._throttled.pop(broker), []
+        taken, line, due = 0, self._throttled.pop(broker), []
         kept = deque[SendAttempt]()
         for attempt in line:
             if now_s >= attempt.deadline_s:
                 due.append(attempt)
-            elif room >= attempt.requests or not (broker.in_flight or due):
-                room -= attempt.requests
+            elif room := broker.room_for(attempt.requests, taken):
+                taken += room
                 due.append(attempt)
             else:
                 kept.append(attempt)
