@@ -1225,6 +1225,14 @@ GROUPS: tuple[Defect, ...] = (
         "the messages of a key are stored in another order",
     ),
     Defect(
+        "a-busy-broker-gets-small-groups",
+        "rocket_sink/producer/engine/brokers.py",
+        "        return room if 2 * room >= limit else 0\n",
+        "        return min(room, max(1, limit // 4)) if room > 0 else 0\n",
+        ("tests/task/test_groups.py::test_parts_of_a_group_are_as_large_as_a_busy_brokers_window",),
+        "senders take twice the CPU for each message, just when the brokers are busy",
+    ),
+    Defect(
         "escapes-escaped",
         "rocket_sink/wire/columns/single_frames.py",
         'key=lambda byte: byte != ord("\\\\")',
