@@ -1226,7 +1226,7 @@ GROUPS: tuple[Defect, ...] = (
     ),
     Defect(
         "a-busy-broker-gets-small-groups",
-        "rocket_sink/producer/engine/brokers.py",
+        "rocket_sink/routing/rate_limit.py",
         "        return room if 2 * room >= limit else 0\n",
         "        return min(room, max(1, limit // 4)) if room > 0 else 0\n",
         ("tests/task/test_groups.py::test_parts_of_a_group_are_as_large_as_a_busy_brokers_window",),

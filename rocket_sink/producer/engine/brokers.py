@@ -58,26 +58,11 @@ class Broker:
         self.window: AimdWindow | None = None
         """Set from the first busy answer until it has grown to the engine's own."""
 
-    @property
-    def has_room(self) -> bool:
-        return self.window is None or self.window.has_room(self.in_flight)
-
     def room_for(self, requests: int, taken: int = 0) -> int:
-        """How many of a group's requests it has places for now; 0: the group waits.
-
-        Not less than half of its window: in quarters of it a message took twice the CPU, and
-        sixteen senders beside the brokers left these two thirds of the rate.
-
-        Args:
-            taken: places for others that go before.
-        """
+        """As `AimdWindow.room_for`, behind others for which `taken` places are; all without one."""
         if self.window is None:
             return requests
-        limit = int(self.window.limit)
-        room = limit - self.in_flight - taken
-        if room >= requests:
-            return requests
-        return room if 2 * room >= limit else 0
+        return self.window.room_for(requests, self.in_flight + taken)
 
     def busy(self, sent_s: float, now_s: float) -> None:
         """It has said that it is busy, to a request that is still counted as in flight."""
@@ -242,7 +227,7 @@ class Brokers:
         return 3 if self.overloaded(broker) else 2 * broker.silent or int(broker.suspect)
 
     def overloaded(self, broker: Broker) -> bool:
-        if broker.window is not None and not broker.has_room:
+        if broker.window is not None and not broker.window.has_room(broker.in_flight):
             return True
         if broker.in_flight <= FREE_IN_FLIGHT:
             return False
