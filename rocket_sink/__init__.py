@@ -74,7 +74,16 @@ def __getattr__(name: str) -> Any:
         module = _MODULES[name]
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(module), name)
+    try:
+        value = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        from rocket_sink.errors import MissingPackageError
+
+        raise MissingPackageError(
+            f"{name} needs the package {error.name}, which is not installed here: pip install "
+            "rocket-sink brings the packages that it needs, --no-deps or a zip file does not",
+            package=error.name,
+        ) from error
     globals()[name] = value
     return value
 

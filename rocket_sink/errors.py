@@ -98,6 +98,15 @@ class ConfigurationError(RocketSinkError):
     code = "CONFIGURATION"
 
 
+class MissingPackageError(ConfigurationError, ImportError):
+    """A package that this feature needs is not installed; the text says how to install it.
+
+    Facts: `package` (str), the name to import.
+    """
+
+    code = "MISSING_PACKAGE"
+
+
 class OptionError(ConfigurationError):
     """An option is unknown, missing, or outside its range."""
 

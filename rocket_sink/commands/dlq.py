@@ -87,7 +87,7 @@ def list_letters(query: DlqQuery | None, as_json: bool) -> None:
     """Show a group's dead letters, the oldest first, or count those of all groups."""
     from rocket_sink.producer.admin import dlq as dead_letters
     from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.spark.backfill.dlq_export import row
+    from rocket_sink.task.dlq_export import row
 
     with Admin(resolved_options()) as admin:
         if query is None:
@@ -128,7 +128,7 @@ def export(query: DlqQuery, ledger: str | None, out: str | None, as_json: bool) 
         check_writable(Path(out))
     from rocket_sink.producer.admin import dlq as dead_letters
     from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.spark.backfill.dlq_export import to_file, to_ledger
+    from rocket_sink.task.dlq_export import to_file, to_ledger
 
     with Admin(resolved_options()) as admin:
         found = dead_letters.read(admin, query)

@@ -138,7 +138,6 @@ def show_view(
     A condition given by --where is Spark's SQL, so Spark reads the ledger then.
     """
     from rocket_sink.ledger import views
-    from rocket_sink.spark.backfill.sources import filtered
 
     named = {"dead-letters": "letters" if all_letters else "pending_letters"}.get(view, view)
     path = absolute(path)
@@ -146,6 +145,8 @@ def show_view(
     if quick := quick_ledger(path, where, fold, *spark.values()):
         rows = views.rows_of(quick.query(views.newest(named, limit)))
     else:
+        from rocket_sink.spark.backfill.sources import filtered
+
         with opened("ledger show", path, **spark) as (session, found):
             fold_and_note(found, session)
             frame = filtered(views.view(found.rows(session), named), where, of="the view's columns")

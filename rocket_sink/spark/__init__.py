@@ -1,1 +1,16 @@
-"""The Spark side: row contract, task body, the three lanes, the listener."""
+"""The Spark lanes: sinks, data source, listener, sessions, backfill.
+
+Raises:
+    MissingPackageError: pyspark is not installed.
+"""
+
+from importlib.util import find_spec
+
+from rocket_sink.errors import MissingPackageError
+
+if find_spec("pyspark") is None:
+    raise MissingPackageError(
+        "this needs Spark, and the package pyspark is not installed: pip install "
+        "'rocket-sink[spark]', or install rocket-sink where your Spark is",
+        package="pyspark",
+    )

@@ -188,7 +188,7 @@ def _sorted(versions: Iterable[str]) -> list[str]:
 def _our_range(package: str) -> SpecifierSet:
     """What our metadata wants of a package."""
     wanted = (Requirement(text) for text in requires("rocket-sink") or ())
-    return next(one.specifier for one in wanted if one.name == package and one.marker is None)
+    return next(one.specifier for one in wanted if one.name == package)
 
 
 def _in_range(package: str) -> list[str]:
@@ -281,7 +281,7 @@ def _environment(minor: str) -> Path:
 def _refusal(python: Path, wanted: Sequence[str], report: Path | None = None) -> str:
     """Why pip refuses rocket-sink with these; empty if it takes them."""
     more = ["--report", str(report)] if report else []
-    return _pip(python, ["--dry-run", "--ignore-installed", *more, ".", *wanted])
+    return _pip(python, ["--dry-run", "--ignore-installed", *more, ".[spark]", *wanted])
 
 
 def _pip(python: Path, arguments: Sequence[str]) -> str:

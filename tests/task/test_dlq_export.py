@@ -13,7 +13,7 @@ from rocket_sink.ledger.spool.files import sealed_files
 from rocket_sink.ledger.spool.stream import read_batches
 from rocket_sink.producer.admin import dlq
 from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.spark.backfill import dlq_export
+from rocket_sink.task import dlq_export
 from rocket_sink.testing import FakeCluster
 
 
