@@ -29,7 +29,7 @@ _SHORT: Final = struct.Struct(">h")
 
 @dataclass(frozen=True)
 class InnerMessage:
-    """One message read from a batch body."""
+    """A message that was read from a batch body."""
 
     flag: int
     body: bytes
@@ -37,7 +37,7 @@ class InnerMessage:
 
 
 def encode_inner(body: bytes, properties: str, flag: int = 0) -> bytes:
-    """One message of a batch body.
+    """Encode a message as a part of a batch body.
 
     Raises:
         MessageError: PROPERTIES_TOO_LARGE.
@@ -98,12 +98,12 @@ def iter_batch(data: bytes | memoryview) -> Iterator[InnerMessage]:
 
 
 def _decode_inner(view: memoryview, at: int) -> tuple[InnerMessage, int]:
-    left = len(view) - at
-    if left < INNER_OVERHEAD_BYTES:
-        raise RemoteProtocolError(f"a batch ends inside a message: {left} bytes are left")
+    remaining = len(view) - at
+    if remaining < INNER_OVERHEAD_BYTES:
+        raise RemoteProtocolError(f"a batch ends inside a message: {remaining} bytes are left")
     size, _, _, flag, body_length = _HEAD.unpack_from(view, at)
-    if not INNER_OVERHEAD_BYTES <= size <= left:
-        raise RemoteProtocolError(f"a message of {size} bytes in a batch with {left} left")
+    if not INNER_OVERHEAD_BYTES <= size <= remaining:
+        raise RemoteProtocolError(f"a message of {size} bytes in a batch with {remaining} left")
     if not 0 <= body_length <= size - INNER_OVERHEAD_BYTES:
         raise RemoteProtocolError(f"a body of {body_length} bytes in a message of {size}")
     body_at = at + _HEAD.size

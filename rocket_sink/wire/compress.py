@@ -53,7 +53,7 @@ class CompressionType(enum.Enum):
 
     @classmethod
     def of_sys_flag(cls, sys_flag: int) -> CompressionType:
-        """By a message's system flag; 0 means zlib, as clients before 4.9.4 write it.
+        """Return the type in a message's system flag; 0 is zlib, as clients before 4.9.4 write it.
 
         Raises:
             RemoteProtocolError: a number without a type.
@@ -79,8 +79,8 @@ def compress(body: bytes, kind: CompressionType, level: int = DEFAULT_LEVEL) -> 
     if kind is CompressionType.ZLIB:
         return zlib.compress(body, level)
     if kind is CompressionType.LZ4:
-        # As Java's LZ4FrameOutputStream: no level, blocks of 4 MiB (fewer bytes where the body is
-        # shorter) that do not depend on each other. The library's default links them.
+        # Java's LZ4FrameOutputStream has no level and writes independent blocks of 4 MiB (or of the
+        # body's size, if smaller). The library links blocks by default.
         lz4 = _library("lz4.frame")
         size = lz4.BLOCKSIZE_MAX4MB
         return bytes(lz4.compress(body, block_size=size, block_linked=False))

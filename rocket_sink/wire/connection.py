@@ -1,4 +1,4 @@
-"""One client connection as a state machine: opaque ids, the request table, deadlines.
+"""A client connection as a state machine: opaque ids, the request table, deadlines.
 
 The caller owns the socket and the clock. It writes the heads that the `send_*` methods return (the
 bodies follow, uncopied), reports when the last byte of a request is written (`mark_written`),
@@ -95,8 +95,10 @@ class Lost(NamedTuple):
 
 
 class Pending:
-    """One request in flight, or a group of them, as the request table keeps it; `settled` once it
-    has left."""
+    """A request in flight, or a group of requests, in the request table.
+
+    `settled` is true once it has left the table.
+    """
 
     __slots__ = (
         "count", "deadline_s", "grouped", "latest_s", "opaque", "sent_s", "settled", "token",
@@ -249,10 +251,10 @@ class Connection:
     def open_group(
         self, count: int, *, deadline_s: float, token: object, latest_s: float = float("-inf")
     ) -> int:
-        """As `open_request` for `count` requests with consecutive ids; returns the first one.
+        """Open `count` requests with consecutive opaque ids; return the first id.
 
-        They have one token, deadline and end: what is not answered by then comes back once, as one
-        `Expired` or `Lost`.
+        The requests share a token, a deadline and an end: those without an answer at the deadline
+        come back once, as one `Expired` or `Lost`.
         """
         self._check_open()
         first = self._opaques.take_range(count, self._pending)
@@ -441,9 +443,9 @@ class Connection:
         return True
 
     def close(self) -> list[Lost]:
-        """End the connection; everything in flight comes back once. Closing twice is nothing."""
-        left = dict.fromkeys(self._pending.values())
-        lost = [Lost(one.token, one.written, one.grouped) for one in left]
+        """End the connection; return what was in flight, once. A second call returns nothing."""
+        requests = dict.fromkeys(self._pending.values())
+        lost = [Lost(request.token, request.written, request.grouped) for request in requests]
         self._pending.clear()
         self._in_groups = 0
         self._unwritten.clear()
@@ -488,7 +490,7 @@ class Connection:
             del self._pending[pending.opaque]
             return True
         self._in_groups -= pending.count
-        for opaque in [opaque for opaque, one in self._pending.items() if one is pending]:
+        for opaque in [id_ for id_, entry in self._pending.items() if entry is pending]:
             del self._pending[opaque]
         return True
 

@@ -52,7 +52,7 @@ _SHAPED_BYTES: Final = 1024
 _AT_ONCE: Final = 16
 """Fewer answers are read one by one for less."""
 _SHAPES: Final = 8
-"""Most patterns learned per stream; headers that change more often are parsed in full."""
+"""Patterns that a stream may learn; headers that change more often are parsed in full."""
 
 
 class NeedData(enum.Enum):
@@ -195,9 +195,9 @@ class FrameReader:
     def _read(self, kind: int, header: bytes) -> Frame:
         if kind == _JSON:
             if self._shape is not None:
-                seen = self._shape.read(header)
-                if seen is not None:
-                    return seen
+                answer = self._shape.read(header)
+                if answer is not None:
+                    return answer
             if self._plain_shape is not None:
                 plain = self._plain_shape.read(header)
                 if plain is not None:

@@ -55,7 +55,7 @@ class Limits:
     remark_chars: int = 2048
     """A longer remark is cut, not refused."""
     body_bytes: int = 8 * 1024 * 1024
-    """One stored message's body after inflation."""
+    """Largest body of a stored message after inflation."""
     answer_bytes: int = 64 * 1024 * 1024
     """Memory for the decoded messages of one answer that is read whole (a look-up)."""
     poll_bytes: int = 16 * 1024 * 1024
@@ -70,7 +70,7 @@ DEFAULT_LIMITS: Final = Limits()
 
 @dataclass(slots=True)
 class Frame:
-    """One command; `ext` holds its header fields as text.
+    """A command of the remoting protocol; `ext` holds its header fields as text.
 
     Not frozen, which would triple the cost of making one; still, only its creator changes it.
     `body` is None when there is none, never empty. `language` and `code` may be unknown numbers.
@@ -362,7 +362,7 @@ def _decode_common(match: re.Match[bytes], limits: Limits, ids: str | None) -> F
 
 
 def decode_any_json_header(header: bytes, limits: Limits) -> Frame:
-    """As `decode_json_header`, for headers in any shape."""
+    """Decode a JSON header by a whole parse; `decode_json_header` knows only the usual shape."""
     fields = load_json(header, max_depth=limits.json_depth, what="the header")
     if not isinstance(fields, dict):
         raise RemoteProtocolError("the header is not a JSON object")

@@ -38,7 +38,7 @@ CLUSTER: Final = "CLUSTER"
 """Set by brokers in every stored message."""
 
 ENCODED_LIMIT: Final = PROPERTIES_MAX_BYTES - PROPERTIES_HEADROOM_BYTES
-"""Most UTF-8 bytes of one message's properties; the rest is for those that brokers add."""
+"""Limit of a message's properties in UTF-8 bytes; brokers need the remainder for their own."""
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> str:
@@ -49,7 +49,7 @@ def encode_properties(properties: Mapping[str, str | None]) -> str:
     """
     pairs = [f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None]
     text = "".join(pairs)
-    # Each pair has one of each: a higher sum means a separator inside a name or value.
+    # A pair has one separator of each kind; more of them stand inside a name or a value.
     if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs) or "" in properties:
         raise _unencodable(properties)
     return text

@@ -57,7 +57,7 @@ def send_message_v2(
     default_topic_queue_nums: int = 4,
     unit_mode: bool = False,
 ) -> Frame:
-    """One message, or a batch (batch.py), in the one-letter fields of SendMessageRequestHeaderV2.
+    """Make the request that sends a message or a batch (SendMessageRequestHeaderV2).
 
     `properties` is wire text; those of a batch are WAIT alone. Without `body` the caller writes it.
     """

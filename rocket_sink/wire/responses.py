@@ -67,7 +67,7 @@ class SendAnswer(NamedTuple):
     """For a batch the ids of its messages, separated by commas."""
     queue_id: int
     queue_offset: int
-    """Of the first message of a batch; the others follow it."""
+    """The offset of a batch's first message; the other messages follow it."""
     transaction_id: str | None
     region_id: str
     recall_handle: str | None
@@ -106,7 +106,7 @@ class SendAnswers:
         return len(self.opaques)
 
     def take(self, indices: Any) -> SendAnswers:
-        """Some of them, by index array or mask."""
+        """Return the answers that an index array or a mask selects."""
         return SendAnswers(
             self._answer, self._shared, self.opaques[indices], self.queue_ids[indices],
             self.queue_offsets[indices],
@@ -114,7 +114,7 @@ class SendAnswers:
         )  # fmt: skip
 
     def frame(self, index: int) -> SendAnswerFrame:
-        """One of them, as `AnswerShape.read` gives it."""
+        """Return an answer as `AnswerShape.read` does."""
         texts: dict[str, Any] = {
             _FIELD_OF[name]: column[index].decode() for name, column in self.texts.items()
         }
@@ -425,11 +425,11 @@ class PlainAnswers:
         return len(self.opaques)
 
     def take(self, indices: Any) -> PlainAnswers:
-        """Some of them, by index array or slice."""
+        """Return the answers that an index array or a slice selects."""
         return PlainAnswers(self._frame, self.opaques[indices])
 
     def frame(self, index: int) -> Frame:
-        """One of them."""
+        """Return an answer as a frame."""
         return replace(self._frame, opaque=int(self.opaques[index]))
 
 
@@ -457,7 +457,7 @@ class PlainShape:
         return shape if shape.read(header) is not None else None
 
     def read_many(self, frames: npt.NDArray[np.uint8], header_at: int) -> PlainAnswers | None:
-        """As `AnswerShape.read_many`."""
+        """Read several answers of this shape at once; None if the first has another shape."""
         match = self._match(frames[0, header_at:].tobytes())
         if match is None:
             return None

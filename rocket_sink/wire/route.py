@@ -28,8 +28,8 @@ from rocket_sink.wire.headers import (
 )
 
 NAME_MAX_CHARACTERS: Final = 255
-"""Of a broker, cluster or scope. Java has no limit for these names. The default is the host's
-name (BrokerIdentity), which has 255 characters at most."""
+"""Limit of the name of a broker, cluster or scope. Java has none; the default name is the host's
+(BrokerIdentity), which has 255 characters at most."""
 
 
 def checked_name(what: str, name: str) -> str:
@@ -275,5 +275,5 @@ def encode_route(route: TopicRoute, *, legacy_keys: bool = False) -> bytes:
 
 
 def _bare_keys(text: str) -> str:
-    # Only addresses and queue maps have integer keys; no other text matches.
+    # Integer keys stand only in maps of addresses and queues, so no other text matches.
     return re.sub(r'"(\d+)":', r"\1:", text)

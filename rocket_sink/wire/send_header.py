@@ -23,7 +23,7 @@ _SMALL: Final = 8 * 1024 * 1024
 
 
 class HeaderParts(NamedTuple):
-    """What the headers of one queue share, around what differs from message to message.
+    """The parts of a queue's headers that its messages share, around those that differ:
 
     start SYS_FLAG before_flag FLAG before_properties PROPERTIES before_opaque OPAQUE end
     """
@@ -202,7 +202,7 @@ class SendTemplate:
         sys_flag: int = 0,
         flag: int = 0,
     ) -> Frame:
-        """The same request as a frame that may be changed: unsigned, without opaque and body."""
+        """Return the request as a frame that may be changed: unsigned, without opaque and body."""
         frame = send_message_v2(
             queue_id=queue_id,
             born_ms=born_ms,

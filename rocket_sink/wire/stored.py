@@ -48,7 +48,7 @@ _TAIL: Final = struct.Struct(">iqi")
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """One stored message; `body` is inflated, `properties` are decoded.
+    """A stored message; `body` is inflated, `properties` are decoded.
 
     Hosts are `(numeric address, port)`. `sys_flag` is as stored, with the compression bits.
     `torn`: the broker was killed while it wrote the properties; some are missing.

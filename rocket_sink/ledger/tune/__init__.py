@@ -1,1 +1,1 @@
-"""What other settings would have made of the sends that a ledger has recorded."""
+"""Tuning: how other settings would have treated the sends that a ledger has recorded."""

@@ -24,7 +24,7 @@ _NONE: Final = (0.0, 0)
 
 
 class Replayed(NamedTuple):
-    """What a profile made of the attempts.
+    """The result of a profile for the recorded attempts.
 
     `isolations` begun, over all hosts; `isolated_s` their lengths; `moved` messages; `unsent` those
     whose last attempt failed. `latency_ms` of the others, ascending, and `weight`, how many took at
@@ -87,7 +87,7 @@ def replay(attempts: Attempts, profile: FaultProfile | None) -> Replayed:
     last_good: dict[int, tuple[float, float]] = {}
     moved_requests: set[int] = set()
     failed: dict[int, tuple[float, int]] = {}
-    """Of a request whose attempts so far have failed: what they took in ms, its messages."""
+    """Requests whose attempts so far have failed: their duration in ms, and their messages."""
     latencies: list[float] = []
     weights: list[float] = []
     moved = 0
@@ -101,11 +101,11 @@ def replay(attempts: Attempts, profile: FaultProfile | None) -> Replayed:
     for number, (start_s, wait_ms, rtt_ms, group_ms, messages, frames, broker, host, stored,
                  isolates, request) in enumerate(columns):  # fmt: skip
         while ended and ended[0].at_s <= start_s:
-            one = heapq.heappop(ended)
+            attempt = heapq.heappop(ended)
             if tables is not None:
-                tables.ended(one)
-            if not one.isolates:
-                last_good[one.broker] = (one.at_s, one.latency_ms)
+                tables.ended(attempt)
+            if not attempt.isolates:
+                last_good[attempt.broker] = (attempt.at_s, attempt.latency_ms)
         if request in moved_requests:
             continue
         if tables is not None and not tables.available(host, broker, start_s):

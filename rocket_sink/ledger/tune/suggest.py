@@ -27,10 +27,10 @@ _FIRST_CLASSES_MS: Final = (100, 250, 1000, 2000)
 _BETTER: Final = 0.8
 """A candidate is taken when its p99.9 is below so much of the default's."""
 _AS_GOOD: Final = 1.05
-"""Of candidates within so much of the best p99.9 the one that isolates least is taken."""
+"""Factor of the best p99.9 within which the candidate that isolates least is taken."""
 _SUSPECT_MS: Final = (50, 100, 250, 500, 1000, 2000)
 _LATE_SHARE: Final = 0.001
-"""Most of the requests to brokers that are well that may pass `suspectAfterMs`."""
+"""Share of the requests to healthy brokers that may take longer than `suspectAfterMs`."""
 _UNUSUAL: Final = 4.0
 """Times a broker's own p95."""
 _FEW: Final = 10_000
@@ -85,7 +85,7 @@ def tune(
 
 
 def profiles() -> dict[str, FaultProfile | None]:
-    """What is compared: the record, the profiles, and 5.x with its classes moved."""
+    """Return what is compared: the record, the profiles, and 5.x with its classes moved."""
     default = PROFILES["5.x"]
     found: dict[str, FaultProfile | None] = {
         RECORDED: None, DEFAULT: default, "4.x": PROFILES["4.x"]
@@ -98,7 +98,7 @@ def profiles() -> dict[str, FaultProfile | None]:
 
 
 def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
-    """What each value of `suspectAfterMs` would have done to the requests.
+    """Return what each value of `suspectAfterMs` would have done to the requests.
 
     Trouble that is worth a suspicion is a failure, or an answer that took longer than a class that
     isolates and than is usual of its broker; what else comes late is a false alarm.
@@ -216,7 +216,7 @@ def _suspicion_option(figures: Sequence[SuspicionFigures]) -> Iterator[Suggestio
 
 
 def _batches(attempts: Attempts) -> Iterator[Suggestion | str]:
-    """By requests that are batches; and by what waits for the window."""
+    """Suggest sizes of batches, and of the window if requests waited for it."""
     options = SinkOptions()
     batches = attempts.stored & (attempts.frames == 1) & (attempts.messages > 1)
     if batches.any():

@@ -1,4 +1,4 @@
-"""What `tune` finds: candidates beside what was recorded, suggestions, options to paste."""
+"""The result of `tune`: candidates beside the record, suggestions, options to paste."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class Tuning:
     first_at: dt.datetime | None
     last_at: dt.datetime | None
     limited: bool
-    """There are more attempts in the ledger than were read: the newest were."""
+    """The ledger has more attempts than were read; the newest ones were read."""
     candidates: list[Candidate] = field(default_factory=list)
     suspicion: list[SuspicionFigures] = field(default_factory=list)
     suggestions: list[Suggestion] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
-    """What needs no change, and why."""
+    """Options that need no change, with the reason."""
     note: str = ""
     """How far the figures can be trusted; empty: there are enough of them."""
 

@@ -74,7 +74,7 @@ def ints_of(array: pa.Array, null: int) -> Int64s:
 
 
 def as_binary(array: pa.Array) -> pa.Array:
-    """The same buffers with the type binary (or large binary): no copy, no check of UTF-8."""
+    """Return the array as binary (or large binary): no copy, no check of UTF-8."""
     if pa.types.is_string(array.type):
         return array.view(pa.binary())
     if pa.types.is_large_string(array.type):
@@ -108,7 +108,7 @@ Piece: TypeAlias = "bytes | Fixed | pa.Array"
 
 
 def join_pieces(pieces: Sequence[Piece], count: int, nulls: str = "replace") -> pa.Array:
-    """One binary value per row: the row's pieces in order.
+    """Join the pieces of each row, in order, to a binary value per row.
 
     `nulls`: "replace" a null in a column by nothing, or "emit_null". The result is large binary
     when it exceeds 32-bit offsets.
@@ -168,7 +168,7 @@ def _block(run: Sequence[bytes | Fixed], count: int) -> list[bytes | Fixed]:
 
 
 def _shared_by_all(text: bytes, count: int) -> Piece:
-    """As a column: the kernel needs one for the number of rows."""
+    """Repeat `text` in a column: the join kernel takes the number of rows from a column."""
     return np.full(count, np.void(text)) if text else pa.nulls(count, pa.binary())
 
 

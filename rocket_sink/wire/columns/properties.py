@@ -106,8 +106,8 @@ def property_pieces(
     sizes = np.zeros(count, np.int64)
     for name, column in _FIELDS.items():
         if columns[column] is not None or name == WAIT:
-            made, bytes_each = _field(name, columns[column])
-            pieces += made
+            field_pieces, bytes_each = _field(name, columns[column])
+            pieces += field_pieces
             sizes += bytes_each
     return PropertyPieces(tuple(pieces), sizes)
 
@@ -134,7 +134,7 @@ def entries_of(properties: pa.MapArray) -> tuple[pa.Array, pa.Array, Int64s]:
 
 
 def _field(name: str, column: Column) -> tuple[list[Piece], Int64s | int]:
-    """One property's pieces, and its bytes in each row."""
+    """Return the pieces of a property, and its size in bytes in each row."""
     if name == WAIT:
         wait = _wait(column)
         return [wait], len(wait) if isinstance(wait, bytes) else lengths_of(wait)
@@ -168,7 +168,7 @@ def map_sizes(properties: pa.MapArray) -> Int64s:
 
 
 def joined_keys(keys: pa.Array) -> pa.Array:
-    """Each row's list of keys joined by blanks; null for an empty or null list."""
+    """Join the keys of each row by blanks; an empty or null list gives null."""
     joined = pc.binary_join(keys, " ")
     empty = pc.equal(pc.list_value_length(keys), 0)
     return pc.if_else(empty, pa.scalar(None, joined.type), joined)

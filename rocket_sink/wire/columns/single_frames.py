@@ -76,7 +76,7 @@ class SingleMessages:
         born_ms: int,
         broker_name: str,
     ) -> pa.Buffer:
-        """All frames, one after the other, with consecutive opaque ids.
+        """Return all frames, one after the other, with consecutive opaque ids.
 
         Raises:
             LocalProtocolError: a frame passes the limits.
@@ -100,7 +100,7 @@ class SingleMessages:
         return _framed([*pieces, as_binary(self.body)], header_bytes, lengths)
 
     def _messages(self) -> Iterator[tuple[bytes, str, int, int]]:
-        """As `SendTemplate.frames` takes them."""
+        """Yield (body, properties, sys_flag, flag) of each message, for `SendTemplate.frames`."""
         texts = ((text + self.suffix).decode() for text in self.properties.to_pylist())
         flags = (_list(values, len(self)) for values in (self.sys_flag, self.flag))
         return zip(self.body.to_pylist(), texts, *flags, strict=True)
