@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
-    """As `main`, for another command with the name `name`."""
+    """Run a command line of the command `name`; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         answer = command.main(args=given, prog_name=name, standalone_mode=False)

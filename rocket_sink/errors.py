@@ -45,7 +45,7 @@ class Outcome(enum.Enum):
     REJECTED = "rejected"
     """The broker answered that it did not store the message."""
     NOT_SENT = "not_sent"
-    """No complete frame was written."""
+    """The complete frame was not written."""
     UNKNOWN = "unknown"
     """A complete frame was written, without a valid answer: a retry may store a duplicate."""
 
@@ -56,7 +56,7 @@ class Outcome(enum.Enum):
 
 
 class Isolate(enum.Enum):
-    """What to isolate after a failure (input of the fault table)."""
+    """The thing to isolate after a failure (input of the fault table)."""
 
     NOTHING = "nothing"
     """The broker is healthy."""
@@ -83,7 +83,7 @@ class RocketSinkError(Exception):
             setattr(self, name, value)
 
     def copy(self) -> Self:
-        """Another one, to be raised beside it: each gets facts and a traceback of its own."""
+        """Return a copy to be raised beside this error, with facts and a traceback of its own."""
         made = type(self)(self.text, **self.facts)
         made.__cause__ = self.__cause__
         return made
@@ -137,7 +137,7 @@ class MessageError(RocketSinkError):
     isolates: ClassVar[Isolate] = Isolate.NOTHING
 
     def about(self, topic: Any, keys: Any, body: Any) -> MessageError:
-        """The same error with the message's topic, keys and size, which may be of any type."""
+        """Return the error with the message's topic, keys and size, which may be of any type."""
         facts: dict[str, Any] = {}
         if isinstance(topic, str):
             facts["topic"] = topic
@@ -179,12 +179,12 @@ class SendError(RocketSinkError):
     code = "SEND"
     outcome: ClassVar[Outcome] = Outcome.UNKNOWN
     retriable: ClassVar[bool] = True
-    """Another attempt may succeed (within the deadline and the number of attempts)."""
+    """Whether a further attempt may succeed (within the deadline and the number of attempts)."""
     isolates: ClassVar[Isolate] = Isolate.BROKER
     refreshes_route: ClassVar[bool] = False
     """The route may be stale: refresh it before the next attempt."""
     fatal: ClassVar[bool] = False
-    """Every other message would fail, too: stop at once, without dead letters."""
+    """Whether all messages would fail, too: the sender stops at once, without dead letters."""
     avoids_broker: ClassVar[bool] = False
     """The broker is healthy, but another one may accept the message."""
     backs_off: ClassVar[bool] = False
@@ -194,7 +194,7 @@ class SendError(RocketSinkError):
 
 
 class NotSentError(SendError):
-    """No complete frame was written: sending again cannot store a duplicate."""
+    """The complete frame was not written: sending again cannot store a duplicate."""
 
     code = "NOT_SENT"
     outcome = Outcome.NOT_SENT

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 pid: int = os.getpid()
-"""Of this process. A system call for each message would cost a tenth of its send."""
+"""The pid of this process. A system call for each message would cost a tenth of its send."""
 
 _locks: Final[weakref.WeakSet[ForkLock]] = weakref.WeakSet()
 

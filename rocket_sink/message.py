@@ -27,7 +27,7 @@ from rocket_sink.message_rules import (
 
 @dataclass(frozen=True, order=True)
 class MessageQueue:
-    """One queue of a topic on one broker; sorts as Java's MessageQueue does."""
+    """A queue of a topic on a broker; sorts as Java's MessageQueue does."""
 
     topic: str
     broker_name: str
@@ -36,7 +36,7 @@ class MessageQueue:
 
 @dataclass(frozen=True, init=False)
 class Message:
-    """One message to send.
+    """A message to send.
 
     Args:
         topic: 1 to 127 characters of letters, digits and `% | _ -`.

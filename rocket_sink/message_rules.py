@@ -110,7 +110,7 @@ def check_topic(topic: str) -> None:
 
 
 def check_topic_once(topic: str) -> None:
-    """As `check_topic`, with a cache."""
+    """Check a topic as `check_topic` does, and remember the good ones."""
     if type(topic) is str and topic in _good_topics:
         return
     check_topic(topic)
@@ -272,6 +272,6 @@ def with_namespace(namespace: str | None, name: str) -> str:
 
 
 def without_namespace(namespace: str | None, name: str) -> str:
-    """What `with_namespace` made the name of."""
+    """Return the name from which `with_namespace` made this one."""
     prefix, rest = _split(name)
     return prefix + rest.removeprefix(f"{namespace}{NAMESPACE_SEPARATOR}") if namespace else name

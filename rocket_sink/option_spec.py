@@ -77,7 +77,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `java`: the property of DefaultMQProducer or ClientConfig, if any."""
+    """An option. `java`: the property of DefaultMQProducer or ClientConfig, if any."""
 
     name: str
     attribute: str
@@ -213,7 +213,7 @@ def _integers(value: Any) -> tuple[int, ...]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Of a list, or of a text with commas; an empty text has none."""
+    """Return the parts of a list, or of a text with commas; an empty text has none."""
     if isinstance(value, str):
         return value.split(",") if value.strip() else []
     return list(value)

@@ -28,7 +28,7 @@ GROUPS: Final = (_C, _M, _S, _R, _D, _L, _K)
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """All options, parsed and checked. Made by `SinkOptions.parse`; immutable; pickles.
+    """The options, parsed and checked. Made by `SinkOptions.parse`; immutable; pickles.
 
     Attributes are the option names in snake case, with `_ms`, `_s` or `_bytes` for the unit.
     """

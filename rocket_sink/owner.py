@@ -52,7 +52,7 @@ class Owner:
         return cls(parts[0], parts[1], parts[2], int(parts[3]), int(parts[4]))
 
     def is_alive(self) -> bool | None:
-        """None: unknown, in another host, boot or pid namespace."""
+        """Whether the process lives; None if it is of another host, boot or pid namespace."""
         me = this_process()
         if (self.boot, self.pid_namespace) != (me.boot, me.pid_namespace):
             return None
@@ -77,7 +77,7 @@ def this_process() -> Owner:
 
 @functools.cache
 def host_name() -> str:
-    """This host's name, with the characters of file names only."""
+    """Return this host's name, in the characters of file names only."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()) or "localhost"
 
 

@@ -86,7 +86,7 @@ def _widths(made: Table, room: int) -> list[int] | None:
 
 
 def _blocks(made: Table, width: int) -> Iterator[RenderableType]:
-    """Each row as `column value` pairs, as many to a line as fit."""
+    """Yield each row as `column value` pairs, as many to a line as fit."""
     from rich.text import Text
 
     if made.title:

@@ -21,7 +21,7 @@ _MASK: Final = "***"
 _SHORTEST_SECRET: Final = 4
 """Shorter secrets are not masked: they would match too much."""
 _CLOSE: Final = 0.75
-"""Of 1, for names that are alike. At 0.6 `nosuch` is close to `out`, and `jsn` to `since`."""
+"""Likeness (0 to 1) of close names. At 0.6 `nosuch` is close to `out`, and `jsn` to `since`."""
 _SHORTEST_START: Final = 3
 _CREDENTIAL: Final = re.compile(
     r"(?i)((?:access|secret)[ _-]?key|signature|security[ _-]?token|password|passwd|credential)"

@@ -34,7 +34,7 @@ class Ports:
     brokers: tuple[int, ...]
 
     def all(self) -> list[int]:
-        """All ports that the cluster binds."""
+        """Return all ports that the cluster binds."""
         return [self.name_server, *(p for broker in self.brokers for p in broker_ports(broker))]
 
     def save(self, file: Path) -> None:
@@ -124,7 +124,7 @@ BROKER_DEFAULTS: Mapping[str, str] = {
     "maxIndexNum": "2000000",
     "fileReservedTime": "24",
     "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24)),
-    # By default brokers delete files early on a disk over 85 % full.
+    # Brokers delete files early on a disk that is over 85 % full by default.
     "diskMaxUsedSpaceRatio": "90",
     "cleanFileForciblyEnable": "false",
 }
@@ -133,7 +133,7 @@ DISK_NEARLY_FULL_RATIO = 0.85
 """Disk use from which a broker is started with NEARLY_FULL_DISK."""
 
 NEARLY_FULL_DISK: Mapping[str, str] = {
-    # Above 90 % a broker refuses messages, and that limit cannot be raised. It is checked after
+    # A broker refuses messages above 90 %, and that limit cannot be raised. It is checked after
     # deleteWhen is parsed as hours; other text ends the clean-up before the check, so no files are
     # deleted either (DefaultMessageStore.CleanCommitLogService).
     "deleteWhen": "never",
@@ -179,7 +179,7 @@ _AUTH_PACKAGE = "org.apache.rocketmq.auth.authentication.provider"
 
 
 class Secrets(Protocol):
-    """Any object with an access key and its secret."""
+    """An object with an access key and its secret."""
 
     @property
     def access_key(self) -> str:

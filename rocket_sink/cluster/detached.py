@@ -31,7 +31,7 @@ _KILL_S = 10.0
 
 @dataclass(frozen=True)
 class NodeState:
-    """One process that `up` started. `started_s`: its start, in seconds since the epoch."""
+    """A process that `up` started. `started_s` is its start in seconds since 1970."""
 
     name: str
     address: str

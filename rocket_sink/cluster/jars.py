@@ -218,7 +218,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, order=True)
 class Artifact:
-    """One jar. `classifier` is empty for a module's main jar; `sha256` is lower-case hex."""
+    """A jar. `classifier` is empty for a module's main jar; `sha256` is lower-case hex."""
 
     group: str
     name: str

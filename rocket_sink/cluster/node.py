@@ -1,4 +1,4 @@
-"""One process of a cluster, name server or broker: start, stop, freeze, kill."""
+"""A process of a cluster, name server or broker: start, stop, freeze, kill."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class NodeSpec:
 
 
 class PortTakenError(ClusterError):
-    """Another process has bound a port between its choice and its use; try others."""
+    """A port was bound by another process between its choice and its use; try other ports."""
 
 
 class Node:
@@ -228,7 +228,7 @@ class NameServer(Node):
 
 
 class Broker(Node):
-    """One broker of a cluster."""
+    """A broker of a cluster."""
 
     def __init__(
         self,

@@ -266,7 +266,7 @@ def _waits(waiting: Mapping[str, int]) -> Iterator[str]:
 
 
 def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
-    # What is sent is chosen anew after the plan: others may have changed the ledger in between.
+    # The letters are chosen anew after the plan, because others may have changed the ledger.
     left = plan.pending - plan.selected + done.unsettled
     handled = done.settled + done.left_out + done.unsettled
     if as_json:

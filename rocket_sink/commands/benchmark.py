@@ -188,7 +188,7 @@ class Results:
 
     @property
     def medians(self) -> list[Figures]:
-        """One per case, in the order of the cases."""
+        """Return the medians of each case, in the order of the cases."""
         from rocket_sink.commands.benchmark_run import median
 
         return [median(runs) for runs in self.runs.values()]
@@ -209,7 +209,7 @@ def _measure(
     cases: Sequence[str], repeat: int, options: SinkOptions, work: Workload, scratch: str | None,
     spark: Mapping[str, Any], results: Results,
 ) -> None:  # fmt: skip
-    """All cases in turn, `repeat` times over, into `results`."""
+    """Run all cases in turn, `repeat` times over, into `results`."""
     from contextlib import ExitStack
 
     from rocket_sink.commands.benchmark_run import ProducerBench

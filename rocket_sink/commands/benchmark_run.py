@@ -52,7 +52,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Figures:
-    """One case: a run, or the medians of several with the sums of their failures.
+    """The figures of a case: a run, or the medians of several with the sums of their failures.
 
     Latencies are those of a call: of one message, of a batch request, of a lane's request. CPU is
     that of this process; of a lane, of this process with Spark's JVM and Python workers.
@@ -197,7 +197,7 @@ def _async(producer: Producer, messages: Iterator[Message], batch: int, calls: C
 
 
 def _batch(producer: Producer, messages: Iterator[Message], batch: int, calls: Calls) -> None:
-    """Without sharding keys, because a batch request goes to one queue."""
+    """Send batches without sharding keys, because a batch request goes to one queue."""
     while part := list(itertools.islice(messages, batch)):
         part = [Message(one.topic, one.body, keys=one.keys) for one in part]
         began_s = time.perf_counter()
@@ -309,7 +309,7 @@ def _columns(work: Workload) -> tuple[str, ...]:
 
 
 def median(runs: Sequence[Figures]) -> Figures:
-    """Each figure's median over runs of one case; failures and errors are summed."""
+    """Return the median of each figure over runs of a case; failures and errors are summed."""
     errors: Counter[str] = Counter()
     for run in runs:
         errors.update(run.errors)

@@ -77,7 +77,7 @@ def check(as_json: bool) -> int:
 
 
 def look(options: SinkOptions) -> Iterator[Finding]:
-    """All findings, in the order of a send's steps."""
+    """Yield all findings, in the order of a send's steps."""
     yield from _environment()
     servers = [_name_server(options, address) for address in options.name_servers]
     yield from servers

@@ -49,7 +49,7 @@ def routes(as_json: bool) -> None:
 
 
 def route_rows(route: TopicRoute) -> list[dict[str, Any]]:
-    """One row per broker with queues of the topic."""
+    """Return a row per broker that has queues of the topic."""
     brokers = {broker.name: broker for broker in route.brokers}
     rows = []
     for queue in sorted(route.queues, key=lambda queue: queue.broker_name):

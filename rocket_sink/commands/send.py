@@ -31,7 +31,7 @@ _FIELDS = {
     "topic", "tags", "keys", "sharding_key", "properties", "delay_level", "delay_ms",
     "delivery_timestamp_ms", "flag", "wait_store", "message_id",
 }  # fmt: skip
-"""As Message has them: of the row contract all but the queue, event_time and order_by."""
+"""Fields of `Message`: the row contract without the queue, event_time and order_by."""
 
 
 @click.command(
@@ -157,7 +157,7 @@ def _send_all(
                 sent += 1
                 _show_result(number, result, as_json)
             except (MessageError, SendError) as error:
-                # Without a route from before, the others would fail alike, each after its time-out.
+                # Without a known route the others would fail alike, each after its time-out.
                 at_all = sent or not isinstance(error, NameServerUnavailableError)
                 if not at_all and not as_json:
                     raise

@@ -1,4 +1,4 @@
-"""What a backfill leaves for others: its claim, its marks, and what is settled since its plan.
+"""Notes of a backfill for others: its claim, its marks, and what is settled since its plan.
 
 Marks are written around each chunk of dead letters, before and after; a dead letter that was stored
 has a resolution instead of the second one. So what a killed backfill may have sent is known to the
@@ -135,14 +135,14 @@ NO_WAY: Final = frozenset(
 
 
 def about_to_send(letters: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
-    """One row per dead letter; `dead letters` has `letter_id`, `topic` and `message_id` arrays."""
+    """Return a row per dead letter; `letters` has arrays `letter_id`, `topic` and `message_id`."""
     return _rows({**letters, "outcome": IN_FLIGHT}, ctx)
 
 
 def not_stored(
     letters: Mapping[str, Any], ctx: RunContext, *, outcome: list[str], error_code: list[str]
 ) -> pa.RecordBatch:
-    """One row per dead letter; outcomes rejected, not_sent or unknown."""
+    """Return a row per dead letter that was not stored: rejected, not_sent or unknown."""
     return _rows({**letters, "outcome": outcome, "error_code": error_code}, ctx)
 
 
@@ -190,7 +190,7 @@ def settled_since(place: LedgerPath, version: int) -> set[str]:
     ):  # fmt: skip
         for path in _added(place, filesystem, version):
             for letter, way in _resolutions(filesystem, path):
-                # What is stored stays so; of the others the last one counts.
+                # A resent letter stays resent; of other resolutions the last one counts.
                 if last.get(letter) != "resent":
                     last[letter] = way
     return {letter for letter, way in last.items() if way != UNPARKED}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _MEMORY: Final = "1GB"
-"""What queries hold in memory; more goes to temporary files."""
+"""Memory of queries; what exceeds it goes to temporary files."""
 _GLOB: Final = frozenset("*?[")
 """In a path, DuckDB takes them for a pattern."""
 _TYPES: Final = {
@@ -40,7 +40,7 @@ _TYPES: Final = {
 """DuckDB's types by the names of `schema.COLUMNS`."""
 _SPARKS: Final = (
     "SET TimeZone = 'UTC'",
-    # It would go to standard output, amid the JSON, when a query takes 2 s.
+    # The bar would go to standard output, amid the JSON, when a query takes 2 s.
     "SET enable_progress_bar = false",
     "CREATE MACRO unix_micros(moment) AS epoch_us(moment)",
     "CREATE MACRO timestamp_micros(us) AS make_timestamptz(us)",
@@ -53,7 +53,7 @@ _SPARKS: Final = (
 
 
 class QuickLedger:
-    """One version of a ledger's table, as it was when `open_quick` was called."""
+    """A version of a ledger's table, as it was when `open_quick` was called."""
 
     def __init__(self, place: LedgerPath, table: DeltaTable) -> None:
         import duckdb
@@ -73,7 +73,7 @@ class QuickLedger:
             self._session.execute(statement)
         with _readable(self.path):
             self._open(table)
-        # Not as WITH: what is named twice there is read whole, in all its columns.
+        # Views instead of WITH, which reads whatever is named twice whole, in all its columns.
         for name, text in VIEWS.items():
             self._session.execute(f"CREATE TEMP VIEW {name} AS {_in_duckdb(text)}")
 

@@ -1,4 +1,4 @@
-"""Which epochs have been begun before: small files beside the ledger, one per task attempt.
+"""Epochs that have been begun before: small files beside the ledger, one per task attempt.
 
     <ledger>/_started/q-<query>/<epoch>/<run>~<partition>~<stage attempt>~<generation>-<unique>.json
 
@@ -58,7 +58,7 @@ Brokers = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True)
 class PriorAttempts:
-    """What earlier attempts at an epoch may have sent, and where to.
+    """Earlier attempts at an epoch: what they may have sent, and where to.
 
     Attributes:
         since_ms: when the first of them began, ms since 1970 on its own clock.
@@ -70,7 +70,7 @@ class PriorAttempts:
 
 
 class _Note:
-    """What the path of a task attempt's file says."""
+    """The facts in the path of a task attempt's file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -185,7 +185,7 @@ class EpochStarts:
     def _prune(self, store: NoteStore, epochs: Iterable[int]) -> None:
         for epoch in epochs:
             if 0 <= epoch <= self._ctx.epoch - _KEPT:
-                # Another task may be at it; what is left is found by the next one.
+                # Another task may prune, too; the next one prunes what remains.
                 with contextlib.suppress(OSError):
                     store.remove_folder(f"{self._folder}/{epoch}")
 

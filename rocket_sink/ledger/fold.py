@@ -81,7 +81,7 @@ class Manifest:
 
     @property
     def path(self) -> str:
-        """Below the ledger's folder."""
+        """Path of the manifest below the ledger's folder."""
         return f"{_FOLDER}/{self.number}.json"
 
     def paths(self, place: LedgerPath) -> list[str]:
@@ -123,12 +123,12 @@ def _read(store: NoteStore, path: str) -> Manifest:
 
 
 DRIVER_BYTES: Final = 32 * 1024 * 1024
-"""Up to so much the driver reads the files itself: starting tasks for them takes longer."""
+"""Bytes up to which the driver reads the files itself: starting tasks takes longer."""
 TASK_BYTES: Final = 128 * 1024 * 1024
 """Spool bytes per task of a fold that is read by tasks; Parquet makes about a tenth of it."""
 FOLD_FILES: Final = 10_000  # `records.in_order` has room for 16,384
 FOLD_BYTES: Final = 16 * 1024**3
-"""Most files and bytes of one append; what is left makes the next one."""
+"""Limit of the files and bytes of an append; the remainder makes the next one."""
 
 OnStep = Callable[[str], None]
 _File = tuple[int, str]
@@ -148,7 +148,7 @@ class _Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class FoldSummary:
-    """What one call of `fold` did.
+    """The result of a call of `fold`.
 
     `torn_files` were cut by a crash: their whole batches are in. `damaged` names the files that did
     not hold what their tasks wrote, and were put aside; `left` those that stay in the spool, for
@@ -233,7 +233,7 @@ def await_ended_queries(spark: SparkSession) -> None:
 
 
 def spools_in_use(place: LedgerPath) -> list[LedgerPath]:
-    """Those of the ledger's spools that are there.
+    """Return the spools of the ledger that are there.
 
     Raises:
         LedgerError, OSError: the ledger's folder cannot be read.
@@ -243,7 +243,7 @@ def spools_in_use(place: LedgerPath) -> list[LedgerPath]:
 
 
 class _Folder:
-    """One holder of the lock at work, between a spool and the table.
+    """A holder of the lock at work, between a spool and the table.
 
     Args:
         place: of the table.
@@ -263,7 +263,7 @@ class _Folder:
         self._spark = spark
         self._place = place
         self._spool = spool
-        # Of a folder of the driver's host executors see nothing.
+        # Executors cannot see a folder on the driver's host.
         self._driver_reads = spool != place
         self._fs = spool.filesystem()
         self._notes = NoteStore(spool)
@@ -296,7 +296,7 @@ class _Folder:
         return self._summary
 
     def _app_id(self, ledger_id: str) -> str:
-        """Each spool counts its own folds."""
+        """Return the id that names the spool's folds in Delta's log: each spool counts its own."""
         if self._spool == self._place:
             return fold_app_id(ledger_id)
         return f"{fold_app_id(ledger_id)}/{ledger_token(self._spool, spools=True).name}"
@@ -337,7 +337,7 @@ class _Folder:
         self._add(folds=1, files=len(manifest.files), bytes=manifest.bytes)
 
     def _is_read_here(self, manifest: Manifest) -> bool:
-        """By the driver itself, and not by tasks."""
+        """Return whether the driver itself reads the files, and not tasks."""
         return self._driver_reads or manifest.bytes <= DRIVER_BYTES
 
     def _sound(self, manifest: Manifest, files: fs.FileSystem) -> Manifest:
@@ -366,7 +366,7 @@ class _Folder:
         return manifest
 
     def _examined(self, manifest: Manifest, files: fs.FileSystem) -> dict[str, _Fault]:
-        """What is wrong with files, by their paths; a file is read before it is read to go in."""
+        """Return the faults of files, by path; a file is checked before it is read to go in."""
         paths = manifest.paths(self._spool)
         if self._is_read_here(manifest):
             faults = {path: _fault(path, files) for path in paths}

@@ -108,7 +108,7 @@ class Ledger:
         return fold(spark, self._place, wait_s=wait_s)
 
     def sync_fully(self, spark: SparkSession, *, wait_s: float | None = None) -> FoldSummary:
-        """As `sync`, for who must not work on less than what tasks have written.
+        """Sync, and refuse to go on with less than what tasks have written.
 
         Raises:
             LedgerError: another fold had the lock all the time.
@@ -143,11 +143,11 @@ class Ledger:
         append.save_rows(list(in_order(batches, append.sequence)))
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """Every row of every kind, as stored."""
+        """Return the rows of every kind, as stored."""
         return read_table(spark, self._place)
 
     def sends(self, spark: SparkSession) -> DataFrame:
-        """One row per request attempt; `in_flight` only where no answer was ever recorded."""
+        """Return a row per request attempt; `in_flight` only if no answer was ever recorded."""
         return views.view(self.rows(spark), "sends")
 
     def dead_letters(self, spark: SparkSession, *, pending: bool = True) -> DataFrame:
@@ -160,7 +160,7 @@ class Ledger:
         return views.view(self.rows(spark), "pending_letters" if pending else "letters")
 
     def resolutions(self, spark: SparkSession) -> DataFrame:
-        """What became of dead letters; by `sequence` an `unparked` takes back what was before it.
+        """Return the resolutions of dead letters; an `unparked` takes back those before it.
 
         Rows without one, of an older rocket-sink, come first, in the order of `at`.
         """
@@ -179,7 +179,7 @@ class Ledger:
         return backfill_marks.tries(self.rows(spark))
 
     def transactions(self, spark: SparkSession, *, pending: bool = False) -> DataFrame:
-        """One row per epoch with half messages (`delivery=transactional`).
+        """Return a row per epoch with half messages (`delivery=transactional`).
 
         `open`: in the ledger, so decided, but not known to be ended at all brokers; `pending`
         leaves out the others. `halves` are to become visible, `committed` are, `refused` ones
@@ -190,11 +190,11 @@ class Ledger:
         return found.where("open") if pending else found
 
     def isolations(self, spark: SparkSession) -> DataFrame:
-        """One row per isolation, with `isolated_ms`."""
+        """Return a row per isolation, with `isolated_ms`."""
         return views.view(self.rows(spark), "isolations")
 
     def epochs(self, spark: SparkSession) -> DataFrame:
-        """One row per query and epoch: the accounts of the task attempts that count.
+        """Return a row per query and epoch: the accounts of the task attempts that count.
 
         `adds_up`: rows_in = acked + degraded + dead + unknown + filtered in every partition, no
         partition without a complete attempt, and no `missing_rows`: rows that Spark handed to the
@@ -208,7 +208,7 @@ class Ledger:
         return views.view(self.rows(spark), "epochs")
 
     def attempts(self, spark: SparkSession) -> DataFrame:
-        """One row per task attempt that left any row, `counts` telling the ones in the accounts.
+        """Return a row per task attempt that left any row; `counts` marks those in the accounts.
 
         An attempt that was killed has no accounts (`rows_in` is null), only its sends.
         """
@@ -218,7 +218,7 @@ class Ledger:
         self, spark: SparkSession, *, query: str | None = None, since: dt.datetime | None = None,
         until: dt.datetime | None = None, epochs: int = 20, charts: bool = False,
     ) -> Report:  # fmt: skip
-        """What `rocket-sink report` shows: the verdict and the figures, as a value.
+        """Return what `rocket-sink report` shows: the verdict and the figures, as a value.
 
         Folds first, as the command does; while another process folds, `unfolded_epochs` says how
         many epochs are missing. Notebooks show it as tables, `print(report)` as text,

@@ -141,7 +141,7 @@ Waiting = Mapping[str, int]
 
 @dataclass
 class BrokerSums:
-    """What one broker was sent since the beginning; `-` stands for what reached no broker.
+    """The sums of a broker since the beginning; `-` stands for what reached no broker.
 
     `answers` are those of the last reading that had any: {class of `latency_class`: weight}.
     """
@@ -179,7 +179,7 @@ class LiveFigures:
         self.place = place
         self.run_id: str | None = None
         self.rows: Counter[str] = Counter()
-        """By outcome, of all task attempts that ended: one that ran again counts again."""
+        """Rows by outcome, of all task attempts that ended; a task that ran again counts again."""
         self.duplicates_possible = 0
         self.brokers: dict[str, BrokerSums] = {}
         self.pending: Waiting = {}
@@ -323,7 +323,7 @@ Values = Iterator[tuple[float, Attributes]]
 
 
 class Metric(NamedTuple):
-    """One metric: its name and unit in OpenTelemetry's terms, and where its values come from."""
+    """A metric: its name and unit in OpenTelemetry's terms, and where its values come from."""
 
     name: str
     is_counter: bool

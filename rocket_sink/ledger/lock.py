@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 LEASE_S: Final = 30.0
-"""So long a killed holder on another host blocks others, at most, from when they first look."""
+"""Time for which a killed holder on another host blocks others, from their first look."""
 _BEATS: Final = 3
 """Heartbeats per lease."""
 _SETTLE_S: Final = 3.0
@@ -46,7 +46,7 @@ _LONGEST_LEASE_S: Final = 3600
 
 
 class Lease:
-    """One lock file; not for two threads at once.
+    """A lock file; not for two threads at once.
 
     Raises from `acquire`:
         OSError: the file system cannot be read or written.
@@ -98,7 +98,7 @@ class Lease:
             self._fs.delete_file(self._path)
 
     def holder(self) -> str:
-        """Who has it; for messages."""
+        """Return the holder, as text for a message."""
         return describe_holder(self._text() or "")
 
     def check(self) -> None:
@@ -169,7 +169,7 @@ class Lease:
         return (self._text() or "").startswith(f"{self._name} ")
 
     def _text(self) -> str | None:
-        """None: there is no file. An empty one is just being written where writes are no whole."""
+        """Return the file's text; None without a file. An empty file is just being written."""
         data = read_bytes(self._fs, self._path)
         return None if data is None else data.decode(errors="replace")
 
@@ -180,7 +180,7 @@ ENDS_LOCK: Final = "transactions.lock"
 
 
 class LedgerLock:
-    """One of the ledger's locks, by name; not for two threads at once.
+    """A lock of the ledger, by name; not for two threads at once.
 
     Args:
         lease_s: on an object store, how long a killed holder on another host blocks others.
@@ -220,7 +220,7 @@ class LedgerLock:
             self._lock.release()
 
     def holder(self) -> str:
-        """Who has it, as text for a message: `process 12 on host-a`."""
+        """Return the holder, as text for a message: `process 12 on host-a`."""
         with self._errors():
             return self._lock.holder()
 

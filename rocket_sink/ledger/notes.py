@@ -45,7 +45,7 @@ class NoteStore:
         return write_bytes(self._files, full, data, is_local=local, replace=replace)
 
     def read(self, path: str) -> Any:
-        """What a note says; None when it is not there.
+        """Return the content of a note; None if there is no note.
 
         Raises:
             ValueError: no JSON.
@@ -54,7 +54,7 @@ class NoteStore:
         return None if data is None else json.loads(data)
 
     def remove(self, path: str) -> None:
-        """Nothing when it is not there."""
+        """Remove a note, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             self._files.delete_file(self.where(path))
 
@@ -72,7 +72,7 @@ class NoteStore:
 
 
 def now_ms() -> int:
-    """Of this process's clock, ms since 1970."""
+    """Return the time of this process's clock, in ms since 1970."""
     return time.time_ns() // 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""Where a ledger is: one path as Spark names it and as pyarrow's file systems name it.
+"""The path of a ledger, as Spark names it and as pyarrow's file systems name it.
 
 A path without a scheme is local, whatever Spark's default file system is, so that tasks (pyarrow)
 and driver (Spark) cannot mean two places. pyarrow's file systems are imported where one is needed:
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 LOG_FOLDER: Final = "_delta_log"
 SPOOL: Final = "_spool"
-"""Below the table's folder; Delta looks into no folder whose name starts with `_`."""
+"""Folder below the table's; Delta looks into no folder whose name starts with `_`."""
 FOLDS: Final = "_folds"
 PARTIAL: Final = ".part"
-"""What is still being written."""
+"""Suffix of a file that is still being written."""
 QUARANTINE: Final = "_quarantine"
 _PART_LENGTH: Final = 80
 
@@ -52,7 +52,7 @@ _SETTINGS: Final = {
     "hdfs": "HADOOP_HOME, JAVA_HOME and CLASSPATH (`hadoop classpath --glob`)",
     "viewfs": "HADOOP_HOME, JAVA_HOME and CLASSPATH (`hadoop classpath --glob`)",
 }
-"""What pyarrow takes from the environment, by its scheme."""
+"""Variables that pyarrow takes from the environment, by scheme."""
 
 
 _DIGITS: Final = 16
@@ -87,7 +87,7 @@ class LedgerPath:
 
     @property
     def quarantine(self) -> str:
-        """Where damaged spool files go, in folders and by names that they had in the spool."""
+        """Folder of damaged spool files, below the names that they had in the spool."""
         return f"{self.spool}/{QUARANTINE}"
 
     @property
@@ -97,7 +97,7 @@ class LedgerPath:
 
     @property
     def driver_folder(self) -> LedgerPath:
-        """Where rows that Spark brought to the driver wait when they cannot wait in the store.
+        """Folder in which rows that Spark brought to the driver wait if the store cannot hold them.
 
         Below `$XDG_STATE_HOME`, of this host and user; only its spool is used.
         """
@@ -116,7 +116,7 @@ class LedgerPath:
 
     @property
     def remedy(self) -> str:
-        """What to change where tasks or driver cannot read or write here."""
+        """Advice for tasks or a driver that cannot read or write here."""
         if self.is_local:
             return "let the users of driver and executors write to this folder, on every host"
         return _remedy(_scheme(self.uri))
@@ -138,7 +138,7 @@ class LedgerPath:
 def failing(
     before: str, path: str, after: str = "", kinds: tuple[type[Exception], ...] = (OSError,)
 ) -> Iterator[None]:
-    """What goes wrong inside, as a LedgerError: `before: the error's text`, then `after`.
+    """Raise errors of the block as a LedgerError: `before: the error's text`, then `after`.
 
     Raises:
         LedgerError: of the `path`, for an error of one of these kinds.
@@ -162,7 +162,7 @@ def path_part(text: str) -> str:
 
 
 def is_object_store(filesystem: fs.FileSystem) -> bool:
-    """There an object shows when it is whole, and a folder is an object that stays."""
+    """Return whether objects show only when they are whole, and folders are objects that stay."""
     return filesystem.type_name in ("s3", "gcs", "abfs")
 
 
@@ -276,7 +276,7 @@ def _remedy(scheme: str) -> str:
 
 
 def _guessed_root(uri: str) -> str:
-    """What `from_uri` gives for a URI whose file system cannot be reached now."""
+    """Return what `from_uri` gives for a URI whose file system cannot be reached now."""
     parts = urlsplit(uri)
     host = "" if _scheme(uri) in ("hdfs", "viewfs") else parts.netloc.partition("@")[0]
     return f"{host}{parts.path}".rstrip("/")

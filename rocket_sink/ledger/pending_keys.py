@@ -55,7 +55,7 @@ class _Note(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """What a task attempt and its repetitions share."""
+        """Query, epoch and partition, which a task attempt and its repetitions share."""
         return self.query, self.epoch, self.partition
 
     @property
@@ -190,7 +190,7 @@ class _Attempts:
         return note.attempt in self._counts or self._is_past(note)
 
     def overruled(self, note: _Note) -> bool:
-        """Another attempt counts in the place of this one, which is known."""
+        """Return whether another attempt is known to count in the place of this one."""
         return bool(note.run) and not self._counts.get(note.attempt, False)
 
     def _is_past(self, note: _Note) -> bool:

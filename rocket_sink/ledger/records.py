@@ -52,7 +52,7 @@ def worker_name() -> str:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Who writes: the part of a row that all rows of a task attempt share.
+    """The writer of rows: the part that all rows of a task attempt share.
 
     A driver has no partition and no task. A batch gives its own id as query id and epoch 0.
     """
@@ -74,7 +74,7 @@ BETWEEN_HALVES: Final = "\x02"
 
 
 class GroupFacts(NamedTuple):
-    """What a send row says of a group of single messages; columns of the ledger."""
+    """The facts of a group of single messages in a send row; columns of the ledger."""
 
     frames: int
     last_message_id: str
@@ -112,7 +112,7 @@ def send_rows(
     groups: Sequence[GroupFacts | None] | None = None,
     secrets: Iterable[str] = (),
 ) -> pa.RecordBatch:
-    """One row per request attempt.
+    """Return a row per request attempt.
 
     Args:
         requests: number of the request in its task attempt, per attempt; it joins a row to the
@@ -139,7 +139,7 @@ def send_rows(
     values["queue_offset"] = [a.queue_offset if a.queue_offset >= 0 else None for a in attempts]
     values["remark"] = [storable(a.remark, secrets=secrets) for a in attempts]
     values["message_id"] = [a.message_id or None for a in attempts]
-    # Of a batch the broker names all ids; the first tells the others' place, 33 bytes each.
+    # The broker names all ids of a batch; the first tells the place of the others, 33 bytes each.
     values["offset_message_id"] = [a.offset_message_id or None for a in attempts]
     values["request"] = None if requests is None else list(requests)
     values["maybe_duplicate"] = (
@@ -181,7 +181,7 @@ def isolation_rows(
     now_s: float | None = None,
     now_us: int | None = None,
 ) -> pa.RecordBatch:
-    """One row per isolation.
+    """Return a row per isolation.
 
     Args:
         now_s, now_us: the same moment on the isolations' monotonic clock and on the wall clock
@@ -247,7 +247,7 @@ def confirmed_row(
 
 
 def resolution_rows(columns: Mapping[str, Any], ctx: RunContext) -> pa.RecordBatch:
-    """What became of dead letters.
+    """Return rows that resolve dead letters.
 
     Args:
         columns: arrays, lists or single values of the kind's columns; `letter_id` and

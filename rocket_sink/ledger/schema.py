@@ -17,7 +17,7 @@ import pyarrow as pa
 
 SCHEMA_VERSION: Final = 5
 VERSION_PROPERTY: Final = "rocketSink.schemaVersion"
-"""Of the Delta table."""
+"""Property of the Delta table."""
 
 SEND: Final = "send"
 DEAD_LETTER: Final = "dead_letter"
@@ -63,7 +63,7 @@ _TYPES: Final[dict[str, pa.DataType]] = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column: Spark's type name, the kinds that use it, and what it says."""
+    """A column: Spark's type name, the kinds that use it, and what it says."""
 
     name: str
     sql_type: str
@@ -178,14 +178,14 @@ COLUMNS: Final[tuple[Column, ...]] = (
 # fmt: on
 
 SEQUENCE: Final = "sequence"
-"""Of two rows, one of which was in the table when the other was appended, the later one has the
-greater number, whatever the writers' clocks say."""
+"""Column that orders rows: a row that was appended after another was in the table has the greater
+number, whatever the writers' clocks say."""
 
 RUN_COLUMNS: Final = (
     "query_id", "run_id", "epoch", "partition", "stage_id", "stage_attempt", "task_attempt_id",
     "attempt_number", "worker", "lane",
 )  # fmt: skip
-"""What says who wrote a row; the fields of `records.RunContext`."""
+"""Columns that say who wrote a row; the fields of `records.RunContext`."""
 
 LEDGER_SCHEMA: Final = pa.schema([pa.field(c.name, c.arrow_type) for c in COLUMNS])
 

@@ -38,8 +38,10 @@ GROUP_SHARES: Final = (("rtt_p50_ms", 0.5), ("rtt_p95_ms", 0.45), ("rtt_p99_ms",
 
 @dataclass(frozen=True)
 class Scope:
-    """Which rows are meant; None: all. `query_id` may be the beginning of an id, as reports
-    show it. `since` is included, `until` is not."""
+    """The rows that are meant; None stands for all.
+
+    `query_id` may be the beginning of an id, as reports show it; `since` is included, `until` not.
+    """
 
     query_id: str | None = None
     since: dt.datetime | None = None
@@ -64,7 +66,7 @@ class Scoped:
         return views.rows_of(self._query(select))
 
     def table(self, select: str) -> pa.Table:
-        """The same as a table."""
+        """Return the result of a query as a table."""
         return self._query(select)
 
 

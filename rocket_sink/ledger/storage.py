@@ -45,12 +45,12 @@ _remembered: dict[str, Properties] = {}
 
 
 def remember(properties: Properties, uri: str = "") -> None:
-    """What a process without a session shall use, for one ledger or for all others."""
+    """Keep the properties that a process without a session uses, for a ledger or for all others."""
     _remembered[uri] = properties
 
 
 def properties_for(uri: str) -> Properties:
-    """Those of a ledger's store: remembered ones, else those of this process's Spark session."""
+    """Return the properties of a ledger's store: remembered ones, else the Spark session's."""
     known = _remembered.get(uri, _remembered.get(""))
     if known is not None:
         return known
@@ -89,7 +89,7 @@ def session_properties(session: SparkSession, uri: str) -> Properties:
 
 
 def all_properties(session: SparkSession) -> Properties:
-    """Those for any store, where the ledger is not known yet."""
+    """Return the properties for any store, while the ledger is not known yet."""
     conf = session.sparkContext._jsc.hadoopConfiguration()
     names = [f"fs.s3a.{name}" for name in _S3A] + [f"fs.oss.{name}" for name in _OSS]
     buckets = dict(conf.getPropsWithPrefix(_BUCKET))
@@ -99,7 +99,7 @@ def all_properties(session: SparkSession) -> Properties:
 
 
 def is_s3(uri: str) -> bool:
-    """By any of Hadoop's names."""
+    """Return whether the URI is on S3, by any of Hadoop's names."""
     return urlsplit(uri).scheme in ("s3a", "s3n", "s3")
 
 
@@ -182,7 +182,7 @@ def _names(uri: str) -> Iterator[str]:
 
 
 def _s3_arguments(bucket: str, properties: Mapping[str, Secret]) -> dict[str, Any]:
-    """Of the bucket where it has its own, as in Hadoop."""
+    """Return arguments for a bucket; its own properties win, as in Hadoop."""
     found = {}
     for name in _S3A:
         value = properties.get(f"{_BUCKET}{bucket}.{name}", properties.get(f"fs.s3a.{name}"))
@@ -219,7 +219,7 @@ def _oss_arguments(properties: Mapping[str, Secret]) -> dict[str, Any]:
 
 
 def _endpoint(address: str, scheme: str) -> dict[str, str]:
-    """Of `host`, `host:port` or a URL."""
+    """Return the endpoint of `host`, `host:port` or a URL."""
     given, _, host = address.rpartition("://")
     return {"endpoint_override": host.rstrip("/"), "scheme": given or scheme}
 

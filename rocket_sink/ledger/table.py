@@ -62,21 +62,21 @@ _CONFLICT: Final = re.compile(
     r"DELTA_(METADATA|PROTOCOL)_CHANGED|DELTA_CONCURRENT_|(Metadata|Protocol)ChangedException"
     r"|Concurrent\w*Exception"
 )
-"""What Delta says when another commit came first."""
+"""Text of Delta's error when another commit came first."""
 _OURS: Final = "rocket_sink.errors."
 _HISTORY: Final = 100
 """Commits of the table that are looked through for the rows of a fold that has just been made."""
 _UPGRADED: Final = tuple(map(str, range(1, SCHEMA_VERSION)))
 """Older versions; each lacks columns, and has no other difference (`ledger.schema`)."""
 _PROPERTIES: Final = {
-    # Nobody edits history; OPTIMIZE and VACUUM still work, for they change no data.
+    # History must not be edited. OPTIMIZE and VACUUM still work, for they change no data.
     "delta.appendOnly": "true",
     "delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS),
 }
 
 
 class _Identity(NamedTuple):
-    """What tells one table from another: Delta's id, and our version of its schema, if any."""
+    """The identity of a table: Delta's id, and our version of its schema, if any."""
 
     ledger_id: str
     version: str | None
@@ -137,7 +137,7 @@ def check_table(spark: SparkSession, place: LedgerPath) -> str:
     """
     found = _identity(spark, place)
     if found.version is None and _has_our_columns(spark, place):
-        # Another process is between the two steps of `_made`.
+        # The table is being made: another process is between the two steps of `_made`.
         return found.ledger_id
     return _checked(place, found)
 
@@ -168,7 +168,7 @@ def _checked(place: LedgerPath, found: _Identity) -> str:
 
 
 def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
-    """All rows.
+    """Return all rows.
 
     Raises:
         LedgerError: as `check_table`.
@@ -287,7 +287,7 @@ def _made(spark: SparkSession, place: LedgerPath, *, create: bool) -> _Identity:
     a lock. Where there can be none (a file system that pyarrow does not know), or another host does
     not see it, Delta lets one through and the others read the table again.
     """
-    # Not at the top: the processes that plan and commit a stream make no table.
+    # The import is here because the processes that plan and commit a stream make no table.
     from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random
 
     @retry(
@@ -321,8 +321,11 @@ def _is_conflict(error: BaseException) -> bool:
 
 
 def _create(spark: SparkSession, place: LedgerPath) -> None:
-    """By delta-rs where it makes all commits, without a Spark job. Else by an empty write, as
-    Spark's CREATE TABLE refuses a folder with a spool in it; `_set_version` follows that."""
+    """Make the table by delta-rs where it makes all commits, without a Spark job.
+
+    Elsewhere an empty write makes it, because Spark's CREATE TABLE refuses a folder with a spool in
+    it; `_set_version` follows that.
+    """
     if is_classic(spark) and (place.is_local or _may_commit(spark, place)):
         columns = [pa.field(c.name, c.arrow_type, metadata={"comment": c.comment}) for c in COLUMNS]
         version = {VERSION_PROPERTY: str(SCHEMA_VERSION)}
@@ -484,12 +487,12 @@ are made in one way, for Spark's Delta could overwrite those of delta-rs."""
 _deciding = ForkLock()
 """Queries of one driver begin at once."""
 _tried: set[LedgerToken] = set()
-"""What this process has written to, or its parent before a fork, which has the same rights."""
+"""Ledgers to which this process, or its parent before a fork, has written."""
 
 
 @dataclass(frozen=True)
 class LedgerToken:
-    """What tasks must find in the ledger's folder before they send; made by `ledger_token`.
+    """The token that tasks must find in the ledger's folder before they send (`ledger_token`).
 
     Attributes:
         uri: of the ledger, as Spark names it.

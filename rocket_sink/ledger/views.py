@@ -1,4 +1,4 @@
-"""Which of the ledger's rows count: the views behind `Ledger`, as SQL over all its rows.
+"""The rows of the ledger that count: the views behind `Ledger`, as SQL over all its rows.
 
 A task attempt counts when it is complete and the last of its partition: within a run the one that
 Spark started last, over runs the one that the table has last. Once Spark has confirmed an epoch,
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _ATTEMPT: Final = ("query_id", "run_id", "epoch", "partition", "task_attempt_id")
-"""What names a task attempt."""
+"""Columns that name a task attempt."""
 OUTCOMES: Final = ("acked", "degraded", "dead", "unknown", "filtered")
-"""What became of a row: columns of the `epoch` rows."""
+"""Outcomes of a row: columns of the `epoch` rows."""
 _COUNTS: Final = (
     "rows_in", *OUTCOMES, "invalid", "held_back", "duplicates_possible", "found_stored",
     "requests", "attempts", "body_bytes", "moved_keys",
@@ -213,7 +213,7 @@ VIEWS: Final = {
             coalesce(a.counts, false) AS counts, s.first_send_at AS first_send_at,
             s.send_attempts AS send_attempts, s.in_flight AS in_flight
         FROM accounts a FULL OUTER JOIN task_sends s ON {_same("a", "s", _ATTEMPT)}""",
-    # All half messages that are in the ledger and stored are decided, to be committed: only the
+    # Half messages that are in the ledger and stored are all decided, to be committed: only the
     # foreachBatch lane and batch writes have any, and their rows are in the table when, and only
     # when, the epoch's append is. Those of failed attempts are in no append.
     "decided_halves": f"""
@@ -256,7 +256,7 @@ def reader(rows: DataFrame) -> Callable[[str], pa.Table]:
 
 
 def view(rows: DataFrame, name: str) -> DataFrame:
-    """One view of a ledger's rows."""
+    """Return a view of a ledger's rows."""
     return queried(rows, f"SELECT * FROM {name}")
 
 

@@ -1,4 +1,4 @@
-"""One connection to one address: transport, protocol state and the frames to be written.
+"""A connection to an address: transport, protocol state and the frames to be written.
 
 Each request ends with exactly one call of its owner: `on_answer(frame, sent_s, now_s)`, or
 `on_failed(error, now_s)` with an error whose class tells whether the complete frame was written
@@ -44,7 +44,7 @@ Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
 """A queued frame: owner, buffers (head first), size in bytes."""
 
 _READS: Final = 16
-"""Most reads in one turn of a channel; then the others have theirs."""
+"""Limit of reads in a turn of a channel, so that the other channels have theirs."""
 
 
 class OnewayWrite:
@@ -87,7 +87,7 @@ class WriteQueue:
 
     @property
     def begun_owner(self) -> Any:
-        """Whose frame the kernel has taken in part; None when there is none."""
+        """Owner of the frame that the kernel has taken in part; None if there is no such frame."""
         return self.first_owner if self._first_done else None
 
     def disown(self, owner: Any) -> None:
@@ -302,7 +302,7 @@ class Channel:
         self.write_queue = WriteQueue()
         for lost in self.connection.close():
             owner: Any = lost.token
-            # Of a group that went in part the first frames may be stored.
+            # The first frames of a group that was written in part may be stored.
             written = lost.written or (lost.grouped and owner is begun)
             owner.on_failed(self._lost(cause, reason, written=written), now_s)
 
@@ -310,12 +310,12 @@ class Channel:
         error: SendError
         may_be_stored = written and not isinstance(cause, TlsError)
         if may_be_stored and isinstance(cause, NotSentError):
-            # Not for the broker's sake: the sender ends, and awaits no answer.
+            # The sender ends and awaits no answer, so the broker is not to blame.
             error = UnknownOutcomeError(f"given up before {self.address} answered")
         elif may_be_stored:
             error = ConnectionLostError(f"the connection to {self.address} ended: {reason}")
         elif isinstance(cause, NotSentError):
-            # One each: callers add facts of their message.
+            # Each owner gets an error of its own, because callers add facts of their message.
             error = cause.copy()
         else:
             error = UnwrittenError(f"the connection to {self.address} ended: {reason}")

@@ -251,7 +251,7 @@ class NetworkClient:
     def call_on(
         self, channel: Channel, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
     ) -> None:
-        """As `call`, on a given channel."""
+        """Send a request on a channel; `call` looks the channel up by its address."""
         if self.rpc_hooks:
             frame = self.rpc_hooks.before(channel.address, frame)
             owner = Watched(self.rpc_hooks, owner, channel.address, frame)
@@ -265,7 +265,7 @@ class NetworkClient:
 
     @property
     def takes_groups(self) -> bool:
-        """No request needs a header of its own making: `call_group` may be used."""
+        """Whether requests may share a header, so that `call_group` may be used."""
         return self.serializer == "json" and self._sign is None and not self.rpc_hooks
 
     def call_group(
@@ -333,7 +333,7 @@ class NetworkClient:
             self._readiness.watch(channel, wanted)
 
     def poll(self, timeout_s: float) -> None:
-        """One round: write, wait at most `timeout_s` for the peers, read, expire."""
+        """Do a round: write, wait at most `timeout_s` for the peers, read, expire."""
         wait_s = self.prepare(timeout_s)
         self.process(self.wait(wait_s))
 
@@ -455,7 +455,7 @@ class NetworkClient:
 
     @property
     def channels(self) -> list[Channel]:
-        """All channels, including draining ones."""
+        """Return all channels, including draining ones."""
         return [*self._channels.values(), *self._draining]
 
     @property

@@ -19,7 +19,7 @@ from rocket_sink.text import clean, clean_trace
 BURST: Final = 10
 EVERY_S: Final = 10.0
 _KINDS: Final = 1000
-"""Most kinds with own counters; names of peers come from the network."""
+"""Limit of kinds with own counters, because names of peers come from the network."""
 _RECORD_CHARS: Final = 4000
 _ELSEWHERE: Final = "other peers"
 _MORE: Final = f" (more of these are only counted for {EVERY_S:g} s)"
@@ -78,7 +78,7 @@ class RateLimit:
         self._counts: dict[Kind, _Count] = {}
 
     def admit(self, kind: Kind) -> Admitted | None:
-        """None: suppress this record."""
+        """Count a record; return None if it is to be suppressed."""
         with self._lock:
             now_s = self._clock()
             if kind not in self._counts and len(self._counts) >= _KINDS:
@@ -93,7 +93,7 @@ class RateLimit:
             return Admitted(due, is_last=count.passed == BURST)
 
     def rest(self) -> list[tuple[Kind, int]]:
-        """All counts not logged yet."""
+        """Return all counts that were not logged yet."""
         with self._lock:
             return self._take(self._clock())
 

@@ -1,4 +1,4 @@
-"""One non-blocking byte stream to `host:port`: connect, TLS, read, gathered write.
+"""A non-blocking byte stream to `host:port`: connect, TLS, read, gathered write.
 
 Exceptions of sockets and TLS are converted here: failures to connect become ConnectError,
 UnknownHostError or TlsError, failures of an open stream `StreamEnded`.

@@ -101,6 +101,6 @@ class ClientSession:
                 extra={"peer": channel.address},
             )
         except Exception:
-            # Not for whoever drives just now, which may be the producer's thread.
+            # The error must not end the thread that drives now, which may be the producer's.
             _LOG.exception("the request %d of %s was not served", frame.code, channel.address)
         return True

@@ -77,7 +77,7 @@ class Waiter:
         self.asleep = True
 
     def wait(self, timeout_s: float) -> None:
-        """Until `wake` or the time-out; called without the lock."""
+        """Wait until `wake` or the time-out; called without the lock."""
         assert self._gate is not None
         self._gate.acquire(timeout=timeout_s)
 
@@ -89,7 +89,7 @@ class Waiter:
 
 
 class Token(Protocol):
-    """Who is told of a request's end."""
+    """The owner of a request, who is told of its end."""
 
     @property
     def on_done(self) -> Callable[[Completion], None] | None:
@@ -347,8 +347,7 @@ class Driver:
                     self._wake_next()
 
     def submit_nowait(self, request: SendRequest, waiter: Token) -> None:
-        """As `submit`, for asynchronous sends: it takes no lock while there is room. Starts the
-        producer's thread.
+        """Submit an asynchronous send, without a lock while there is room; start the thread.
 
         Raises:
             WindowFullError, ProducerClosedError
@@ -522,7 +521,7 @@ class Driver:
         while self._has_left() and self.engine.clock() < deadline_s:
             self._drive_until(lambda: not self._has_left(), None, STEP_S)
         for task in self._tasks:
-            # What came in meanwhile, as traces do, is counted as lost.
+            # Messages that came in meanwhile, as traces do, are counted as lost.
             task.flush()
         with self.lock:
             self.engine.close()
@@ -615,7 +614,7 @@ class Driver:
             if waiter.on_done is not None:
                 called.append((waiter, completion))
             if type(waiter) is Waiter:
-                # No cycle: each would wait for the garbage collector.
+                # A cycle would wait for the garbage collector.
                 completion.token = None
                 waiter.completion = completion
                 waiter.wake()
@@ -664,7 +663,7 @@ class Driver:
             try:
                 self._drive_until(lambda: self.closing and not self._has_left(), None, _IDLE_S)
             except Exception:
-                # Nobody else would drive, and no future would end.
+                # The thread must go on: without it no future would end.
                 _LOG.exception("the producer's thread goes on after an error")
                 time.sleep(STEP_S)
 

@@ -87,8 +87,8 @@ class SendFuture(Future[SendResult]):
             except KeyboardInterrupt:
                 raise
             except BaseException:
-                # The other futures of its batch must complete, and the producer's thread go on:
-                # asyncio.CancelledError is no Exception either.
+                # An error of a callback must end neither the other futures of its batch nor the
+                # producer's thread; asyncio.CancelledError is no Exception either.
                 _LOG.exception("a callback of a send raised")
 
     def set_result(self, result: SendResult) -> None:

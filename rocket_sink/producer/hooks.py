@@ -16,7 +16,7 @@ from rocket_sink.net.hooks import call_each
 
 @dataclass(slots=True)
 class SendContext:
-    """One request, for hooks; the same object before and after.
+    """A request, for hooks; the same object before and after.
 
     Attributes:
         mode: sync, async, oneway, batch, transaction, request or reply.

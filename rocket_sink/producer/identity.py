@@ -22,7 +22,7 @@ _named: Final[dict[str, int]] = {}
 
 
 def local_ip() -> str:
-    """This host's address on its default route, else the loopback. Sends nothing."""
+    """Return this host's address on its default route, else the loopback. Nothing is sent."""
     for target in ("192.0.2.1", "198.51.100.1"):
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -49,7 +49,7 @@ class Identity:
         self.group = with_namespace(options.namespace, options.producer_group)
         """The producer group with its namespace."""
         self.message_ids = new_message_ids(self.ip)
-        """Not thread-safe."""
+        """The source of message ids, which is not thread-safe."""
 
     def claim(self) -> None:
         """Reserve this client id and group in this process, until `release`.

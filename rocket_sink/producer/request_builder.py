@@ -20,14 +20,14 @@ from rocket_sink.wire.ids import MessageIds
 from rocket_sink.wire.properties import ENCODED_LIMIT, properties_of
 
 _ANY_ID: Final = "0" * 56
-"""As long as a client id with an IPv6 address."""
+"""A text as long as a client id with an IPv6 address."""
 _PROPERTY_BYTES: Final = len(_ANY_ID) + 30
-"""Of the properties that each message has, and the names of tags and keys."""
+"""Bytes of the properties that each message has, and of the names of tags and keys."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One request of a batch, with the messages in it and their client ids."""
+    """A request of a batch, with its messages and their client ids."""
 
     request: SendRequest
     messages: tuple[Message, ...]
@@ -115,7 +115,7 @@ class RequestBuilder:
             yield self._part(messages[start:end], encoded, ids[start:end], queue)
 
     def ids(self, messages: Sequence[Message]) -> list[str]:
-        """Their client ids, new ones where a message has none."""
+        """Return the client ids of messages; a message without an id gets a new one."""
         with self._lock:
             new_ids = self._ids.several(len(messages), time.time_ns() // 1_000_000)
         return [
@@ -203,7 +203,7 @@ class RequestBuilder:
     def batch_of(
         self, messages: Sequence[Message], encoded: Sequence[bytes], ids: Sequence[str]
     ) -> SendRequest:
-        """One batch request of `encoded` messages."""
+        """Make a batch request of `encoded` messages."""
         first = messages[0]
         return SendRequest(
             self.topic(first.topic),

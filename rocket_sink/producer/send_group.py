@@ -41,7 +41,7 @@ def group_key(request: SendRequest) -> Hashable:
 
 
 def group_request(requests: Sequence[SendRequest]) -> SendRequest:
-    """One request for all of them."""
+    """Join requests in one request of a group."""
     group, first = SendGroup(requests), requests[0]
     return SendRequest(
         first.topic, b"", message_count=len(requests), queue=first.queue, token=group,
@@ -79,7 +79,7 @@ class SendGroup:
         return sum(len(requests[index].body) for index in indices.tolist())
 
     def frames(self, template: SendTemplate, **fields: Any) -> bytes:
-        """As `SendTemplate.frames`."""
+        """Return the frames of all messages (see `SendTemplate.frames`)."""
         return template.frames(
             ((one.body, one.properties, one.sys_flag, one.flag) for one in self._requests),
             **fields,

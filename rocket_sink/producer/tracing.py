@@ -153,7 +153,7 @@ class Tracer(SendHook):
                 self._write(lines[:half])
                 self._write(lines[half:])
                 return
-            # Without hooks: a trace is not traced.
+            # The trace is sent without hooks, so that it is not traced itself.
             message = Message(self._topic, body.encode(), keys=tuple(sorted(keys)))
             request = self._builder.single(message)
             request.topic = self._topic

@@ -44,9 +44,9 @@ from rocket_sink.wire.stored import StoredMessage
 
 _LOG: Final = log.logger(__name__)
 _HELD_CHECKS: Final = 2000
-"""Most checks that wait for the listener (Java: checkRequestHoldMax); brokers repeat the others."""
+"""Limit of checks that wait for the listener (Java: checkRequestHoldMax); brokers repeat others."""
 _REMARK_CHARS: Final = 1024
-"""Of an exception's text: a header has 1 MiB at most, and brokers log the remark."""
+"""Limit of an exception's text: a header has 1 MiB at most, and brokers log the remark."""
 
 
 class TransactionState(enum.Enum):
@@ -55,7 +55,7 @@ class TransactionState(enum.Enum):
     COMMIT = "COMMIT_MESSAGE"
     ROLLBACK = "ROLLBACK_MESSAGE"
     UNKNOWN = "UNKNOW"
-    """Not known yet: the broker will check."""
+    """The state is not known yet: the broker will check."""
 
 
 COMMIT: Final = TransactionState.COMMIT
@@ -308,7 +308,7 @@ class TransactionClient:
 def _decided(
     decide: Callable[[], object], raised: str, message_id: str | None
 ) -> tuple[TransactionState, BaseException | None]:
-    """What the caller's code says, or UNKNOWN and its error; `raised` is that one's log line."""
+    """Return the decision of the caller's code, or UNKNOWN and its error, logged as `raised`."""
     try:
         return _state(decide()), None
     except KeyboardInterrupt:
@@ -329,7 +329,7 @@ def _remark(who: str, failure: BaseException | None) -> str | None:
 
 
 def _state(answer: object) -> TransactionState:
-    """None is UNKNOWN, as in Java.
+    """Return the state that an answer stands for; None stands for UNKNOWN, as in Java.
 
     Raises:
         TypeError: another value.

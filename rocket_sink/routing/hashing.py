@@ -384,7 +384,7 @@ def _java_long_hash_block(data: IntArray, offsets: IntArray) -> IntArray:
     if not len(rows):
         return hashes
     starts = offsets[rows] + negative
-    # Only the text of 0 itself begins with a zero.
+    # A text that begins with a zero is a number only if it is "0" itself.
     good = (data[starts] != ord("0")) | ((digits == 1) & ~negative)
     magnitude = np.zeros(len(rows), np.uint64)
     for position in range(int(digits.max())):

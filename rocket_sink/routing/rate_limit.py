@@ -62,7 +62,7 @@ class AimdWindow:
         self._cut_s = now_s
 
     def busy(self, sent_s: float, in_flight: int, now_s: float) -> None:
-        """Another busy answer; ignored if the request was sent before the last cut."""
+        """Cut the window after a busy answer, unless its request was sent before the last cut."""
         if sent_s >= self._cut_s:
             self.limit = max(1.0, min(self.limit, in_flight) * CUT)
             self._cut_s = now_s
@@ -72,7 +72,7 @@ class AimdWindow:
         self.limit += 1.0 / self.limit
 
     def has_room(self, in_flight: int) -> bool:
-        """One more request may be sent; always true with none in flight."""
+        """Return whether one more request may be sent; always true with none in flight."""
         return in_flight < int(self.limit)
 
     def room_for(self, requests: int, in_flight: int) -> int:

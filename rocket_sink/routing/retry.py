@@ -52,11 +52,11 @@ each such attempt may store the message twice."""
 
 _SLAVE_NOT_AVAILABLE: Final = 11
 _SILENT: Final = (ConnectError, UnwrittenError, RequestTimeoutError, ConnectionLostError)
-"""No answer from the address: the detector probes it."""
+"""Errors without an answer from the address, which the detector then probes."""
 _ONCE: Final = (TopicNotFoundError, InvalidQueueError)
 """Retried once, with a fresh route."""
 _NO_CHOICE: Final = (NameServerUnavailableError, NoRouteError, LocalResourcesError)
-"""No broker to choose: only time helps."""
+"""Errors that leave no broker to choose; only time helps."""
 
 
 class Ordering(enum.Enum):
@@ -77,7 +77,7 @@ class Action(enum.Enum):
     RETRY_SAME_QUEUE = "retry_same_queue"
     """Wait `delay_s` (may be 0), then send to the same queue of the same broker."""
     GIVE_UP = "give_up"
-    """No further attempt: the request fails with its last error (or takes the degraded result)."""
+    """End without a further attempt, by the last error or the degraded result."""
     FATAL = "fatal"
     """Stop: every other message would fail too."""
 

@@ -112,8 +112,8 @@ class TopicPublishInfo:
     static: Mapping[MessageQueue, tuple[int, str]] = field(
         default_factory=dict, compare=False, repr=False
     )
-    """Of a static topic's queues: index and real broker, for a pass over all queues is made of each
-    of them when the queues take turns."""
+    """Index and real broker of a static topic's queues. Without it the look-up of a queue is a pass
+    over all of them."""
 
     @classmethod
     def of(cls, topic: str, route: TopicRoute) -> TopicPublishInfo:

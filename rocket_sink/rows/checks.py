@@ -63,7 +63,7 @@ class SuspectEntries:
 
 
 def suspect_entries(batch: RowBatch) -> SuspectEntries:
-    """All illegal properties, and possibly legal ones."""
+    """Return all entries that may be illegal; some of them may turn out to be legal."""
     names, values, offsets = entries_of(batch.properties)
     found = np.zeros(len(names), np.bool_)
     for part in (names, values):
@@ -152,7 +152,7 @@ _INT32: Final = 2**31
 
 @dataclass(frozen=True)
 class Refused:
-    """One illegal row: its index in the batch, and the reason.
+    """An illegal row: its index in the batch, and the reason.
 
     Codes: INVALID_TOPIC, NULL_BODY, EMPTY_BODY, BODY_TOO_LARGE, INVALID_TEXT, INVALID_TAGS,
     INVALID_KEYS, RESERVED_PROPERTY, INVALID_PROPERTY, PROPERTIES_TOO_LARGE, INVALID_DELAY,
@@ -243,7 +243,7 @@ def _suspect_texts(text: pa.Array) -> Mask:
 
 
 def _suspect_topics(topics: pa.Array, namespace: str) -> Mask:
-    """Each distinct topic is checked once."""
+    """Return the rows whose topic looks illegal; each distinct topic is checked once."""
     words = topics.dictionary_encode()
     longest = TOPIC_MAX_LENGTH - len(with_namespace(namespace, "x")) + 1
     good = pc.match_substring_regex(words.dictionary, f"^[%|a-zA-Z0-9_-]{{1,{longest}}}$")

@@ -147,7 +147,7 @@ def _spark_kind(kind: Any) -> str:
 
 @dataclass(frozen=True)
 class ContractColumn:
-    """One column of the contract. Without `kinds`: any sortable type."""
+    """A column of the contract. Empty `kinds` stand for any sortable type."""
 
     name: str
     kinds: tuple[str, ...]

@@ -65,7 +65,7 @@ def _column(
 
 
 def _plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """One array without dictionary, extension or view types."""
+    """Return the column as one array without dictionary, extension or view types."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if isinstance(array, pa.ExtensionArray):
@@ -166,7 +166,7 @@ def _millis(array: pa.Array) -> pa.Array:
         return pa.array(values, pa.int64(), mask=nulls_of(ticks))
     if unit != "s":
         return ticks
-    # Beyond what milliseconds hold it is the last one that they do, which no lane takes.
+    # A time beyond the range of milliseconds becomes the last one in it, which every lane refuses.
     most = pa.scalar((1 << 63) // 1000 - 1, pa.int64())
     for bound, limit in ((pc.min_element_wise, most), (pc.max_element_wise, pc.negate(most))):
         ticks = bound(ticks, limit, skip_nulls=False)
@@ -201,7 +201,7 @@ def _entry_text(array: pa.Array) -> pa.Array:
 def _last_wins(
     offsets: Int64s, names: pa.Array, values: pa.Array
 ) -> tuple[Int64s, pa.Array, pa.Array]:
-    """As Python's dict does it, so that a row and its `Message` have the same properties."""
+    """Keep the last entry of each name, as a dict does, so that rows equal their `Message`."""
     counts = np.diff(offsets)
     if counts.max() < 2:
         return offsets, names, values
@@ -230,7 +230,7 @@ def _same(array: pa.Array) -> pa.Array:
 
 
 _KEPT: Final = "order_by"
-"""Also where it is null in all rows: how batches are cut must not decide what is sorted."""
+"""Column that is kept even if all rows are null: cuts of batches must not decide what is sorted."""
 _FIELD_NAMES: Final = {
     "delivery_timestamp": "delivery_timestamp_ms",
     "event_time": "event_time_ms",

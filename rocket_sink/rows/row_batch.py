@@ -56,7 +56,7 @@ class RowBatch:
     message_id: pa.Array | None = None
     event_time_ms: pa.Array | None = None
     order_by: pa.Array | None = None
-    """Any type that Arrow can sort; as the user sent it."""
+    """The column as the user sent it, of any type that Arrow can sort."""
 
     def __len__(self) -> int:
         return len(self.body)
@@ -82,7 +82,7 @@ class RowBatch:
         return replace(self, **changes)
 
     def topic_of(self, row: int) -> str | None:
-        """One row's topic."""
+        """Return the topic of a row."""
         return self.topic if isinstance(self.topic, str) else text_at(self.topic, row)
 
     def is_timed(self) -> Mask:
@@ -127,7 +127,7 @@ class RowBatch:
         return encode_columns(MessageColumns(self.topic, self.body, properties, flags))
 
     def message(self, row: int) -> Message:
-        """One row as a `Message`, for the sends that go one by one.
+        """Return a row as a `Message`, for sends that go one by one.
 
         Raises:
             MessageError: the row breaks one of the message's own rules.
@@ -190,7 +190,7 @@ _PROPERTY_COLUMNS: Final = (
 
 
 def text_at(array: pa.Array | None, row: int) -> str | None:
-    """One text value; bytes that are not UTF-8 become lone surrogates, which Message refuses."""
+    """Return a text; bytes that are not UTF-8 become lone surrogates, which Message refuses."""
     return None if array is None else _text_of(array[row])
 
 

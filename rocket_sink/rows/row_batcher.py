@@ -36,7 +36,7 @@ _SCALARS: Final[tuple[tuple[type, pa.DataType], ...]] = (
 )
 _BODY_NAMES: Final = ("__rmq_body", "body", "value")
 GATHER_BYTES: Final = 16 << 20
-"""Of bodies gathered at most, however few rows that are: 8,000 rows of 16 KiB are 130 MB, and as
+"""Limit of the gathered bodies, however few rows they are: 8,000 rows of 16 KiB are 130 MB, and as
 much again as an Arrow batch."""
 _LOOK_ROWS: Final = 100
 _FIRST_LOOK: Final = 1
@@ -58,7 +58,7 @@ class RowBatcher:
 
     @property
     def plan(self) -> ColumnPlan:
-        """What the columns mean; known after the first batch."""
+        """The meaning of the columns, which is known after the first batch."""
         assert self._plan is not None
         return self._plan
 
@@ -81,7 +81,7 @@ class RowBatcher:
         return pa.RecordBatch.from_arrays(arrays, names=list(self._plan.needed))
 
     def body_index(self, row: Any) -> int | None:
-        """Where in such a row the body is; None: the row contract will complain."""
+        """Return the body's index in such a row; None if the row contract will refuse the row."""
         if self._plan is not None:
             wanted = [self._plan.source("body")]
         else:
@@ -95,7 +95,7 @@ class RowBatcher:
             return
         kinds = dict(zip(self.plan.needed, types, strict=True))
         schema = pa.schema([(column, kinds[source]) for column, source in self.plan.sources])
-        # By the contract's own names: where the columns came from is settled already.
+        # The columns have the contract's names by now, so options that rename columns are left out.
         plain = self._options.with_(
             columns=(), orderBy="", strictColumns=False, bodyFormat="column"
         )
@@ -222,7 +222,7 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _list_type(lists: Sequence[list[Any] | None]) -> pa.DataType:
-    """By the first element, of structs by each field's first value; void where all are empty."""
+    """Return the type of the first element, for structs of each field; void if all are empty."""
 
     def elements() -> Iterator[Any]:
         return (one for some in lists for one in some or () if one is not None)
@@ -254,8 +254,8 @@ def _micros(value: dt.datetime | None) -> int | None:
     try:
         seconds = value.replace(microsecond=0).timestamp()
     except (OverflowError, ValueError):
-        # It looks a day further, beyond the years 1 to 9999. Spark's own way, which does not know
-        # the second one of an hour that comes twice.
+        # `datetime.timestamp` looks a day further, beyond the years 1 to 9999. Spark uses `mktime`,
+        # too, which does not know the second one of an hour that comes twice.
         seconds = time.mktime(value.timetuple())
     return int(seconds) * 1_000_000 + value.microsecond
 

@@ -114,7 +114,7 @@ def _pairs(properties: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _event_time(properties: Mapping[str, str]) -> int | None:
-    """None too where it is no time of Spark's: any producer may set the property."""
+    """Return the event time in ms; None if the property, which anybody may set, is no time."""
     try:
         ms = int(properties[EVENT_TIME_PROPERTY])
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""Where a task is: query, run, epoch, partition and attempt, as Spark tells its workers."""
+"""The context of a task: query, run, epoch, partition, attempt, as Spark tells its workers."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class RocketMQDataSource(DataSource):
     """Writes to RocketMQ, options as in `rocket_sink.options`; reads a topic, `spark.reader`."""
 
     task_slots = 0
-    """Of the session that `register` was called with; 0: not known."""
+    """Task slots of the session that `register` was called with; 0 if they are not known."""
     speculates = False
     """Whether that session runs second copies of slow tasks."""
     storage: ClassVar[Properties] = {}
@@ -198,7 +198,7 @@ def _ours(given: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass
 class TaskMessage(WriterCommitMessage):
-    """What a task that succeeded tells the committing process."""
+    """The message of a task that succeeded to the committing process."""
 
     query_id: str
     run_id: str
@@ -208,11 +208,11 @@ class TaskMessage(WriterCommitMessage):
 
 
 class _Writer:
-    """What batch and stream writers share; pickled to the tasks."""
+    """Base of the batch and stream writers; pickled to the tasks."""
 
     lane = "datasource"
     epoch: int | None = None
-    """None: Spark says which."""
+    """The epoch; None if Spark tells it."""
 
     def __init__(
         self, options: SinkOptions, plan: ColumnPlan, run_id: str = "", query_id: str = "", *,
@@ -292,7 +292,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """One batch write; in a stream's function, too, it is no epoch of the stream."""
+    """A batch write; in a stream's function, too, it is no epoch of the stream."""
 
     lane = "batch"
     epoch = 0
@@ -310,7 +310,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._end(well=False)
 
     def _end(self, *, well: bool) -> None:
-        """What tasks have noted stays for the next write of the `appId`, where this one failed."""
+        """Remove the notes of tasks; if this write failed, its `appId`'s next one needs them."""
         options = self._options
         if not options.ledger or options.delivery != "effectively_once":
             return
@@ -325,7 +325,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 class _Stream(_Writer):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._confirm(messages, batchId)
-        # Each epoch has a process of its own; in the first one a stream is being looked at.
+        # Each epoch has a process of its own; users watch the first epoch of a stream.
         if batchId == 0 and not self._folded:
             _LOG.warning(
                 "nothing folds the ledger %s while this query runs, so its rows pile up in its "

@@ -89,7 +89,7 @@ def _by_spark(spark: SparkSession, place: LedgerPath, query_id: str, epoch: int)
 
 
 def _direct(table: DeltaTable, query_id: str, epoch: int) -> pa.Table:
-    """As the views `decided_halves` and `epoch_ends` have them."""
+    """Return the rows of the views `decided_halves` and `epoch_ends`."""
     rows = rows_of_epoch(
         table, (SEND, TRANSACTION), query_id, epoch, (*_COLUMNS, "half", "outcome")
     )
@@ -131,7 +131,7 @@ def read_halves(sends: pa.Table) -> pa.Table:
 def _half_messages(
     groups: pa.ChunkedArray,
 ) -> tuple[pa.Array, pa.StringArray, pa.Int64Array, pa.StringArray]:
-    """Of each half message of groups: the group's index, the broker's id, queue offset, client id.
+    """Return (group's index, broker's id, queue offset, client id) of each half message of groups.
 
     Args:
         groups: the column `half_messages` of `send` rows, without nulls.

@@ -205,7 +205,7 @@ class BatchWriter:
                 raise
             counts = _counts(_accounts(session, place, files, query, run, 0))
             over = over_budget(self._options, counts)
-            # One over its budget has failed: the next one of the `appId` goes on with it.
+            # A write over its budget has failed: the next write of the `appId` goes on with it.
             if over is None and self._options.app_id:
                 end_write(place, self._options.app_id)
             if over is None or not self._options.app_id:
@@ -240,7 +240,7 @@ class BatchWriter:
         return results
 
     def _withdraw(self, session: SparkSession, place: LedgerPath, query: str) -> None:
-        """No later write has this query id, and so none could let go of its keys."""
+        """Let go of the query's keys: no later write has its id, so no later write would."""
         if self._options.on_pending_key != "hold" or not is_classic(session):
             return
         with contextlib.suppress(Exception):  # the first failure is on its way up
@@ -248,7 +248,7 @@ class BatchWriter:
                 withdraw(place, query)
 
     def _transactions(self, session: SparkSession) -> Transactions | None:
-        """What ends epochs; None: nothing needs it."""
+        """Return what ends transactions of epochs; None if no delivery needs it."""
         if self._options.delivery != "transactional":
             return None
         transactions = Transactions(session, self._options)
@@ -258,7 +258,7 @@ class BatchWriter:
     def _ledger(
         self, session: SparkSession, *, on_driver: bool
     ) -> tuple[LedgerPath, LedgerToken | None]:
-        """Where the ledger is, and the proof that tasks have it, too; looked up once.
+        """Return the ledger's path, and the proof that tasks have it, too; looked up once.
 
         Raises:
             LedgerError: an option needs files beside the table, and there can be none; or an
@@ -297,7 +297,7 @@ class BatchWriter:
             forget_tasks(place, query)
 
     def _claim(self, session: SparkSession, place: LedgerPath) -> None:
-        """Here too: Delta may skip the epoch, and with it the tasks that would look."""
+        """Claim the appId on the driver, too: if Delta skips the epoch, no task checks it."""
         query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
         if self._options.app_id and query:
             claim_app_id(place, self._options.app_id, query)
@@ -368,7 +368,7 @@ def _accounts(
     session: SparkSession, place: LedgerPath, files: list[DataFile] | None, query: str, run: str,
     epoch: int,
 ) -> list[Any]:  # fmt: skip
-    """What an append's tasks have counted.
+    """Return what the tasks of an append have counted.
 
     Not from the frame of results: a second action on it would send again.
     """

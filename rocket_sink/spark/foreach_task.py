@@ -1,4 +1,4 @@
-"""One task attempt of the foreach lane: rows from Spark's thread, batches to the `TaskRunner`.
+"""A task attempt of the foreach lane: rows from Spark's thread, batches to the `TaskRunner`.
 
 Spark calls `process` when it has a row, and nothing while it has none. So a thread of the task
 sends what has waited for `gatherMaxDelayMs`, and reads the answers while Spark is silent. Two
@@ -106,9 +106,9 @@ class RowsByAccumulator:
 
 
 def rows_by_accumulator(options: SinkOptions) -> RowsByAccumulator | None:
-    """One per application and ledger; called on the driver.
+    """Return the accumulator of the application and ledger; called on the driver.
 
-    None where tasks need none, or have none: `ledgerVia=spool`, no ledger, no classic session.
+    Returns None if tasks need none (`ledgerVia=spool`, no ledger) or without a classic session.
 
     Raises:
         ConfigurationError: `ledgerVia=spark` without a classic session.
@@ -137,11 +137,11 @@ def rows_by_accumulator(options: SinkOptions) -> RowsByAccumulator | None:
 _DRIVE_ROWS: Final = 500
 """Rows (some milliseconds of Spark's time) after which answers are looked for."""
 _ANSWERS_S: Final = 0.002
-"""Between two looks for answers while Spark is silent."""
+"""Seconds between two looks for answers while Spark is silent."""
 
 
 class ForeachTask:
-    """What Spark calls, by way of `RocketSink`."""
+    """The writer that Spark calls by way of `RocketSink`."""
 
     def __init__(
         self, options: SinkOptions, plan: ColumnPlan | None, partition: int, epoch: int,

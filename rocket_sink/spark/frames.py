@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
-    """What the frame's columns mean.
+    """Return the meaning of the frame's columns.
 
     Raises:
         ColumnError: names the column or option that mends it.

@@ -226,7 +226,7 @@ class FoldThread:
             if query_of(place, app_id) == query_id:
                 self._names[place, query_id] = app_id
                 return app_id
-        # Other queries make events too.
+        # The events of other queries come here, too.
         if not any(has_files(spool, spool.filesystem(), query_id) for spool in place.spools):
             return None
         self._names[place, query_id] = query_id
@@ -264,14 +264,14 @@ class FoldThread:
                 )  # fmt: skip
 
     def _is_gone(self, place: LedgerPath) -> bool:
-        """There was a table: an epoch waits for its count only after a fold."""
+        """Return whether the table is gone: there was one, for an epoch waits only after a fold."""
         try:
             return not is_table(self._session, place)
         except Exception:
             return False  # not known: the next count says what is wrong
 
     def _say_gone(self, place: LedgerPath) -> None:
-        """Once, until a table is there again."""
+        """Log that the table is gone, once until a table is there again."""
         if place in self._gone:
             return
         self._gone.add(place)

@@ -46,7 +46,7 @@ _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What is read; made by `ReadOptions.parse`."""
+    """The options of a read; made by `ReadOptions.parse`."""
 
     # fmt: off
     starting_offsets: str = option("startingOffsets", Kind.TEXT, "earliest", _R, "earliest, latest, or an offset per queue as JSON: {\"broker-a:0\": 12, \"broker-b:3\": \"latest\"}; queues that are not named: earliest")
@@ -96,7 +96,7 @@ class ReadOptions:
 
     @property
     def ends(self) -> tuple[int, dict[str, int]]:
-        """As `starts`."""
+        """Return the end of each queue, as `starts` does the beginning."""
         return _offsets(self.ending_offsets, "endingOffsets", LATEST)
 
 

@@ -1,4 +1,4 @@
-"""One way to a Spark session that can run the sink: Delta, Java and the right Python.
+"""A Spark session that can run the sink: Delta, Java and the right Python.
 
 Used by the demo, the jobs, the command line and the tests. A user's own session works as well; it
 needs Delta only where a ledger is written or read.
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _OLDEST_DELTA: Final = {(4, 1): (4, 1), (4, 2): (4, 4)}
-"""Of a Spark: the first Delta with jars for it (Maven: `io.delta:delta-spark_4.x_2.13`)."""
+"""First Delta with jars for a Spark (Maven: `io.delta:delta-spark_4.x_2.13`)."""
 _OLDEST_INSTALLED: Final = (4, 2)
-"""As in setup.cfg."""
+"""Lower bound of delta-spark in setup.cfg."""
 _DELTA_WITHOUT_JARS: Final = frozenset({"4.4.1"})
 _DELTAS: Final = "delta-spark>=4.2,<4.5,!=4.4.1"
-"""As in setup.cfg: each of them names its newest Spark, so pip takes a pair that works."""
+"""Range in setup.cfg: each Delta names its newest Spark, so pip takes a pair that works."""
 
 _PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
 

@@ -1,4 +1,4 @@
-"""What the driver checks for a write: its session, its ledger, the error budget.
+"""Checks of the driver for a write: its session, its ledger, the error budget.
 
 Settings of the session that change what a sink may promise are refused, or warned of. Tasks get a
 proof of the ledger's folder (`ledger.table`), which they look for before they send.
@@ -137,7 +137,7 @@ def task_slots(session: Any) -> int:
         profile = scala.resourceProfileManager().defaultResourceProfile()
         slots = int(scala.maxNumConcurrentTasks(profile))
     except Exception:
-        # Not a public method: without it, the public number that comes closest.
+        # The method is not public; without it, the public number that comes closest is taken.
         slots = 0
     return max(1, slots or context.defaultParallelism)
 
@@ -178,7 +178,7 @@ def check_budget(options: SinkOptions, counts: Mapping[str, Any], epoch: int | N
 def over_budget(
     options: SinkOptions, counts: Mapping[str, Any], epoch: int | None = None
 ) -> DeliveryError | None:
-    """What `check_budget` raises."""
+    """Return the error that `check_budget` raises; None within the budget."""
     given_up, rows_in = counts["dead"] + counts["unknown"], counts["rows_in"]
     limit, ratio = options.max_epoch_failures, options.max_epoch_failure_ratio
     if 0 <= limit < given_up:

@@ -304,7 +304,7 @@ class CheckBacks:
         return known
 
     def _is_undecided(self, epoch: tuple[str, int]) -> bool:
-        """It was, a moment ago; brokers ask about thousands of messages of an epoch at once."""
+        """Return whether it was undecided a moment ago: brokers ask for thousands at once."""
         asked = self._undecided
         return asked is not None and asked[0] == epoch and self._clock() < asked[1]
 
@@ -381,7 +381,7 @@ _lock: Final = ForkLock()
 
 
 def driver_answerer(spark: SparkSession, options: SinkOptions) -> TransactionChecker:
-    """This process's answerer for these options; it lives as long as the Spark application.
+    """Return this process's answerer for these options; it lives as long as the application.
 
     Raises:
         LedgerError, OptionError

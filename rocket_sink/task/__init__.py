@@ -1,1 +1,1 @@
-"""What one task does with its rows: encode, order, send, account for. No Spark in here."""
+"""The work of a task on its rows: encode, order, send, account for. No Spark in here."""

@@ -1,4 +1,4 @@
-"""What happens to messages that cannot be delivered: dead letters, and who is held back.
+"""Messages that cannot be delivered: dead letters, and later rows that are held back.
 
 In the ordered modes a message given up takes the later rows of its sharding key in the same task
 with it, as dead letters HELD_BACK in the same order: sent on, they would overtake it. Rows that
@@ -250,7 +250,7 @@ class DeadLetterWriter:
         assert request.queue is not None
         self._hold_keys(request)
         if request.maybe_duplicate and request.first_error is not None:
-            # It was sent before, in a batch of which nobody knows whether it is stored.
+            # The request was sent before in a batch that may be stored.
             first = request.first_error
             self._write(request, first, Outcome.UNKNOWN, "unknown", first.code)
             return

@@ -1,4 +1,4 @@
-"""Which queue each row goes to: a whole column at a time, pure.
+"""Queues of rows and their requests: whole columns at a time, pure.
 
 A row has one of three destinations:
 
@@ -135,7 +135,7 @@ def _patient(rows: RowBatch) -> Mask:
 
 
 _GROUP: Final = 512
-"""Most single messages that travel as a group; with 256 a message took 1.3 times the CPU."""
+"""Limit of single messages in a group; with 256 a message took 1.3 times the CPU."""
 _GROUPS: Final = 4
 """Groups that the engine's window has room for at least."""
 _NOT_A_QUEUE: Final = -1

@@ -55,7 +55,7 @@ class MessageIds(Protocol):
     """Makes ids for rows, in row order."""
 
     def ids(self, rows: RowBatch) -> pa.Array:
-        """One id per row; rows that have a `message_id` of their own keep that instead."""
+        """Return an id per row; rows with a `message_id` of their own keep that."""
 
 
 class FreshIds:
@@ -88,7 +88,7 @@ class FreshIds:
 
 
 TABLE_LANE: Final = "table"
-"""Of `TableProducer`, which runs without Spark."""
+"""The lane of `TableProducer`, which runs without Spark."""
 _NOBODY: Final = frozenset({"local", "unknown"})
 """Query ids where Spark gives none, on the driver and in a task (`run_context`)."""
 _DIGEST_BYTES: Final = 16
@@ -102,13 +102,13 @@ _WEIGHTS: Final = np.random.Generator(np.random.PCG64(20_240_611)).integers(
 
 
 def task_ids(ctx: RunContext, *, timed: bool = False) -> MessageIds | None:
-    """None where nothing names the write: the ids of two of them could meet.
+    """Return the source of a task's ids; None if nothing names the write: ids of two could meet.
+
+    A table without Spark also gets None: its send is never run again, and ids of `Producer` cost
+    less.
 
     Args:
         timed: another attempt may get the same rows in other batches; costs a digest per row.
-
-    Also None for a table without Spark: nobody runs its send again, and the ids of `Producer` cost
-    less.
     """
     if ctx.lane == TABLE_LANE:
         return None
@@ -150,7 +150,7 @@ def _digest(text: bytes) -> Any:
 
 
 def _fingerprints(column: pa.Array) -> Iterator[bytes]:
-    """What tells the column's values from others, at a fraction of a digest's time."""
+    """Yield bytes that tell the column's values from others, at a fraction of a digest's time."""
     if is_text(column.type):
         yield fingerprint(lengths_of(column).view(np.uint8))
         if column.null_count:

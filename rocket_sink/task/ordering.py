@@ -38,7 +38,7 @@ _BATCHES_KEPT: Final = 2
 
 
 class SpillBuffer:
-    """Where waiting requests are kept.
+    """A store of waiting requests, in memory up to a limit, then in a file.
 
     Args:
         memory_bytes: limit of the copies in memory.

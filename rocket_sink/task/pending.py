@@ -48,17 +48,17 @@ class Piece(NamedTuple):
         return self.data.slice(start, int(self.offsets[-1]) - start)
 
     def detached(self) -> Piece:
-        """The same messages in a buffer of their own, which pins no other message's memory."""
+        """Copy the messages into a buffer of their own, which pins no other message's memory."""
         return Piece(pa.py_buffer(self.body.to_pybytes()), self.offsets - self.offsets[0])
 
     def singles(self) -> Iterator[Piece]:
-        """One piece per message."""
+        """Yield a piece per message."""
         for index in range(self.message_count):
             yield Piece(self.data, self.offsets[index : index + 2])
 
 
 class DecodedMessage(NamedTuple):
-    """One message out of a piece; `properties` is the wire text."""
+    """A message of a piece; `properties` is the wire text."""
 
     body: bytes
     flag: int
@@ -84,7 +84,7 @@ def decode_message(piece: Piece, index: int = 0) -> DecodedMessage:
 
 
 class SingleColumns(NamedTuple):
-    """What a group of single messages is made of, beside its piece."""
+    """The columns of a group of single messages, beside its piece."""
 
     body: pa.Array
     properties: pa.Array
@@ -110,7 +110,7 @@ class SingleColumns(NamedTuple):
 
 
 class SpillState(enum.Enum):
-    """Where the bytes of a waiting request are (`rocket_sink.task.ordering`)."""
+    """The place of a waiting request's bytes (`rocket_sink.task.ordering`)."""
 
     NOT = "not waiting"
     SLICE = "slices of their batches"
@@ -183,7 +183,7 @@ class PendingRequest:
         return decode_message(piece, piece.message_count - 1).property("UNIQ_KEY") or ""
 
     def messages(self) -> Iterator[DecodedMessage]:
-        """Every message, decoded one by one: for dead letters only, never on the way out."""
+        """Decode each message, one by one: for dead letters only, never on the way out."""
         for piece in self.pieces:
             for index in range(piece.message_count):
                 yield decode_message(piece, index)
@@ -209,7 +209,7 @@ class PendingRequest:
         self.byte_count += other.byte_count
 
     def split(self) -> list[PendingRequest]:
-        """One request per message, in order, marked `alone`."""
+        """Return a request per message, in order, marked `alone`."""
         return [self._like([one], alone=True) for piece in self.pieces for one in piece.singles()]
 
     def select(self, wanted: Sequence[bool]) -> PendingRequest | None:

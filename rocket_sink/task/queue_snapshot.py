@@ -42,7 +42,7 @@ class Pinned(NamedTuple):
 
 
 class Queues(Protocol):
-    """What strict order asks for the queues of a topic."""
+    """The source of a topic's queues for strict order."""
 
     def queues(self, info: TopicPublishInfo) -> QueueList:
         """The queues to go by, given the topic's route of today."""
@@ -95,7 +95,7 @@ class QueueSnapshots:
         return self._pinned[info.topic].queues
 
     def load(self, topic: str) -> Pinned | None:
-        """What the ledger has for the topic; None: no task of the query has pinned it.
+        """Return the queues that the ledger has for the topic; None if no task has pinned it.
 
         Raises:
             LedgerError: the file cannot be read.
@@ -117,7 +117,7 @@ class QueueSnapshots:
             ) from error
 
     def pin(self, info: TopicPublishInfo) -> Pinned:
-        """What the ledger has for the topic, or today's queues, from now on."""
+        """Return the queues that the ledger has for the topic; pin today's if it has none."""
         return self.load(info.topic) or self._pin(info, replace=False) or self.pin(info)
 
     def _pin(self, info: TopicPublishInfo, *, replace: bool) -> Pinned | None:
@@ -169,7 +169,7 @@ def _spans(info: TopicPublishInfo) -> Spans:
 
 
 def _change(pinned: Pinned, now: Spans, sharding_hash: str) -> str:
-    """What is new; empty when brokers are merely missing."""
+    """Return a text that says what is new; empty if brokers are merely missing."""
     spans = pinned.queues.spans
     old, found = dict(spans), dict(now)
     new = [f"{name} has {count} queues" for name, count in now if name not in old]

@@ -1,4 +1,4 @@
-"""What a task writes to the ledger, on its way from values to Arrow rows.
+"""The recorder of a task: what it writes to the ledger, from values to Arrow rows.
 
 Attempts are gathered, because a ledger batch has as many columns as a thousand rows have; dead
 letters go out at once, in order, because a row given up must be durable before anything depends on
@@ -229,12 +229,12 @@ def _indices(refused: Sequence[Refused]) -> Any:
 
 
 def _secrets_of(options: SinkOptions) -> tuple[str, ...]:
-    """What no text may show: the secrets themselves, wherever the options say that they are."""
+    """Return the secrets that no text may show, wherever the options say that they are."""
     found = []
     for option in OPTIONS:
         value = getattr(options, option.attribute)
         if isinstance(value, Secret) and value:
-            # What cannot be read here was not used here.
+            # A secret that cannot be read here was not used here.
             with contextlib.suppress(OptionError):
                 found.append(resolve_secret(option.name, value).reveal())
     return tuple(found)

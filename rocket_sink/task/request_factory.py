@@ -117,7 +117,7 @@ class RequestFactory:
             summary.moved_keys = len(self._moved)
 
     def note_answer(self, completion: Completion) -> None:
-        """What an answer says where messages are half ones.
+        """Take the answer to a half message.
 
         One whose answer was lost is not in the ledger, so it is certainly never committed; one
         without its place in the commit log could not be.
@@ -201,7 +201,7 @@ class _Group:
 
 
 class HomeQueueSelector:
-    """Where a request of a home queue may go now; it moves whole, so order stays with it.
+    """The choice of a queue for a request of a home queue; it moves whole, so order is kept.
 
     `routing.sharding.fallback_queue`, and one thing more: while no broker is available, an attempt
     does not go to the broker that the attempt before it went to. A machine that is slow as a whole
@@ -234,7 +234,7 @@ def compressed(body: bytes, options: SinkOptions) -> tuple[bytes, int]:
 
 
 def _compressed_column(bodies: pa.Array, options: SinkOptions) -> tuple[pa.Array, Any]:
-    """As `compressed`, of many bodies; the bits are one number for all, or one for each."""
+    """Compress many bodies; return them with the flag bits: a number for all, or one for each."""
     longest = int(lengths_of(bodies).max(initial=0))
     if options.compress_type == "none" or longest < options.compress_over_bytes:
         return bodies, 0

@@ -1,4 +1,4 @@
-"""What the lanes share in a worker: an engine out of the pool, a task body, a spool.
+"""The runner that the lanes share in a worker: an engine of the pool, a task body, a spool.
 
     with a lease, `TaskRunner.feed(batch)`*, then `finish()`, or `abort()` after any error.
 
@@ -38,7 +38,7 @@ _told: set[str] = set()
 
 
 class TaskRunner:
-    """One task attempt from its first batch to its end; every way out gives the engine back.
+    """A task attempt from its first batch to its end; every way out gives the engine back.
 
     Args:
         emit: takes the ledger rows (lane 3); None: they are spooled under the ledger's path, or
@@ -219,4 +219,4 @@ def _say_once(ledger: str, why: str) -> None:
 
 
 def _dropped(batch: pa.RecordBatch) -> None:
-    """Without a ledger there is nothing to tell; a row given up has failed the task by then."""
+    """Drop ledger rows: without a ledger, a row that is given up has failed the task by then."""

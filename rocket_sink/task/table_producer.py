@@ -39,7 +39,7 @@ _LETTER_SCHEMA: Final = pa.schema([LEDGER_SCHEMA.field(name) for name in _LETTER
 
 @dataclass(frozen=True)
 class TableResult:
-    """What became of a table: printed, the accounts."""
+    """The result of sending a table; it prints as the accounts."""
 
     summary: WriteSummary
     dead_letters: pa.Table = field(repr=False)
@@ -98,7 +98,7 @@ class TableProducer:
                 be any more, at the end.
         """
         batches, ledger = _batches(data), self.options.ledger
-        # This process writes what it reads: there is only to see that it can.
+        # This process also reads what it writes, so the token only shows that it can write.
         token = ledger_token(resolve_path(ledger), spools=True) if ledger else None
         context, letters = self._context(), list[pa.RecordBatch]()
         spool = SpoolWriter(ledger, context) if ledger else None

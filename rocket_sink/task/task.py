@@ -210,7 +210,7 @@ class TaskSender:
         try:
             info = self._engine.publish_info(topic)
         except NoRouteError as error:
-            # All rows go to the option's topic: a dead letter per row would drain the source.
+            # The rows all go to the option's topic: a dead letter per row would drain the source.
             if self._options.topic:
                 raise
             self._dead_letters.rows(rows, error)

@@ -80,13 +80,13 @@ class WriteSummary:
 
     @property
     def adds_up(self) -> bool:
-        """Every row is accounted for."""
+        """Whether the accounts hold every row."""
         parts = self.acked + self.degraded + self.dead + self.unknown + self.filtered
         return self.rows_in == parts
 
     @property
     def all_delivered(self) -> bool:
-        """Every row is stored on a broker."""
+        """Whether brokers have stored every row."""
         return self.rows_in == self.acked + self.degraded + self.filtered
 
     def lines(self) -> list[tuple[str, str]]:
@@ -117,7 +117,7 @@ class WriteSummary:
 
 @dataclass
 class TaskSummary:
-    """What a task did, in rows unless the name says otherwise."""
+    """The accounts of a task, in rows unless the name says otherwise."""
 
     rows_in: int = 0
     acked: int = 0
@@ -126,13 +126,13 @@ class TaskSummary:
     unknown: int = 0
     filtered: int = 0
     invalid: int = 0
-    """Of `dead`: refused before anything was sent."""
+    """Rows of `dead` that were refused before anything was sent."""
     held_back: int = 0
-    """Of `dead`: given up because an earlier row of the key, or its queue, was."""
+    """Rows of `dead` that were given up because an earlier row of the key, or its queue, was."""
     duplicates_possible: int = 0
     """Delivered rows that an earlier attempt may have stored too."""
     found_stored: int = 0
-    """Of `acked`: sent by an earlier attempt, or without an answer; the brokers found its id."""
+    """Rows of `acked` that were sent before, or got no answer; brokers found their ids."""
     requests: int = 0
     attempts: int = 0
     body_bytes: int = 0

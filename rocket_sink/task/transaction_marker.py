@@ -1,4 +1,4 @@
-"""What a half message says about itself, so that any process can decide on it by the ledger.
+"""The marker in a half message, by which any process can decide on it from the ledger.
 
 Its producer group is the ledger's, not the sender's: brokers ask any client of that group, and only
 those that can look into the ledger are in it (`rocket_sink.spark.transactions`).

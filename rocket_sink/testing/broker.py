@@ -40,7 +40,7 @@ _WRITES = SEND_CODES | {RequestCode.END_TRANSACTION}
 
 
 class FakeBroker:
-    """One broker of a `FakeCluster`.
+    """A broker of a `FakeCluster`.
 
     Attributes:
         name: as in routes, `broker-a`.

@@ -103,7 +103,7 @@ class FakeCluster:
         self._loop.call(self._port.open)
 
     def forget_brokers(self) -> None:
-        """As a name server that was started anew: it knows no broker, and so no topic."""
+        """Forget all brokers and topics, as a name server that has just started."""
         self._unregistered = set(self._topics)
 
     def register(self, *names: str) -> None:
@@ -111,7 +111,7 @@ class FakeCluster:
         self._unregistered -= set(names or self._topics)
 
     def messages(self, topic: str) -> list[StoredMessage]:
-        """All stored messages of a topic by broker, in the order of storing."""
+        """Return the stored messages of a topic by broker, in the order of storing."""
         return [message for broker in self.brokers for message in broker.store.messages(topic)]
 
     def close(self) -> None:

@@ -278,7 +278,7 @@ class FaultProxy:
 
 
 class _Connection:
-    """One connection through the proxy, with the behaviours for its answers by opaque id."""
+    """A connection through the proxy, with the behaviours for its answers by opaque id."""
 
     def __init__(self, client: socket.socket, server: socket.socket, proxy: FaultProxy) -> None:
         self._client, self._server, self._proxy = client, server, proxy

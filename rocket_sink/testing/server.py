@@ -1,4 +1,4 @@
-"""One thread that serves many scripted ports: sockets, frames, timers.
+"""A thread that serves many scripted ports: sockets, frames, timers.
 
 All handlers run in that thread, so they need no locks.
 """
@@ -28,7 +28,7 @@ Handler = Callable[["Peer", Frame], None]
 
 
 class Peer:
-    """One accepted connection."""
+    """An accepted connection."""
 
     def __init__(self, sock: socket.socket, port: Port) -> None:
         self.socket = sock
@@ -39,7 +39,7 @@ class Peer:
         self.holds_back = False
         """Answers gather, and go out together."""
         self._late: deque[tuple[bytes, float]] = deque()
-        """What is behind bytes that drip, with its seconds per byte; 0: at once."""
+        """Bytes that wait behind dripping ones, with their seconds per byte (0: sent at once)."""
 
     def send(self, data: bytes) -> None:
         """Send bytes, in order."""

@@ -73,14 +73,14 @@ class MemoryStore:
         return self._queues.get((topic, queue_id), [])[offset : offset + count]
 
     def find(self, topic: str, key: str, *, unique: bool) -> list[StoredMessage]:
-        """By client message id, or by one of the index keys."""
+        """Return the messages with a client message id (`unique`), or with an index key."""
         return [m for m in self.messages(topic) if _has_key(m.properties, key, unique=unique)]
 
     def at(self, commit_log_offset: int) -> StoredMessage | None:
         return self._log.get(commit_log_offset)
 
     def messages(self, topic: str) -> list[StoredMessage]:
-        """All messages of a topic in the order in which they were stored."""
+        """Return the messages of a topic in the order in which they were stored."""
         return [m for m in self._log.values() if m.topic == topic]
 
     def forget(self, topic: str) -> None:

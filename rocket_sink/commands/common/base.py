@@ -21,7 +21,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
-    """All the options of a command as one decorator, in the order of its help."""
+    """Join the options of a command in one decorator, in the order of its help."""
 
     def decorate(function: Decorated) -> Decorated:
         for option in reversed(options):
@@ -45,7 +45,7 @@ class Command(click.Command):
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, hidden=True))
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """As click, whose errors about an option without its value do not name the command."""
+        """Parse as click does, and name the command in errors about an option without its value."""
         try:
             return super().parse_args(context, args)
         except click.UsageError as error:
@@ -157,7 +157,7 @@ def one_line(error: BaseException) -> str:
 
 
 def usage_line(error: click.ClickException) -> str:
-    """What is wrong with a command line, in which command, and what to do, as one line."""
+    """Return a line that says what is wrong with which command line, and what to do."""
     context: click.Context | None = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "rocket-sink"
     text = " ".join(_usage_text(error, context).split())
@@ -171,7 +171,7 @@ def usage_line(error: click.ClickException) -> str:
 
 
 def _says_what_to_do(error: click.ClickException, text: str) -> bool:
-    """Of a bad value it is said what would be a good one, except by click for a path."""
+    """Return whether the text names a good value; click's text about a path does not."""
     if text.endswith("?") or ";" in text:
         return True
     if isinstance(error, click.MissingParameter) or not isinstance(error, click.BadParameter):

@@ -97,7 +97,7 @@ def opened(name: str, path: str, **spark: Any) -> Iterator[tuple[SparkSession, L
     path = absolute(path)
     check_exists(path)
     with spark_session(name, small=True, **spark) as session:
-        # Not before: the session may be what knows the way to the store.
+        # The session comes first, because it may be what knows the way to the store.
         check_exists(path, session)
         yield session, Ledger(path)
 

@@ -151,11 +151,11 @@ def rows_table(
     title: str, names: Sequence[str], rows: Iterable[Any], *, numbers: str = "",
     most: int | None = None,
 ) -> Table:  # fmt: skip
-    """These columns of rows, under their names without underscores.
+    """Return a table of these columns of rows, under their names without underscores.
 
     Args:
         numbers: as of `table`.
-        most: characters of a text; of a longer one the end is left out.
+        most: characters of a text; a longer text is cut.
     """
     cells = ([_short(row[name], most) for name in names] for row in rows)
     return table(title, [name.replace("_", " ") for name in names], cells, numbers=numbers)
@@ -188,7 +188,7 @@ class _Guarded:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print a JSON document on standard output."""
     click.echo(json_text(value, default=_plain, indent=2))
 
 

@@ -151,7 +151,7 @@ def _check_addresses(options: SinkOptions) -> None:
 
 
 def check_topic_name(topic: str) -> None:
-    """Of a topic that is given; only its form, because commands that read may name system topics.
+    """Check the form of a topic's name only, because commands that read may name system topics.
 
     Raises:
         OptionError: no topic can have this name.

@@ -98,8 +98,11 @@ def spark_session(
 
 
 def _log_filters(*, wanted: bool) -> None:
-    """Of an SQL text that cannot be used PySpark logs all of its plan and Java's trace, which the
-    error tells in a line. Its loggers write to standard error whatever the root logger does."""
+    """Silence PySpark's loggers of failed queries unless they are wanted.
+
+    They write the whole plan and Java's trace to standard error, whatever the root logger does; the
+    error says the same in a line.
+    """
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):

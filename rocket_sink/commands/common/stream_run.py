@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RunView:
-    """What a running query does: a table that changes in a terminal, else a line per event.
+    """The view of a running query: a table that changes in a terminal, else a line per event.
 
     A context manager; not thread-safe.
 
@@ -351,7 +351,7 @@ def _batch_since(epochs: DataFrame, began: dt.datetime) -> str | None:
 
 
 def _figures(spark: SparkSession, sink_options: Mapping[str, Any]) -> LiveFigures | None:
-    """What comes into the ledger from now on; None without one, or where it cannot be followed."""
+    """Follow what comes into the ledger; None without a ledger, or if it cannot be followed."""
     from rocket_sink.ledger.live import follow
     from rocket_sink.ledger.path import resolve_path
 

@@ -33,7 +33,7 @@ FAULT_AT: Final = 0.35
 
 @dataclass(frozen=True)
 class Settings:
-    """One run of the demo. `fault` is freeze, kill or none; `out` is the folder of all files."""
+    """A run of the demo. `fault` is freeze, kill or none; `out` is the folder of all files."""
 
     out: Path
     rows: int

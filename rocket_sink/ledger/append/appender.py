@@ -1,4 +1,4 @@
-"""One append to the table: by delta-rs where it may, by Spark's Delta elsewhere.
+"""An append to the table: by delta-rs where it may, by Spark's Delta elsewhere.
 
 By delta-rs the rows become data files where they are made, by tasks or the driver, and the driver
 commits the files. By Spark's Delta the rows are what it writes.

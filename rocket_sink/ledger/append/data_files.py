@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyarrow import fs
 
 FILES_DDL: Final = "files STRING"
-"""What tasks tell the driver of the files that they have written."""
+"""Column in which tasks tell the driver of the files that they have written."""
 OverBatches = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function for `mapInArrow`."""
 
@@ -61,7 +61,7 @@ class DataFileWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         column = batch.column(_KIND)
-        # Not at the top: the processes that plan and commit a stream write no files.
+        # The import is here because the processes that plan and commit a stream write no files.
         import pyarrow.compute as pc
 
         kinds = pc.unique(column).to_pylist()
@@ -123,7 +123,7 @@ class _KindFile:
         self._path = f"{root}/{self._name}"
         self._filesystem = filesystem
         if not is_object_store(filesystem):
-            # Of the kind only: a ledger's folder that was deleted must not come back.
+            # Only the kind's folder is made: a ledger's folder that was deleted must not come back.
             filesystem.create_dir(f"{root}/kind={kind}", recursive=False)
         import pyarrow.parquet as pq
 
@@ -175,7 +175,7 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
     for name in STATS_COLUMNS:
         found = [group.column(places[name]).statistics for group in groups]
         nulls[name] = sum(one.null_count for one in found)
-        # Without bounds are columns of nulls, and groups whose texts are too long for them.
+        # Columns of nulls, and groups with too long texts, have no bounds.
         bounded = [one for one in found if one.num_values]
         if bounded and all(one.has_min_max for one in bounded):
             least[name] = _in_json(min(one.min for one in bounded))

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.logger(__name__)
 _TRIES: Final = 10
-"""Of delta-rs's own 15 each."""
+"""Attempts at a commit; delta-rs alone needs 15 requests for each."""
 _CHECKPOINT_COMMITS: Final = 10
 """Spark's default: its readers read each commit since the last checkpoint."""
 _USER_METADATA: Final = "userMetadata"
-"""Where Spark's Delta has the option of that name, and shows it in the table's history."""
+"""Entry of a commit for which Spark's Delta has an option, and which its history shows."""
 ESCAPED: Final = frozenset("%#?")
 """In a path, delta-rs may take them for another folder's name, or for the end of it."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -198,7 +198,7 @@ def commit_actions(
 def rows_of_epoch(
     table: DeltaTable, kinds: Sequence[str], query_id: str, epoch: int, columns: Sequence[str]
 ) -> pa.Table:
-    """All rows of an epoch; files whose statistics exclude it are not opened.
+    """Return the rows of an epoch; files whose statistics exclude it are not opened.
 
     Raises:
         LedgerError: files that the table names are gone or damaged, or cannot be read now.
@@ -294,7 +294,7 @@ def commit(
 
 
 def _names(table: DeltaTable, files: Sequence[DataFile]) -> bool:
-    """Their names are in no other commit than theirs."""
+    """Return whether the table names the files: data file names are unique to a commit."""
     return bool(files) and any(uri.endswith(f"/{files[0].path}") for uri in table.file_uris())
 
 

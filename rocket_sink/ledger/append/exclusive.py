@@ -1,4 +1,4 @@
-"""Which commits to a table on S3 another driver's cannot overwrite.
+"""Commits to a table on S3 that another driver's commits cannot overwrite.
 
 A commit is a file of the table's log that must not be there before. delta-rs writes it on condition
 (`If-None-Match`), which S3 keeps to; of stores that speak its language some do not, without a word.
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 _LOG: Final = log.logger(__name__)
 _OWN_STORE: Final = "io.delta.storage.S3SingleDriverLogStore"
 _CONDITION: Final = "fs.option.create.conditional.overwrite"
-"""Of S3A from Hadoop 3.4.2 on: the object must not be there when it is written."""
+"""Option of S3A from Hadoop 3.4.2 on: the object must not be there when it is written."""
 
 _ENCRYPTION: Final = ("encryption.algorithm", "server-side-encryption-algorithm")
-"""Of S3A; the latter is the older name."""
+"""Settings of S3A; the second one is the older name."""
 _REFUSED: Final = ("Status Code: 412", "FileAlreadyExistsException", "RemoteFileChangedException")
 """S3A of an object that is there (3.5.0: the last, with the first); other errors tell nothing."""
 
 _known: dict[tuple[str, str], bool] = {}
-"""What was found of Spark's Delta, by application and bucket."""
+"""Whether Spark's Delta commits exclusively, by application and bucket."""
 
 
 def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
@@ -104,7 +104,7 @@ def _hadoop_conf(spark: SparkSession) -> Any:
 
 
 def _told(spark: SparkSession, place: LedgerPath, ask: Callable[[Any, Any], bool]) -> bool | None:
-    """What `ask` finds out with the session's file system and a path of its own; None: nothing."""
+    """Return what `ask` finds out with the session's file system and a new path; else None."""
     session: Any = spark
     path = session._jvm.org.apache.hadoop.fs.Path(f"{place.uri}/_tries/{uuid.uuid4().hex}")
     try:
@@ -115,7 +115,7 @@ def _told(spark: SparkSession, place: LedgerPath, ask: Callable[[Any, Any], bool
             with contextlib.suppress(Exception):
                 files.delete(path, False)
     except Exception as error:
-        # No right to write there, or a file system without such streams or options.
+        # The user may not write there, or the file system has no such streams or options.
         _LOG.info("it cannot be tried how %s takes a commit: %s", place.uri, error)
         return None
 

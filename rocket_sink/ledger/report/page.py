@@ -212,7 +212,7 @@ def _verdict(findings: Sequence[Mapping[str, str]]) -> str:
 
 
 def _commands(text: str) -> str:
-    """What stands in `backquotes` as code."""
+    """Return the text in HTML, with code for what stands in `backquotes`."""
     parts = text.split("`")
     return "".join(
         f"<code>{_text(part)}</code>" if n % 2 else _text(part) for n, part in enumerate(parts)

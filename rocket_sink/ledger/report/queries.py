@@ -44,7 +44,7 @@ from rocket_sink.ledger.tune.suggest import tune
 from rocket_sink.ledger.tune.values import FEWEST
 
 _FAILED_SEND: Final = "coalesce(lane = 'table' AND superseded_attempts > 0, false)"
-"""Nothing takes the place of an epoch of a `TableProducer`."""
+"""Condition of a failed epoch of a `TableProducer`, whose place no other epoch takes."""
 _SUMS: Final = tuple(n for n in Totals.__dataclass_fields__ if n in EpochFigures.__annotations__)
 
 
@@ -154,10 +154,10 @@ def _histogram(read: Scoped, rows: str) -> dict[str, list[tuple[int, float]]]:
 _UNREACHABLE: Final = ("CONNECT", "CONNECTION_LOST", "UNKNOWN_HOST", "NO_ROUTE", "INVALID_QUEUE")
 """Errors of a broker that is not there."""
 _SILENT: Final = (*_UNREACHABLE, "REQUEST_TIMEOUT", "UNWRITTEN")
-"""Also those of one that does not answer: it may only be slow."""
+"""Error codes of a broker that does not answer; it may only be slow."""
 _OUT_OF_ROUTE: Final = ("NO_ROUTE", "INVALID_QUEUE")
 _ABSENT: Final = 20
-"""Most brokers that are looked at."""
+"""Limit of the brokers that are looked at."""
 _FEW: Final = 20
 """Requests that others stored meanwhile: with fewer, a broker may only not have had its turn."""
 
@@ -209,7 +209,7 @@ def _absence(
     name: str, failed: Sequence[dict[str, Any]], stored: dt.datetime | None,
     since: dt.datetime | None, back: dt.datetime | None, others: int,
 ) -> Absence | None:  # fmt: skip
-    """None: it was only slow, or its failures are part of a brief matter."""
+    """Return the absence of a broker; None if it was only slow, or failed only briefly."""
     gone = [row for row in failed if row["error_code"] in _UNREACHABLE]
     last = max(row["last_at"] for row in failed)
     is_back = back is not None or (stored is not None and stored > last)
@@ -224,13 +224,13 @@ def _absence(
         return None
     cause = max(failed, key=lambda row: (row["attempts"], row["error_code"]))["error_code"]
     left = not is_back and any(row["error_code"] in _OUT_OF_ROUTE for row in failed)
-    # It died after the last that it stored began, and before the first failure after that.
+    # The broker died after its last stored request began, and before the next failure.
     began = since or stored or min(row["first_at"] for row in failed)
     return Absence(name, began, last, back if is_back else None, others, left, cause)
 
 
 def _waiting(read: Scoped) -> list[WaitFigures]:
-    """By the broker that a key's letters could not be sent to, be it before the scope's time."""
+    """Return waits by the broker that keys' letters could not be sent to, also before the scope."""
     rows = read(
         f"""SELECT broker, CAST(sum(letters) AS BIGINT) AS letters, count(*) AS key_count,
             min(oldest) AS oldest, CAST(sum(forbidden) AS BIGINT) AS forbidden
@@ -283,7 +283,7 @@ def _isolation_sums(read: Scoped) -> list[IsolationSums]:
 
 
 def _dead_letters(read: Scoped) -> list[DeadLetterFigures]:
-    """Also those of attempts that do not count; an exported letter once, however often it was."""
+    """Return the dead letters, also of attempts that do not count; each exported letter once."""
     rows = read(
         f"""SELECT reason, coalesce(last_error_code, first_error_code, '-') AS error_code,
             count(*) AS letters, count(p.pending_id) AS pending,

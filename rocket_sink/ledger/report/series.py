@@ -1,4 +1,4 @@
-"""What the charts of a report's page show: sums by time, broker, topic and queue.
+"""Series for the charts of a report's page: sums by time, broker, topic and queue.
 
 Each list is as long as the page may be, however many rows the ledger has: time is cut into at most
 `_STEPS` steps, and of the epochs and attempts behind a step those are kept that failed or took
@@ -61,7 +61,7 @@ COLUMNS: Final = {
                  "attempt", "outcome", "error", "code", "rtt", "message_id", "remark"),
     "epochs": ("query_id", "epoch", "at", "rows_in", "dead", "unknown", "adds_up"),
 }  # fmt: skip
-"""What the places of a series' rows are."""
+"""Names of the places in a series' rows."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Series:
 
 
 def read_series(read: Scoped, brokers: Sequence[BrokerFigures]) -> Series:
-    """All series of the scope."""
+    """Return the series of the scope."""
     span = _span(read)
     if span is None:
         return Series(1000, 0, 0)
@@ -257,7 +257,7 @@ def _isolations(read: Scoped) -> list[tuple[Any, ...]]:
 
 def _behind(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[Any, ...]]:
     longest = "coalesce(rtt_ms, 0)"
-    # Of equally long ones the last attempt.
+    # The last attempt wins among equally long ones.
     order = f"{longest} + coalesce(attempt, 1) * 1e-6"
     return _rows(
         read,
@@ -303,7 +303,7 @@ def _failures(read: Scoped, step: str, broker: str, topic: str) -> list[tuple[An
 
 
 def _epochs(read: Scoped, behind: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Those that the page names, and those that do not add up, as far as they fit."""
+    """Return epochs that the page names or that do not add up, as far as they fit."""
     numbers = sorted({row[4] for row in behind})
     named = f"epoch IN ({', '.join(map(str, numbers))})" if numbers else "false"
     rows = _rows(

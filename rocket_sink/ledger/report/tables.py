@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """All figures; the lists of epochs and isolations hold the last ones.
+    """The figures of a report; the lists of epochs and isolations hold the last ones.
 
     `unfolded_epochs` have rows that are not in the figures yet (read without Spark nothing is
     folded). `quarantined_files` were damaged, and their rows are in no figure. `series` are the
@@ -70,7 +70,7 @@ class Report:
 
     @property
     def facts(self) -> Facts:
-        """What the verdict is made from."""
+        """The facts from which the verdict is made."""
         scope = self.scope
         in_flight = sum(broker.outcomes.get("in_flight", 0) for broker in self.brokers)
         return Facts(
@@ -81,7 +81,7 @@ class Report:
 
     @property
     def verdict(self) -> list[Finding]:
-        """What needs to be known first, the gravest before the others."""
+        """The findings that need to be known first, the gravest at the top."""
         return verdict(self.facts)
 
     def as_dict(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ _EXAMPLE_SHOWN: Final = 60
 
 
 def render_report(report: Report) -> RenderableType:
-    """All tables; those without rows say so in one line."""
+    """Return the tables; those without rows say so in a line."""
     from rich.console import Group
     from rich.text import Text
 

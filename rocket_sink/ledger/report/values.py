@@ -44,7 +44,7 @@ class BrokerFigures:
 
 @dataclass(frozen=True)
 class EpochFigures:
-    """One epoch of one query; see `Ledger.epochs`."""
+    """An epoch of a query; see `Ledger.epochs`."""
 
     query_id: str
     epoch: int
@@ -86,7 +86,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class IsolationFigures:
-    """One isolation; the same one noted by several workers is there once, with their number."""
+    """An isolation; one that several workers noted is there once, with their number."""
 
     broker: str
     topic: str | None
@@ -180,7 +180,7 @@ class WaitFigures:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a report says before its figures.
+    """A finding that a report says before its figures.
 
     Attributes:
         name: of the rule that found it.
@@ -209,7 +209,7 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules of the verdict look at."""
+    """The facts that the rules of the verdict look at."""
 
     ledger: str
     totals: Totals

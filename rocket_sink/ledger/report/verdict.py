@@ -1,4 +1,4 @@
-"""What a report says first: rules over its figures, each with a sentence and the next command.
+"""The verdict of a report: rules over its figures, each with a sentence and the next command.
 
 A rule's condition gives the values of its sentence once for each thing that it finds. Findings come
 in the order of `RULES`: problems first, then what may become one, then what is only good to know.
@@ -54,7 +54,7 @@ class Rule:
 
 
 def verdict(facts: Facts) -> list[Finding]:
-    """All findings, the gravest first; without a problem or a warning, that all is well."""
+    """Return the findings, the gravest first; without a problem or a warning, that all is well."""
     commands = _commands(facts.ledger)
     found = [
         Finding(
@@ -239,7 +239,7 @@ def _was_isolated(facts: Facts) -> Iterator[Case]:
 
 
 def _isolated(facts: Facts) -> Iterator[IsolationSums]:
-    """Of brokers that no line says to be gone."""
+    """Yield isolations of brokers that no line says to be gone."""
     gone = _gone(facts)
     yield from (one for one in facts.isolated if one.broker not in gone)
 

@@ -94,7 +94,7 @@ def _part(text: str) -> str:
 
 
 def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
-    """All sealed files; takes the open files whose owners are gone on the way.
+    """Return all sealed files; seal the open files whose owners are gone on the way.
 
     Query by query; a query's by epoch, and an epoch's in the order in which they were begun.
     """
@@ -152,7 +152,7 @@ def waiting_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> int:
 
 
 def spooled_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> set[tuple[str, str]]:
-    """These epochs: the query as `path_part` has it, and the number."""
+    """Return the epochs in the spool: the query as `path_part` has it, and the number."""
     found = (_epoch(info) for info in _files(place, filesystem))
     return {(query.removeprefix(_part("")), epoch) for query, epoch in found}
 

@@ -1,4 +1,4 @@
-"""What a spool file holds: an Arrow IPC stream with the schema of the rocket-sink that wrote it.
+"""The content of a spool file: an Arrow IPC stream with the ledger's schema.
 
 Each batch has in its custom metadata the CRC-32 of its buffers, as
 they are in the file, begun with that of the batch before it, and the first one's with the columns'
@@ -36,7 +36,7 @@ _CRC: Final = b"rocket-sink.crc32"
 _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """Arrow's end-of-stream mark: without it a cut between two batches would look like an end."""
 _MARK: Final = b"\xff\xff\xff\xff"
-"""Each of Arrow's messages, that is the schema and each batch, begins with it."""
+"""The first bytes of each Arrow message, that is of the schema and of each batch."""
 _CHUNK: Final = 4 * 1024 * 1024
 
 _TIMES: Final = ("at", "isolated_from", "isolated_until")
@@ -64,7 +64,7 @@ class BatchWriter:
         self._crc = _first_crc(LEDGER_SCHEMA)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        # As a reader gets it: slices are cut, and validity maps without a null are left out.
+        # The batch is made as a reader gets it: slices are cut, and validity maps without nulls go.
         written = pa.ipc.read_record_batch(batch.serialize(), LEDGER_SCHEMA)
         self._crc = _next_crc(self._crc, written)
         self._stream.write_batch(written, custom_metadata={_CRC: str(self._crc)})
@@ -132,7 +132,7 @@ def _goes_on(path: str, filesystem: fs.FileSystem, number: int) -> bool:
         stream.seek(at)
         with contextlib.suppress(pa.ArrowException, OSError, EOFError):
             found = pa.ipc.read_message(stream)
-            # Of ours: the body of a dead letter may be a stream of Arrow's, too.
+            # The mark must be ours: the body of a dead letter may be an Arrow stream, too.
             if found.type == "record batch" and _CRC in found.metadata.to_pybytes():
                 return True
     return False
@@ -185,7 +185,7 @@ def _next_crc(crc: int, batch: pa.RecordBatch) -> int:
 
 
 def _check_values(batch: pa.RecordBatch, names: set[str]) -> None:
-    """What readers of the table rely on; `names` are the columns that the file has.
+    """Check what readers of the table rely on; `names` are the columns that the file has.
 
     After a power cut, blocks that were never written read as zeros: nulls and empty texts.
     """
@@ -207,7 +207,7 @@ def _check_values(batch: pa.RecordBatch, names: set[str]) -> None:
 
 
 def _check_old_values(batch: pa.RecordBatch) -> None:
-    """What the versions without checksums wrote, and no other text and no other sign."""
+    """Refuse values that the versions without checksums cannot have written."""
     import pyarrow.compute as pc
 
     for name, known in _KNOWN.items():

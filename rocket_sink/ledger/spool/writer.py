@@ -1,4 +1,4 @@
-"""What a task attempt does with its ledger rows: `SpoolWriter` writes them to the spool.
+"""Writers of a task attempt's ledger rows: `SpoolWriter` writes them to the spool.
 
 Where it does not reach the spool, it hands them to the driver by Spark, which carries them with the
 task's result: in the commit message of the data source, in an accumulator of foreach. So what a
@@ -44,7 +44,7 @@ _MOST_BYTES: Final = 64 * 1024 * 1024
 
 
 class SpoolWriter:
-    """One task attempt's rows, in one Arrow stream file under `<ledger>/_spool`.
+    """A task attempt's rows, in an Arrow stream file under `<ledger>/_spool`.
 
     The file is made by the first `append`; after a `seal` the next one makes another. For one
     thread of one process.
@@ -145,7 +145,7 @@ class SpoolWriter:
                 while chunk := file.read(_CHUNK):
                     out.write(chunk)
         except OSError:
-            # Only the answer may be lost, and the rows would go into another spool once more.
+            # The file may be there although the answer was lost; its rows must not go in twice.
             if not (whole_at_once and _is_there(remote, sealed)):
                 raise
         if not whole_at_once:
@@ -170,7 +170,7 @@ class SpoolWriter:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Every failure ends the writer; the text says what became of the rows."""
+        """End the writer after a failure; the error says what became of the rows."""
         try:
             yield
         except FileNotFoundError as error:
@@ -263,7 +263,7 @@ class RowsInMemory:
             )
 
     def take(self) -> HandedRows | None:
-        """All rows; None: there are none."""
+        """Return the rows; None if there are none."""
         if self._file is None or self._stream is None:
             return None
         self._stream.close()

@@ -86,7 +86,7 @@ class Admin:
         return responses.decode_topics(self._ask(requests.get_all_topics()))
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """All readable queues on brokers with a master, sorted."""
+        """Return the readable queues on brokers with a master, sorted."""
         topic = with_namespace(self.options.namespace, topic)
         route = self.topic_route(topic)
         masters = _masters(route)
@@ -151,7 +151,7 @@ class Admin:
             offset = max(following, offset)
 
     def read_topic(self, topic: str) -> Iterator[StoredMessage]:
-        """All messages stored at the start of the call, queue by queue."""
+        """Yield the messages that are stored at the start of the call, queue by queue."""
         bounds = [(queue, self.min_offset(queue), self.max_offset(queue))
                   for queue in self.queues(topic)]  # fmt: skip
         for queue, begin, end in bounds:

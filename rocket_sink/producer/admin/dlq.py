@@ -48,7 +48,7 @@ class DeadLetter:
 
     @property
     def message_id(self) -> str:
-        """Its client id; of a message without one, its first offset id."""
+        """The client id of the message, or its first offset id if it has none."""
         properties = self.message.properties
         return (
             self.message.message_id
@@ -169,7 +169,7 @@ class ResendReport:
 
     @property
     def settled(self) -> bool:
-        """No dead letter failed, was held back, or has an unknown origin."""
+        """True if no dead letter failed, was held back, or has an unknown origin."""
         return not (self.failed or self.held_back or self.homeless)
 
     def as_dict(self) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class Resender:
         try:
             copies = self._admin.query_by_unique_key(topic, dead_letter.message_id, bodies=False)
         except NoRouteError:
-            # Nothing was sent to a topic that does not exist; the producer may create it.
+            # A topic that does not exist has no messages; the producer may create it.
             return False
         if any(resends_of(copy) > dead_letter.resends for copy in copies):
             self.report.already += 1

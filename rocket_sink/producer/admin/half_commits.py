@@ -84,7 +84,7 @@ class _Lane:
         self.stopped = False
 
     def next(self) -> Positions:
-        """Those that may be sent now; many at once, that they can share a group."""
+        """Return the positions that may be sent now; many at once, so that they share a group."""
         free = self.width - self.in_flight
         if self.stopped or 2 * free < self.width:
             free = 0
@@ -188,7 +188,7 @@ class HalfMessageCommitter:
                 for topic in self._topics:
                     engine.routes.refresh(topic, engine.clock())
                 engine.drive_for(wait_s)
-        # One that is missing may have been committed before.
+        # A half message that is missing may have been committed before.
         refused = self._not_visible(np.array(sorted(self._refused), np.int64)).tolist()
         self._report.refused = [(self._half(at), self._refused[at]) for at in refused]
         return self._report
@@ -290,7 +290,7 @@ class HalfMessageCommitter:
         error: SendError | None,
         at_s: float = 0.0,
     ) -> None:
-        """One commit was answered, or failed; `at_s` is what a `Call` tells, and not needed."""
+        """Take the end of a commit: answer or error. A `Call` passes `at_s`, unused here."""
         if answer is not None and answer.code == ResponseCode.SUCCESS:
             self.committed(lane, 1)
             return
@@ -316,13 +316,13 @@ class HalfMessageCommitter:
             self._doubtful.add(position)
 
     def committed(self, lane: _Lane, count: int) -> None:
-        """So many commits were answered with success."""
+        """Count commits that were answered with success."""
         self._in_flight -= count
         lane.in_flight -= count
         self._done(count)
 
     def _not_visible(self, positions: Positions) -> Positions:
-        """Those that are not visible to consumers; the others are counted."""
+        """Return the positions that consumers cannot see; count the others."""
         if not len(positions):
             return positions
         visible: list[int] = []
@@ -361,7 +361,7 @@ class HalfMessageCommitter:
 
 
 def _headers(halves: pa.Table) -> pa.RecordBatch:
-    """What differs in the headers of END_TRANSACTION, as text."""
+    """Return the fields in which headers of END_TRANSACTION differ, as text."""
     fields = {
         "tranStateTableOffset": "half_offset", "commitLogOffset": "commit_log_offset",
         "msgId": "message_id", "transactionId": "message_id",

@@ -1,5 +1,4 @@
-"""Which of many messages are stored: pipelined queries by id at all brokers of a topic; and reading
-whole topics.
+"""Look-ups of stored messages: pipelined queries by id at all brokers of a topic; whole topics.
 
 For epochs that may have been sent before (`delivery=effectively_once`), and for dead letters with
 an unknown outcome. The caller's thread drives the engine; completions of sends stay in the engine
@@ -31,7 +30,7 @@ _WINDOW: Final = 256
 """Look-ups in flight; a broker reads its log for each."""
 _ADVICE: Final = "Start the brokers that the messages were sent to."
 _NO_ID: Final = "-"
-"""No message has this id."""
+"""An id that no message has."""
 
 Brokers = Mapping[str, Iterable[str]]
 Query = tuple[str, str, str]
@@ -188,7 +187,7 @@ def await_dispatched(admin: Admin, topic: str, timeout_s: float = 30.0) -> bool:
 
 
 def read_topic(name_server: str, topic: str, **options: Any) -> Iterator[StoredMessage]:
-    """All messages stored in the topic at the start of the call, queue by queue."""
+    """Yield the messages that the topic has at the start of the call, queue by queue."""
     with Admin(nameServer=name_server, **options) as admin:
         await_dispatched(admin, topic)
         yield from admin.read_topic(topic)

@@ -1,4 +1,4 @@
-"""What goes into the send engine, what comes out of it, and one attempt while it lasts."""
+"""The values of the send engine: requests go in, completions come out; and attempts between."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ class SingleFrames(Protocol):
         born_ms: int,
         broker_name: str,
     ) -> Any:
-        """All frames, one after the other, with consecutive opaque ids: bytes or a buffer."""
+        """Return the frames in order, with consecutive opaque ids: bytes or a buffer."""
 
 
 class FrameGroup(Protocol):
-    """What the engine needs of a group.
+    """The interface of a group of messages to the engine.
 
     Attributes:
-        in_parts: its messages complete as they are answered, in as many Completions as it takes;
-            False: in one, when all are.
+        in_parts: True: the messages complete as they are answered, by several Completions;
+            False: all messages complete at once, by one.
     """
 
     in_parts: bool
 
     @property
     def messages(self) -> SingleFrames:
-        """They must not change until the group is complete."""
+        """The messages, which must not change until the group is complete."""
 
     def leave(self, first: int, last: int) -> SendRequest:
         """The messages `first` to `last` (exclusive) as a request of its own: a single one, or a
@@ -96,7 +96,7 @@ class StoredFrames:
 
 @dataclass(slots=True, eq=False)
 class SendRequest:
-    """One request to send: a message, or a batch of messages of one topic.
+    """A request to send: a message, or a batch of messages of one topic.
 
     Args:
         topic: the topic, with its namespace if there is one.
@@ -162,7 +162,7 @@ class SendRequest:
 
 @dataclass(slots=True)
 class AttemptRecord:
-    """One attempt of a request, as the ledger records it.
+    """An attempt of a request, as the ledger records it.
 
     Durations are milliseconds; `started_ms` is wall clock, milliseconds since 1970.
     `queue_wait_ms` is from submit (or from the end of the attempt before) to the hand-over to
@@ -221,7 +221,7 @@ class Completion:
 
 
 class Wait(enum.Enum):
-    """What an attempt waits for before it is sent."""
+    """The reason why an attempt waits before it is sent."""
 
     DELAY = "a time"
     ROUTE = "a route, or one that is newer than its failure"
@@ -233,7 +233,7 @@ class Wait(enum.Enum):
 
 
 class AttemptHistory:
-    """What the attempts of one request share; made when the first one fails."""
+    """The state that the attempts of a request share; made when the first one fails."""
 
     __slots__ = (
         "degraded", "earlier", "last_broker", "last_error", "records", "unknown", "waited"
@@ -267,7 +267,7 @@ class SendAttempt:
         "target", "turn", "waits", "wall_ms", "wire_bytes",
     )  # fmt: skip
 
-    # Of the class, as each message asks for them; a group has its own.
+    # These are attributes of the class, because each message reads them; a group has its own.
     requests: int = 1
     """Requests that it has in flight."""
     places: int = 1
@@ -292,11 +292,11 @@ class SendAttempt:
         self.deadline_s = deadline_s
         self.number = 1
         self.counted = 1
-        """As `number`, without those that do not use one up (GO_AWAY)."""
+        """Number of the attempt, without those that use up no attempt (GO_AWAY)."""
         self.pinned: MessageQueue | None = None
         """The queue of the attempt before, when it must be tried there again."""
         self.target: SendTarget | None = None
-        """Where it goes, once that is chosen."""
+        """The chosen queue and broker; None before the choice."""
         self.broker: Broker | None = None
         """Set while it counts as in flight there."""
         self.channel: Channel | None = None
@@ -347,7 +347,7 @@ class SendAttempt:
 
 
 class OnewayAttempt(SendAttempt):
-    """Of a oneway message: in no window, at most one, and it ends with its frame's last byte."""
+    """The only attempt of a oneway message: in no window, and over with its frame's last byte."""
 
     __slots__ = ("write",)
 

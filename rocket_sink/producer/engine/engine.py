@@ -135,7 +135,7 @@ class SendEngine:
         self.window = Window(options)
         self._rates = RateLimiter.of(options, clock())
         self._ends: deque[End] = deque()
-        """Of attempts, not dealt with yet."""
+        """Ends of attempts that the engine has not handled yet."""
         self._done: list[Completion] = []
         self._next_tick_s = 0.0
         self._closing = False
@@ -157,7 +157,7 @@ class SendEngine:
             self.drive()
 
     def try_submit(self, request: SendRequest) -> bool:
-        """As `submit`, but False at once when window or rate limit have no place for it."""
+        """Submit a request if window and rate limit have room; return whether they had."""
         if self._closing:
             raise ProducerClosedError("the producer is closed")
         kind, requests = SendAttempt, 1
@@ -194,7 +194,7 @@ class SendEngine:
         return OnewayAttempt(deque(), request, body, size, Ordering.NONE, since_s, deadline_s)
 
     def step_oneway(self, attempt: OnewayAttempt) -> bool:
-        """One step towards sending it; True when its frame has gone to the kernel.
+        """Do a step of a oneway send; return True once the kernel has the whole frame.
 
         Raises:
             NotSentError: it cannot be sent, or was not before the deadline.
@@ -248,17 +248,17 @@ class SendEngine:
         return self.take()
 
     def drive(self, timeout_s: float = STEP_S) -> None:
-        """One round of at most so long; what completes waits for `take` or `poll`."""
+        """Drive a round of at most `timeout_s`; completions wait for `take` or `poll`."""
         self.process(self.client.wait(self.prepare(timeout_s)))
 
     def drive_for(self, time_s: float) -> None:
-        """As `drive`, for all of that time."""
+        """Drive rounds for `time_s`."""
         until_s = self.clock() + time_s
         while (left_s := until_s - self.clock()) > 0:
             self.drive(min(left_s, STEP_S))
 
     def take(self) -> list[Completion]:
-        """What is complete, without driving."""
+        """Return what is complete, without driving."""
         done, self._done = self._done, []
         return done
 
@@ -300,14 +300,15 @@ class SendEngine:
         return info
 
     def fresh_route(self, topic: str) -> TopicPublishInfo:
-        """As `publish_info`, of name servers that are asked now: the route that an engine keeps is
-        as old as its last send. When none answers, the route as it was.
+        """Return the route after asking the name servers; the old route if none answers.
+
+        The route that an engine keeps may be as old as its last send.
 
         Raises:
             NoRouteError, NameServerUnavailableError
         """
         until_s = self.clock() + self._limits.timeout_s
-        # What is kept may be old, and so may an answer that an earlier look-up left unread.
+        # The kept route may be old, and so may an answer that an earlier look-up left unread.
         is_old = self.routes.fetching(topic) or self.routes.get(topic, self.clock()) is not None
         self._await_look_up(topic, until_s)
         if is_old:
@@ -321,7 +322,7 @@ class SendEngine:
             self.routes.get(topic, self.clock())
 
     def known_route(self, topic: str, until_s: float) -> TopicPublishInfo | None:
-        """One step of `publish_info`: the route, or None while it is being asked for."""
+        """Do a step of `publish_info`: return the route, or None while name servers are asked."""
         now_s = self.clock()
         info = self.routes.get(topic, now_s)
         if info is not None:

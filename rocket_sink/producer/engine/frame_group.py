@@ -50,7 +50,7 @@ class GroupAttempt(SendAttempt):
         group = self.request.group
         assert group is not None
         self.size = self.open_count = len(group.messages)
-        """Of `size` messages those without an answer, which have not left."""
+        """Messages (of `size`) that have no answer yet and have not left the group."""
         self.in_parts = group.in_parts
         self._open = np.ones(self.size, np.bool_)
         self._answers: list[tuple[SendAnswers, float]] = []
@@ -69,7 +69,7 @@ class GroupAttempt(SendAttempt):
 
     @property
     def is_whole(self) -> bool:
-        """No message was answered, or has left."""
+        """Whether no message was answered or has left."""
         return self.open_count == self.size
 
     def on_answers(
@@ -82,13 +82,13 @@ class GroupAttempt(SendAttempt):
             self.on_answer(answers.frame(index), sent_s, now_s)
 
     def answered(self, answers: SendAnswers, rtt_s: float) -> None:
-        """They are stored."""
+        """Take answers that say that messages are stored."""
         self._open[answers.opaques - self.first_opaque] = False
         self.open_count -= len(answers)
         self._answers.append((answers, rtt_s))
 
     def answered_one(self, opaque: int, answer: SendAnswer, rtt_s: float) -> None:
-        """As `answered`, of one answer that was read by itself."""
+        """Take an answer that was read by itself and says that a message is stored."""
         index = opaque - self.first_opaque
         self._open[index] = False
         self.open_count -= 1
@@ -131,13 +131,13 @@ class GroupAttempt(SendAttempt):
         return self.leave(0, count), self.leave(count, self.size)
 
     def first_answer(self) -> SendAnswer | None:
-        """One of the answers that `take_stored` gives next; None: there are none."""
+        """Return an answer that `take_stored` will return; None if there is none."""
         if self._single_answers:
             return self._single_answers[0][1]
         return self._answers[0][0].frame(0).answer if self._answers else None
 
     def take_stored(self) -> StoredFrames:
-        """What was answered since the last call."""
+        """Return the messages that were answered since the last call."""
         parts = [self._columns_of(*many) for many in self._answers]
         if self._single_answers:
             parts.append(_columns_of_singles(self._single_answers))
@@ -165,7 +165,7 @@ class GroupAttempt(SendAttempt):
         )
 
     def release(self, stored: StoredFrames) -> tuple[int, int]:
-        """They have completed: their bytes and places, which are the group's no more."""
+        """Give back completed messages; return the bytes and places that they held."""
         group = self.request.group
         assert group is not None
         size, places = group.messages.bytes_of(stored.indices), len(stored)

@@ -40,7 +40,7 @@ class HeaderTemplates:
         self._group = producer_group or options.producer_group
         self._provider = provider
         self.templates: dict[tuple[str, bool, bool], SendTemplate] = {}
-        """Those made so far: a send looks here before it calls `template`."""
+        """The templates that were made: a send looks here before it calls `template`."""
         self._changed_s = self._read_s = float("-inf")
         self._credentials = self._read()
         self._replaced: Credentials | None = None
@@ -70,7 +70,7 @@ class HeaderTemplates:
         return self.signer(ext, body) if self.signer is not None else {}
 
     def hide(self, remark: str) -> str:
-        """What a peer says, without the credentials."""
+        """Return a peer's remark without the credentials."""
         for one in (self._credentials, self._replaced):
             if one is not None:
                 remark = one.masked(remark)

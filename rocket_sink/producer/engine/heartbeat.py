@@ -21,7 +21,7 @@ from rocket_sink.wire.frame import Frame
 
 _LOOK_S: Final = 0.5
 _DRIVEN_MAX_S: Final = 0.05
-"""Between two ticks of an engine that is driven; a longer gap counts as so much."""
+"""Longest time between two ticks of a driven engine; a longer gap counts as this."""
 _HEARTBEAT_TIMEOUT_S: Final = 3.0
 _ASK_S: Final = HEARD_RECENTLY_S / 2
 """A connection with a request older than this, on which nothing was heard for so long, is asked for
@@ -75,7 +75,7 @@ class Heartbeats:
             return
         self._next_look_s, self._opened = now_s + _LOOK_S, opened
         if self.stays_connected:
-            # Whoever only listens sends nothing that would ask for its routes.
+            # A producer that only listens sends nothing that would refresh its routes.
             self._routes.refresh_old(now_s)
         addresses = self._routes.addresses()
         for address in set(addresses.values()):
@@ -88,7 +88,7 @@ class Heartbeats:
         self._next_look_s = 0.0
 
     def all_sent(self) -> bool:
-        """Every broker of the known routes has been sent a heartbeat on its present connection."""
+        """Return whether all known brokers had a heartbeat on their present connection."""
         peek = self._client.peek
         addresses = set(self._routes.addresses().values())
         return all(
@@ -97,7 +97,7 @@ class Heartbeats:
         )
 
     def connections(self) -> Iterator[tuple[str, float | None, float]]:
-        """What `Brokers.update_suspicion` wants to know of each."""
+        """Yield the connections as `Brokers.update_suspicion` takes them."""
         names = {address: name for name, address in self._routes.addresses().items()}
         for channel in self._client.channels:
             if channel.address in names:
@@ -153,7 +153,7 @@ class Heartbeats:
 
         def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
             if answer is not None:
-                # Another broker may be at the address when this connection is gone.
+                # The connection is kept with it: later another broker may be at the address.
                 self._brokers.versions[address] = (self._client.peek(address), answer.version)
             done(error, at_s)
 

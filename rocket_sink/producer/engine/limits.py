@@ -1,4 +1,4 @@
-"""What bounds a request: its time and attempts, the window of what is pending, the rate limits.
+"""Limits of requests: time and attempts, the window of pending requests, rates.
 
 The limits per second of a write are divided evenly over the tasks that run at once.
 
@@ -93,7 +93,7 @@ class Window:
 
 
 def per_task_rate(limit: int, options: SinkOptions) -> float:
-    """One task's part of a limit per second."""
+    """Return a task's part of a limit per second."""
     return limit / max(1, options.rate_tasks)
 
 
@@ -114,11 +114,11 @@ class RateLimiter:
 
     @classmethod
     def of(cls, options: SinkOptions, now_s: float) -> RateLimiter | None:
-        """None where no limit is set."""
+        """Make the limiter that the options ask for; None without a limit."""
         return cls(options, now_s) if is_limited(options) else None
 
     def allows(self, messages: int, size: int, now_s: float) -> bool:
-        """Both limits let the request pass now."""
+        """Return whether both limits let the request pass now."""
         wait_s = 0.0
         if self._messages is not None:
             wait_s = self._messages.wait_s(messages, now_s)

@@ -74,7 +74,7 @@ class MappedTable:
         return True
 
     def items(self) -> list[tuple[str, bytes]]:
-        """All keys that have a value, with it."""
+        """Return the keys that have a value, with their values."""
         # Asked 50 times a second, when little is new: only the slots that changed are read, which
         # were 5 % of a busy task's CPU.
         size = self._count * self._slot_bytes
@@ -140,10 +140,10 @@ class MappedFile:
 
     @classmethod
     def shared(cls, path: Path, size: int) -> MappedFile:
-        """This process's own of that file; each user closes it once.
+        """Return this process's mapping of the file; each user closes it once.
 
-        One for all, because closing any descriptor of a file gives up the process's locks on it
-        (fcntl), and because each mapping counts as memory of the process again.
+        All users share it, because closing any descriptor of a file gives up the process's locks
+        on it (fcntl), and because each mapping counts as memory of the process again.
 
         Raises:
             OSError: as the constructor.

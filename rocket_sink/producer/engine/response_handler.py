@@ -68,9 +68,9 @@ _AWAITS_ROUTE: Final = (ConnectError, QueueMovedError)
 
 
 class NextStep(NamedTuple):
-    """What follows from an attempt's end: another attempt, now or after a wait.
+    """The step after an attempt's end: another attempt, now or after a wait.
 
-    With Wait.VERIFY it is the same attempt, whose broker is to be asked whether it stored it.
+    With Wait.VERIFY the attempt is the same, and its broker is asked whether it is stored.
     """
 
     attempt: SendAttempt
@@ -183,7 +183,7 @@ class ResponseHandler:
     def _group_stored(
         self, attempt: GroupAttempt, count: int, sent_s: float | None, now_s: float
     ) -> float:
-        """So many of its messages are stored; write to answer (s)."""
+        """Note that `count` messages are stored; return the time from write to answer in s."""
         rtt_s, broker = now_s - (sent_s or attempt.handed_s), attempt.broker
         assert broker is not None
         self._brokers.answered(broker, rtt_s, now_s, stored=True)
@@ -216,10 +216,10 @@ class ResponseHandler:
         *,
         feedback: bool = True,
     ) -> Completion | NextStep:
-        """It ended without being stored, or with an outcome that is not known.
+        """Take an attempt that was not stored, or whose outcome is unknown.
 
         Args:
-            feedback: what it says about the broker is not known yet.
+            feedback: report the result to `Brokers`.
         """
         in_flight = attempt.broker is not None
         if attempt.broker is not None:
@@ -269,7 +269,7 @@ class ResponseHandler:
             completion.found_stored = True
             return completion
         if result.decided:
-            # By the broker's answer it is not stored, which makes it a rejection.
+            # The broker says that the message is not stored, so this is a rejection.
             error.facts["outcome"] = Outcome.REJECTED
             vars(error)["outcome"] = Outcome.REJECTED
             return self.failed(attempt, error, None, now_s)
@@ -278,7 +278,7 @@ class ResponseHandler:
         return self._failed_completion(attempt, error)
 
     def release(self, attempt: SendAttempt) -> None:
-        """It is not in flight at its broker any more."""
+        """Take the attempt out of its broker's requests in flight."""
         broker, attempt.broker = attempt.broker, None
         assert broker is not None
         self._brokers.release(broker, attempt.requests)
@@ -293,7 +293,7 @@ class ResponseHandler:
         sent_s: float | None,
         now_s: float,
     ) -> Completion | NextStep:
-        """It is stored, less durably than asked for."""
+        """Take an answer that says: stored, but less durably than asked for."""
         decision = decide_degraded(
             answer.code,
             attempt=attempt.counted,
@@ -321,7 +321,7 @@ class ResponseHandler:
     def _next_step(
         self, attempt: SendAttempt, decision: Decision, error: SendError, now_s: float
     ) -> Completion | NextStep:
-        """Another attempt, or the request's end."""
+        """Return the next attempt, or the completion that ends the request."""
         if self.stopping or not decision.retries or now_s >= attempt.deadline_s:
             self.fatal = self.fatal or decision.action is Action.FATAL
             return self._failed_completion(attempt, error)
@@ -376,7 +376,7 @@ class ResponseHandler:
         sent_s: float | None,
         now_s: float,
     ) -> None:
-        """What the failure says about the broker and the connection."""
+        """Tell `Brokers` and the client what a failure says about broker and connection."""
         home, topic, channel = attempt.home, attempt.request.topic, attempt.channel
         rtt_ms = (now_s - (sent_s or attempt.handed_s)) * 1000
         if not self.stopping and decision.isolate is Isolate.BROKER:
@@ -409,7 +409,7 @@ class ResponseHandler:
     def _degraded_completion(
         self, attempt: SendAttempt, result: SendResult, records: list[AttemptRecord]
     ) -> Completion:
-        """By `onDegraded` the result, or an error that has it."""
+        """Return the completion of a degraded send: its result or an error, by `onDegraded`."""
         completion = _completed(attempt, result, records)
         if self._options.on_degraded == "fail":
             completion.result = None

@@ -71,7 +71,7 @@ class NameServers:
         ).next(now_s)
 
     def prefer(self, address: str) -> None:
-        """It answered: begin with it next time."""
+        """Begin with this address next time, because it answered."""
         if self._addresses[0] != address:
             self._addresses.remove(address)
             self._addresses.insert(0, address)
@@ -150,8 +150,8 @@ class _Topic:
         self.final = False
 
     def drop(self) -> None:
-        """There is no route now. `fetched_s` was that of the route: left as it is, it would put the
-        next look-up off for the rest of `pollNameServerInterval`."""
+        """Forget the route, and its time, which would put the next look-up off for the rest of
+        `pollNameServerInterval`."""
         self.info = None
         self.fetched_s = float("-inf")
 
@@ -265,7 +265,7 @@ class Routes:
         return self._addresses[1]
 
     def topic_on(self, broker_name: str) -> str | None:
-        """Some topic with queues on that broker (for probes)."""
+        """Return a topic that has queues on the broker, for probes."""
         for topic, state in list(self._topics.items()):
             if state.info is not None and broker_name in state.info.queues_by_broker:
                 return topic

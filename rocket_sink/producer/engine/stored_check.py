@@ -66,7 +66,7 @@ ANSWER_LOST_S: Final = 15.0
 """A broker holds the answer of a stored message back for up to 10 s, by default, for the sake of
 its disk and its slave (DefaultMessageStore.waitForPutResult)."""
 _MOST: Final = 32
-"""As the broker's defaultQueryMaxNum: an index entry may be another message's of the same hash."""
+"""The broker's defaultQueryMaxNum: index entries of other messages may have the same hash."""
 _HIDDEN: Final = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 _ANSWERS: Final = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 _FIRST_WAIT_S: Final = 0.005
@@ -158,7 +158,7 @@ class StoredCheck:
     wait_s: float = _FIRST_WAIT_S
     since_s: float | None = None
     missing: int = 0
-    """Of the ids, in all answers since `since_s`."""
+    """Ids that are missing in all answers since `since_s`."""
     outstanding: int = 0
     asked_s: float = 0.0
     failed: bool = False
@@ -229,7 +229,7 @@ class StoredChecks:
             )  # fmt: skip
 
     def _end_unanswered(self, now_s: float) -> None:
-        """What `ANSWER_LOST_S` says of a connection's oldest request."""
+        """Give up the oldest request of a connection as `ANSWER_LOST_S` says."""
         for channel in self._client.channels:
             oldest = channel.connection.oldest
             if oldest is None or oldest.sent_s is None:

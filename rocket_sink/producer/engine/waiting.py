@@ -18,7 +18,7 @@ time."""
 
 
 class OrderedQueues:
-    """One request in flight per queue, the others behind it in the order of their submission.
+    """Queues with one request in flight each, and others behind it in the order of submission.
 
     A request's place is in the queue of its first choice, whatever queue its later attempts take.
     """
@@ -54,10 +54,10 @@ class OrderedQueues:
 
 
 class WaitingRequests:
-    """Each attempt that waits is in one place here, and every place knows its deadline.
+    """The attempts that wait: each is in one place, and each place knows its deadline.
 
     Attributes:
-        size: how many wait; with none there is nothing to ask.
+        size: number of waiting attempts.
     """
 
     def __init__(self, routes: Routes) -> None:
@@ -96,7 +96,7 @@ class WaitingRequests:
             self.add(following, Wait.DELAY, now_s)
 
     def pop_due(self, now_s: float) -> list[SendAttempt]:
-        """Those that may go on, or whose time is over, in the order of their waiting."""
+        """Return attempts that may go on, or whose time is over, in the order of their waiting."""
         due: list[SendAttempt] = []
         while self._delayed and self._delayed[0][0] <= now_s:
             due.append(heapq.heappop(self._delayed)[2])
@@ -139,7 +139,7 @@ class WaitingRequests:
         return found
 
     def _unthrottled(self, broker: Broker, now_s: float) -> list[SendAttempt]:
-        """Those that a busy broker has places for."""
+        """Return the attempts for which a busy broker has room."""
         taken, line, due = 0, self._throttled.pop(broker), []
         kept = deque[SendAttempt]()
         for attempt in line:

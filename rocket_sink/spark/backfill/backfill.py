@@ -60,7 +60,7 @@ _OTHERS_WAIT_S: Final = 20.0
 
 @dataclass
 class Plan:
-    """What a backfill would do: numbers of dead letters (of a table: rows), and a sample of them.
+    """The plan of a backfill: numbers of dead letters (of a table: rows), and a sample of them.
 
     `left_alone` failed in as many backfills as the selection allows, `behind` wait behind such a
     one of their key. `asked` may be stored: their outcome is unknown, or a backfill that was killed
@@ -88,7 +88,7 @@ class Plan:
 
 
 class Backfill:
-    """One backfill.
+    """A backfill.
 
     Args:
         options: connection and sending options; `ledger` is needed, `topic` overrides the
@@ -234,7 +234,7 @@ class Backfill:
         return self._source.pending(self._spark, self.ledger, self._selection)
 
     def _chosen(self, letters: DataFrame) -> DataFrame:
-        """What is selected, tries and limit included."""
+        """Return the selected letters, by tries and limit, too."""
         selection = self._selection
         chosen = self._marked(letters).where("_chosen")
         if selection.limit is not None:
@@ -248,7 +248,7 @@ class Backfill:
         return marked(letters, wanted, self._selection)
 
     def _counted(self, letters: DataFrame) -> Plan:
-        """All counts by one pass over the dead letters, and one more when there is a limit."""
+        """Count by one pass over the dead letters, and by a second one if there is a limit."""
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         selection = self._selection

@@ -40,7 +40,7 @@ Lists = Mapping[str, Pinned]
 
 
 class HomeQueues:
-    """Where the dead letters of one task belong.
+    """The queues to which the dead letters of a task belong.
 
     Args:
         options: those of the backfill; its `topic`, when set, is another one than the dead
@@ -82,7 +82,7 @@ class HomeQueues:
         yield letters.slice(start), lists
 
     def absent(self, letters: pa.RecordBatch, lists: Lists) -> pa.Array:
-        """What each one waits for: a broker that no route names, or a queue; null: nothing."""
+        """Return what each letter waits for: a broker that no route names, a queue, or null."""
         found = np.full(letters.num_rows, None, object)
         topics = letters["topic"]
         for topic in pc.unique(topics).to_pylist():
@@ -178,7 +178,7 @@ def has_own_queue(letters: pa.RecordBatch) -> Any:
 
 
 def _absent_brokers(letters: pa.RecordBatch, info: TopicPublishInfo | None) -> Any:
-    """Of rows that name their queue; of a static topic's, the broker's name is a logical one."""
+    """Return absent brokers of rows that name their queue; a static topic's have logical names."""
     if "broker_name" not in letters.schema.names:
         return np.full(letters.num_rows, None, object)
     if info is None:

@@ -148,7 +148,7 @@ RESULT_DDL: Final = ", ".join(
 
 @dataclass
 class Resent:
-    """What a task, or a whole backfill, did; numbers of dead letters.
+    """The result of a task, or of a whole backfill, in numbers of dead letters.
 
     `found` were stored already: by an earlier backfill that did not live to note it, or by the send
     that got no answer. `waiting` were left pending, by the broker (or queue) that no route names;
@@ -190,7 +190,7 @@ class Resent:
         return {**vars(self), "codes": dict(self.codes), "waiting": dict(self.waiting)}
 
     def as_batch(self) -> pa.RecordBatch:
-        """One row of RESULT_SCHEMA."""
+        """Return a row of RESULT_SCHEMA."""
         maps = {"codes": list(self.codes.items()), "waiting": list(self.waiting.items())}
         values = {**vars(self), **maps}
         arrays = [pa.array([values[kind.name]], kind.type) for kind in RESULT_SCHEMA]
@@ -245,10 +245,10 @@ class Resender:
         self._move_keys = move_keys
         self._ask_all = ask_all
         self._on_dead_letters = on_dead_letters
-        # One for all chunks: it numbers the requests.
+        # The recorder is shared by all chunks, because it numbers the requests.
         self._recorder = LedgerRecorder(options, ctx, self._take)
         self._failed: dict[str, _Failure] = {}
-        """Of the chunk, by message id: what was not stored."""
+        """Failures of the chunk, by message id."""
         self._stopped_keys: set[tuple[str, str]] = set()
         self._hopeless = False
         self.total = Resent()
@@ -287,7 +287,7 @@ class Resender:
         self._resolve(stored)
         self.total.resent += stored.num_rows
         self._spool.sync()
-        # No way to the brokers: the next chunk would wait as long for nothing.
+        # The brokers are out of reach, so the next chunk would wait as long for nothing.
         no_way = all(failure.code in NO_WAY for failure in failed.values())
         self._hopeless = bool(failed) and not stored.num_rows and no_way
 
@@ -330,7 +330,7 @@ class Resender:
             )
         if not found:
             return chunk
-        # Another letter may have the same id of its own, and was never sent.
+        # The id may also be that of another letter, which was never sent.
         is_found = pc.and_(_in(chunk["message_id"], found), doubtful)
         stored = chunk.filter(is_found)
         self._resolve(stored, FOUND)
@@ -338,7 +338,7 @@ class Resender:
         return chunk.filter(pc.invert(is_found))
 
     def _deliver(self, chunk: pa.RecordBatch, lists: Lists) -> None:
-        """What is not in `_failed` after it was stored.
+        """Send a chunk; letters that are not in `_failed` afterwards are stored.
 
         Strict order refuses rows without a sharding key: they go on their own, unordered.
         """
@@ -422,7 +422,7 @@ class Resender:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """What the driver tells its tasks.
+    """The instructions of the driver to its tasks.
 
     Attributes:
         claim: names the driver's claim on the ledger.

@@ -1,4 +1,4 @@
-"""What a backfill sends: the dead letters of a ledger, or the rows of any table; all or some.
+"""Sources of a backfill: the dead letters of a ledger, or the rows of any table; all or some.
 
 Both give one frame of what is pending: the row contract's columns (`SENT_COLUMNS`), `letter_id`,
 `tries` and `open` (what earlier backfills did, see `ledger.backfill_marks`; `open` also where the
@@ -46,7 +46,7 @@ _ALWAYS: Final = ("topic", "sharding_key", "message_id")
 
 @dataclass(frozen=True)
 class Selection:
-    """Which pending dead letters are sent.
+    """The selection of pending dead letters.
 
     Attributes:
         reasons: classes of dead letters; empty: all but `data`, since rows that no broker takes
@@ -83,14 +83,14 @@ class DeadLetters:
     """
 
     what = "dead letters"
-    """What a source's rows are called, in the plural."""
+    """Name of a source's rows, in the plural."""
     pins_new = False
-    """Of a source: the first backfill writes down the queues that they go by."""
+    """Whether the first backfill writes down the queues that the rows go by."""
 
     def pending(
         self, spark: SparkSession, ledger: Ledger, selection: Selection
     ) -> DataFrame | None:
-        """All pending ones (of a table: for which the filter is true); None: no ledger yet."""
+        """Return the pending rows (a table's: those that pass the filter); None if no ledger."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
@@ -293,7 +293,7 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
 
 
 def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
-    """Each dead letter with what earlier backfills did with it; none that `was_stored` is open."""
+    """Join what earlier backfills did to each dead letter; one that `was_stored` is never open."""
     from pyspark.sql import functions as F  # noqa: N812
 
     joined = letters.join(tries, "letter_id", "left")
