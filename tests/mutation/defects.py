@@ -357,8 +357,8 @@ PRODUCER = (
     Defect(
         "producers-thread-ends",
         "rocket_sink/producer/driver.py",
-        "            except Exception:\n                # Nobody else would drive",
-        "            except KeyError:\n                # Nobody else would drive",
+        "            except Exception:\n                # The thread must go on",
+        "            except KeyError:\n                # The thread must go on",
         (
             "tests/producer/test_ends.py::test_an_error_of_a_round_does_not_end_the_producers_thread",
         ),
