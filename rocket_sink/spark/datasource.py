@@ -40,6 +40,8 @@ from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.context import run_context, streaming_query
 from rocket_sink.spark.session_checks import (
+    CONTINUOUS,
+    FORMAT,
     check_budget,
     check_files,
     refuse_speculation,
@@ -62,7 +64,6 @@ if TYPE_CHECKING:
     from rocket_sink.task.runner import TaskRunner
 
 _LOG: Final = log.logger(__name__)
-FORMAT: Final = "rocketmq"
 _StreamArrowWriter: Final[Any] = getattr(spark_datasource, "DataSourceStreamArrowWriter", None)
 """From Spark 4.1 on."""
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
@@ -83,11 +84,10 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     known: dict[str, Any] = {"task_slots": task_slots(spark), "speculates": speculates(spark)}
     if is_classic(spark):
         known["storage"] = all_properties(spark)
-    if ledger:
-        from rocket_sink.spark.listener import install_fold
+    from rocket_sink.spark.listener import install_fold
 
-        thread = install_fold(SinkOptions.parse({"ledger": ledger}), spark)
-        known["folded"] = thread.ledgers if thread is not None else frozenset()
+    thread = install_fold(SinkOptions.parse({"ledger": ledger}), spark)
+    known["folded"] = thread.ledgers if thread is not None else frozenset()
     source = type(RocketMQDataSource.__name__, (RocketMQDataSource,), known)
     try:
         spark.dataSource.register(source)
@@ -254,9 +254,15 @@ class _Writer:
         """Note in the ledger that Spark calls the epoch, or the batch write (None), done.
 
         Raises:
+            ConfigurationError: Spark has no message of a task, so nothing tells that it has sent.
             DeliveryError: more dead letters than `maxEpochFailures` or its ratio allow.
         """
         done = [message for message in messages if isinstance(message, TaskMessage)]
+        if silent := len(messages) - len(done):
+            raise ConfigurationError(
+                f"Spark calls this write done, and {silent} of its {len(messages)} tasks have not "
+                f"told what they have sent: it is not committed. {CONTINUOUS}"
+            )
         rows = sum(message.summary.rows_in for message in done)
         # Before any row is kept: Spark calls `abort` after an error, which keeps them.
         check_budget(self._options, _sums([message.summary for message in done]), epoch)

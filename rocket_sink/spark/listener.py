@@ -26,6 +26,7 @@ from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.table import first_line, is_table
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
+from rocket_sink.spark.session_checks import refuse_continuous
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,13 +43,13 @@ _UNCOUNTED: Final = 10_000
 def install_fold(options: SinkOptions, session: SparkSession | None = None) -> FoldThread | None:
     """Fold this ledger whenever a query of the session makes progress; once per session.
 
-    None where there is nothing to fold or no listener: no ledger, no session, Connect.
+    Without a ledger the listener only looks at queries as they start. None where there is nothing
+    to fold or no listener: no ledger, no session, Connect.
     """
     session = session or active_session()
-    if not options.ledger or not is_classic(session):
+    if not is_classic(session):
         return None
     assert session is not None
-    place = resolve_path(options.ledger)
     # The context is the one object that all wrappers of a session share.
     with _LOCK:
         folders = session.sparkContext.__dict__.setdefault(FOLDERS, {})
@@ -56,7 +57,10 @@ def install_fold(options: SinkOptions, session: SparkSession | None = None) -> F
         folder: FoldThread | None = folders.get(key)
         if folder is None:
             folder = folders[key] = FoldThread(session)
-            session.streams.addListener(_listener(folder))
+            session.streams.addListener(_listener(folder, session))
+    if not options.ledger:
+        return None
+    place = resolve_path(options.ledger)
     app_id = "" if place.problem else options.app_id  # which is noted in the ledger's folder
     folder.add(place, options.fold_interval_ms / 1000, app_id)
     try:
@@ -110,7 +114,8 @@ class FoldThread:
 
     def progressed(self, progress: Any) -> None:
         """A query finished an epoch."""
-        self._notify([progress], urgent=False)
+        if self._intervals:
+            self._notify([progress], urgent=False)
 
     def ended(self, run_id: str | None = None) -> None:
         """A query ended: its last rows should not wait."""
@@ -294,12 +299,13 @@ class FoldThread:
         return {(r.query_id, r.run_id, r.epoch): r.rows or 0 for r in sums.collect()}
 
 
-def _listener(folder: FoldThread) -> StreamingQueryListener:
+def _listener(folder: FoldThread, session: SparkSession) -> StreamingQueryListener:
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     class FoldListener(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:  # noqa: N802 (Spark's names)
             folder.started(str(event.runId))
+            refuse_continuous(session, str(event.id))
 
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802
             folder.progressed(event.progress)

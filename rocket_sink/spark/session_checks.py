@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 
 _LOG: Final = log.logger(__name__)
+FORMAT: Final = "rocketmq"
+CONTINUOUS: Final = (
+    "trigger(continuous=...) does not work with rocket-sink, since Spark hands no rows to Python "
+    "there, and nothing is sent. Use trigger(processingTime=...) or trigger(availableNow=True)"
+)
 
 
 def check_session(options: SinkOptions, session: SparkSession | None = None) -> None:
@@ -61,6 +66,27 @@ def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
             "send their rows. Set spark.speculation=false, or accept doubled messages with "
             "allowSpeculation=true"
         )
+
+
+def refuse_continuous(session: Any, query_id: str) -> None:
+    """Let a query of the sink that has a continuous trigger fail before its first epoch.
+
+    Spark never calls `write` of a Python data source there, and foreach in Python ends in a thread
+    that Spark does not watch. Both commit epochs whose rows nobody has sent.
+    """
+    running = session._jsparkSession.streams().get(query_id)
+    query = running.streamingQuery() if running is not None else None
+    if query is None or query.getClass().getSimpleName() != "ContinuousExecution":
+        return
+    sink = query.sink()
+    kind = sink.getClass().getSimpleName()
+    if kind == "ForeachWriterTable":
+        kind = sink.writer().getClass().getSimpleName()
+    if kind == "PythonForeachWriter" or (kind == "PythonTable" and sink.name() == FORMAT):
+        _LOG.error("the query %s is ended: %s", query_id, CONTINUOUS)
+        # `stop` would end the query as if it had succeeded. Without its job it fails.
+        jobs = session.sparkContext._jsc.sc()
+        jobs.cancelJobGroupAndFutureJobs(query.runId().toString(), CONTINUOUS)
 
 
 def check_files(session: Any) -> None:

@@ -67,7 +67,8 @@ class RocketSink:
         self._task: ForeachTask | None = None
         self._batches = BatchWriter(self._options)
         check_session(self._options)
-        install_fold(self._options)
+        if self._options.ledger:
+            install_fold(self._options)
 
     @property
     def options(self) -> SinkOptions:

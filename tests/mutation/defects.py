@@ -800,6 +800,24 @@ SPARK: tuple[Defect, ...] = (
         "two copies of a slow task both send their rows, and nobody was asked",
     ),
     Defect(
+        "tasks-that-told-nothing",
+        "rocket_sink/spark/datasource.py",
+        "        if silent := len(messages) - len(done):\n",
+        "        if silent := len(messages) * (not messages):\n",
+        ("tests/spark/test_budget.py::test_a_write_whose_tasks_have_told_nothing_is_not_done",),
+        "an epoch whose rows Spark gave to no task is committed, and its rows are lost in silence",
+    ),
+    Defect(
+        "continuous-trigger-runs",
+        "rocket_sink/spark/listener.py",
+        "            refuse_continuous(session, str(event.id))\n",
+        "",
+        (
+            "tests/spark/test_listener.py::test_a_continuous_trigger_is_refused_before_an_epoch_is_done",
+        ),
+        "a query with a continuous trigger sends nothing and says nothing",
+    ),
+    Defect(
         "close-does-not-wait",
         "rocket_sink/spark/foreach_task.py",
         "            self._flush()\n            self._run.finish()\n",

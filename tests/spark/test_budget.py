@@ -54,11 +54,23 @@ def test_within_the_budget(options: dict[str, Any], given: dict[str, Any]) -> No
 def test_a_data_source_sums_its_tasks_up() -> None:
     options = SinkOptions.parse(nameServer="n:1", topic="t", maxEpochFailures=3)
     summary = TaskSummary(rows_in=5, acked=3, dead=1, unknown=1, first_error="why")
-    messages = [TaskMessage("q", "r", 7, summary), None, TaskMessage("q", "r", 7, summary)]
+    messages = [TaskMessage("q", "r", 7, summary), TaskMessage("q", "r", 7, summary)]
     writer = ArrowStreamWriter(options, None)  # type: ignore[arg-type]
     with pytest.raises(DeliveryError, match="4 of 10 rows of epoch 7"):
         writer.commit(messages, 7)
-    writer.commit(messages[:2], 7)
+    writer.commit(messages[:1], 7)
+
+
+@pytest.mark.parametrize(("kind", "epoch"), [(ArrowStreamWriter, (7,)), (BatchWriter, ())])
+def test_a_write_whose_tasks_have_told_nothing_is_not_done(kind: Any, epoch: Any) -> None:
+    """Spark gives None for a task that never called `write`, as under a continuous trigger."""
+    writer = kind(SinkOptions.parse(nameServer="n:1", topic="t"), None)
+    empty = TaskMessage("q", "r", 7, TaskSummary())
+    writer.commit([empty, empty], *epoch)
+    writer.commit([], *epoch)
+    for messages in ([None], [empty, None]):
+        with pytest.raises(ConfigurationError, match=r"1 of its \d tasks .*trigger\(continuous"):
+            writer.commit(messages, *epoch)
 
 
 def test_rows_that_tasks_hand_over_are_kept_once(tmp_path: Path) -> None:

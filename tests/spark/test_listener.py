@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import StructType
 
 from rocket_sink.commands.common.stream_run import stream_writer
@@ -181,3 +182,25 @@ def test_the_stream_command_folds_while_it_runs(spark: Any, tmp_path: Path, lane
     stream_writer(spark, rows, {"nameServer": "n:1", "topic": "t", "ledger": ledger}, lane)
     thread = install_fold(SinkOptions.parse({"ledger": str(tmp_path / "other")}), spark)
     assert thread is not None and resolve_path(ledger).uri in thread.ledgers
+
+
+@pytest.mark.parametrize("lane", ["foreach", "datasource"])
+def test_a_continuous_trigger_is_refused_before_an_epoch_is_done(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, lane: str
+) -> None:
+    rows = spark.readStream.format("rate").load().selectExpr("cast(value AS string) AS body")
+    checkpoint = tmp_path / "checkpoint"
+    with FakeCluster(brokers=1) as cluster:
+        given = {"nameServer": cluster.name_server, "topic": "flights"}
+        if lane == "foreach":
+            writer = rows.writeStream.foreach(RocketSink(**given))
+        else:
+            register(spark)
+            writer = rows.writeStream.format("rocketmq").options(**given)
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(continuous="1 second").start()
+        with pytest.raises(StreamingQueryException):
+            query.awaitTermination(DEADLINE_S)
+    assert [path for path in (checkpoint / "commits").glob("[0-9]*")] == []
+    (said,) = [r.getMessage() for r in caplog.records if query.id in r.getMessage()]
+    assert "trigger(continuous=...) does not work" in said
