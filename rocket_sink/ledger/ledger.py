@@ -202,8 +202,8 @@ class Ledger:
         are gone). A send of a `TableProducer` that failed counts as nothing, and adds up.
         `confirmed`: Spark reported the epoch as done, or `write_batch` has committed its
         rows; `num_input_rows` is what Spark says it read from its sources. `superseded_attempts`
-        and `superseded_rows` (acked ones) are those of attempts that do not count: their messages
-        may be doubled.
+        and `superseded_rows` are those of attempts that do not count, killed ones included: brokers
+        may have stored these rows, and store them again for the attempt that counts.
         """
         return views.view(self.rows(spark), "epochs")
 

@@ -83,6 +83,7 @@ _EVENT_TIME: Final = f"""CASE WHEN unix_micros(event_time)
 """Tables may have times beyond Python's, of which one would keep all letters from being read."""
 _OF_A_TASK: Final = """(partition IS NOT NULL
     OR (coalesce(lane, '') = 'table' AND query_id <> 'local'))"""
+_PERHAPS_STORED: Final = "outcome IN ('acked', 'acked_degraded', 'unknown')"
 _MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0), 0)"
 
 VIEWS: Final = {
@@ -171,12 +172,40 @@ VIEWS: Final = {
             bool_and(CASE WHEN counts THEN coalesce(
                 rows_in = {" + ".join(f"coalesce({n}, 0)" for n in OUTCOMES)}, false
             ) END) AS _balanced,
-            count(CASE WHEN counts THEN 1 END) AS _counted,
-            count(CASE WHEN NOT counts THEN 1 END) AS superseded_attempts,
-            CAST(sum(
-                CASE WHEN NOT counts THEN coalesce(acked, 0) + coalesce(degraded, 0) ELSE 0 END
-            ) AS BIGINT) AS superseded_rows
+            count(CASE WHEN counts THEN 1 END) AS _counted
         FROM accounts GROUP BY query_id, epoch""",
+    # A killed attempt has no accounts. Each request that it handed to the engine has a row.
+    "killed_requests": f"""
+        SELECT w.* FROM died_in_flight w
+        ANTI JOIN (SELECT * FROM epoch_rows WHERE complete IS NOT NULL) c
+            ON {_same("w", "c", _ATTEMPT)}
+        WHERE partition IS NOT NULL""",
+    "killed_attempts": f"""
+        SELECT {", ".join(_ATTEMPT)}, CAST(sum(messages) AS BIGINT) AS perhaps_stored FROM (
+            SELECT {", ".join(_ATTEMPT)}, request, max(message_count) AS messages FROM (
+                SELECT * FROM killed_requests
+                UNION ALL
+                SELECT a.* FROM answered a
+                SEMI JOIN killed_requests k ON {_same("a", "k", (*_ATTEMPT, "request"))}
+            ) s
+            GROUP BY {", ".join(_ATTEMPT)}, request
+            HAVING bool_or({_PERHAPS_STORED}) OR bool_and(outcome = '{IN_FLIGHT}')
+        ) r GROUP BY {", ".join(_ATTEMPT)}""",
+    # All that brokers may have stored of attempts that do not count. A killed attempt may still
+    # run as long as no other one has taken its place.
+    "superseded": f"""
+        SELECT query_id, epoch, count(*) AS superseded_attempts,
+            CAST(sum(perhaps_stored) AS BIGINT) AS superseded_rows
+        FROM (
+            SELECT query_id, epoch,
+                coalesce(acked, 0) + coalesce(degraded, 0) + coalesce(unknown, 0) AS perhaps_stored
+            FROM accounts WHERE NOT counts
+            UNION ALL
+            SELECT k.query_id, k.epoch, k.perhaps_stored FROM killed_attempts k
+            SEMI JOIN (SELECT * FROM accounts WHERE counts) a
+                ON {_same("k", "a", ("query_id", "epoch"))}
+                    AND (k.partition = a.partition OR k.run_id <> a.run_id)
+        ) s GROUP BY query_id, epoch""",
     # An epoch that only the driver knows had no rows to send: then tasks are silent. In the
     # foreachBatch lane the commit of an epoch's rows is its end. A send of `TableProducer` that
     # failed counts as nothing: its caller has the error, and no later attempt takes its place.
@@ -189,12 +218,14 @@ VIEWS: Final = {
                 AND {_MISSING} = 0 AS adds_up, {_MISSING} AS missing_rows,
             coalesce(c.confirmed_run_id IS NOT NULL OR e.lane = 'foreach_batch', false)
                 AS confirmed, c.num_input_rows AS num_input_rows,
-            {_each("coalesce(e.{0}, 0) AS {0}",
-                   (*_COUNTS, "partitions", "superseded_attempts", "superseded_rows"))},
+            {_each("coalesce(e.{0}, 0) AS {0}", (*_COUNTS, "partitions"))},
+            {_each("coalesce(s.{0}, 0) AS {0}", ("superseded_attempts", "superseded_rows"))},
             e.duration_ms AS duration_ms, c.batch_duration_ms AS batch_duration_ms,
             e.first_error AS first_error
         FROM epoch_sums e FULL OUTER JOIN confirmations c
-        ON e.query_id = c.query_id AND e.epoch = c.epoch""",
+        ON e.query_id = c.query_id AND e.epoch = c.epoch
+        LEFT JOIN superseded s ON s.query_id = coalesce(e.query_id, c.query_id)
+            AND s.epoch = coalesce(e.epoch, c.epoch)""",
     "task_sends": f"""
         SELECT {", ".join(_ATTEMPT)}, min(at) AS first_send_at, max(lane) AS lane,
             max(worker) AS worker, CAST(sum(

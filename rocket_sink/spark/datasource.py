@@ -43,10 +43,10 @@ from rocket_sink.spark.session_checks import (
     CONTINUOUS,
     FORMAT,
     check_budget,
-    check_files,
     refuse_speculation,
     speculates,
     task_slots,
+    warn_of_settings,
     with_task_rate,
     without_files,
 )
@@ -78,7 +78,7 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
             another process and cannot ask for it; of a stream whose ledger the session does not
             fold, it logs a warning once).
     """
-    check_files(spark)
+    warn_of_settings(spark)
     # The writer's process has no session, so what it must know of this one goes with the class,
     # which Spark pickles by value since no module has it.
     known: dict[str, Any] = {"task_slots": task_slots(spark), "speculates": speculates(spark)}

@@ -100,9 +100,8 @@ class Send:
             self.options, self.lane, epoch=self.epoch, query_id=self.query, run_id=self.run
         )
         rows: list[pa.RecordBatch] = []
-        again = self.again or bool(ctx.attempt_number or ctx.stage_attempt)
         run = TaskRunner(
-            self.options, ctx, emit=rows.append, check_group=self.check_group, again=again,
+            self.options, ctx, emit=rows.append, check_group=self.check_group, again=self.again,
             token=self.token, streaming_query=streaming_query(),
         )  # fmt: skip
         try:

@@ -38,7 +38,7 @@ CONTINUOUS: Final = (
 
 
 def check_session(options: SinkOptions, session: SparkSession | None = None) -> None:
-    """Refuse what would break the promise; warn once of files that will not reach the workers.
+    """Refuse what would break the promise; warn once of settings that weaken it.
 
     Raises:
         ConfigurationError: spark.speculation is on and `allowSpeculation` is not.
@@ -46,7 +46,7 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
     session = session or active_session()
     if session is None:
         return
-    check_files(session)
+    warn_of_settings(session)
     refuse_speculation(options, is_on=speculates(session))
 
 
@@ -89,9 +89,23 @@ def refuse_continuous(session: Any, query_id: str) -> None:
         jobs.cancelJobGroupAndFutureJobs(query.runId().toString(), CONTINUOUS)
 
 
-def check_files(session: Any) -> None:
-    """Warn once of a package that will not reach the workers."""
+def warn_of_settings(session: Any) -> None:
+    """Warn once of a package that will not reach the workers, and of workers that Spark kills."""
     _check_files(setting(session, "spark.submit.pyFiles"))
+    for prefix in ("spark.python.worker", "spark.sql.execution.pyspark.udf"):
+        seconds = setting(session, f"{prefix}.idleTimeoutSeconds")
+        kills = setting(session, f"{prefix}.killOnIdleTimeout").lower() == "true"
+        if kills and seconds not in ("", "0"):
+            _warn_of_kills(prefix, seconds)
+
+
+@functools.cache
+def _warn_of_kills(prefix: str, seconds: str) -> None:
+    _LOG.warning(
+        "%s.killOnIdleTimeout is on, with idleTimeoutSeconds=%s: Spark kills a worker that hands "
+        "nothing back for that long, also while it waits for a broker. Its rows are sent again, "
+        "and may be there twice. Set %s.killOnIdleTimeout=false", prefix, seconds, prefix,
+    )  # fmt: skip
 
 
 @functools.cache

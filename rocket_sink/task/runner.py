@@ -147,11 +147,13 @@ class TaskRunner:
         if self._token is not None and self._in_memory is None:
             self._token.check()
         self._claim_app_id()
+        # An earlier attempt of the task has left files in the spool, or no trace at all.
+        again = self._again or bool(self._ctx.attempt_number or self._ctx.stage_attempt)
         pool = self._pool = self._pool or worker_pool()
         self._engine = pool.acquire(self._options)
         recorder = LedgerRecorder(
             self._options, self._ctx, emit, intents=self._spool is not None,
-            again=self._again and self._options.delivery == "at_least_once",
+            again=again and not self._spool and self._options.delivery == "at_least_once",
         )  # fmt: skip
         replay = ids = None
         if self._options.delivery == "effectively_once":

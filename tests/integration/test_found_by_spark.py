@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import rocket_sink
-from rocket_sink.spark.datasource import FORMAT
+from rocket_sink.spark.session_checks import FORMAT
 from rocket_sink.testing import FakeCluster
 
 ROOT = Path(rocket_sink.__file__).parents[1]

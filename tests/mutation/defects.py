@@ -538,6 +538,14 @@ LEDGER: tuple[Defect, ...] = (
         "after a power cut the note of a query's queues or held keys is an empty file",
     ),
     Defect(
+        "killed-attempts-sent-nothing",
+        "rocket_sink/ledger/views.py",
+        "            SELECT k.query_id, k.epoch, k.perhaps_stored FROM killed_attempts k\n",
+        "            SELECT k.query_id, k.epoch, 0 FROM killed_attempts k\n",
+        ("tests/task/test_killed_attempts.py::test_all_that_is_stored_twice_is_announced",),
+        "messages are there twice, and the ledger announces none",
+    ),
+    Defect(
         "letters-of-superseded-attempts",
         "rocket_sink/ledger/views.py",
         "        SEMI JOIN (SELECT * FROM accounts WHERE counts) a ON",
@@ -816,6 +824,14 @@ SPARK: tuple[Defect, ...] = (
             "tests/spark/test_listener.py::test_a_continuous_trigger_is_refused_before_an_epoch_is_done",
         ),
         "a query with a continuous trigger sends nothing and says nothing",
+    ),
+    Defect(
+        "killed-attempts-of-no-record",
+        "rocket_sink/task/runner.py",
+        "self._again or bool(self._ctx.attempt_number or self._ctx.stage_attempt)",
+        "self._again",
+        ("tests/task/test_killed_attempts.py::test_without_a_spool_the_next_attempt_doubts_all",),
+        "what a killed attempt sent is doubled without a word where it leaves no record",
     ),
     Defect(
         "close-does-not-wait",

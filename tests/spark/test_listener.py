@@ -191,16 +191,16 @@ def test_a_continuous_trigger_is_refused_before_an_epoch_is_done(
     rows = spark.readStream.format("rate").load().selectExpr("cast(value AS string) AS body")
     checkpoint = tmp_path / "checkpoint"
     with FakeCluster(brokers=1) as cluster:
-        given = {"nameServer": cluster.name_server, "topic": "flights"}
+        options = {"nameServer": cluster.name_server, "topic": "flights"}
         if lane == "foreach":
-            writer = rows.writeStream.foreach(RocketSink(**given))
+            writer = rows.writeStream.foreach(RocketSink(**options))
         else:
             register(spark)
-            writer = rows.writeStream.format("rocketmq").options(**given)
+            writer = rows.writeStream.format("rocketmq").options(**options)
         writer = writer.option("checkpointLocation", str(checkpoint))
         query = writer.trigger(continuous="1 second").start()
         with pytest.raises(StreamingQueryException):
             query.awaitTermination(DEADLINE_S)
-    assert [path for path in (checkpoint / "commits").glob("[0-9]*")] == []
+    assert list((checkpoint / "commits").glob("[0-9]*")) == []
     (said,) = [r.getMessage() for r in caplog.records if query.id in r.getMessage()]
     assert "trigger(continuous=...) does not work" in said

@@ -36,7 +36,7 @@ def test_a_source_that_spark_keeps_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Spark 4.0 with rocket-sink from a wheel; `python -m tests.versions` has the real one."""
-    monkeypatch.setattr(datasource, "check_files", lambda _: None)
+    monkeypatch.setattr(datasource, "warn_of_settings", lambda _: None)
     monkeypatch.setattr(datasource, "speculates", lambda _: False)
     monkeypatch.setattr(datasource, "is_classic", lambda _: False)
     monkeypatch.setattr(datasource, "task_slots", lambda _: 0)

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,27 @@ def test_a_wheel_that_no_worker_will_see_is_told_of_once(
         RocketSink(nameServer="a:1", topic="t")
     [record] = caplog.records
     assert "rocket_sink.zip" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kills", "warnings"), [("5", "true", 1), ("5", "false", 0), ("0", "true", 0)]
+)
+def test_a_session_that_kills_waiting_workers_is_warned_of_once(
+    monkeypatch: Any, caplog: pytest.LogCaptureFixture, seconds: str, kills: str, warnings: int
+) -> None:
+    session_checks._warn_of_kills.cache_clear()
+    settings = {
+        "spark.python.worker.idleTimeoutSeconds": seconds,
+        "spark.python.worker.killOnIdleTimeout": kills,
+    }
+    context = SimpleNamespace(getConf=lambda: settings)
+    session = SimpleNamespace(_jsparkSession=object(), sparkContext=context, conf={})
+    monkeypatch.setattr(session_checks, "active_session", lambda: session)
+    for _ in range(2):
+        RocketSink(nameServer="a:1", topic="t")
+    assert len(caplog.records) == warnings
+    if warnings:
+        assert "spark.python.worker.killOnIdleTimeout=false" in caplog.text
 
 
 def test_importing_the_package_imports_neither_spark_nor_arrow_and_starts_no_thread() -> None:

@@ -197,7 +197,7 @@ def _accounts(report: Report) -> RenderableType:
         "unknown": "perhaps stored; dead letters",
         "filtered": "needed no sending",
         "duplicates_possible": "stored, perhaps twice under one id",
-        "superseded_rows": f"stored by {totals.superseded_attempts:,} attempts that do not count",
+        "superseded_rows": f"of {totals.superseded_attempts:,} attempts that do not count",
     }
     rows = [(n.replace("_", " "), getattr(totals, n), note) for n, note in notes.items()]
     return table("Accounts", ("", "rows", "note"), rows)

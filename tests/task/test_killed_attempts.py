@@ -1,0 +1,97 @@
+"""The ledger announces what a killed task attempt has sent: the next attempt sends it again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.options import SinkOptions
+from rocket_sink.rows.contract import resolve_columns
+from rocket_sink.task.runner import TaskRunner
+from rocket_sink.testing import Delay, Drop, FakeCluster
+from tests.ledger.values import confirmed, context
+from tests.ledger.views import view_rows
+from tests.task.one_task import run_task
+
+DEADLINE_S = 60.0
+ROWS = {"body": [f"row {number}" for number in range(200)]}
+KEYED = {**ROWS, "sharding_key": [f"key {number % 6}" for number in range(200)]}
+
+
+def _attempt(options: dict[str, str], columns: dict[str, Any]) -> None:
+    """A first attempt that waits for answers until it is killed."""
+    parsed = SinkOptions.parse(options)
+    batch = pa.RecordBatch.from_pydict(columns)
+    run = TaskRunner(parsed, context(query_id="q"))
+    run.feed(batch, resolve_columns(batch.schema, parsed))
+    run.finish()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("ordering", ["none", "strict"])
+def test_all_that_is_stored_twice_is_announced(spark: Any, tmp_path: Path, ordering: str) -> None:
+    columns = ROWS if ordering == "none" else KEYED
+    with FakeCluster(brokers=2) as cluster:
+        cluster.create_topic("t", 4)
+        options = {
+            "nameServer": cluster.name_server, "topic": "t", "ledger": str(tmp_path / "ledger"),
+            "ordering": ordering, "requestMaxMessages": "10", "sendMsgTimeout": "60000",
+            "orderWaitMs": "120000", "deliveryTimeoutMs": "120000",
+        }  # fmt: skip
+        # Some requests of the killed attempt are answered, others are stored without an answer.
+        for broker in cluster.brokers:
+            broker.on_send(Delay(0), times=2)
+            broker.on_send(Drop(), times=None)
+        killed = multiprocessing.get_context("spawn").Process(
+            target=_attempt, args=(options, columns)
+        )
+        killed.start()
+        before, until_s = -1, time.monotonic() + DEADLINE_S
+        while before < 1 or before != len(cluster.messages("t")):
+            assert time.monotonic() < until_s
+            before = len(cluster.messages("t"))
+            time.sleep(0.5)
+        killed.kill()
+        killed.join()
+        sent_by_killed = len(cluster.messages("t"))
+        for broker in cluster.brokers:
+            broker.behave()
+        again = context(query_id="q", task_attempt_id=20, attempt_number=1)
+        summary = run_task(SinkOptions.parse(options), again, columns)
+        ids = Counter(message.properties["UNIQ_KEY"] for message in cluster.messages("t"))
+    doubled = sum(count - 1 for count in ids.values())
+    assert summary.acked == len(ids) == len(ROWS["body"])
+    assert doubled == sent_by_killed > 0
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.append(spark, confirmed(again, len(ids)))
+    ledger.sync(spark)
+    [epoch] = view_rows(ledger.path, "SELECT * FROM epochs")
+    assert (epoch.superseded_attempts, epoch.superseded_rows) == (1, doubled)
+    assert (epoch.acked, epoch.adds_up) == (len(ids), True)
+    [row] = ledger.epochs(spark).collect()
+    assert row.superseded_rows == doubled
+
+
+@pytest.mark.parametrize(("attempt", "doubtful"), [(0, 0), (1, len(ROWS["body"]))])
+def test_without_a_spool_the_next_attempt_doubts_all(
+    tmp_path: Path, attempt: int, doubtful: int
+) -> None:
+    rows: list[pa.RecordBatch] = []
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", 1)
+        options = SinkOptions.parse(
+            nameServer=cluster.name_server, topic="t", ledger=str(tmp_path / "ledger")
+        )
+        batch = pa.RecordBatch.from_pydict(ROWS)
+        run = TaskRunner(options, context(attempt_number=attempt), emit=rows.append)
+        run.feed(batch, resolve_columns(batch.schema, options))
+        run.finish()
+    [accounts] = [row for part in rows for row in part.to_pylist() if row["kind"] == "epoch"]
+    assert accounts["duplicates_possible"] == doubtful
