@@ -1,28 +1,52 @@
-"""Choosing a queue for a message without a sharding key.
+"""The one order of a route's brokers, and whose turn it is among equals.
 
-`QueueChooser` tries brokers in tiers: available, then reachable, then any; the one that just failed
-only if there is no other; never one without a master. A suspected broker (with an old unanswered
-request) counts as unavailable; when all are suspected, the least suspected ones are taken, else
-requests would pile up at a frozen broker whenever another one is slow.
+A `Ranking` puts the brokers of a route into groups of equals, by a rank that is worked out when
+something changes, not per message. Requests go to the best group. Load chooses only inside it: a
+broker that is full, or has far more unanswered than its equals, is passed over for the least
+loaded one. While all of the group are full, the request waits (`take` returns None).
 
-Within a tier a `Selector` picks a queue. While the next queue's broker is excluded, messages go to
-the other queues by a cursor of their own, and the queue keeps its turn. Java takes the next queue
-in the list, which gives the first queue after an excluded broker all of that broker's messages
+Each broker deals its queues in turn, whatever else changes. Java takes the next queue in the list,
+which gives the first queue after an excluded broker all of that broker's messages
 (apache/rocketmq#5672).
-
-Cost: constant while no broker is excluded, else one pass over the brokers.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.message import MessageQueue
+from rocket_sink.routing.rate_limit import AimdWindow
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+
+FAR: Final = 1
+"""Not of the own machine room, or of weight 0: a preference among equals, not a fault."""
+SUSPECT: Final = 2
+"""It has left a request unanswered for longer than is usual."""
+ISOLATED: Final = 4
+"""It failed, or answered late, a short time ago."""
+WORSE_HALF: Final = 8
+"""Profile 4.x, with every broker isolated: it is not in the better half."""
+SILENT: Final = 16
+"""It gives no sign of life now, though it was asked for one: frozen, or cut off."""
+LAST: Final = 32
+"""The request's attempt before this one failed there."""
+UNREACHABLE: Final = 64
+"""It is isolated, and nothing has answered at its address since."""
+# A broker's rank is the sum of what holds for it, so the worst of it decides. In Java, too,
+# available comes before reachable, and both before the rest (MQFaultStrategy 5.3).
+
+FREE_IN_FLIGHT: Final = 16
+"""Requests that a broker may have in flight however quick its equals are."""
+LOAD_FACTOR: Final = 1.25
+"""Beyond `FREE_IN_FLIGHT`, the multiple of its fair share that a broker may have in flight. So a
+broker that stops answering cannot collect the whole window before it is suspect."""
+EXPLORE: Final = 1 / 32
+"""Share of `least_latency`'s choices made round robin: latency is known only of brokers in use."""
+LATENCY_FLOOR_S: Final = 0.0001
+
+Target = TypeVar("Target")
 
 
 class Rng(Protocol):
@@ -35,302 +59,216 @@ class Rng(Protocol):
         """In [0, stop)."""
 
 
-EXPLORE: Final = 1 / 32
-"""Share of `least_latency`'s choices made round robin: latency is known only of brokers in use."""
-LATENCY_FLOOR_MS: Final = 0.1
-
-
-Accept = Callable[[str], bool]
-"""Whether a broker, by name, is acceptable."""
-
-
-def _always(broker_name: str) -> bool:
-    return True
-
-
 class Load(Protocol):
-    """Load of brokers, for `Weighted` and `least_latency`."""
+    """The load of one broker."""
 
-    def latency_ms(self, broker_name: str) -> float:
-        """Recent latency; 0 when unknown."""
+    in_flight: int
+    """Unanswered requests."""
+    latency_s: float
+    """Recent latency; 0 when unknown."""
+    window: AimdWindow | None
+    """The limit on requests in flight, while the broker is busy."""
 
-    def in_flight(self, broker_name: str) -> int:
-        """Unanswered requests."""
-
-
-class Cursor:
-    """Round robin from a random start (Java: ThreadLocalIndex)."""
-
-    __slots__ = ("_count", "next")
-
-    def __init__(self, count: int, start: int) -> None:
-        self._count = count
-        self.next = start % count if count else 0
-        """The position that `take` will return."""
-
-    def take(self) -> int:
-        """Return the next position and move on."""
-        taken = self.next
-        self.next = taken + 1 if taken + 1 < self._count else 0
-        return taken
+    def room_for(self, requests: int) -> int:
+        """Return how many of these requests the window has room for."""
 
 
-class View:
-    """The queues of some brokers of a route, as positions 0 to len - 1, and their cursors."""
+class RouteBroker(Generic[Target]):
+    """One broker of a route, with its queues, which take turns.
 
-    def __init__(self, info: TopicPublishInfo, brokers: tuple[str, ...], rng: Rng) -> None:
+    Attributes:
+        share: the part of the route's messages that is fair, relative to the other brokers.
+        turn: the queue that `take` returns next.
+    """
+
+    __slots__ = ("load", "name", "share", "targets", "turn")
+
+    def __init__(
+        self, name: str, targets: Sequence[Target], load: Load, share: float, turn: int
+    ) -> None:
+        self.name = name
+        self.targets = targets
+        self.load = load
+        self.share = share
+        self.turn = turn % len(targets)
+
+    def take(self) -> Target:
+        """Return the next queue and move on."""
+        turn, targets = self.turn, self.targets
+        self.turn = turn + 1 if turn + 1 < len(targets) else 0
+        return targets[turn]
+
+
+class Equals(Generic[Target]):
+    """Brokers of one rank.
+
+    Attributes:
+        slots: each broker, as often as it has queues.
+        turn: the slot that `round_robin` takes next.
+    """
+
+    __slots__ = ("brokers", "rank", "slots", "turn")
+
+    def __init__(self, rank: int, brokers: list[RouteBroker[Target]], rng: Rng) -> None:
+        self.rank = rank
         self.brokers = brokers
-        self._queues = info.queues
-        self._indices = tuple(info.queues_by_broker[name] for name in brokers)
-        self._ends = tuple(itertools.accumulate(len(indices) for indices in self._indices))
-        self._cursor = Cursor(len(self), rng.randrange(len(self)) if len(self) else 0)
-        counts = [len(indices) for indices in self._indices]
-        self._cursors = tuple(Cursor(count, rng.randrange(count)) for count in counts)
+        self.slots = [broker for broker in brokers for _ in broker.targets]
+        self.turn = rng.randrange(len(self.slots))
 
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def broker_at(self, position: int) -> str:
-        return self.brokers[bisect.bisect_right(self._ends, position)]
-
-    def queue_at(self, position: int) -> MessageQueue:
-        broker = bisect.bisect_right(self._ends, position)
-        indices = self._indices[broker]
-        return self._queues[indices[position - self._ends[broker] + len(indices)]]
-
-    def count_of(self, broker: int) -> int:
-        """Number of queues of `brokers[broker]`."""
-        return len(self._indices[broker])
-
-    def take(self, accept: Accept = _always) -> int | None:
-        """The next position over all queues; None, and no turn lost, if it is not accepted."""
-        if not accept(self.broker_at(self._cursor.next)):
-            return None
-        return self._cursor.take()
-
-    def take_on(self, broker: int, accept: Accept = _always) -> int | None:
-        """As `take`, over the queues of `brokers[broker]`."""
-        if not accept(self.brokers[broker]):
-            return None
-        return self._ends[broker] - len(self._indices[broker]) + self._cursors[broker].take()
+    def by_load(self, chosen: RouteBroker[Target], requests: int) -> RouteBroker[Target] | None:
+        """Return the chosen broker unless it is full or has more than its part of what is in
+        flight; then the least loaded one with room, or None if all are full."""
+        in_flight, share, has_room = 0, 0.0, False
+        for broker in self.brokers:
+            load = broker.load
+            if load.window is not None and not load.room_for(requests):
+                continue
+            if broker is chosen:
+                has_room = True
+            else:
+                in_flight += load.in_flight
+                share += broker.share
+        if has_room:
+            most = LOAD_FACTOR * chosen.share * in_flight / share if share else float("inf")
+            if chosen.load.in_flight <= FREE_IN_FLIGHT + most:
+                return chosen
+        return min(
+            (broker for broker in self.brokers if broker.load.room_for(requests)),
+            key=lambda broker: broker.load.in_flight / broker.share,
+            default=None,
+        )
 
 
-Selector = Callable[[View, Load | None, Rng, Accept], int | None]
-"""A strategy of option `queueSelector`.
-
-It returns a position of a view that is not empty; None when its broker is not accepted. A queue
-that is not accepted must keep its turn: acceptance depends on earlier sends, so the same queue
-would lose its turn each time.
-"""
+Selector = Callable[[Equals[Any], Rng], RouteBroker[Any]]
+"""A strategy of option `queueSelector`: chooses one of some equals."""
 
 
-def round_robin(view: View, load: Load | None, rng: Rng, accept: Accept) -> int | None:
-    """Each queue in turn."""
-    return view.take(accept)
+def round_robin(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
+    """Each queue in turn (Java: ThreadLocalIndex)."""
+    turn, slots = equals.turn, equals.slots
+    equals.turn = turn + 1 if turn + 1 < len(slots) else 0
+    return slots[turn]
 
 
-def random_queue(view: View, load: Load | None, rng: Rng, accept: Accept) -> int | None:
+def random_queue(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
     """Each queue with the same chance (Java: SelectMessageQueueByRandom)."""
-    position = rng.randrange(len(view))
-    return position if accept(view.broker_at(position)) else None
+    return equals.slots[rng.randrange(len(equals.slots))]
 
 
-def least_latency(view: View, load: Load | None, rng: Rng, accept: Accept) -> int | None:
-    """The better of two random brokers, by latency times requests in flight; its queues in turn.
+def least_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
+    """The better of two random brokers, by latency times requests in flight.
 
     Not the best of all: many producers would overload the same broker (Mitzenmacher, "The Power of
     Two Choices in Randomized Load Balancing", 2001).
     """
-    if load is None or rng.random() < EXPLORE:
-        return view.take(accept)
-    count = len(view.brokers)
-    one = rng.randrange(count)
-    other = (one + 1 + rng.randrange(count - 1)) % count if count > 1 else one
-    best = min((one, other), key=lambda broker: _cost(view.brokers[broker], load))
-    return view.take_on(best, accept)
+    if rng.random() < EXPLORE:
+        return round_robin(equals, rng)
+    brokers = equals.brokers
+    first = rng.randrange(len(brokers))
+    second = (first + 1 + rng.randrange(len(brokers) - 1)) % len(brokers) if brokers[1:] else first
+    return min(brokers[first], brokers[second], key=_cost)
 
 
-def _cost(name: str, load: Load) -> float:
-    return (load.in_flight(name) + 1) * max(load.latency_ms(name), LATENCY_FLOOR_MS)
+def _cost(broker: RouteBroker[Any]) -> float:
+    return (broker.load.in_flight + 1) * max(broker.load.latency_s, LATENCY_FLOOR_S)
 
 
-class Weighted:
-    """Brokers by weight, then their queues in turn.
+def by_share(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
+    """Brokers by their share."""
+    return _drawn(equals.brokers, [broker.share for broker in equals.brokers], rng)
 
-    Args:
-        weights: {broker name: weight >= 0}; a broker that is not named weighs 1. Without weights
-            a broker weighs its number of queues over its latency: twice as slow, half as many.
-    """
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        self._weights = dict(weights) if weights is not None else None
-        if self._weights and min(self._weights.values()) < 0:
-            raise ValueError("a broker's weight cannot be negative")
+def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
+    """Brokers by their number of queues over their latency: twice as slow, half as many."""
+    brokers = equals.brokers
+    weights = [one.share / max(one.load.latency_s, LATENCY_FLOOR_S) for one in brokers]
+    return _drawn(brokers, weights, rng)
 
-    def __call__(self, view: View, load: Load | None, rng: Rng, accept: Accept) -> int | None:
-        weights = [self._weight(view, number, load) for number in range(len(view.brokers))]
-        ends = list(itertools.accumulate(weights))
-        if not ends[-1]:  # all remaining brokers weigh 0
-            return view.take(accept)
-        chosen = bisect.bisect_right(ends, rng.random() * ends[-1])
-        return view.take_on(min(chosen, len(ends) - 1), accept)
 
-    def _weight(self, view: View, broker: int, load: Load | None) -> float:
-        name = view.brokers[broker]
-        if self._weights is not None:
-            return self._weights.get(name, 1.0)
-        latency_ms = load.latency_ms(name) if load is not None else 0.0
-        return view.count_of(broker) / max(latency_ms, LATENCY_FLOOR_MS)
+def _drawn(brokers: list[RouteBroker[Any]], weights: list[float], rng: Rng) -> RouteBroker[Any]:
+    rest = rng.random() * sum(weights)
+    for broker, weight in zip(brokers, weights, strict=True):
+        rest -= weight
+        if rest < 0:
+            return broker
+    return brokers[-1]  # by a rounding error
 
 
 def selector_named(name: str, weights: Mapping[str, float] | None = None) -> Selector:
-    """The selector of option `queueSelector`: round_robin, random, weighted, least_latency.
+    """Return the selector of option `queueSelector`: round_robin, random, weighted, least_latency.
 
     Raises:
         KeyError: no such selector.
     """
-    if name == "weighted":
-        return Weighted(weights)
-    plain: dict[str, Selector] = {
+    selectors: dict[str, Selector] = {
         "round_robin": round_robin,
         "random": random_queue,
+        "weighted": by_share if weights else by_latency,
         "least_latency": least_latency,
     }
-    return plain[name]
+    return selectors[name]
 
 
-Predicate = Callable[[str], bool]
-Degree = Callable[[str], int]
-
-TOPICS_MAX: Final = 1024
-VIEWS_MAX: Final = 64
-"""Most sets of brokers with own cursors, per topic."""
-
-
-def _none(broker_name: str) -> int:
-    return 0
-
-
-class QueueChooser:
-    """Chooses queues; keeps cursors per topic. For one thread.
+class Ranking(Generic[Target]):
+    """The brokers of one route from best to worst. For one thread.
 
     Args:
-        selector: the strategy (`selector_named`).
-        rng: for random starts, so that many producers do not begin on one queue, and choices.
-        near: brokers that come first inside each tier.
+        brokers: those with a master and a queue.
+        selector: chooses among equals (`selector_named`).
+        rng: gives random starts, so that many producers do not begin on one queue.
     """
 
-    def __init__(self, selector: Selector, rng: Rng, *, near: Predicate | None = None) -> None:
+    def __init__(
+        self, brokers: Sequence[RouteBroker[Target]], selector: Selector, rng: Rng
+    ) -> None:
+        self.brokers = brokers
         self._selector = selector
         self._rng = rng
-        self._near = near
-        self._topics: dict[str, _TopicViews] = {}
+        self.best: list[RouteBroker[Target]] = []
+        """Those that nothing but their distance makes worse than another."""
+        self._ranks: dict[str, int] = {}
+        self._least = 0
+        self._groups: dict[str | None, list[Equals[Target]]] = {}
 
-    def select(
-        self,
-        info: TopicPublishInfo,
-        *,
-        available: Predicate = _always,
-        reachable: Predicate = _always,
-        suspicion: Degree = _none,
-        last_broker: str | None = None,
-        load: Load | None = None,
-    ) -> MessageQueue | None:
-        """The next queue; None when no broker of the route has a queue and a master.
+    def order(self, ranks: Mapping[str, int]) -> None:
+        """Take new ranks, by broker."""
+        if ranks != self._ranks:
+            self._ranks = dict(ranks)
+            self._least = min(ranks.values()) & ~FAR
+            self.best = [one for one in self.brokers if ranks[one.name] & ~FAR == self._least]
+            self._groups.clear()
 
-        Predicates and `suspicion` (0: none; more is worse) take broker names. `last_broker` is the
-        broker of the failed attempt.
+    def take(self, requests: int, *, last: str | None = None, worse: bool = False) -> Target | None:
+        """Return the next queue for a request, or for a group of so many; None if it has to wait
+        for room at the best brokers.
+
+        Args:
+            last: the broker of the failed attempt, which comes after all that may answer, but
+                before a wait for others.
+            worse: take a worse broker where the best ones are full, but no unreachable one.
         """
-        views = self._views(info)
-        whole = views.whole
-        if not len(whole):
-            return None
+        groups = self._groups.get(last)
+        if groups is None:
+            groups = self._groups[last] = self._grouped(last)
+        for group in groups:
+            is_best = group is groups[0] or group.rank & ~(FAR | LAST) == self._least
+            if not is_best and (not worse or group.rank >= UNREACHABLE):
+                continue
+            broker: RouteBroker[Target] | None = self._selector(group, self._rng)
+            assert broker is not None
+            load = broker.load
+            if load.in_flight > FREE_IN_FLIGHT or load.window is not None:
+                broker = group.by_load(broker, requests)
+            if broker is not None:
+                return broker.take()
+        return None
 
-        near = self._near
-
-        def healthy(name: str) -> bool:
-            return name != last_broker and available(name) and not suspicion(name)
-
-        def best(name: str) -> bool:
-            return healthy(name) and (near is None or near(name))
-
-        position = self._selector(whole, load, self._rng, best)
-        if position is not None:
-            return whole.queue_at(position)
-        for tier in _tiers(whole.brokers, healthy, reachable, suspicion, last_broker):
-            brokers = [name for name in whole.brokers if tier(name)]
-            if near is not None:
-                brokers = [name for name in brokers if near(name)] or brokers
-            if brokers:
-                view = views.of(tuple(brokers))
-                position = self._selector(view, load, self._rng, _always)
-                assert position is not None
-                return view.queue_at(position)
-        raise AssertionError("the last tier takes every broker")
-
-    def _views(self, info: TopicPublishInfo) -> _TopicViews:
-        views = self._topics.get(info.topic)
-        if views is None or not views.renew(info):
-            if len(self._topics) >= TOPICS_MAX:
-                self._topics.pop(next(iter(self._topics)))
-            views = self._topics[info.topic] = _TopicViews(info, self._rng)
-        return views
-
-
-def _tiers(
-    names: Iterable[str],
-    healthy: Predicate,
-    reachable: Predicate,
-    suspicion: Degree,
-    last_broker: str | None,
-) -> Iterator[Predicate]:
-    """From the best brokers to all.
-
-    A reachable broker that just failed comes before unreachable ones: those cost a connect
-    time-out, and the failure may have been one busy answer.
-    """
-    yield healthy
-    degrees = {name: suspicion(name) for name in names if name != last_broker and reachable(name)}
-    least = min(degrees.values(), default=0)
-    yield lambda name: degrees.get(name) == least
-    yield reachable
-    yield lambda name: name != last_broker
-    yield _always
-
-
-class _TopicViews:
-    """The views of one topic; kept while refreshed routes have the same queues."""
-
-    def __init__(self, info: TopicPublishInfo, rng: Rng) -> None:
-        self._info = info
-        self._rng = rng
-        self._by_brokers: dict[tuple[str, ...], View] = {}
-        self.whole = self.of(_sendable(info))
-
-    def renew(self, info: TopicPublishInfo) -> bool:
-        """Take a refreshed route; False when its queues differ."""
-        if info is self._info:
-            return True
-        same = (
-            info.fingerprint == self._info.fingerprint
-            and info.queues_by_broker == self._info.queues_by_broker
-        )
-        if same:
-            self._info = info
-            self.whole = self.of(_sendable(info))
-        return same
-
-    def of(self, brokers: tuple[str, ...]) -> View:
-        view = self._by_brokers.get(brokers)
-        if view is None:
-            if len(self._by_brokers) >= VIEWS_MAX:
-                self._by_brokers = {self.whole.brokers: self.whole}
-            view = self._by_brokers[brokers] = View(self._info, brokers, self._rng)
-        return view
-
-
-def _sendable(info: TopicPublishInfo) -> tuple[str, ...]:
-    return tuple(name for name in info.queues_by_broker if name in info.masters)
+    def _grouped(self, last: str | None) -> list[Equals[Target]]:
+        groups: dict[int, list[RouteBroker[Target]]] = {}
+        for broker in self.brokers:
+            rank = self._ranks[broker.name] | (LAST if broker.name == last else 0)
+            groups.setdefault(rank, []).append(broker)
+        return [Equals(rank, groups[rank], self._rng) for rank in sorted(groups)]
 
 
 def select_by(

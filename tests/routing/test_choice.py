@@ -1,4 +1,4 @@
-"""Queue choice: fair shares, tiers, never the last broker while another will do."""
+"""The order of a route's brokers, fair shares among equals, and what load changes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.message import MessageQueue
+from rocket_sink.routing.rate_limit import AimdWindow
 from rocket_sink.routing.selectors import (
-    VIEWS_MAX,
-    Cursor,
-    QueueChooser,
-    Weighted,
+    FAR,
+    FREE_IN_FLIGHT,
+    ISOLATED,
+    LAST,
+    LOAD_FACTOR,
+    SILENT,
+    SUSPECT,
+    UNREACHABLE,
+    Ranking,
+    RouteBroker,
+    by_latency,
+    by_share,
     least_latency,
     random_queue,
     round_robin,
@@ -23,102 +32,126 @@ from rocket_sink.routing.selectors import (
     selector_named,
 )
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
+from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 
 SELECTORS = ["round_robin", "random", "weighted", "least_latency"]
 
 
-def info_of(queues, topic="t", without_master=()):
-    return TopicPublishInfo.of(
-        topic,
-        TopicRoute(
-            tuple(QueueData(name, count, count) for name, count in queues.items()),
-            tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in queues),
-        ),
-    )
+class Load:
+    """What the ranking asks of a broker."""
+
+    def __init__(self, latency_s=0.0, in_flight=0):
+        self.latency_s, self.in_flight, self.window = latency_s, in_flight, None
+
+    def room_for(self, requests):
+        return requests if self.window is None else self.window.room_for(requests, self.in_flight)
+
+    def fill(self, limit):
+        self.window = AimdWindow(2 * limit, 0.0)
+        self.in_flight = limit
 
 
-def chooser(name="round_robin", seed=1, **options):
-    return QueueChooser(selector_named(name), random.Random(seed), **options)
+class Route:
+    """A ranking of brokers with so many queues each; `take` returns (broker, queue)."""
+
+    def __init__(self, queues, name="round_robin", seed=1, weights=None, **ranks):
+        rng = random.Random(seed)
+        self.queues = [(broker, n) for broker, count in queues.items() for n in range(count)]
+        self.loads = {broker: Load() for broker in queues}
+        self.brokers = [
+            RouteBroker(
+                broker,
+                [(broker, number) for number in range(count)],
+                self.loads[broker],
+                (weights or queues).get(broker, 1.0) or 1.0,
+                rng.randrange(count),
+            )
+            for broker, count in queues.items()
+        ]
+        self.ranking = Ranking(self.brokers, selector_named(name, weights), rng)
+        self.order(**ranks)
+
+    def order(self, **ranks):
+        self.ranking.order({one.name: ranks.get(one.name, 0) for one in self.brokers})
+
+    def take(self, requests=1, **more):
+        return self.ranking.take(requests, **more)
+
+    def names(self, count, **more):
+        return Counter(self.take(**more)[0] for _ in range(count))
 
 
-class Loads:
-    def __init__(self, latency_ms=(), in_flight=()):
-        self._latency_ms, self._in_flight = dict(latency_ms), dict(in_flight)
-
-    def latency_ms(self, name):
-        return self._latency_ms.get(name, 0.0)
-
-    def in_flight(self, name):
-        return self._in_flight.get(name, 0)
-
-
-def test_c40_the_cursor_starts_anywhere_and_never_is_negative():
-    cursor = Cursor(3, 2**31 - 1)
-    assert [cursor.take() for _ in range(5)] == [1, 2, 0, 1, 2]
-    assert [Cursor(3, start).take() for start in range(4)] == [0, 1, 2, 0]
+def test_the_order_of_ranks():
+    """Java 5.3: available, then reachable without the broker of the failed attempt, then the rest
+    (MQFaultStrategy.selectOneMessageQueue); suspicion is ours."""
+    assert 0 < FAR < SUSPECT < ISOLATED < SILENT < LAST < UNREACHABLE
+    ranks = {
+        "unreachable": UNREACHABLE,
+        "unreachable-and-silent": UNREACHABLE | SILENT | SUSPECT,
+        "silent": SILENT | SUSPECT,
+        "isolated-and-suspect": ISOLATED | SUSPECT,
+        "isolated": ISOLATED,
+        "suspect": SUSPECT,
+        "far": FAR,
+        "well": 0,
+    }
+    expected = ["well", "far", "suspect", "isolated", "isolated-and-suspect", "silent",
+                "unreachable", "unreachable-and-silent"]  # fmt: skip
+    left = dict(ranks)
+    for name in expected:
+        route = Route(dict.fromkeys(left, 2), **left)
+        assert set(route.names(20)) == {name}
+        del left[name]
 
 
 def test_c38_consecutive_attempts_visit_other_brokers():
-    info, choose = info_of({"a": 4, "b": 4, "c": 4}), chooser()
+    route = Route({"a": 4, "b": 4, "c": 4})
     for _ in range(50):
         last, seen = None, set()
         for _ in range(3):
-            queue = choose.select(info, last_broker=last)
-            assert queue.broker_name != last
-            last = queue.broker_name
+            name, _ = route.take(last=last)
+            assert name != last
+            last = name
             seen.add(last)
         assert len(seen) >= 2
 
 
 @pytest.mark.parametrize("name", SELECTORS)
-def test_a_failed_broker_is_not_asked_again_while_another_will_do(name):
+@pytest.mark.parametrize("other", [0, SUSPECT, ISOLATED, SILENT | SUSPECT])
+def test_a_failed_broker_is_not_asked_again_while_another_will_do(name, other):
     """apache/rocketmq#2358: the test for the last broker was inverted."""
-    info, choose = info_of({"a": 8, "b": 1}), chooser(name)
-    assert {choose.select(info, last_broker="a").broker_name for _ in range(100)} == {"b"}
+    route = Route({"a": 8, "b": 1}, name, b=other)
+    assert set(route.names(100, last="a")) == {"b"}
+    assert set(Route({"a": 8, "b": 1}, name, b=UNREACHABLE).names(9, last="a")) == {"a"}
+    assert set(Route({"a": 8}, name).names(9, last="a")) == {"a"}
 
 
 brokers = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 6), min_size=1)
-subset = st.sets(st.sampled_from("abcdef"))
+ranked = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.sets(st.sampled_from([FAR, SUSPECT, ISOLATED, SILENT, UNREACHABLE])).map(sum),
+)
 
 
-@given(brokers, subset, subset, subset, st.none() | st.sampled_from("abcdef"), st.data())
-def test_tiers(queues, unavailable, unreachable, suspects, last, data):
-    degrees = {name: data.draw(st.integers(1, 3)) for name in sorted(suspects)}
-    info = info_of(queues)
-    choose = chooser(data.draw(st.sampled_from(SELECTORS)), data.draw(st.integers(0, 99)))
-    names = set(queues)
-    well = names - unavailable - suspects - {last}
-    reached = names - unreachable
-    least = min((degrees.get(name, 0) for name in reached - {last}), default=0)
-    doubted = {name for name in reached - {last} if degrees.get(name, 0) == least}
-    tiers = [well, doubted, reached, names - {last}, names]
-    best = next(tier for tier in tiers if tier)
-    for _ in range(6):
-        queue = choose.select(
-            info,
-            available=lambda name: name not in unavailable,
-            reachable=lambda name: name not in unreachable,
-            suspicion=lambda name: degrees.get(name, 0),
-            last_broker=last,
-            load=Loads(dict.fromkeys(queues, 5.0)),
-        )
-        assert queue in info.queues
-        assert queue.broker_name in best
+@given(brokers, ranked, st.none() | st.sampled_from("abcdef"), st.data())
+def test_only_the_best_brokers_are_taken(queues, ranks, last, data):
+    name, seed = data.draw(st.sampled_from(SELECTORS)), data.draw(st.integers(0, 99))
+    route = Route(queues, name, seed, **{one: rank for one, rank in ranks.items() if one in queues})
+    for load in route.loads.values():
+        load.in_flight = data.draw(st.integers(0, 5000))
+    own = {one: ranks.get(one, 0) | (LAST if one == last else 0) for one in queues}
+    best = {one for one in queues if own[one] == min(own.values())}
+    assert set(route.names(6, last=last)) <= best, "load chooses among equals only"
 
 
-@given(brokers, subset, st.integers(0, 99), st.integers(1, 200))
+@given(brokers, st.sets(st.sampled_from("abcdef")), st.integers(0, 99), st.integers(1, 200))
 def test_fair_shares_per_queue(queues, faulty, seed, count):
-    """apache/rocketmq#5672: half of all messages on one queue. Here: equal to one each."""
-    info, choose = info_of(queues), chooser(seed=seed)
-    chosen = Counter(
-        choose.select(info, available=lambda name: name not in faulty) for _ in range(count)
-    )
+    """apache/rocketmq#5672: half of all messages on one queue. Here: equal to two each."""
+    route = Route(queues, seed=seed, **{one: ISOLATED for one in faulty if one in queues})
+    chosen = Counter(route.take() for _ in range(count))
     names = set(queues) - faulty or set(queues)
-    eligible = [queue for queue in info.queues if queue.broker_name in names]
-    shares = [chosen[queue] for queue in eligible]
+    shares = [chosen[queue] for queue in route.queues if queue[0] in names]
     assert sum(shares) == count
-    # Two cursors deal: one over all queues, one over what is left when it names a faulty broker.
     assert max(shares) - min(shares) <= 2
 
 
@@ -128,154 +161,166 @@ def test_fair_shares_per_queue(queues, faulty, seed, count):
     st.lists(st.sampled_from("abcd"), min_size=1, max_size=3),
 )
 def test_fair_shares_while_brokers_come_and_go(queues, seed, outages):
-    """Queues of one broker see the same outages: they differ by one per cursor at most."""
-    info, choose = info_of(queues), chooser(seed=seed)
-    chosen = Counter()
+    """The queues of one broker take turns, whatever happens to the others."""
+    route, chosen = Route(queues, seed=seed), Counter()
     for down in [None, *outages]:
+        route.order(**({down: ISOLATED} if down in queues else {}))
         for number in range(37):
             # Each third message is a retry: the pattern that one common cursor locks into.
-            queue = choose.select(info, available=lambda name, down=down: name != down)
+            queue = route.take()
             chosen[queue] += 1
             if number % 3 == 0:
-                again = choose.select(
-                    info,
-                    available=lambda name, down=down: name != down,
-                    last_broker=queue.broker_name,
-                )
-                chosen[again] += 1
-    sets = len(queues) * (len(set(outages)) + 1) + 1
+                chosen[route.take(last=queue[0])] += 1
     for name in queues:
-        shares = [chosen[queue] for queue in info.queues if queue.broker_name == name]
-        assert max(shares) - min(shares) <= sets
+        shares = [chosen[queue] for queue in route.queues if queue[0] == name]
+        assert max(shares) - min(shares) <= 1
 
 
 def test_a_broker_that_recovers_gets_its_messages_on_all_queues():
     """apache/rocketmq#5672, one thread: each message to `a` makes it unavailable for a while."""
-    info, choose = info_of({"a": 4, "b": 4}), chooser()
-    chosen, isolated = Counter(), 0
+    route, chosen, isolated = Route({"a": 4, "b": 4}), Counter(), 0
     for _ in range(1700):
         isolated -= 1
-        queue = choose.select(info, available=lambda name, i=isolated: name == "b" or i <= 0)
-        if queue.broker_name == "a":
+        route.order(a=ISOLATED if isolated > 0 else 0)
+        queue = route.take()
+        if queue[0] == "a":
             isolated = 17  # not a multiple of anything here
         chosen[queue] += 1
     for name in "ab":
-        shares = [chosen[queue] for queue in info.queues if queue.broker_name == name]
-        assert max(shares) - min(shares) <= 2
-    assert sum(chosen[queue] for queue in info.queues if queue.broker_name == "a") >= 90
+        shares = [chosen[queue] for queue in route.queues if queue[0] == name]
+        assert max(shares) - min(shares) <= 1
+    assert sum(chosen[queue] for queue in route.queues if queue[0] == "a") >= 90
 
 
 @pytest.mark.parametrize("name", ["random", "weighted", "least_latency"])
-@pytest.mark.parametrize("faulty", [set(), {"b"}])
+@pytest.mark.parametrize("faulty", [{}, {"b": ISOLATED}])
 def test_fair_shares_of_the_other_selectors(name, faulty):
-    info, choose = info_of({"a": 4, "b": 4, "c": 4}), chooser(name)
-    loads = Loads(dict.fromkeys("abc", 3.0))
-    chosen = Counter(
-        choose.select(info, available=lambda broker: broker not in faulty, load=loads)
-        for _ in range(12_000)
-    )
-    eligible = [queue for queue in info.queues if queue.broker_name not in faulty]
+    route = Route({"a": 4, "b": 4, "c": 4}, name, **faulty)
+    for load in route.loads.values():
+        load.latency_s = 0.003
+    chosen = Counter(route.take() for _ in range(12_000))
+    eligible = [queue for queue in route.queues if queue[0] not in faulty]
     expected = 12_000 / len(eligible)
     assert all(0.8 * expected < chosen[queue] < 1.2 * expected for queue in eligible)
     assert sum(chosen[queue] for queue in eligible) == 12_000
 
 
 def test_many_producers_do_not_start_on_one_queue():
-    info = info_of({"a": 8})
-    starts = {chooser(seed=seed).select(info).queue_id for seed in range(100)}
-    assert starts == set(range(8))
+    starts = {Route({"a": 8}, seed=seed).take() for seed in range(100)}
+    assert starts == {("a", number) for number in range(8)}
+    starts = {Route({"a": 1, "b": 1}, seed=seed).take() for seed in range(100)}
+    assert len(starts) == 2
 
 
 def test_weights():
-    info = info_of({"a": 1, "b": 1, "c": 1})
-    choose = QueueChooser(Weighted({"a": 3, "c": 0}), random.Random(5))
-    chosen = Counter(choose.select(info).broker_name for _ in range(4000))
+    weights = {"a": 3.0, "c": 0.0}
+    chosen = Route({"a": 1, "b": 1, "c": 1}, "weighted", 5, weights, c=FAR).names(4000)
     assert 2800 < chosen["a"] < 3200
     assert chosen["c"] == 0
-    only_c = {choose.select(info, available=lambda name: name == "c").broker_name for _ in range(9)}
-    assert only_c == {"c"}
-    with pytest.raises(ValueError, match="negative"):
-        Weighted({"a": -1})
+    ranks = {"a": ISOLATED, "b": ISOLATED, "c": FAR}
+    assert set(Route({"a": 1, "b": 1, "c": 1}, "weighted", 5, weights, **ranks).names(9)) == {"c"}
 
 
 def test_weighted_without_weights_sends_half_to_a_broker_twice_as_slow():
-    info = info_of({"a": 4, "b": 4})
-    choose = chooser("weighted")
-    loads = Loads({"a": 4.0, "b": 8.0})
-    chosen = Counter(choose.select(info, load=loads).broker_name for _ in range(6000))
+    route = Route({"a": 4, "b": 4}, "weighted")
+    route.loads["a"].latency_s, route.loads["b"].latency_s = 0.004, 0.008
+    chosen = route.names(6000)
     assert 1.8 < chosen["a"] / chosen["b"] < 2.2
 
 
 def test_least_latency_prefers_fast_idle_brokers_and_starves_none():
-    info, choose = info_of({"a": 2, "b": 2}), chooser("least_latency")
-    quick = Counter(
-        choose.select(info, load=Loads({"a": 1.0, "b": 50.0})).broker_name for _ in range(2000)
-    )
+    route = Route({"a": 2, "b": 2}, "least_latency")
+    route.loads["a"].latency_s, route.loads["b"].latency_s = 0.001, 0.05
+    quick = route.names(2000)
     assert quick["a"] > 1900
     assert quick["b"] > 0
-    idle = Counter(
-        choose.select(info, load=Loads({"a": 1.0, "b": 2.0}, {"a": 10})).broker_name
-        for _ in range(2000)
-    )
-    assert idle["b"] > 1900
+    route.loads["a"].in_flight, route.loads["b"].latency_s = 10, 0.002
+    assert route.names(2000)["b"] > 1900
 
 
-def test_machine_room_first_then_the_others():
-    info = info_of({"r1@a": 2, "r1@b": 2, "r2@c": 2, "d": 2})
-    choose = chooser(near=lambda name: name.startswith("r1@"))
-    near = Counter(choose.select(info) for _ in range(400))
-    assert {queue.broker_name for queue in near} == {"r1@a", "r1@b"}
-    assert max(near.values()) - min(near.values()) <= 2
-    far = {
-        choose.select(info, available=lambda name: "r1" not in name).broker_name for _ in range(9)
-    }
-    assert far == {"r2@c", "d"}
+# --- load ------------------------------------------------------------------------------------
 
 
-def test_brokers_without_a_master_are_never_chosen():
-    info = TopicPublishInfo.of(
-        "t", TopicRoute((), (BrokerData("c", "a", {0: "a:1"}),), "a:2;gone:6")
-    )
-    choose = chooser()
-    assert {choose.select(info).broker_name for _ in range(50)} == {"a"}
-    assert choose.select(info, last_broker="a").broker_name == "a"
-    lost = TopicPublishInfo.of("t", TopicRoute((), (BrokerData("c", "a", {1: "a:1"}),), "a:2"))
-    assert choose.select(lost) is None
-    assert choose.select(TopicPublishInfo.of("u", TopicRoute())) is None
+@pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.parametrize("window", [16, 64, 200, 500, 2000])
+def test_a_broker_that_answers_nothing_collects_its_share_and_little_more(name, window):
+    """The others answer at once: what is in flight at all is bounded by the window."""
+    route = Route({"dead": 4, "a": 4}, name)
+    stuck, answering = route.loads["dead"], route.loads["a"]
+    for _ in range(20 * window):
+        if stuck.in_flight + answering.in_flight == window:
+            answering.in_flight -= 1
+        route.loads[route.take()[0]].in_flight += 1
+    most = (FREE_IN_FLIGHT + LOAD_FACTOR * window) / (1 + LOAD_FACTOR)
+    assert stuck.in_flight <= max(most, FREE_IN_FLIGHT) + 1
 
 
-def test_static_topics_use_the_broker_that_hosts_the_queue():
-    mapping = {
-        "b1": QueueMapping("b1", 4, 1, queue_ids={0: 0, 3: 1}),
-        "b2": QueueMapping("b2", 4, 1, queue_ids={1: 0, 2: 1}),
-    }
-    hosts = tuple(BrokerData("c", name, {0: name}) for name in mapping)
-    info = TopicPublishInfo.of("t", TopicRoute((), hosts, mappings=mapping))
-    choose = chooser()
-    chosen = {choose.select(info, available=lambda name: name == "b1") for _ in range(50)}
-    assert {queue.queue_id for queue in chosen} == {0, 3}
+def test_the_fair_share_of_many_queues_is_larger():
+    route = Route({"a": 8, "b": 1})
+    for _ in range(900):
+        route.loads[route.take()[0]].in_flight += 1
+    assert 780 <= route.loads["a"].in_flight <= 820
 
 
-def test_cursors_outlive_a_refresh_that_changes_no_queue():
-    choose = chooser()
-    chosen = Counter(choose.select(info_of({"a": 4, "b": 3})) for _ in range(70))
-    assert set(chosen.values()) == {10}
-    assert {choose.select(info_of({"a": 1})).broker_name for _ in range(3)} == {"a"}
+@pytest.mark.parametrize("name", SELECTORS)
+def test_a_full_broker_is_waited_for_and_not_escaped_to_a_worse_one(name):
+    route = Route({"busy": 4, "other": 4, "bad": 4}, name, bad=ISOLATED)
+    route.loads["busy"].fill(8)
+    assert set(route.names(20)) == {"other"}, "an equal has room"
+    route.loads["other"].fill(8)
+    assert route.take() is None
+    assert route.take(worse=True)[0] == "bad"
+    route.order(bad=UNREACHABLE)
+    assert route.take(worse=True) is None
+    route.loads["busy"].in_flight = 7
+    assert set(route.names(20)) == {"busy"}
 
 
-def test_cursors_are_bounded():
-    info, choose = info_of({f"b{number}": 1 for number in range(12)}), chooser()
-    for number in range(4096):
-        queue = choose.select(info, available=lambda name, n=number: not n >> int(name[1:]) & 1)
-        assert number == 4095 or not number >> int(queue.broker_name[1:]) & 1
-    assert len(choose._topics["t"]._by_brokers) <= VIEWS_MAX
-    for number in range(2000):
-        choose.select(info_of({"a": 1}, topic=f"t{number}"))
-    assert len(choose._topics) <= 1024
+def test_a_group_takes_a_broker_with_room_for_much_of_it():
+    route = Route({"a": 4, "b": 4})
+    route.loads["a"].fill(100)
+    route.loads["b"].fill(100)
+    route.loads["a"].in_flight, route.loads["b"].in_flight = 60, 40
+    assert {route.take(256)[0] for _ in range(8)} == {"b"}
+    assert {route.take(5)[0] for _ in range(8)} == {"a", "b"}
+    route.loads["b"].in_flight = 60
+    assert route.take(256) is None
+
+
+def test_what_failed_at_a_broker_goes_there_again_rather_than_wait_for_another():
+    route = Route({"a": 4, "b": 4, "frozen": 4}, frozen=SILENT)
+    route.loads["b"].fill(8)
+    assert set(route.names(9, last="a")) == {"a"}
+
+
+def test_the_own_machine_room_comes_first_and_the_others_help_when_it_is_full():
+    near = {"c": FAR, "d": FAR}
+    route = Route({"a": 2, "b": 2, "c": 2, "d": 2}, **near)
+    chosen = Counter(route.take() for _ in range(400))
+    assert {name for name, _ in chosen} == {"a", "b"}
+    assert max(chosen.values()) - min(chosen.values()) <= 2
+    route.loads["a"].fill(4)
+    route.loads["b"].fill(4)
+    assert set(route.names(20)) == {"c", "d"}
+    route.order(a=ISOLATED, b=ISOLATED, **near)
+    assert set(route.names(20)) == {"c", "d"}
+    route.order(c=SUSPECT | FAR, d=SUSPECT | FAR)
+    assert route.take() is None, "distance is no fault, and suspicion is one"
+
+
+def test_a_route_without_brokers():
+    route = Route({})
+    assert route.take() is None and route.ranking.best == []
 
 
 def test_a_user_selector_gets_all_queues_and_must_return_one():
-    info = info_of({"a": 2, "b": 2})
+    info = TopicPublishInfo.of(
+        "t",
+        TopicRoute(
+            tuple(QueueData(name, 2, 2) for name in "ab"),
+            tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in "ab"),
+        ),
+    )
 
     def full(queue):
         return MessageQueue("t", "b", 1) if queue.topic == "bare" else queue
@@ -289,8 +334,8 @@ def test_a_user_selector_gets_all_queues_and_must_return_one():
 
 
 def test_selectors_by_name():
-    plain = {name: selector_named(name) for name in SELECTORS}
-    assert isinstance(plain.pop("weighted"), Weighted)
-    assert list(plain.values()) == [round_robin, random_queue, least_latency]
+    expected = [round_robin, random_queue, by_latency, least_latency]
+    assert [selector_named(name) for name in SELECTORS] == expected
+    assert selector_named("weighted", {"a": 2.0}) is by_share
     with pytest.raises(KeyError):
         selector_named("hash")

@@ -17,7 +17,6 @@ from rocket_sink.routing.fault import (
     LatencyFaultTolerance,
     MemoryFaultStore,
 )
-from rocket_sink.routing.selectors import QueueChooser, selector_named
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 
@@ -98,32 +97,6 @@ def test_c36_remove_and_reachable():
     assert faults.is_available("a", NOW)
     assert faults.is_reachable("a")
     faults.remove("a")
-
-
-def test_c36_the_reachable_one_is_picked_while_none_is_available():
-    faults, choose = table(), QueueChooser(selector_named("round_robin"), random.Random(1))
-    route = TopicRoute(
-        tuple(QueueData(name, 4, 4) for name in "abc"),
-        tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in "abc"),
-    )
-
-    def chosen():
-        queues = [
-            choose.select(
-                TopicPublishInfo.of("t", route),
-                available=lambda name: faults.is_available(name, NOW),
-                reachable=faults.is_reachable,
-            )
-            for _ in range(30)
-        ]
-        return {queue.broker_name for queue in queues}
-
-    assert chosen() == set("abc")
-    for name in ("a", "b", "c"):
-        bad(faults, name, reachable=name == "b")
-    assert chosen() == {"b"}
-    bad(faults, "b")
-    assert chosen() == set("abc")
 
 
 def test_the_better_half_of_4x_is_the_quicker_one():

@@ -1,8 +1,12 @@
-"""What the engine knows of its brokers right now: load, usual latency, suspicion, isolation.
+"""The state of the engine's brokers, and the one order in which they are used.
 
-Suspicion comes long before anything is given up: a broker with a request unanswered for longer
-than `suspectAfterMs` (and than its own usual latency explains, or that gives no other sign of life)
-gets no new requests while another will do. A request that was written keeps waiting for its
+`Brokers.ranking` gives the ranked brokers of a route (`routing.selectors`). Ranks are worked out
+when something changes: an isolation, by this process or another one that shares the table, a
+suspicion, a route. While an equal or better broker exists, a bad one gets nothing but its probe.
+
+Suspicion comes long before a request is given up. A broker is suspect when one of its requests has
+been unanswered for longer than `suspectAfterMs`, and for longer than its usual latency explains. It
+is silent when it also gives no other sign of life. A request that was written keeps waiting for its
 attempt's deadline: an early retry would duplicate messages at every pause of a broker's garbage
 collector.
 """
@@ -10,28 +14,35 @@ collector.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from random import Random
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.fault import FaultProfile, Isolation, LatencyFaultTolerance
 from rocket_sink.routing.rate_limit import AimdWindow
-from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+from rocket_sink.routing.selectors import (
+    FAR,
+    ISOLATED,
+    SILENT,
+    SUSPECT,
+    UNREACHABLE,
+    WORSE_HALF,
+    Ranking,
+    RouteBroker,
+    selector_named,
+)
+from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
 from rocket_sink.wire.connection import HEARD_RECENTLY_S
 
 if TYPE_CHECKING:
     from rocket_sink.net.channel import Channel
 
 VIEW_S: Final = 0.02
-"""Age at which the isolated brokers are read again from the (shared) table."""
-FREE_IN_FLIGHT: Final = 16
-"""Requests that a broker may have in flight however quick the others are."""
-LOAD_FACTOR: Final = 1.25
-"""Beyond that, so many times the others' mean: a broker that stops answering cannot collect the
-whole window before it is even suspect."""
+"""Age at which the (shared) fault table is read again."""
 _DEVIATIONS: Final = 4.0
 _EVENTS_MAX: Final = 10_000
 _SUSPECT_MAX_S: Final = 3.0
@@ -59,28 +70,31 @@ class Broker:
         """Set from the first busy answer until it has grown to the engine's own."""
 
     def room_for(self, requests: int, taken: int = 0) -> int:
-        """As `AimdWindow.room_for`, behind others for which `taken` places are; all without one."""
+        """Return how many of these requests fit after `taken` places are used; all of them if the
+        broker has no window."""
         if self.window is None:
             return requests
         return self.window.room_for(requests, self.in_flight + taken)
 
     def busy(self, sent_s: float, now_s: float) -> None:
-        """It has said that it is busy, to a request that is still counted as in flight."""
+        """Shrink the window: the broker gave a busy answer to a request that is still counted as
+        in flight."""
         if self.window is None:
             self.window = AimdWindow(self.in_flight, now_s)
         else:
             self.window.busy(sent_s, self.in_flight, now_s)
 
-    def stored(self, whole: int, requests: int = 1) -> None:
-        """It has stored requests; a window as large as `whole` is none any more."""
+    def stored(self, full_size: int, requests: int = 1) -> None:
+        """Let the window grow by stored requests; drop it once it has grown to `full_size`."""
         for _ in range(requests):
             if self.window is None:
                 return
             self.window.stored()
-            if self.window.limit >= whole:
+            if self.window.limit >= full_size:
                 self.window = None
 
     def measure(self, rtt_s: float) -> None:
+        """Take the latency of one answer into the average."""
         if not self.latency_s:
             self.latency_s, self.deviation_s = rtt_s, rtt_s / 2
             return
@@ -89,6 +103,7 @@ class Broker:
         self.deviation_s += (abs(difference) - self.deviation_s) * 0.25
 
     def suspect_after_s(self, floor_s: float) -> float:
+        """Return the age of an unanswered request that makes the broker suspect."""
         usual_s = self.latency_s + _DEVIATIONS * self.deviation_s
         return max(floor_s, min(usual_s, _SUSPECT_MAX_S))
 
@@ -125,10 +140,24 @@ class BrokerHealth:
     in_flight: int
 
 
-class Brokers:
-    """All brokers of an engine, with the fault table. Routing's `Load`."""
+FaultView: TypeAlias = "tuple[Set[str], Set[str], Set[tuple[str, str]]]"
+"""Isolated brokers, unreachable ones, and isolated pairs of topic and broker."""
 
-    def __init__(self, options: SinkOptions, shared: SharedBrokerState) -> None:
+
+class _TopicRanking(NamedTuple):
+    """A ranking, the route that it is of, and the version of the ranks in it."""
+
+    info: TopicPublishInfo
+    version: int
+    ranking: Ranking[SendTarget]
+
+
+class Brokers:
+    """All brokers of an engine, with the fault table."""
+
+    def __init__(
+        self, options: SinkOptions, shared: SharedBrokerState, rng: Random | None = None
+    ) -> None:
         profile = FaultProfile.of(
             options.fault_profile, options.latency_max_ms, options.not_available_duration_ms
         )
@@ -139,12 +168,13 @@ class Brokers:
             detector=options.start_detector_enable,
             detect_interval_ms=options.detect_interval_ms,
         )
-        self.total_in_flight = 0
         self.events: deque[Isolation] = deque(maxlen=_EVENTS_MAX)
-        """Until they are taken, which no caller has to."""
+        """Isolations that no caller has taken yet."""
         self.versions: dict[str, tuple[Channel | None, int]] = {}
         """MQVersion ordinals by address, from the answers to heartbeats (brokerVersionTable), each
         with its connection: later there may be another broker at the address."""
+        self.ranks_version = 0
+        """Grows whenever a broker's rank may have changed."""
         self._floor_s = options.suspect_after_ms / 1000
         self._brokers: dict[str, Broker] = {}
         self._notable_ms = min(
@@ -152,137 +182,157 @@ class Brokers:
                 profile.latency_max_ms, profile.not_available_ms, strict=True) if duration),
             default=float("inf"),
         )  # fmt: skip
-        self._isolated: Set[str] = frozenset()
-        self._unreachable: Set[str] = frozenset()
-        self._pairs: Set[tuple[str, str]] = frozenset()
-        self._viewed_s = float("-inf")
-        self.any_suspect = False
-        self.all_well = True
-        """None is isolated, unreachable or under suspicion."""
+        self._view: FaultView = (frozenset(), frozenset(), frozenset())
+        self._viewed_s = 0.0
+        self._next_view_s = float("-inf") if self.enabled else float("inf")
+        self._worsened: set[str] = set()
+        self._weights = dict(options.broker_weights)
+        # Java's SelectMessageQueueByMachineRoom is a stub that returns null; broker names
+        # `room@broker` are those of AllocateMessageQueueByMachineRoom.
+        self._near = f"{options.machine_room}@" if options.machine_room else ""
+        self._selector = selector_named(options.queue_selector, self._weights)
+        self._rng = rng or Random()
+        self._rankings: dict[str, _TopicRanking] = {}
 
     def of(self, name: str) -> Broker:
+        """Return the state of a broker, made on the first call."""
         broker = self._brokers.get(name)
         if broker is None:
             broker = self._brokers[name] = Broker(name)
         return broker
 
     def target(self, info: TopicPublishInfo, queue: MessageQueue) -> SendTarget:
-        """Where requests for a queue of the route go."""
+        """Return where requests for a queue of the route go."""
         home = info.broker_of(queue)
         return SendTarget(queue, home, info.masters.get(home, ""), self.of(home))
 
-    def release(self, broker: Broker, requests: int = 1) -> None:
-        """They are not in flight there any more."""
-        broker.in_flight -= requests
-        self.total_in_flight -= requests
+    # --- the order of brokers ----------------------------------------------------------------
 
-    # --- routing's Load ----------------------------------------------------------------------
+    def ranking(self, info: TopicPublishInfo, now_s: float) -> Ranking[SendTarget]:
+        """Return the brokers of a route in the order of their ranks now."""
+        if now_s >= self._next_view_s:
+            self.view(now_s)
+        known = self._rankings.get(info.topic)
+        if known is None or known.info is not info or known.version != self.ranks_version:
+            known = self._ranked(info, known)
+        return known.ranking
 
-    def latency_ms(self, broker_name: str) -> float:
-        return self.of(broker_name).latency_s * 1000
+    def best_of(self, topic: str) -> list[Broker]:
+        """Return the brokers that the topic's requests go to now; none if it has no ranking."""
+        known = self._rankings.get(topic)
+        if known is None:
+            return []
+        if known.version != self.ranks_version:
+            known = self._ranked(known.info, known)
+        return [self.of(one.name) for one in known.ranking.best]
 
-    def in_flight(self, broker_name: str) -> int:
-        return self.of(broker_name).in_flight
-
-    # --- predicates --------------------------------------------------------------------------
+    def rank(self, name: str, topic: str) -> int:
+        """Return the broker's rank for a topic; 0 is the best."""
+        isolated, unreachable, pairs = self._view
+        rank, broker = 0, self._brokers.get(name)
+        if name in isolated or (topic, name) in pairs:
+            rank = UNREACHABLE if name in unreachable else ISOLATED
+        if broker is not None and broker.suspect:
+            rank |= SUSPECT | (SILENT if broker.silent else 0)
+        if not name.startswith(self._near) or self._weights.get(name) == 0:
+            rank |= FAR
+        return rank
 
     def view(self, now_s: float) -> None:
-        """Read the table again if the last look is old."""
-        if not self.enabled or now_s - self._viewed_s < VIEW_S:
+        """Read the fault table again if the last look is old."""
+        if now_s < self._next_view_s:
             return
-        self._viewed_s = now_s
-        self._isolated, self._unreachable, self._pairs = self.table.view(now_s)
-        self._sum_up()
+        self._viewed_s, self._next_view_s = now_s, now_s + VIEW_S
+        before, self._view = self._view, self.table.view(now_s)
+        # With every broker isolated, profile 4.x goes by latencies, which the view does not have.
+        if self._view != before or (self._view[0] and self.table.profile.better_half):
+            self._worsened |= self._view[0] - before[0]
+            self.ranks_version += 1
 
-    def _sum_up(self) -> None:
-        trouble = self._isolated or self.any_suspect or self._pairs or self._unreachable
-        self.all_well = not trouble
+    def _ranked(self, info: TopicPublishInfo, known: _TopicRanking | None) -> _TopicRanking:
+        """Rank the brokers of a route anew."""
+        if known is None and len(self._rankings) >= TOPICS_MAX:
+            self._rankings.clear()
+            self.ranks_version += 1  # for those that wait for brokers of such a topic
+        ranking = known.ranking if known is not None and known.info is info else None
+        if ranking is None:
+            turns = {} if known is None else {one.name: one.turn for one in known.ranking.brokers}
+            ranking = Ranking(self._route_brokers(info, turns), self._selector, self._rng)
+        ranks = {one.name: self.rank(one.name, info.topic) for one in ranking.brokers}
+        if self.table.profile.better_half and min(ranks.values(), default=0) >= ISOLATED:
+            better = self.table.better_half(ranks, self._viewed_s)
+            ranks = {name: rank | WORSE_HALF * (name not in better) for name, rank in ranks.items()}
+        ranking.order(ranks)
+        known = self._rankings[info.topic] = _TopicRanking(info, self.ranks_version, ranking)
+        return known
 
-    def available(self, name: str) -> bool:
-        return name not in self._isolated
-
-    def available_for(self, topic: str) -> Callable[[str], bool]:
-        """As `available`, for one topic."""
-        if not self._pairs:
-            return self.available
-        return lambda name: name not in self._isolated and (topic, name) not in self._pairs
-
-    def reachable(self, name: str) -> bool:
-        return name not in self._unreachable
-
-    def reachable_in(self, info: TopicPublishInfo, last: str | None) -> Callable[[str], bool]:
-        """As `reachable`; with the 4.x profile: in the better half of the route's brokers, without
-        the one whose attempt just failed."""
-        if not (self.enabled and self.table.profile.better_half):
-            return self.reachable
-        names = [name for name in info.queues_by_broker if name in info.masters and name != last]
-        return self.table.better_half(names, self._viewed_s).__contains__
-
-    def suspicion(self, name: str) -> int:
-        """How little a broker is to be relied on: 1 suspect, 2 silent, 3 with far more in flight
-        than the others."""
-        broker = self._brokers.get(name)
-        if broker is None:
-            return 0
-        return 3 if self.overloaded(broker) else 2 * broker.silent or int(broker.suspect)
-
-    def overloaded(self, broker: Broker) -> bool:
-        if broker.window is not None and not broker.window.has_room(broker.in_flight):
-            return True
-        if broker.in_flight <= FREE_IN_FLIGHT:
-            return False
-        others = len(self._brokers) - 1
-        if others < 1:
-            return False
-        mean = (self.total_in_flight - broker.in_flight) / others
-        return broker.in_flight > FREE_IN_FLIGHT + LOAD_FACTOR * mean
+    def _route_brokers(
+        self, info: TopicPublishInfo, turns: dict[str, int]
+    ) -> list[RouteBroker[SendTarget]]:
+        brokers = []
+        for name, indices in info.queues_by_broker.items():
+            if name in info.masters and indices:
+                targets = [
+                    SendTarget(info.queues[index], name, info.masters[name], self.of(name))
+                    for index in indices
+                ]
+                share = (self._weights.get(name, 1.0) or 1.0) if self._weights else len(targets)
+                turn = turns.get(name, self._rng.randrange(len(targets)))
+                brokers.append(RouteBroker(name, targets, self.of(name), share, turn))
+        return brokers
 
     # --- events ------------------------------------------------------------------------------
 
+    def release(self, broker: Broker, requests: int = 1) -> None:
+        """Count requests as not in flight any more."""
+        broker.in_flight -= requests
+
     def answered(self, broker: Broker, rtt_s: float, now_s: float, *, stored: bool) -> None:
-        """An answer came; a quick one of a broker without trouble costs no look at the table."""
+        """Note an answer; a quick one of a broker without trouble costs no look at the table."""
         broker.measure(rtt_s)
         rtt_ms = rtt_s * 1000
         if stored:
             broker.stored_sent_s = max(broker.stored_sent_s, now_s - rtt_s)
         if not self.enabled or not stored:
             return
-        name = broker.name
-        if rtt_ms >= self._notable_ms or name in self._isolated or name in self._unreachable:
-            self._add_event(self.table.update(name, rtt_ms, now_s, isolation=False, reachable=True))
+        name, (isolated, unreachable, _) = broker.name, self._view
+        if rtt_ms >= self._notable_ms or name in isolated or name in unreachable:
+            self._note(self.table.update(name, rtt_ms, now_s, isolation=False, reachable=True))
 
     def isolate(
         self, name: str, rtt_ms: float, now_s: float, cause: str, *, reachable: bool
     ) -> None:
-        """A failure that the broker answers for."""
+        """Note a failure that the broker answers for."""
         if self.enabled:
-            self._add_event(
+            self._note(
                 self.table.update(
                     name, rtt_ms, now_s, isolation=True, reachable=reachable, cause=cause
                 )
             )
-            self._viewed_s = float("-inf")
 
     def isolate_topic(self, topic: str, name: str, now_s: float, cause: str) -> None:
+        """Note that the broker does not take this topic."""
         if self.enabled:
-            self._add_event(self.table.isolate_topic(topic, name, now_s, cause))
-            self._viewed_s = float("-inf")
+            self._note(self.table.isolate_topic(topic, name, now_s, cause))
 
     def probed(self, name: str, now_s: float, *, alive: bool) -> None:
-        self._add_event(self.table.probed(name, now_s, alive=alive))
+        """Note the result of a probe."""
+        self._note(self.table.probed(name, now_s, alive=alive))
 
-    def _add_event(self, event: Isolation | None) -> None:
+    def _note(self, event: Isolation | None) -> None:
+        """Keep an event. The table has changed: the next request must not go by the old view."""
         if event is not None:
             self.events.append(event)
+            self._next_view_s = float("-inf")
 
     def health(self, now_s: float) -> list[BrokerHealth]:
-        """Every broker that was sent to or has an item in the fault table, by name."""
+        """Return every broker that was sent to or has an item in the fault table, by name."""
         items = {item.broker_name: item for item in self.table.items()}
-        found = []
+        health = []
         for name in sorted(self._brokers.keys() | items.keys()):
             broker, item = self._brokers.get(name), items.get(name)
             wait_s = 0.0 if item is None else max(0.0, item.start_s - now_s)
-            found.append(
+            health.append(
                 BrokerHealth(
                     name,
                     available=wait_s == 0,
@@ -293,15 +343,15 @@ class Brokers:
                     in_flight=0 if broker is None else broker.in_flight,
                 )
             )
-        return found
+        return health
 
     def update_suspicion(
         self, connections: Iterable[tuple[str, float | None, float]], now_s: float
-    ) -> list[str]:
-        """Set suspicion; the newly suspect.
+    ) -> None:
+        """Set suspicion.
 
         Args:
-            connections: of each, its broker, when its oldest unanswered request was written (None:
+            connections: the broker of each, when its oldest unanswered request was written (None:
                 there is none), and when something was last heard on it.
         """
         ages: dict[str, float] = {}
@@ -310,16 +360,23 @@ class Brokers:
             heard[name] = max(heard.get(name, heard_s), heard_s)
             if sent_s is not None:
                 ages[name] = max(ages.get(name, 0.0), now_s - sent_s)
-        fresh = []
         for broker in self._brokers.values():
             age_s = ages.get(broker.name, 0.0)
             quiet_s = min(age_s, now_s - heard.get(broker.name, now_s))
             # A sign of life was asked for (`Heartbeats`), which no usual latency of sends delays.
-            broker.silent = age_s > self._floor_s and quiet_s > HEARD_RECENTLY_S
-            suspect = broker.silent or age_s > broker.suspect_after_s(self._floor_s)
-            if suspect and not broker.suspect:
-                fresh.append(broker.name)
-            broker.suspect = suspect
-        self.any_suspect = any(broker.suspect for broker in self._brokers.values())
-        self._sum_up()
-        return fresh
+            silent = age_s > self._floor_s and quiet_s > HEARD_RECENTLY_S
+            suspect = silent or age_s > broker.suspect_after_s(self._floor_s)
+            if (suspect, silent) != (broker.suspect, broker.silent):
+                self.ranks_version += 1
+                if suspect and not broker.suspect:
+                    self._worsened.add(broker.name)
+            broker.suspect, broker.silent = suspect, silent
+
+    def take_worsened(self) -> list[str]:
+        """Return the brokers that were isolated or became suspect since the last call, and that
+        are worse than another one."""
+        worsened, self._worsened = self._worsened, set()
+        if not worsened:
+            return []
+        best = min((self.rank(name, "") for name in self._brokers), default=0)
+        return sorted(name for name in worsened if self.rank(name, "") > best)

@@ -1,12 +1,12 @@
-"""From a request to its frame on a connection: route, queue, turn, header.
+"""The way of an attempt to a connection: route, queue, turn, header.
 
-Never tries again: what keeps an attempt from being written is its `Wait`, or the error raised.
+The dispatcher never tries again. It returns the `Wait` that keeps an attempt from being written, or
+raises the error.
 """
 
 from __future__ import annotations
 
 import time
-from random import Random
 from typing import Final
 
 from rocket_sink.errors import (
@@ -17,57 +17,26 @@ from rocket_sink.errors import (
     UnwrittenError,
 )
 from rocket_sink.net.client import NetworkClient
-from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import OnewayAttempt, SendAttempt, Wait
-from rocket_sink.producer.engine.brokers import FREE_IN_FLIGHT, Brokers, SendTarget
+from rocket_sink.producer.engine.brokers import Brokers, SendTarget
 from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.limits import RequestLimits
 from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.producer.engine.waiting import OrderedQueues
 from rocket_sink.routing.retry import attempt_deadline
-from rocket_sink.routing.selectors import QueueChooser, selector_named
-from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.codes import version_name
 
 _JOINED_BYTES: Final = 2048
 """Below this copying a body costs less than one more buffer in the gathered write."""
 
 
-class QueueRotation:
-    """The queues of one route that can be sent to, and whose turn it is.
-
-    The order is that of `selectors.round_robin` while every broker is available, from a table made
-    once per route, so that a message costs an index instead of a choice.
-    """
-
-    __slots__ = ("_next", "_targets", "info")
-
-    def __init__(self, info: TopicPublishInfo, brokers: Brokers, rng: Random) -> None:
-        self.info = info
-        targets = [brokers.target(info, queue) for queue in info.queues]
-        self._targets = [target for target in targets if target.address]
-        self._next = rng.randrange(len(self._targets)) if self._targets else 0
-
-    def take(self, brokers: Brokers) -> SendTarget | None:
-        """The next one whose broker has not too much in flight; None when there is none."""
-        targets = self._targets
-        for _ in range(len(targets)):
-            target = targets[self._next]
-            self._next = self._next + 1 if self._next + 1 < len(targets) else 0
-            broker = target.broker
-            may_be = broker.in_flight > FREE_IN_FLIGHT or broker.window is not None
-            if not (may_be and brokers.overloaded(broker)):
-                return target
-        return None
-
-
 class Dispatcher:
-    """Sends attempts; single-threaded as its engine."""
+    """Sends attempts; for one thread, as its engine."""
 
     def __init__(
         self,
-        options: SinkOptions,
         *,
         client: NetworkClient,
         routes: Routes,
@@ -75,7 +44,6 @@ class Dispatcher:
         headers: HeaderTemplates,
         ordered: OrderedQueues,
         limits: RequestLimits,
-        rng: Random,
     ) -> None:
         self._client = client
         self._routes = routes
@@ -84,25 +52,15 @@ class Dispatcher:
         self._templates = headers.templates
         self._ordered = ordered
         self._limits = limits
-        self._rng = rng
-        weights, room = dict(options.broker_weights) or None, options.machine_room
-        # Java's SelectMessageQueueByMachineRoom is a stub that returns null; broker names
-        # `room@broker` are those of AllocateMessageQueueByMachineRoom.
-        near = (lambda name: name.startswith(f"{room}@")) if room else None
-        self._chooser = QueueChooser(
-            selector_named(options.queue_selector, weights), rng, near=near
-        )
-        # The fast path knows how to deal in turn over all queues only.
-        in_turn = options.queue_selector == "round_robin" and not room
-        self._rotations: dict[str, QueueRotation] | None = {} if in_turn else None
 
     def send(self, attempt: SendAttempt, now_s: float) -> Wait | None:
-        """Choose a queue and write the attempt's frame; None when that is done.
+        """Choose a queue and write the attempt's frame; return what it has to wait for instead, if
+        anything.
 
         A oneway attempt waits for no place in an ordered queue or at a busy broker.
 
         Raises:
-            SendError: it cannot be sent; `attempt.broker` is set if that is its broker's failure.
+            SendError: it cannot be sent; `attempt.broker` is set if the broker is to blame.
         """
         request, oneway = attempt.request, type(attempt) is OnewayAttempt
         if now_s >= attempt.deadline_s:
@@ -112,8 +70,10 @@ class Dispatcher:
             self._routes.check_resolvable(request.topic)
             return Wait.ROUTE
         target = self._choose(attempt, info, now_s)
-        if target is None:
-            return Wait.QUEUE
+        if type(target) is Wait:
+            attempt.target = None
+            return target
+        assert isinstance(target, SendTarget)
         if request.ordered and not oneway and not self._ordered.enter(attempt, target.queue):
             return Wait.TURN
         attempt.target = target
@@ -126,7 +86,6 @@ class Dispatcher:
             if broker.window is not None and broker.room_for(requests) < requests:
                 return Wait.BROKER
             broker.in_flight += requests
-            self._brokers.total_in_flight += requests
             attempt.broker, attempt.handed_s = broker, now_s
         if request.least_version and not self._is_new_enough(attempt):
             return Wait.VERSION
@@ -139,7 +98,7 @@ class Dispatcher:
         return None
 
     def deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """When the attempt ends at the latest, if it begins now."""
+        """Return when the attempt ends at the latest, if it begins now."""
         limits, request = self._limits, attempt.request
         if request.verify_ids:
             # A broker answers all that it has read, however late; nothing else is as certain.
@@ -147,18 +106,24 @@ class Dispatcher:
         return self.unsent_deadline_s(attempt, now_s)
 
     def unsent_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
-        """Until when it is tried to send it here: the attempt's share of the request's time."""
+        """Return the end of the attempt's share of the request's time, which begins now."""
         limits, request = self._limits, attempt.request
-        left = (request.attempts or limits.max_attempts) - attempt.counted + 1
+        attempts = (request.attempts or limits.max_attempts) - attempt.counted + 1
         return attempt_deadline(
-            now_s, attempt.deadline_s, left, limits.attempt_cap_s, ordering=attempt.ordering
+            now_s, attempt.deadline_s, attempts, limits.attempt_cap_s, ordering=attempt.ordering
         )
+
+    def room_deadline_s(self, attempt: SendAttempt, now_s: float) -> float:
+        """Return how long the attempt waits for room at the best brokers: for its share of the
+        request's time; then for room at any broker, to the end."""
+        share_s = self.unsent_deadline_s(attempt, attempt.ready_s)
+        return share_s if now_s < share_s else attempt.deadline_s
 
     # --- a queue -----------------------------------------------------------------------------
 
     def _choose(
         self, attempt: SendAttempt, info: TopicPublishInfo, now_s: float
-    ) -> SendTarget | None:
+    ) -> SendTarget | Wait:
         request, brokers = attempt.request, self._brokers
         queue = request.queue
         if queue is not None:
@@ -175,34 +140,22 @@ class Dispatcher:
             return brokers.target(info, queue)
         if attempt.pinned is not None and info.index_of(attempt.pinned) is not None:
             return brokers.target(info, attempt.pinned)
-        brokers.view(now_s)
-        if request.choose is None:
-            last = attempt.history.last_broker if attempt.history is not None else None
-            return self._spread(info, last)
-        available = brokers.available_for(request.topic)
-        queue = request.choose(info, lambda name: available(name) and not brokers.of(name).suspect)
-        return None if queue is None else brokers.target(info, queue)
-
-    def _spread(self, info: TopicPublishInfo, last: str | None) -> SendTarget | None:
-        brokers = self._brokers
-        if self._rotations is not None and last is None and brokers.all_well:
-            rotation = self._rotations.get(info.topic)
-            if rotation is None or rotation.info is not info:
-                if len(self._rotations) >= TOPICS_MAX:
-                    self._rotations.clear()
-                rotation = self._rotations[info.topic] = QueueRotation(info, brokers, self._rng)
-            target = rotation.take(brokers)
-            if target is not None:
-                return target
-        queue = self._chooser.select(
-            info,
-            available=brokers.available_for(info.topic),
-            reachable=brokers.reachable_in(info, last),
-            suspicion=brokers.suspicion,
-            last_broker=last,
-            load=brokers,
-        )
-        return None if queue is None else brokers.target(info, queue)
+        ranking = brokers.ranking(info, now_s)
+        if request.choose is not None:
+            best = {broker.name for broker in ranking.best}
+            queue = request.choose(info, best.__contains__)
+            return Wait.QUEUE if queue is None else brokers.target(info, queue)
+        last = None if attempt.history is None else attempt.history.last_broker
+        target = ranking.take(attempt.requests, last=last)
+        if target is not None:
+            return target
+        if not ranking.brokers:
+            return Wait.QUEUE
+        if type(attempt) is OnewayAttempt:
+            return ranking.brokers[0].take()
+        if now_s >= self.unsent_deadline_s(attempt, attempt.ready_s):
+            target = ranking.take(attempt.requests, last=last, worse=True)
+        return target or Wait.BROKER
 
     # --- a frame -----------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class SendEngine:
             on_request=on_request,
             hooks=rpc_hooks,
         )
-        self.brokers = Brokers(options, self._shared)
+        self.brokers = Brokers(options, self._shared, rng)
         self.name_servers = NameServers(
             options.name_servers, self.client, rng, options.mq_client_api_timeout_ms / 1000
         )
@@ -111,16 +111,14 @@ class SendEngine:
         self.stored_checks = StoredChecks(
             options, self.client, self.routes, self._verified, self.reread_credentials
         )
-        self.waiting = WaitingRequests(self.routes)
+        self.waiting = WaitingRequests(self.routes, self.brokers)
         self._dispatcher = Dispatcher(
-            options,
             client=self.client,
             routes=self.routes,
             brokers=self.brokers,
             headers=self._headers,
             ordered=self.waiting.ordered,
             limits=self._limits,
-            rng=rng,
         )
         self._handler = ResponseHandler(
             options,
@@ -407,7 +405,8 @@ class SendEngine:
 
     def _tick(self, now_s: float) -> None:
         self.brokers.view(now_s)
-        for name in self.brokers.update_suspicion(self.heartbeats.connections(), now_s):
+        self.brokers.update_suspicion(self.heartbeats.connections(), now_s)
+        for name in self.brokers.take_worsened():
             self._move_unsent(name, now_s)
         self.stored_checks.step(now_s)
         self.heartbeats.run(now_s)
@@ -474,6 +473,8 @@ class SendEngine:
                 to_send += (others, part)
                 empty = Completion(attempt.request.token, Outcome.ACKED, None, None)
                 self._complete(attempt, empty, now_s)
+            elif wait is Wait.BROKER:
+                self.waiting.add(attempt, wait, self._dispatcher.room_deadline_s(attempt, now_s))
             elif wait is not None:
                 self.waiting.add(attempt, wait, now_s + STEP_S)
 
@@ -529,8 +530,6 @@ class SendEngine:
                 self._follow(owner, again, now_s)
             else:
                 owner.on_failed(UnwrittenError(f"{address} takes no more bytes"), now_s)
-        for attempt in self.waiting.release_throttled(self.brokers.of(broker_name)):
-            self._send(attempt, now_s)
 
     def _query_version(self, attempt: SendAttempt, until_s: float, now_s: float) -> None:
         """Ask the broker; the attempt goes on with the answer."""

@@ -234,7 +234,9 @@ class ResponseHandler:
         decision = self._decide(attempt, error, now_s)
         history.earlier.append(type(error))
         history.last_error = error
-        history.last_broker = attempt.home if decision.avoid_broker else None
+        # A busy broker's isolation says enough: a silent one would be no better place.
+        avoids = decision.avoid_broker and not (error.backs_off and self._brokers.enabled)
+        history.last_broker = attempt.home if avoids else None
         verifies = error.outcome is Outcome.UNKNOWN and bool(verify_ids)
         verifies = verifies and in_flight and not self.stopping
         if error.outcome is Outcome.UNKNOWN and not verifies and history.unknown is None:

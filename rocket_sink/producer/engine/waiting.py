@@ -9,7 +9,7 @@ from typing import Final
 
 from rocket_sink.message import MessageQueue
 from rocket_sink.producer.engine.attempt import SendAttempt, Wait
-from rocket_sink.producer.engine.brokers import Broker
+from rocket_sink.producer.engine.brokers import Broker, Brokers
 from rocket_sink.producer.engine.routes import Routes
 
 _LOOK_S: Final = 0.01
@@ -54,33 +54,41 @@ class OrderedQueues:
 
 
 class WaitingRequests:
-    """The attempts that wait: each is in one place, and each place knows its deadline.
+    """Attempts that wait. Each is in one place here, and every place knows its deadline.
 
     Attributes:
         size: number of waiting attempts.
     """
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: Routes, brokers: Brokers) -> None:
         self.ordered = OrderedQueues()
         self.size = 0
         self._routes = routes
+        self._brokers = brokers
         self._delayed: list[tuple[float, int, SendAttempt]] = []
         self._sequence = itertools.count()
         self._awaiting_route: dict[str, deque[SendAttempt]] = {}
-        self._throttled: dict[Broker, deque[SendAttempt]] = {}
+        self._throttled: dict[Broker | str, deque[tuple[float, SendAttempt]]] = {}
+        """Attempts that wait for room at a broker, or at the best brokers of a topic; each with the
+        time until which it does."""
+        self._ranks_version = 0
         self._behind: dict[SendAttempt, None] = {}
         self._next_look_s = 0.0
         self._look_ups = 0
 
     def add(self, attempt: SendAttempt, wait: Wait, due_s: float) -> None:
-        """Keep it until what it waits for is there; `due_s` is for those that wait for a time."""
+        """Keep an attempt until what it waits for is there.
+
+        Args:
+            due_s: the end of a wait for a time, or for room.
+        """
         attempt.waits = wait
         self.size += 1
         if wait is Wait.ROUTE:
             self._awaiting_route.setdefault(attempt.request.topic, deque()).append(attempt)
         elif wait is Wait.BROKER:
-            assert attempt.target is not None
-            self._throttled.setdefault(attempt.target.broker, deque()).append(attempt)
+            place = attempt.request.topic if attempt.target is None else attempt.target.broker
+            self._throttled.setdefault(place, deque()).append((due_s, attempt))
         elif wait is Wait.TURN:
             self._behind[attempt] = None
         else:
@@ -96,17 +104,18 @@ class WaitingRequests:
             self.add(following, Wait.DELAY, now_s)
 
     def pop_due(self, now_s: float) -> list[SendAttempt]:
-        """Return attempts that may go on, or whose time is over, in the order of their waiting."""
+        """Take out those that may go on, or whose time is over, in the order of their waiting."""
         due: list[SendAttempt] = []
         while self._delayed and self._delayed[0][0] <= now_s:
             due.append(heapq.heappop(self._delayed)[2])
-        for broker in list(self._throttled):
-            due += self._unthrottled(broker, now_s)
+        for place in list(self._throttled):
+            due += self._unthrottled(place, now_s)
+        self._ranks_version = self._brokers.ranks_version
         if now_s >= self._next_look_s or self._look_ups != self._routes.look_ups:
             self._next_look_s, self._look_ups = now_s + _LOOK_S, self._routes.look_ups
             for topic in list(self._awaiting_route):
                 due += self._routed(topic, now_s)
-            for attempt in [one for one in self._behind if now_s >= one.deadline_s]:
+            for attempt in [other for other in self._behind if now_s >= other.deadline_s]:
                 del self._behind[attempt]
                 due.append(attempt)
         self.size -= len(due)
@@ -119,39 +128,40 @@ class WaitingRequests:
             until_s = min(until_s, max(self._next_look_s, now_s + _LOOK_S))
         return min(longest_s, max(0.0, until_s - now_s))
 
-    def release_throttled(self, broker: Broker) -> list[SendAttempt]:
-        """Take out those that wait for the broker: they go elsewhere, where they may."""
-        released = list(self._throttled.pop(broker, ()))
-        self.size -= len(released)
-        return released
-
     def drain_all(self) -> list[SendAttempt]:
         """Take out all."""
-        found = [attempt for _, _, attempt in self._delayed]
-        for lines in (self._awaiting_route.values(), self._throttled.values()):
-            found += itertools.chain.from_iterable(lines)
-        found += self._behind
+        attempts = [attempt for _, _, attempt in self._delayed]
+        for line in self._throttled.values():
+            attempts += [attempt for _, attempt in line]
+        attempts += itertools.chain.from_iterable(self._awaiting_route.values())
+        attempts += self._behind
         self._behind.clear()
         self._delayed.clear()
         self._awaiting_route.clear()
         self._throttled.clear()
         self.size = 0
-        return found
+        return attempts
 
-    def _unthrottled(self, broker: Broker, now_s: float) -> list[SendAttempt]:
-        """Return the attempts for which a busy broker has room."""
-        taken, line, due = 0, self._throttled.pop(broker), []
-        kept = deque[SendAttempt]()
-        for attempt in line:
-            if now_s >= attempt.deadline_s:
-                due.append(attempt)
-            elif room := broker.room_for(attempt.requests, taken):
+    def _unthrottled(self, place: Broker | str, now_s: float) -> list[SendAttempt]:
+        """Take out those that there is room for, and those whose wait is over."""
+        brokers, line = self._brokers, self._throttled[place]
+        if self._ranks_version != brokers.ranks_version:
+            # Another broker may be the best one now.
+            del self._throttled[place]
+            return [attempt for _, attempt in line]
+        due = []
+        for broker in brokers.best_of(place) if isinstance(place, str) else (place,):
+            taken = 0
+            while line and (room := broker.room_for(line[0][1].requests, taken)):
                 taken += room
-                due.append(attempt)
-            else:
-                kept.append(attempt)
-        if kept:
-            self._throttled[broker] = kept
+                due.append(line.popleft()[1])
+        if now_s >= self._next_look_s:
+            due += [attempt for due_s, attempt in line if now_s >= due_s]
+            line = deque(waiting for waiting in line if now_s < waiting[0])
+        if line:
+            self._throttled[place] = line
+        else:
+            del self._throttled[place]
         return due
 
     def _routed(self, topic: str, now_s: float) -> list[SendAttempt]:
@@ -159,7 +169,7 @@ class WaitingRequests:
         known = routes.get(topic, now_s) is not None and not routes.fetching(topic)
         known = known or routes.is_unresolvable(topic)
         line = self._awaiting_route.pop(topic)
-        kept = deque(one for one in line if not known and now_s < one.deadline_s)
+        kept = deque(other for other in line if not known and now_s < other.deadline_s)
         if kept:
             self._awaiting_route[topic] = kept
-        return [one for one in line if known or now_s >= one.deadline_s]
+        return [other for other in line if known or now_s >= other.deadline_s]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocket_sink.errors import Outcome
-from rocket_sink.producer.engine import dispatcher, headers, routes, shared_state
+from rocket_sink.producer.engine import brokers, headers, routes, shared_state
 from tests.producer.conftest import request
 
 MOST = 8
@@ -13,7 +13,7 @@ MOST = 8
 
 @pytest.fixture
 def few(monkeypatch):
-    for module in (dispatcher, headers, routes, shared_state):
+    for module in (brokers, headers, routes, shared_state):
         monkeypatch.setattr(module, "TOPICS_MAX", MOST)
 
 
@@ -28,7 +28,7 @@ def test_topics_are_forgotten_and_looked_up_again(cluster, make_engine, few):
             (completion,) = engine.drain()
             assert completion.outcome is Outcome.ACKED
         kept = (
-            engine.routes._topics, engine._dispatcher._rotations, engine._headers.templates,
+            engine.routes._topics, engine.brokers._rankings, engine._headers.templates,
             engine._shared._memory_routes,
         )  # fmt: skip
         assert 0 < max(map(len, kept)) <= MOST

@@ -15,6 +15,7 @@ from rocket_sink.producer.engine.brokers import VIEW_S, Brokers
 from rocket_sink.producer.engine.mapped_table import MappedFile, MappedTable
 from rocket_sink.producer.engine.shared_state import SharedBrokerState, local_directory
 from rocket_sink.routing.fault import FaultItem, LatencyFaultTolerance
+from rocket_sink.routing.selectors import ISOLATED, UNREACHABLE
 from tests.producer.conftest import is_well, send
 
 OPTIONS = SinkOptions.parse(nameServer="h1:9876;h2:9876")
@@ -113,11 +114,11 @@ def test_topics_that_were_isolated_do_not_fill_the_table(tmp_path):
         brokers.isolate_topic(f"topic-{number}", "broker-a", now_s, "NO_PERMISSION")
         brokers.view(now_s)
         now_s += 1.0
-    assert brokers.available_for("topic-0")("broker-a")
-    assert not brokers.available_for("topic-599")("broker-a")
+    assert not brokers.rank("broker-a", "topic-0")
+    assert brokers.rank("broker-a", "topic-599") == ISOLATED
     brokers.isolate("broker-b", 10.0, now_s, "CONNECT", reachable=False)
     brokers.view(now_s)
-    assert not brokers.available("broker-b")
+    assert brokers.rank("broker-b", "topic-0") == UNREACHABLE
 
 
 def test_a_full_table_goes_on_isolating(tmp_path):
@@ -129,9 +130,10 @@ def test_a_full_table_goes_on_isolating(tmp_path):
         now_s += 0.01
     brokers.isolate("slow", 10.0, now_s, "TIMEOUT", reachable=True)
     brokers.view(now_s)
-    assert not brokers.available("dead") and not brokers.available("slow")
-    assert not brokers.available_for("topic-599")("broker-a")
-    assert brokers.available_for("topic-0")("broker-a")
+    assert brokers.rank("dead", "topic-0") == UNREACHABLE
+    assert brokers.rank("slow", "topic-0") == ISOLATED
+    assert brokers.rank("broker-a", "topic-599") == ISOLATED
+    assert not brokers.rank("broker-a", "topic-0")
     assert elsewhere(tmp_path).get("slow") == brokers.table.store.get("slow")
 
 
@@ -139,7 +141,7 @@ def test_the_longest_names_have_a_place(tmp_path):
     brokers, topic, name = Brokers(OPTIONS, open_in(tmp_path)), "t" * 127, "b" * 127
     brokers.isolate_topic(topic, name, 1000.0, "NO_PERMISSION")
     brokers.view(1001.0)
-    assert not brokers.available_for(topic)(name)
+    assert brokers.rank(name, topic) == ISOLATED
 
 
 def test_other_name_servers_have_another_file(tmp_path):

@@ -13,6 +13,8 @@ from rocket_sink.producer.engine.brokers import Brokers, SendTarget
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.engine.waiting import WaitingRequests
 from rocket_sink.routing.retry import Ordering
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 
 QUEUE = MessageQueue("orders", "a", 0)
 
@@ -40,9 +42,13 @@ def make(deadline_s: float = 100.0) -> SendAttempt:
     )
 
 
+def brokers_of_one_engine() -> Brokers:
+    return Brokers(SinkOptions(), SharedBrokerState.in_process())
+
+
 def waiting_and_routes() -> tuple[WaitingRequests, Routes]:
     routes: Any = Routes()
-    return WaitingRequests(routes), routes
+    return WaitingRequests(routes, brokers_of_one_engine()), routes
 
 
 def test_those_that_wait_for_a_time_come_in_its_order() -> None:
@@ -71,20 +77,58 @@ def test_a_new_route_releases_those_that_wait_for_it() -> None:
 
 
 def test_a_busy_brokers_places_are_given_out_in_order() -> None:
-    brokers = Brokers(SinkOptions(), SharedBrokerState.in_process())
+    brokers = brokers_of_one_engine()
     broker = brokers.of("a")
     broker.in_flight = 4
     broker.busy(0.0, 0.0)
-    waiting, _ = waiting_and_routes()
+    routes: Any = Routes()
+    waiting = WaitingRequests(routes, brokers)
     held = [make() for _ in range(5)]
     for attempt in held:
         attempt.target = SendTarget(QUEUE, "a", "a:1", broker)
-        waiting.add(attempt, Wait.BROKER, 0.0)
+        waiting.add(attempt, Wait.BROKER, 9.0 if attempt is held[3] else 99.0)
     broker.in_flight = int(broker.window.limit) if broker.window is not None else 0
     assert waiting.pop_due(1.0) == []
     broker.in_flight -= 2
     assert waiting.pop_due(2.0) == held[:2]
-    assert waiting.release_throttled(broker) == held[2:]
+    broker.in_flight += 2
+    assert waiting.pop_due(9.0) == [held[3]], "its share of the time is over"
+    brokers.ranks_version += 1
+    assert waiting.pop_due(9.0) == [held[2], held[4]], "another broker may be the best one now"
+    assert waiting.size == 0
+
+
+def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
+    """Attempts that any of the equals may take wait for all of them."""
+    brokers = brokers_of_one_engine()
+    info = TopicPublishInfo.of(
+        "orders",
+        TopicRoute(
+            tuple(QueueData(name, 1, 1) for name in "abc"),
+            tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in "abc"),
+        ),
+    )
+    brokers.isolate("c", 1.0, 0.0, "CODE_1", reachable=True)
+    for name in "ab":
+        broker = brokers.of(name)
+        broker.in_flight = 4
+        broker.busy(0.0, 0.0)
+    assert brokers.ranking(info, 0.0).take(1) is None, "c is idle, and worse"
+    routes: Any = Routes()
+    waiting = WaitingRequests(routes, brokers)
+    waiting.pop_due(0.0)
+    held = [make() for _ in range(5)]
+    for attempt in held:
+        waiting.add(attempt, Wait.BROKER, 99.0)
+    assert waiting.pop_due(0.0) == []
+    brokers.of("b").in_flight = 0
+    assert waiting.pop_due(1.0) == held[:2], "as many as its window has places for"
+    target = brokers.ranking(info, 1.0).take(1)
+    assert target is not None and target.home == "b"
+    brokers.isolate("a", 1.0, 1.0, "CODE_1", reachable=True)
+    brokers.isolate("b", 1.0, 1.0, "CODE_1", reachable=True)
+    brokers.view(1.0)
+    assert waiting.pop_due(1.0) == held[2:], "c is as good now"
     assert waiting.size == 0
 
 

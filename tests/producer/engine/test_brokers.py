@@ -1,0 +1,220 @@
+"""The ranks of brokers from what an engine knows of them, and the rankings that it keeps."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine.brokers import VIEW_S, Brokers
+from rocket_sink.producer.engine.shared_state import SharedBrokerState
+from rocket_sink.routing.selectors import FAR, ISOLATED, SILENT, SUSPECT, UNREACHABLE
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
+from rocket_sink.wire.connection import HEARD_RECENTLY_S
+from rocket_sink.wire.route import BrokerData, QueueData, QueueMapping, TopicRoute
+
+NOW_S = 1000.0
+
+
+def info_of(queues, topic="orders"):
+    return TopicPublishInfo.of(
+        topic,
+        TopicRoute(
+            tuple(QueueData(name, count, count) for name, count in queues.items()),
+            tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in queues),
+        ),
+    )
+
+
+def make(shared=None, **options):
+    parsed = SinkOptions.parse({"nameServer": "h:9876", **options})
+    return Brokers(parsed, shared or SharedBrokerState.in_process(), random.Random(1))
+
+
+def homes(brokers, info, now_s=NOW_S, count=30, **more):
+    ranking = brokers.ranking(info, now_s)
+    return {ranking.take(1, **more).home for _ in range(count)}
+
+
+INFO = info_of({"a": 4, "b": 4, "c": 4})
+
+
+def test_c36_the_reachable_one_is_picked_while_none_is_available():
+    brokers = make()
+    assert homes(brokers, INFO) == set("abc")
+    for name in "abc":
+        brokers.isolate(name, 1.0, NOW_S, "X", reachable=name == "b")
+    assert homes(brokers, INFO) == {"b"}
+    brokers.isolate("b", 1.0, NOW_S, "X", reachable=False)
+    assert homes(brokers, INFO, NOW_S + VIEW_S) == set("abc")
+
+
+def test_an_isolation_counts_for_the_next_request():
+    """By a late answer, too: for `VIEW_S` a window of requests would go to the broker."""
+    brokers = make()
+    assert homes(brokers, INFO) == set("abc")
+    brokers.answered(brokers.of("b"), 0.6, NOW_S, stored=True)
+    assert homes(brokers, INFO) == set("ac")
+    brokers.isolate_topic("orders", "a", NOW_S, "NO_PERMISSION")
+    assert homes(brokers, INFO) == {"c"}
+    assert homes(brokers, info_of({"a": 4, "b": 4, "c": 4}, "other")) == set("ac")
+    assert homes(brokers, INFO, NOW_S + 2.1) == set("bc"), "it ends by itself"
+
+
+def test_an_isolation_by_another_worker_counts_the_same():
+    shared = SharedBrokerState.in_process()
+    brokers, other = make(shared), make(shared)
+    assert homes(brokers, INFO) == set("abc")
+    other.isolate("b", 1.0, NOW_S, "X", reachable=True)
+    assert homes(brokers, INFO, NOW_S + VIEW_S) == set("ac")
+    assert brokers.rank("b", "orders") == ISOLATED
+
+
+def test_ranks():
+    """An isolation that has ended leaves no mark, even with no probe since (apache/rocketmq#7812).
+    """
+    brokers = make(machineRoom="r")
+    for name in ("r@well", "r@suspect", "r@silent", "r@dead"):
+        brokers.of(name)
+    later_s = NOW_S + 1.0
+    brokers.update_suspicion(
+        [
+            ("r@well", None, NOW_S),
+            ("r@suspect", NOW_S, later_s),
+            ("r@silent", NOW_S, later_s - 1.1 * HEARD_RECENTLY_S),
+        ],
+        later_s,
+    )
+    brokers.isolate("r@dead", 1.0, NOW_S, "X", reachable=False)
+    brokers.isolate("r@silent", 1.0, NOW_S, "X", reachable=True)
+    brokers.isolate_topic("orders", "r@well", NOW_S, "NO_PERMISSION")
+    brokers.view(later_s)
+
+    def ranks(topic):
+        return [brokers.rank(f"r@{name}", topic) for name in ("well", "suspect", "silent", "dead")]
+
+    bad = [SUSPECT, ISOLATED | SUSPECT | SILENT, UNREACHABLE]
+    assert ranks("orders") == [ISOLATED, *bad]
+    assert ranks("other") == [0, *bad]
+    assert brokers.rank("else", "orders") == FAR
+    brokers.view(NOW_S + 10.1)
+    assert ranks("other") == [0, SUSPECT, SUSPECT | SILENT, 0]
+
+
+def test_without_fault_tolerance_only_suspicion_counts():
+    brokers = make(sendLatencyFaultEnable=False)
+    brokers.isolate("a", 1.0, NOW_S, "X", reachable=False)
+    brokers.isolate_topic("orders", "a", NOW_S, "NO_PERMISSION")
+    brokers.answered(brokers.of("a"), 60.0, NOW_S, stored=True)
+    assert homes(brokers, INFO) == set("abc")
+    brokers.update_suspicion([("a", NOW_S - 1.0, NOW_S)], NOW_S)
+    assert homes(brokers, INFO) == set("abc"), "its usual latency explains it"
+    brokers.update_suspicion([("a", NOW_S - 3.1, NOW_S)], NOW_S)
+    assert homes(brokers, INFO) == set("bc")
+
+
+def test_the_better_half_of_4x_counts_while_none_is_available():
+    brokers, info = make(faultProfile="4.x"), info_of(dict.fromkeys("abcd", 2))
+    for number, name in enumerate("abc"):
+        brokers.answered(brokers.of(name), 0.6 + number / 10, NOW_S, stored=True)
+    assert homes(brokers, info) == {"d"}
+    brokers.answered(brokers.of("d"), 0.65, NOW_S, stored=True)
+    assert homes(brokers, info) == set("ad")
+    brokers.answered(brokers.of("d"), 2.0, NOW_S, stored=True)
+    assert homes(brokers, info, NOW_S + VIEW_S) == set("ab")
+
+
+def test_who_is_worse_than_another_is_told_once():
+    """What no byte was sent of leaves it."""
+    brokers = make()
+    for name in "ab":
+        brokers.isolate(name, 1.0, NOW_S, "X", reachable=True)
+    brokers.of("a"), brokers.of("b")
+    brokers.view(NOW_S)
+    assert brokers.take_worsened() == [], "no other one is better"
+    brokers.of("c")
+    brokers.update_suspicion([("b", NOW_S - 9.0, NOW_S)], NOW_S)
+    assert brokers.take_worsened() == ["b"]
+    assert brokers.take_worsened() == []
+
+
+def test_brokers_of_other_topics_change_nothing():
+    """Neither their load nor their state."""
+    brokers, info = make(), info_of({"a": 4, "b": 4})
+    brokers.of("idle"), brokers.of("full")
+    brokers.of("full").in_flight = 5000
+    for name in "ab":
+        brokers.of(name).in_flight = 400
+    brokers.isolate("idle", 1.0, NOW_S, "X", reachable=True)
+    ranking = brokers.ranking(info, NOW_S)
+    assert Counter(ranking.take(1).home for _ in range(80)) == {"a": 40, "b": 40}
+
+
+def test_brokers_without_a_master_are_never_chosen():
+    route = TopicRoute((), (BrokerData("c", "a", {0: "a:1"}),), "a:2;gone:6")
+    info, brokers = TopicPublishInfo.of("t", route), make()
+    assert homes(brokers, info) == homes(brokers, info, last="a") == {"a"}
+    lost = TopicPublishInfo.of("t", TopicRoute((), (BrokerData("c", "a", {1: "a:1"}),), "a:2"))
+    for none in (lost, TopicPublishInfo.of("u", TopicRoute())):
+        assert brokers.ranking(none, NOW_S).take(1) is None
+
+
+def test_static_topics_use_the_broker_that_hosts_the_queue():
+    mapping = {
+        "b1": QueueMapping("b1", 4, 1, queue_ids={0: 0, 3: 1}),
+        "b2": QueueMapping("b2", 4, 1, queue_ids={1: 0, 2: 1}),
+    }
+    hosts = tuple(BrokerData("c", name, {0: name}) for name in mapping)
+    info = TopicPublishInfo.of("t", TopicRoute((), hosts, mappings=mapping))
+    brokers = make()
+    brokers.isolate("b2", 1.0, NOW_S, "X", reachable=True)
+    ranking = brokers.ranking(info, NOW_S)
+    chosen = [ranking.take(1) for _ in range(8)]
+    assert {target.queue.queue_id for target in chosen} == {0, 3}
+    assert {(target.home, target.address) for target in chosen} == {("b1", "b1")}
+
+
+def test_turns_outlive_a_refreshed_route():
+    brokers = make()
+    chosen = Counter(
+        brokers.ranking(info_of({"a": 4}), NOW_S).take(1).queue.queue_id for _ in range(40)
+    )
+    assert set(chosen.values()) == {10}
+    assert homes(brokers, info_of({"b": 1})) == {"b"}
+
+
+def test_nothing_is_ranked_anew_for_a_message():
+    """Ranks are worked out when something changes."""
+    brokers = make()
+    ranked = []
+    rank = brokers.rank
+    brokers.rank = lambda name, topic: ranked.append(name) or rank(name, topic)
+    for number in range(1000):
+        brokers.ranking(INFO, NOW_S + number * VIEW_S / 50).take(1)
+    assert sorted(ranked) == ["a", "b", "c"]
+    brokers.isolate("a", 1.0, NOW_S, "X", reachable=True)
+    for _ in range(1000):
+        brokers.ranking(INFO, NOW_S + 1.0).take(1, last="b")
+    assert sorted(ranked) == ["a", "a", "b", "b", "c", "c"]
+
+
+@pytest.mark.parametrize("room", ["r1", "r2"])
+def test_machine_room(room):
+    brokers = make(machineRoom=room)
+    info = info_of({"r1@a": 2, "r1@b": 2, "r2@c": 2, "d": 2})
+    near = {name for name in info.masters if name.startswith(f"{room}@")}
+    assert homes(brokers, info) == near
+    for name in near:
+        brokers.isolate(name, 1.0, NOW_S, "X", reachable=True)
+    assert homes(brokers, info) == info.masters.keys() - near
+
+
+def test_weights_of_zero():
+    brokers = make(queueSelector="weighted", brokerWeights="a=3, c=0")
+    chosen = Counter(brokers.ranking(INFO, NOW_S).take(1).home for _ in range(4000))
+    assert 2800 < chosen["a"] < 3200 and chosen["c"] == 0
+    for name in "ab":
+        brokers.isolate(name, 1.0, NOW_S, "X", reachable=True)
+    assert homes(brokers, INFO) == {"c"}
