@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +79,7 @@ def check(as_json: bool) -> int:
 def look(options: SinkOptions) -> Iterator[Finding]:
     """Yield all findings, in the order of a send's steps."""
     yield from _environment()
-    servers = [_name_server(options, address) for address in options.name_servers]
+    servers = list(_name_servers(options))
     yield from servers
     if all(server.state == "fail" for server in servers):
         return
@@ -120,15 +120,46 @@ def _tried(what: str, check: Callable[[], str]) -> Finding:
         return Finding(what, "fail", str(error))
 
 
-def _name_server(options: SinkOptions, address: str) -> Finding:
+def _name_servers(options: SinkOptions) -> Iterator[Finding]:
+    """Ask each name server which brokers it knows, and compare the answers."""
     from rocket_sink.producer.admin.admin import Admin
+    from rocket_sink.wire.route import broker_addresses
 
-    def ask() -> str:
-        with Admin(options.with_(nameServer=address)) as admin:
-            brokers = admin.cluster()
-        return f"answers, knows {len(brokers)} broker{'s' if len(brokers) != 1 else ''}"
+    known: dict[str, set[tuple[str, str]]] = {}
+    errors = {}
+    for server in options.name_servers:
+        try:
+            with Admin(options.with_(nameServer=server)) as admin:
+                known[server] = broker_addresses(admin.cluster())
+        except RocketSinkError as error:
+            errors[server] = str(error)
+    for server in options.name_servers:
+        state, text = "fail", errors.get(server)
+        if text is None:
+            state, text = _compared(server, known)
+        yield Finding(f"name server {server}", state, text)
 
-    return _tried(f"name server {address}", ask)
+
+def _compared(server: str, known: Mapping[str, set[tuple[str, str]]]) -> tuple[str, str]:
+    """Return state and text of a name server beside the others that answer."""
+    names = {name for name, _ in known[server]}
+    if not names:
+        return "fail", (
+            "answers, but knows no broker: it was started anew less than 30 s ago, or the brokers "
+            "do not register with it (their option namesrvAddr)"
+        )
+    text = f"answers, knows {len(names)} broker{'s' if len(names) != 1 else ''}"
+    strangers = [other for other in known if known[other] and not known[other] & known[server]]
+    friends = [other for other in known if known[other] & known[server]]
+    if len(strangers) >= len(friends):
+        return "fail", (
+            f"{text} ({', '.join(sorted(names))}), none that {', '.join(strangers)} knows: one of "
+            "them belongs to another cluster, and messages may go there; take it out of nameServer"
+        )
+    missing = {name for other in friends for name, _ in known[other]} - names
+    if missing:
+        return "note", f"{text}, not {', '.join(sorted(missing))}, which others know"
+    return "ok", text
 
 
 def _topic(options: SinkOptions) -> Iterator[Finding]:

@@ -107,6 +107,11 @@ class TopicRoute:
     mappings: Mapping[str, QueueMapping] | None = None
 
 
+def broker_addresses(brokers: Mapping[str, Mapping[int, str]]) -> set[tuple[str, str]]:
+    """Return the addresses of brokers with their names: two clusters may use the same names."""
+    return {(name, address) for name in brokers for address in brokers[name].values()}
+
+
 def decode_route(body: bytes | memoryview | None, *, limits: Limits = DEFAULT_LIMITS) -> TopicRoute:
     """The route in the body of a GET_ROUTEINFO_BY_TOPIC answer.
 

@@ -335,6 +335,32 @@ PRODUCER = (
         "the ledger does not tell that a message was found stored",
     ),
     Defect(
+        "unknown-at-one-server",
+        "rocket_sink/producer/engine/routes.py",
+        "        count = len(self.unasked) if self.of_all or self.answers else 1\n",
+        "        if self.answers and not self.of_all:\n"
+        "            return self._end(now_s)\n"
+        "        count = len(self.unasked) if self.of_all else 1\n",
+        ("tests/producer/engine/test_name_servers.py",),
+        "sends fail for want of a route beside a name server that was started anew",
+    ),
+    Defect(
+        "template-of-another-cluster",
+        "rocket_sink/producer/engine/routes.py",
+        "        if not set.intersection(*brokers.values()):\n",
+        "        if not set.union(*brokers.values()):\n",
+        ("tests/producer/engine/test_name_servers.py",),
+        "messages go to another cluster, whose name server is in the list by mistake",
+    ),
+    Defect(
+        "foreign-server-is-ready",
+        "rocket_sink/commands/check.py",
+        "    if len(strangers) >= len(friends):\n",
+        "    if not friends:\n",
+        ("tests/producer/engine/test_name_servers.py::test_check_names_the_server_that_disagrees",),
+        "check says ready for a name server of another cluster",
+    ),
+    Defect(
         "old-addresses",
         "rocket_sink/producer/engine/routes.py",
         "for state in sorted(self._topics.values(), key=lambda one: one.fetched_s):\n",

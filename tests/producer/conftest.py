@@ -74,11 +74,11 @@ def stored(real: LocalCluster, topic: str) -> list[StoredMessage]:
     return list(read_topic(options.pop("nameServer"), topic, timeout_s=30.0, **options))
 
 
-def request(token: Any = None, **more: Any) -> SendRequest:
+def request(token: Any = None, topic: str = "orders", **more: Any) -> SendRequest:
     """A request of one message with the token in its body."""
     key = f"ID{token}"
     return SendRequest(
-        "orders",
+        topic,
         f"body-{token}".encode(),
         properties=f"UNIQ_KEY\x01{key}\x02",
         message_id=key,

@@ -17,13 +17,13 @@ from rocket_sink.message_rules import with_namespace
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.headers import HeaderTemplates
-from rocket_sink.producer.engine.routes import NameServers
+from rocket_sink.producer.engine.routes import Answers, NameServers
 from rocket_sink.routing.retry import error_for_answer
 from rocket_sink.wire import requests, responses
 from rocket_sink.wire.codes import PermName, ResponseCode
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
-from rocket_sink.wire.route import TopicRoute, decode_route
+from rocket_sink.wire.route import TopicRoute, broker_addresses, decode_route
 from rocket_sink.wire.stored import Allowance, StoredMessage
 
 _GROUP: Final = "TOOLS_CONSUMER"
@@ -72,18 +72,37 @@ class Admin:
             NoRouteError: the topic does not exist.
         """
         topic = with_namespace(self.options.namespace, topic)
-        frame = self._ask(requests.get_route(topic))
+        frame = next(iter(self._ask(requests.get_route(topic), of_all=False).values()))
         if frame.code == ResponseCode.TOPIC_NOT_EXIST:
             raise NoRouteError(f"the name servers do not know topic {topic!r}", topic=topic)
         self._routes[topic] = route = decode_route(bytes(frame.body or b""))
         return route
 
     def cluster(self) -> dict[str, dict[int, str]]:
-        """The addresses of all brokers, by name and broker id."""
-        return responses.decode_cluster_info(self._ask(requests.get_broker_cluster_info()))
+        """Return the addresses of all brokers, by name and broker id.
+
+        Raises:
+            NoRouteError: two name servers know brokers, and none in common.
+        """
+        answers = self._ask(requests.get_broker_cluster_info())
+        merged: dict[str, dict[int, str]] = {}
+        known: set[tuple[str, str]] = set()
+        for server, frame in answers.items():
+            brokers = responses.decode_cluster_info(frame)
+            addresses = broker_addresses(brokers)
+            if known and addresses and not known & addresses:
+                raise NoRouteError(
+                    f"the name servers {', '.join(answers)} know different clusters, {server} that "
+                    f"of {', '.join(brokers)}: take the wrong one out of the option nameServer"
+                )
+            known |= addresses
+            merged |= brokers
+        return merged
 
     def topics(self) -> tuple[str, ...]:
-        return responses.decode_topics(self._ask(requests.get_all_topics()))
+        """Return the names of the topics that any name server knows."""
+        answers = self._ask(requests.get_all_topics()).values()
+        return tuple(sorted({name for frame in answers for name in responses.decode_topics(frame)}))
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """Return the readable queues on brokers with a master, sorted."""
@@ -282,17 +301,17 @@ class Admin:
             return answer
         raise error
 
-    def _ask(self, frame: Frame) -> Frame:
-        ended: list[Any] = []
+    def _ask(self, frame: Frame, *, of_all: bool = True) -> Answers:
+        """Ask the name servers as `NameServers.ask`."""
+        ended: list[tuple[Answers, SendError | None, float]] = []
         now_s = self._client.clock()
-        self._name_servers.ask(frame, lambda *end: ended.append(end), now_s)
+        self._name_servers.ask(frame, lambda *end: ended.append(end), now_s, of_all=of_all)
         while not ended:
             self._client.poll(self._timeout_s)
-        answer, error, _ = ended[0]
-        if answer is None:
+        answers, error, _ = ended[0]
+        if error is not None:
             raise error
-        found: Frame = answer
-        return found
+        return answers
 
 
 def _masters(route: TopicRoute) -> dict[str, str]:

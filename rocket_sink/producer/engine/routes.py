@@ -1,16 +1,18 @@
 """Topic routes: cached, fetched again every 30 s and when a failure says that they are stale.
 
-The rules for what the name servers say: an unknown topic falls back to the template topic
-(TBW102); a route that was known is dropped only after two "does not exist" (Java keeps it for
-ever, apache/rocketmq#8025), from a name server that knows any of its brokers: one that was started
-anew knows a topic when a broker has registered, which may take 30 s; with all name servers down the
-old route stays in use, and that of another worker, however old, will do for a new one; a route
-without a master, and any of a name server that knows no broker, is no route yet and is asked for
-again, each second while anything is sent to the topic.
+An unknown topic falls back to the template topic (TBW102). A route that was known is dropped only
+after two "does not exist" (Java keeps it for ever, apache/rocketmq#8025), and only if a name server
+knows any of its brokers: a name server that was started anew knows a topic when a broker has
+registered, which may take 30 s. While all name servers are down, the old route stays in use. A new
+topic then takes the route of another worker, however old. A route without a master, and any of a
+name server that knows no broker, is no route yet: it is asked for each second while anything is
+sent to the topic.
 
-The name servers are asked as one: each question goes to one after the other until one answers. Java
-5.x tries a single server per look-up; here all are tried, at most `TRY_S` each, beginning with
-the one that answered last. Nothing blocks: the answer comes by callback while the client is driven.
+The name servers are asked one after the other until one of them knows the topic, at most `TRY_S`
+each, beginning with the server that knew the last one. A "does not exist" settles nothing while
+others were not asked: the server may have been started anew, or belong to another cluster. The
+template route is taken only if all servers that answer name the same brokers for it. Java 5.x asks
+a single server per look-up. Nothing blocks: answers come by callback while the client is driven.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
 from rocket_sink.wire.responses import decode_cluster_info
-from rocket_sink.wire.route import TopicRoute, decode_route
+from rocket_sink.wire.route import TopicRoute, broker_addresses, decode_route
 
 TRY_S: Final = 1.0
 """Longest wait for one name server."""
@@ -46,11 +48,13 @@ ANSWERS: Final = frozenset((ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
 """Codes that settle a question; others ("name server not ready") send it to the next server."""
 
 Unavailable = NameServerUnavailableError | TlsRefusedError
-Done = Callable[[Frame | None, Unavailable | None, float], None]
+Answers = dict[str, Frame]
+"""Answers of code 0 or 17, by the address of the name server."""
+Done = Callable[[Answers, Unavailable | None, float], None]
 
 
 class NameServers:
-    """Asks in a random order at first, then the one that answered last first."""
+    """The name servers, in random order at first; then the one that answered last comes first."""
 
     def __init__(
         self, addresses: Sequence[str], client: NetworkClient, rng: Random, timeout_s: float
@@ -63,15 +67,19 @@ class NameServers:
     def __repr__(self) -> str:
         return f"<NameServers {';'.join(self._addresses)}>"
 
-    def ask(self, frame: Frame, done: Done, now_s: float) -> None:
-        """`done(answer, None, now)` with code 0 or 17, or `done(None, error, now)`: a
-        TlsRefusedError when every server failed by one, which will be so the next time."""
+    def ask(self, frame: Frame, done: Done, now_s: float, *, of_all: bool = False) -> None:
+        """Ask one server after the other until one of them knows, or all of them (`of_all`).
+
+        `done(answers, None, now)` gets the first answer of code 0 alone. Without such an answer,
+        and with `of_all`, it gets the answers of all servers that answered. `done({}, error, now)`:
+        no server answered. A TlsRefusedError says that each refused TLS, and will the next time.
+        """
         _Question(
-            self, self._client, list(self._addresses), frame, done, now_s + self._timeout_s
+            self, self._client, list(self._addresses), frame, done, now_s + self._timeout_s, of_all
         ).next(now_s)
 
     def prefer(self, address: str) -> None:
-        """Begin with this address next time, because it answered."""
+        """Begin with this server the next time."""
         if self._addresses[0] != address:
             self._addresses.remove(address)
             self._addresses.insert(0, address)
@@ -81,23 +89,32 @@ class NameServers:
 class _Question:
     servers: NameServers
     client: NetworkClient
-    left: list[str]
+    unasked: list[str]
     frame: Frame
     done: Done
     deadline_s: float
+    of_all: bool
+    in_flight: int = 0
+    is_done: bool = False
+    answers: Answers = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     errors: list[SendError] = field(default_factory=list)
 
     def next(self, now_s: float) -> None:
-        if not self.left or now_s >= self.deadline_s:
-            for address in self.left:
+        """Ask the next server. Ask the others at once when all of them have to be asked."""
+        if not self.unasked or now_s >= self.deadline_s:
+            for address in self.unasked:
                 self.reasons.setdefault(address, "not asked: no time was left")
-            self.done(None, self._unavailable(), now_s)
+            self._end(now_s)
             return
-        address = self.left.pop(0)
-        share_s = (self.deadline_s - now_s) / (len(self.left) + 1)
-        deadline_s = now_s + min(TRY_S, max(share_s, 0.1))
+        count = len(self.unasked) if self.of_all or self.answers else 1
+        share_s = (self.deadline_s - now_s) / (len(self.unasked) - count + 1)
+        batch, self.unasked = self.unasked[:count], self.unasked[count:]
+        self.in_flight = count
+        for address in batch:
+            self._ask(address, now_s, now_s + min(TRY_S, max(share_s, 0.1)))
 
+    def _ask(self, address: str, now_s: float, deadline_s: float) -> None:
         def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
             self._ended(address, answer, error, at_s)
 
@@ -106,23 +123,35 @@ class _Question:
     def _ended(
         self, address: str, answer: Frame | None, error: SendError | None, now_s: float
     ) -> None:
-        if answer is not None and answer.code in ANSWERS:
-            self.servers.prefer(address)
-            self.done(answer, None, now_s)
+        if self.is_done:
             return
-        if answer is not None:
+        self.in_flight -= 1
+        if answer is not None and answer.code == ResponseCode.SUCCESS and not self.of_all:
+            self.answers = {address: answer}
+            self._end(now_s)
+            return
+        if answer is not None and answer.code in ANSWERS:
+            self.answers[address] = answer
+        elif answer is not None:
             self.reasons[address] = f"answered {answer.code}: {clean(answer.remark or '', 200)}"
         else:
             self.reasons[address] = str(error)
             if error is not None:
                 self.errors.append(error)
-        self.next(now_s)
+        if not self.in_flight:
+            self.next(now_s)
+
+    def _end(self, now_s: float) -> None:
+        self.is_done = True
+        if self.answers and not self.of_all:
+            self.servers.prefer(next(iter(self.answers)))
+        self.done(self.answers, None if self.answers else self._unavailable(), now_s)
 
     def _unavailable(self) -> Unavailable:
-        errors = [one for one in self.errors if isinstance(one, TlsRefusedError)]
+        errors = [error for error in self.errors if isinstance(error, TlsRefusedError)]
         if errors and len(errors) == len(self.reasons):
             # each refuses us or is refused by us: to ask again would change nothing
-            return TlsRefusedError("; ".join(one.text for one in errors), **errors[-1].facts)
+            return TlsRefusedError("; ".join(error.text for error in errors), **errors[-1].facts)
         lines = "; ".join(f"{address}: {reason}" for address, reason in self.reasons.items())
         return NameServerUnavailableError(
             f"no name server answered ({lines}); check the option nameServer",
@@ -208,7 +237,7 @@ class Routes:
             state.wanted = not state.final
             return
         state.wanted, state.asked_s = False, now_s
-        self._ask(topic, state, topic, self._found, self._missing, now_s)
+        self._ask(topic, state, requests.get_route(topic), self._answered, now_s, of_all=False)
 
     def refresh_old(self, now_s: float) -> None:
         """Ask for each topic that was not asked for within `pollNameServerInterval`."""
@@ -302,29 +331,32 @@ class Routes:
         self,
         topic: str,
         state: _Topic,
-        asked: str,
-        found: Callable[[str, _Topic, Frame, float], None],
-        missing: Callable[[str, _Topic, float], None],
+        frame: Frame,
+        on_answers: Callable[[str, _Topic, Answers, float], None],
         now_s: float,
+        *,
+        of_all: bool = True,
     ) -> None:
-        """Look up the route of `asked` for the topic."""
+        """Ask the name servers for the topic's sake."""
 
-        def ended(frame: Frame | None, error: Unavailable | None, at_s: float) -> None:
+        def ended(answers: Answers, error: Unavailable | None, at_s: float) -> None:
             state.fetching = False
-            if frame is None:
+            if error is None:
+                on_answers(topic, state, answers, at_s)
+            else:
                 state.error, state.final = error, isinstance(error, TlsRefusedError)
                 if state.info is not None or not state.final:
                     self._keep(topic, state, at_s)
-            elif frame.code == ResponseCode.TOPIC_NOT_EXIST:
-                missing(topic, state, at_s)
-            else:
-                found(topic, state, frame, at_s)
             self.look_ups += 1
 
         state.fetching = True
-        self._name_servers.ask(requests.get_route(asked), ended, now_s)
+        self._name_servers.ask(frame, ended, now_s, of_all=of_all)
 
-    def _found(self, topic: str, state: _Topic, frame: Frame, now_s: float) -> None:
+    def _answered(self, topic: str, state: _Topic, answers: Answers, now_s: float) -> None:
+        frame = next(iter(answers.values()))
+        if frame.code == ResponseCode.TOPIC_NOT_EXIST:
+            self._missing(topic, state, now_s)
+            return
         body = bytes(frame.body or b"")
         try:
             info = TopicPublishInfo.of(topic, self._decoded(body))
@@ -347,61 +379,81 @@ class Routes:
         )
 
     def _missing(self, topic: str, state: _Topic, now_s: float) -> None:
+        """No name server that answers knows the topic."""
         state.misses += 1
         if state.info is not None and state.misses < MISSES_MAX:
             state.fetched_s = now_s - self._interval_s + REFRESH_S
-            return
-        if state.info is not None:
+        elif state.info is not None or not self._ask_template(topic, state, now_s):
             self._ask_brokers(topic, state, now_s)
-        else:
-            self._ask_template(topic, state, now_s)
 
-    def _ask_template(self, topic: str, state: _Topic, now_s: float) -> None:
-        if self._template and topic != self._template:
-            template = self._template
-            self._ask(topic, state, template, self._found_template, self._ask_brokers, now_s)
-        else:
+    def _ask_template(self, topic: str, state: _Topic, now_s: float) -> bool:
+        """Ask for the template route; False: there is no template for this topic."""
+        if not self._template or topic == self._template:
+            return False
+        self._ask(topic, state, requests.get_route(self._template), self._by_template, now_s)
+        return True
+
+    def _by_template(self, topic: str, state: _Topic, answers: Answers, now_s: float) -> None:
+        """Take the template's route if all name servers that answer name the same cluster."""
+        templates: dict[str, TopicRoute] = dict.fromkeys(answers, TopicRoute())
+        for server, frame in answers.items():
+            if frame.code == ResponseCode.SUCCESS:
+                with contextlib.suppress(RemoteProtocolError):
+                    templates[server] = self._decoded(bytes(frame.body or b""))
+        routes = templates.values()
+        if not any(route.queues for route in routes):
             self._ask_brokers(topic, state, now_s)
+            return
+        brokers = {
+            server: broker_addresses({broker.name: broker.addresses for broker in route.brokers})
+            for server, route in templates.items()
+        }
+        if not set.intersection(*brokers.values()):
+            names = "; ".join(
+                f"{server} names {', '.join(sorted(f'{n} ({a})' for n, a in known)) or 'none'}"
+                for server, known in brokers.items()
+            )
+            state.final = False
+            state.error = NoRouteError(
+                f"topic {topic!r} does not exist, and the name servers disagree about the brokers "
+                f"that make topics on the fly ({names}): take the wrong one out of the option "
+                "nameServer, or create the topic",
+                topic=topic,
+            )
+            self._keep(topic, state, now_s)
+            return
+        largest = max(routes, key=lambda route: len(route.queues))
+        info = TopicPublishInfo.default(topic, largest, self._queue_nums)
+        self._take(topic, state, info, now_s)
 
     def _ask_brokers(self, topic: str, state: _Topic, now_s: float) -> None:
         """The topic is unknown: ask for the brokers that have registered, and go by that."""
+        frame = requests.get_broker_cluster_info()
+        self._ask(topic, state, frame, self._by_brokers, now_s)
 
-        def ended(frame: Frame | None, error: Unavailable | None, at_s: float) -> None:
-            state.fetching = False
-            registered: Collection[str] | None = None
-            if frame is not None:
-                with contextlib.suppress(RemoteProtocolError):
-                    registered = decode_cluster_info(frame).keys()
-            info = state.info
-            if info is None:
-                self._not_found(topic, state, registered, at_s)
-            elif registered is not None and not info.queues_by_broker.keys() & registered:
-                self._keep(topic, state, at_s)
-            else:
-                state.drop()
-                self._ask_template(topic, state, at_s)
-            self.look_ups += 1
+    def _by_brokers(self, topic: str, state: _Topic, answers: Answers, now_s: float) -> None:
+        registered: list[Collection[str]] = []
+        for frame in answers.values():
+            with contextlib.suppress(RemoteProtocolError):
+                registered.append(decode_cluster_info(frame).keys())
+        if state.info is not None:
+            known = state.info.queues_by_broker.keys()
+            if registered and not any(known & names for names in registered):
+                self._keep(topic, state, now_s)
+                return
+            state.drop()
+            if self._ask_template(topic, state, now_s):
+                return
+        self._not_found(topic, state, all(registered), now_s)
 
-        state.fetching = True
-        self._name_servers.ask(requests.get_broker_cluster_info(), ended, now_s)
-
-    def _found_template(self, topic: str, state: _Topic, frame: Frame, now_s: float) -> None:
-        try:
-            route = self._decoded(bytes(frame.body or b""))
-        except RemoteProtocolError:
-            route = TopicRoute((), ())
-        info = TopicPublishInfo.default(topic, route, self._queue_nums)
-        self._take(topic, state, info, now_s)
-
-    def _not_found(
-        self, topic: str, state: _Topic, registered: Collection[str] | None, now_s: float
-    ) -> None:
-        if registered is not None and not registered:
-            state.final, text = False, "no broker has registered at the name servers yet"
+    def _not_found(self, topic: str, state: _Topic, is_final: bool, now_s: float) -> None:
+        """There is no route. It is final if each name server that answered knows brokers."""
+        state.final = is_final
+        if not is_final:
+            text = "no broker has registered at one of the name servers yet"
             state.error = NoRouteError(f"topic {topic!r} has no route: {text}", topic=topic)
             self._keep(topic, state, now_s)
             return
-        state.final = True
         state.error = NoRouteError(
             f"topic {topic!r} does not exist and is not made on the fly "
             f"(template topic {self._template or 'none'}): create it, or check its name and the "

@@ -1,0 +1,150 @@
+"""Several name servers that do not know the same: one was started anew, or has another cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from rocket_sink.commands.check import look
+from rocket_sink.errors import NoRouteError, Outcome, SendError
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.testing import Drop, FakeCluster
+from rocket_sink.testing.server import Port
+from tests.producer.conftest import request, send
+
+
+class _InOrder(Random):
+    """A generator that leaves the name servers in the order of the option."""
+
+    def shuffle(self, x: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def other() -> Iterator[FakeCluster]:
+    """Another cluster, whose brokers have the same names and make topics on the fly."""
+    with FakeCluster(brokers=2, queues=4) as fake:
+        yield fake
+
+
+@pytest.fixture
+def engine_of() -> Iterator[Callable[..., SendEngine]]:
+    engines: list[SendEngine] = []
+
+    def make(*servers: str, **options: Any) -> SendEngine:
+        parsed = SinkOptions.parse({"nameServer": ";".join(servers), **options})
+        engines.append(SendEngine(parsed, rng=_InOrder()))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close(timeout_s=0.2)
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_server_that_does_not_know_the_topic_settles_nothing(
+    cluster: FakeCluster, other: FakeCluster, engine_of: Any, is_empty: bool
+) -> None:
+    if is_empty:
+        other.forget_brokers()
+    engine = engine_of(other.name_server, cluster.name_server)
+    for number in range(12):
+        assert send(engine, number).outcome is Outcome.ACKED
+    assert len(cluster.messages("orders")) == 12 and not other.messages("orders")
+    with Admin(nameServer=f"{other.name_server};{cluster.name_server}") as admin:
+        assert len(admin.topic_route("orders").brokers) == 2
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_topic_is_made_only_where_all_servers_that_answer_say(
+    cluster: FakeCluster, other: FakeCluster, engine_of: Any, is_empty: bool, is_first: bool
+) -> None:
+    """Java's client makes it on the brokers of the server that it asks."""
+    if is_empty:
+        other.forget_brokers()
+    servers = [other.name_server, cluster.name_server]
+    engine = engine_of(*(servers if is_first else servers[::-1]), sendMsgTimeout=60_000)
+    error = _refused(engine, "fresh")
+    assert isinstance(error, NoRouteError) and all(server in str(error) for server in servers)
+    assert not cluster.messages("fresh") and not other.messages("fresh")
+    cluster.create_topic("fresh", 4)  # what the error advises
+    assert [completion.outcome for completion in engine.drain()] == [Outcome.ACKED]
+    assert len(cluster.messages("fresh")) == 1
+
+
+def _refused(engine: SendEngine, topic: str) -> SendError:
+    """Submit a request and return the reason for which it has no route; it waits on."""
+    engine.submit(request(1, topic))
+    until_s = engine.clock() + 30
+    while (error := engine.routes.error(topic)) is None:
+        assert engine.clock() < until_s and engine.pending
+        engine.drive()
+    assert not engine.routes.is_unresolvable(topic)
+    return error
+
+
+@pytest.mark.parametrize("fault", ["stopped", "silent", "agrees"])
+def test_servers_that_agree_or_do_not_answer_leave_the_template(
+    cluster: FakeCluster, other: FakeCluster, engine_of: Any, fault: str
+) -> None:
+    second = other.name_server
+    if fault == "stopped":
+        other.stop_name_server()
+    elif fault == "silent":
+        other.on_route(Drop(), times=None)
+    else:
+        port = Port(other._loop, cluster._handle)
+        other._loop.call(port.open)
+        second = port.address
+    engine = engine_of(second, cluster.name_server, sendMsgTimeout=30_000)
+    assert send(engine, topic="fresh").outcome is Outcome.ACKED
+    assert len(cluster.messages("fresh")) == 1
+
+
+def test_an_empty_server_makes_no_topic_unknown_for_good(engine_of: Any) -> None:
+    """Its brokers may register within 30 s, and with them the topic."""
+    with FakeCluster(queues=0) as cluster, FakeCluster() as other:
+        other.forget_brokers()
+        engine = engine_of(other.name_server, cluster.name_server, sendMsgTimeout=30_000)
+        assert isinstance(_refused(engine, "orders"), NoRouteError)
+        cluster.create_topic("orders")
+        assert [completion.outcome for completion in engine.drain()] == [Outcome.ACKED]
+
+
+def test_topics_and_brokers_are_those_of_all_servers(
+    cluster: FakeCluster, other: FakeCluster
+) -> None:
+    other.forget_brokers()
+    for servers in ([cluster, other], [other, cluster]):
+        with Admin(nameServer=";".join(server.name_server for server in servers)) as admin:
+            assert sorted(admin.cluster()) == ["broker-a", "broker-b"]
+            assert "orders" in admin.topics()
+    other.register()
+    with (
+        Admin(nameServer=f"{cluster.name_server};{other.name_server}") as admin,
+        pytest.raises(NoRouteError, match="different clusters"),
+    ):
+        admin.create_topic("pays")
+
+
+def test_check_names_the_server_that_disagrees(cluster: FakeCluster, other: FakeCluster) -> None:
+    def states(*servers: str) -> list[tuple[str, str]]:
+        options = SinkOptions.parse(nameServer=";".join(servers))
+        return [(one.state, one.text) for one in look(options) if one.what.startswith("name serv")]
+
+    port = Port(other._loop, cluster._handle)
+    other._loop.call(port.open)
+    ours = [cluster.name_server, port.address]
+    assert [state for state, _ in states(*ours, other.name_server)] == ["ok", "ok", "fail"]
+    two = states(ours[0], other.name_server)
+    assert [state for state, _ in two] == ["fail", "fail"]
+    assert ours[0] in two[1][1] and "another cluster" in two[1][1]
+    other.forget_brokers()
+    (_, (state, text)) = states(ours[0], other.name_server)
+    assert state == "fail" and "knows no broker" in text
