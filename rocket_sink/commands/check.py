@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,9 +79,7 @@ def check(as_json: bool) -> int:
 def look(options: SinkOptions) -> Iterator[Finding]:
     """Yield all findings, in the order of a send's steps."""
     yield from _environment()
-    servers = list(_name_servers(options))
-    yield from servers
-    if all(server.state == "fail" for server in servers):
+    if not (yield from _name_servers(options)):
         return
     if options.topic:
         yield from _topic(options)
@@ -120,8 +118,8 @@ def _tried(what: str, check: Callable[[], str]) -> Finding:
         return Finding(what, "fail", str(error))
 
 
-def _name_servers(options: SinkOptions) -> Iterator[Finding]:
-    """Ask each name server which brokers it knows, and compare the answers."""
+def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
+    """Ask each name server which brokers it knows, compare, and return whether any answers."""
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.wire.route import broker_addresses
 
@@ -138,6 +136,7 @@ def _name_servers(options: SinkOptions) -> Iterator[Finding]:
         if text is None:
             state, text = _compared(server, known)
         yield Finding(f"name server {server}", state, text)
+    return bool(known)
 
 
 def _compared(server: str, known: Mapping[str, set[tuple[str, str]]]) -> tuple[str, str]:

@@ -379,7 +379,7 @@ class Routes:
         )
 
     def _missing(self, topic: str, state: _Topic, now_s: float) -> None:
-        """No name server that answers knows the topic."""
+        """Take the next step after all name servers that answer do not know the topic."""
         state.misses += 1
         if state.info is not None and state.misses < MISSES_MAX:
             state.fetched_s = now_s - self._interval_s + REFRESH_S
@@ -410,8 +410,8 @@ class Routes:
         }
         if not set.intersection(*brokers.values()):
             names = "; ".join(
-                f"{server} names {', '.join(sorted(f'{n} ({a})' for n, a in known)) or 'none'}"
-                for server, known in brokers.items()
+                f"{server} names {', '.join(sorted(f'{n} ({a})' for n, a in pairs)) or 'none'}"
+                for server, pairs in brokers.items()
             )
             state.final = False
             state.error = NoRouteError(
@@ -437,8 +437,8 @@ class Routes:
             with contextlib.suppress(RemoteProtocolError):
                 registered.append(decode_cluster_info(frame).keys())
         if state.info is not None:
-            known = state.info.queues_by_broker.keys()
-            if registered and not any(known & names for names in registered):
+            holders = state.info.queues_by_broker.keys()
+            if registered and not any(holders & names for names in registered):
                 self._keep(topic, state, now_s)
                 return
             state.drop()
@@ -447,7 +447,7 @@ class Routes:
         self._not_found(topic, state, all(registered), now_s)
 
     def _not_found(self, topic: str, state: _Topic, is_final: bool, now_s: float) -> None:
-        """There is no route. It is final if each name server that answered knows brokers."""
+        """Note that there is no route: for good if each server that answered knows brokers."""
         state.final = is_final
         if not is_final:
             text = "no broker has registered at one of the name servers yet"
