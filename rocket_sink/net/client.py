@@ -393,12 +393,12 @@ class NetworkClient:
         except (StreamEnded, TlsError) as ended:
             self.fail(channel, ended, now_s)
 
-    def _advance(self, channel: Channel, now_s: float) -> None:
+    def _advance(self, channel: Channel, now_s: float, *, skip: bool = False) -> None:
         # Connecting to the name's next address makes a new socket, maybe with the same number, so
         # the old one is unregistered first.
         self._readiness.forget(channel)
         try:
-            opened = channel.transport.advance()
+            opened = channel.transport.advance(skip=skip)
         except ConnectError as error:
             self.fail(channel, error, now_s)
             return
@@ -410,9 +410,12 @@ class NetworkClient:
 
     def _scan(self, now_s: float) -> None:
         for channel in self.channels:
-            if not channel.is_open and not channel.closed and now_s >= channel.connect_deadline_s:
-                self.fail(channel, channel.transport.timed_out(), now_s)
-                continue
+            if not channel.is_open and not channel.closed:
+                if now_s >= channel.connect_deadline_s:
+                    self.fail(channel, channel.transport.timed_out(), now_s)
+                    continue
+                if channel.transport.is_silent(now_s):
+                    self._advance(channel, now_s, skip=True)
             due_s = channel.connection.next_deadline_s
             if due_s is not None and now_s >= due_s:
                 self._expire(channel, now_s)

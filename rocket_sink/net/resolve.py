@@ -2,7 +2,7 @@
 
 Literal addresses need no look-up. A name is looked up by a daemon thread, one per name at a time,
 which ends the selector's wait when it is done. Answers are cached for `KEEP_S`, and dropped when no
-connection succeeds, because brokers move (apache/rocketmq#2763).
+connection succeeds, because brokers move (apache/rocketmq#2763). Addresses that failed come last.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 KEEP_S: Final = 5.0
+_FAILED_MAX: Final = 64
 
 
 class LookUp:
@@ -51,6 +52,8 @@ class Resolver:
         self._wake = wake
         self._clock = clock
         self._known: dict[tuple[str, int], tuple[LookUp, float]] = {}
+        self._failed: dict[tuple[str, int], dict[Any, None]] = {}
+        """Addresses of names with several, in the order in which they failed."""
 
     def look_up(self, host: str, port: int) -> LookUp:
         """A look-up: done when the address is literal or cached, else running."""
@@ -79,6 +82,22 @@ class Resolver:
         found, _ = self._known.get((host, port), (None, 0.0))
         if found is not None and found.done:
             del self._known[host, port]
+
+    def note(self, host: str, port: int, address: Any, *, works: bool) -> None:
+        """Note whether the last connection to one address of a name was of use."""
+        failed = self._failed.setdefault((host, port), {})
+        failed.pop(address, None)
+        if not works:
+            failed[address] = None
+            if len(failed) > _FAILED_MAX:
+                del failed[next(iter(failed))]
+
+    def in_order(self, host: str, port: int, targets: Sequence[Any]) -> list[Any]:
+        """Return the targets of a look-up; those that failed last come last."""
+        failed = list(self._failed.get((host, port), ()))
+        return sorted(
+            targets, key=lambda target: target[4] in failed and failed.index(target[4]) + 1
+        )
 
     def _work(self, begun: LookUp, host: str, port: int) -> None:
         begun.run(host, port)

@@ -36,6 +36,8 @@ frozen process still does."""
 _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
+PATIENCE_S: Final = 0.25
+"""First wait for one address of a name that has several (RFC 8305's Connection Attempt Delay)."""
 _ONLY_TLS: Final = "; it had sent nothing: where it speaks TLS only, set tlsMode"
 _NO_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -53,7 +55,11 @@ class StreamEnded(Exception):
 
 
 class Transport:
-    """A TCP or TLS stream. Call `advance` when `resolved`, then on readiness, until it is open."""
+    """A TCP or TLS stream. Call `advance` when `resolved`, then on readiness, until it is open.
+
+    The addresses of a name share the time to connect: a silent one is left after `PATIENCE_S` for
+    the next one. When each was tried, all that were silent are tried again with twice the patience.
+    """
 
     def __init__(self, address: str, security: tls.Security | None, resolver: Resolver) -> None:
         """Begin to connect.
@@ -70,6 +76,12 @@ class Transport:
         self._security = security
         self._resolver = resolver
         self._targets: list[Any] = []
+        self._target: Any = None
+        self._silent: list[Any] = []
+        """Targets that did not answer in this round."""
+        self._patience_s = PATIENCE_S
+        self._since_s: float | None = None
+        """When the wait for the present target was first looked at."""
         self._heard = False
         self._failure: OSError | None = None
         self._socket: Any = None
@@ -92,12 +104,31 @@ class Transport:
         """-1 before there is a socket."""
         return -1 if self._socket is None else int(self._socket.fileno())
 
-    def advance(self) -> bool:
+    def is_silent(self, now_s: float) -> bool:
+        """Return whether another address should be tried; looked at again and again."""
+        if not (self._targets or self._silent):
+            return False
+        if self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s >= self._patience_s
+
+    def advance(self, *, skip: bool = False) -> bool:
         """Continue to connect after readiness. True when the stream is open now.
+
+        Args:
+            skip: leave the present address, which `is_silent`, for the next one.
 
         Raises:
             ConnectError, UnknownHostError, TlsError
         """
+        if skip:
+            self._silent.append(self._target)
+            self._socket.close()
+            self._note(works=False)
+            self.state, self._tls = StreamState.CONNECTING, None
+            self.wants_write, self.unsent = True, False
+            self._next_target()
+            return False
         if self.state is StreamState.RESOLVING:
             if self._look_up.done:
                 self._resolved()
@@ -107,6 +138,7 @@ class Transport:
             if code:
                 self._failure = OSError(code, errno.errorcode.get(code, ""))
                 self._socket.close()
+                self._note(works=False)
                 self._next_target()
                 return False
             self._connected()
@@ -150,7 +182,9 @@ class Transport:
             raise StreamEnded(f"reading failed: {_text(error)}{self._only_tls}") from error
         if not data:
             raise StreamEnded(f"the peer closed the connection{self._only_tls}")
-        self._heard = True
+        if not self._heard:
+            self._heard = True
+            self._note(works=True)
         return data
 
     @property
@@ -186,6 +220,8 @@ class Transport:
         return tls is not None and self.state is StreamState.OPEN and tls.readable_now
 
     def close(self) -> None:
+        if not self._heard and self.state is not StreamState.CLOSED:
+            self._note(works=False)
         self.state = StreamState.CLOSED
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -211,7 +247,7 @@ class Transport:
         if found.error is not None:
             self.state = StreamState.CLOSED
             raise self._unknown_host(_text(found.error)) from found.error
-        self._targets = found.targets[::-1]
+        self._targets = self._resolver.in_order(self._host, self._port, found.targets)
         self.state = StreamState.CONNECTING
         self._next_target()
 
@@ -222,9 +258,19 @@ class Transport:
             address=self.address, host=self._host,
         )  # fmt: skip
 
+    def _note(self, *, works: bool) -> None:
+        """Let the next connection begin with another address, or with this one."""
+        if self._target is not None and len(self._look_up.targets) > 1:
+            self._resolver.note(self._host, self._port, self._target[4], works=works)
+
     def _next_target(self) -> None:
-        while self._targets:
-            family, kind, protocol, _, target = self._targets.pop()
+        self._since_s = None
+        while self._targets or self._silent:
+            if not self._targets:
+                self._targets, self._silent = self._silent, []
+                self._patience_s *= 2
+            self._target = self._targets.pop(0)
+            family, kind, protocol, _, target = self._target
             try:
                 self._socket = _new_socket(family, kind, protocol)
             except OSError as error:
@@ -238,6 +284,7 @@ class Transport:
                 return
             self._failure = OSError(code, errno.errorcode.get(code, ""))
             self._socket.close()
+            self._note(works=False)
         self.state = StreamState.CLOSED
         self._resolver.forget(self._host, self._port)
         raise ConnectError(

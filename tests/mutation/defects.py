@@ -197,6 +197,30 @@ ROUTING: tuple[Defect, ...] = (
 
 NET: tuple[Defect, ...] = (
     Defect(
+        "one-address-of-a-name",
+        "rocket_sink/net/transport.py",
+        "        return now_s - self._since_s >= self._patience_s\n",
+        "        return now_s - self._since_s >= 60 * self._patience_s\n",
+        ("tests/net/test_transport.py",),
+        "a host name whose first address is silent is never reached: rows end as dead letters",
+    ),
+    Defect(
+        "silent-addresses-are-tried-once",
+        "rocket_sink/net/transport.py",
+        "            self._silent.append(self._target)\n",
+        "            pass\n",
+        ("tests/net/test_transport.py::test_slow_addresses_are_tried_again_with_more_patience",),
+        "a name server behind a slow line is given up after a quarter of a second",
+    ),
+    Defect(
+        "silent-address-comes-first-again",
+        "rocket_sink/net/resolve.py",
+        "            failed[address] = None\n",
+        "            failed.pop(address, None)\n",
+        ("tests/net/test_transport.py",),
+        "each connection begins with the address that is silent",
+    ),
+    Defect(
         "broken-connection-used",
         "rocket_sink/net/client.py",
         "if channel is not None and channel.connection.state is not ConnectionState.OPEN:",

@@ -22,11 +22,15 @@ from rocket_sink.errors import (
     TlsRefusedError,
     UnknownHostError,
 )
+from rocket_sink.message import Message
 from rocket_sink.net import tls
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.net.resolve import KEEP_S, Resolver
-from rocket_sink.net.transport import StreamEnded, Transport, parse_address
+from rocket_sink.net.transport import PATIENCE_S, StreamEnded, Transport, parse_address
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.producer import Producer
+from rocket_sink.testing import FakeCluster
+from rocket_sink.testing.broker import FakeBroker
 from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame, response_to
 
@@ -198,7 +202,8 @@ class Names:
             self.go.wait(30)
         if host not in self.known:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return self._system(self.known[host], port, *args, **more)
+        known = self.known[host].split()
+        return [found for one in known for found in self._system(one, port, *args, **more)]
 
 
 @pytest.fixture
@@ -327,6 +332,132 @@ def test_an_answer_of_the_resolver_serves_for_a_short_time(names):
     while not failed.done:
         woken.wait(0.01)
     assert resolver.look_up("nobody.example", 1) is not failed
+
+
+class Hole:
+    """An address that answers no SYN, as a firewall that drops them: its backlog is full."""
+
+    def __init__(self, port: str, host: str = "127.0.0.2") -> None:
+        self.listener = socket.socket()
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.listener.bind((host, int(port)))
+        self.listener.listen(0)
+        self._fill = []
+        while True:
+            probe = socket.socket()
+            self._fill.append(probe)
+            probe.settimeout(0.2)
+            try:
+                probe.connect((host, int(port)))
+            except OSError:
+                return
+
+    def close(self) -> None:
+        for one in (*self._fill, self.listener):
+            one.close()
+
+
+@pytest.fixture
+def holes():
+    made = []
+
+    def make(*args):
+        made.append(Hole(*args))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class Mute:
+    """An address that takes connections and says nothing, as a balancer without a server."""
+
+    def __init__(self, port: str, host: str = "127.0.0.2") -> None:
+        self.listener = socket.create_server((host, int(port)), backlog=50)
+        self.listener.setblocking(False)
+        self._taken = []
+
+    def taken(self) -> int:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._taken.append(self.listener.accept()[0])
+        return len(self._taken)
+
+    def close(self) -> None:
+        for one in (*self._taken, self.listener):
+            one.close()
+
+
+def reconnect(client, address):
+    channel = client.peek(address)
+    if channel is not None:
+        client.fail(channel, StreamEnded("by the test"), client.clock())
+
+
+def test_the_second_address_is_tried_when_the_first_is_silent(serve, names, client, holes):
+    """One address of a name is blackholed, as that of IPv6 often is (RFC 8305)."""
+    address = named(serve(), "two.example")
+    names.known["two.example"] = "127.0.0.2 127.0.0.1"
+    holes(address.rpartition(":")[2])
+    for _ in range(3):
+        assert Asked(client, address).wait() == b"hello"
+        reconnect(client, address)
+
+
+def test_an_address_that_takes_connections_and_says_nothing_comes_last(serve, names, client):
+    address = named(serve(), "two.example")
+    names.known["two.example"] = "127.0.0.2 127.0.0.1"
+    mute = Mute(address.rpartition(":")[2])
+    assert isinstance(Asked(client, address, deadline_s=0.3).wait(), SendError)
+    for _ in range(5):
+        reconnect(client, address)
+        assert Asked(client, address).wait() == b"hello"
+    assert mute.taken() == 1
+    mute.close()
+
+
+def test_the_second_address_is_tried_when_the_first_ends_no_handshake(authority, serve, names):
+    address = named(serve(authority.server("two", x509.DNSName("two.example"))), "two.example")
+    names.known["two.example"] = "127.0.0.2 127.0.0.1"
+    mute = Mute(address.rpartition(":")[2])
+    assert ask(address, tlsMode="verify-full", tlsCa=str(authority.file)) == b"hello"
+    assert mute.taken() >= 1
+    mute.close()
+
+
+def test_slow_addresses_are_tried_again_with_more_patience(serve, names, client, holes):
+    """The only one that works answers later than the first wait for it."""
+    port = serve().rpartition(":")[2]
+    names.known["two.example"] = "127.0.0.3 127.0.0.2"
+    slow, _ = holes(port, "127.0.0.3"), holes(port)
+
+    def open_up() -> None:
+        slow.listener.listen(50)
+        echo = threading.Thread(target=Echo._accept, args=(echo_of(slow),), daemon=True)
+        echo.start()
+
+    timer = threading.Timer(1.5 * PATIENCE_S, open_up)
+    timer.start()
+    assert Asked(client, f"two.example:{port}", deadline_s=30.0).wait() == b"hello"
+    timer.join()
+
+
+def echo_of(hole):
+    echo = Echo.__new__(Echo)
+    echo._listener, echo._context = hole.listener, None
+    return echo
+
+
+def test_name_servers_and_brokers_have_names_with_a_silent_address(names, holes, monkeypatch):
+    names.known["two.example"] = "127.0.0.2 127.0.0.1"
+    with FakeCluster(brokers=1) as cluster:
+        server, broker = cluster.name_server, cluster.brokers[0].address
+        for address in (server, broker):
+            holes(address.rpartition(":")[2])
+        monkeypatch.setattr(FakeBroker, "address", named(broker, "two.example"))
+        with Producer(nameServer=named(server, "two.example")) as producer:
+            assert producer.send(Message("orders", b"x")).status == "SEND_OK"
 
 
 @pytest.mark.parametrize("literal", ["127.0.0.1", "::1"])
