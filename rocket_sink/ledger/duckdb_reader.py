@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from rocket_sink.ledger.append.delta_rs import ESCAPED, unreadable
+from rocket_sink.ledger.append.delta_rs import ESCAPED, data_files, unreadable
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
@@ -63,55 +63,47 @@ class QuickLedger:
         self.unfolded_epochs = sum(waiting_epochs(*spool) for spool in spools)
         """Epochs of which tasks have written rows that are not in the table yet, or not all."""
         self.quarantined_files = sum(len(quarantined(*spool)) for spool in spools)
+        # Rows that do not fit into memory are letters' bodies, too: nobody else may read them.
+        self._scratch = tempfile.TemporaryDirectory(prefix="rocket-sink-duckdb-")
         self._session = duckdb.connect(config={
             "memory_limit": _MEMORY,
-            # Else a folder in the working folder; it is made when it is needed.
-            "temp_directory": f"{tempfile.gettempdir()}/rocket-sink-duckdb-{os.getpid()}",
+            "temp_directory": self._scratch.name,
             "preserve_insertion_order": "false",
         })  # fmt: skip
         for statement in _SPARKS:
             self._session.execute(statement)
         with _readable(self.path):
-            self._open(table)
-        # Views instead of WITH, which reads whatever is named twice whole, in all its columns.
+            self._open(place, table)
+        # Not as WITH: what is named twice there is read whole, in all its columns.
         for name, text in VIEWS.items():
             self._session.execute(f"CREATE TEMP VIEW {name} AS {_in_duckdb(text)}")
 
-    def _open(self, table: DeltaTable) -> None:
+    def _open(self, place: LedgerPath, table: DeltaTable) -> None:
         """Make `ledger_rows`: by DuckDB's own reader where a table's files are all there is to it.
 
         It knows how many rows a file has, which tells it what to hold in a join, and takes a
         quarter of the time and half of the memory of a scan through Arrow.
         """
+        files = data_files(place, table)
         has_files_only = table.protocol().min_reader_version == 1
         if not has_files_only or _GLOB.intersection(self.path):
             self._session.register("ledger_rows", table.to_pyarrow_dataset())
+            self._lock([])
             return
-        files: dict[str, list[str]] = {}
-        actions = pa.table(table.get_add_actions(flatten=True))
-        for path, kind in zip(
-            actions.column("path").to_pylist(), actions.column("partition.kind").to_pylist(),
-            strict=True,
-        ):  # fmt: skip
-            files.setdefault(kind, []).append(f"{self.path}/{path}")
-        parts = [self._kind(kind, paths) for kind, paths in sorted(files.items())]
+        paths = {kind: [f"{self.path}/{name}" for name in names] for kind, names in files.items()}
+        self._lock([path for names in paths.values() for path in names])
+        parts = [_rows_of(kind, names) for kind, names in paths.items()]
         rows = " UNION ALL ".join(parts) or f"SELECT {_nulls()} WHERE false"
         self._session.execute(f"CREATE TEMP VIEW ledger_rows AS {rows}")
 
-    def _kind(self, kind: str, paths: list[str]) -> str:
-        """All columns of the rows of one kind; files of an older version lack some."""
-        names = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
-        source = f"read_parquet([{names}], union_by_name=true, hive_partitioning=false)"
-        described = self._session.sql(f"SELECT * FROM {source} LIMIT 0")  # noqa: S608
-        types = dict(zip(described.columns, map(str, described.types), strict=True))
-        terms = []
-        for column in COLUMNS:
-            wanted = _TYPES[column.sql_type]
-            term = f"'{kind}'" if column.name == "kind" else f'"{column.name}"'
-            if column.name != "kind" and types.get(column.name) != wanted:
-                term = f"CAST({term if column.name in types else 'NULL'} AS {wanted})"
-            terms.append(f'{term} AS "{column.name}"')
-        return f"SELECT {', '.join(terms)} FROM {source}"  # noqa: S608
+    def _lock(self, paths: list[str]) -> None:
+        """Let the session read these files only, and neither write nor load anything."""
+        for statement in (
+            f"SET allowed_paths = [{_quoted(paths)}]",
+            "SET enable_external_access = false",
+            "SET lock_configuration = true",
+        ):
+            self._session.execute(statement)
 
     def query(self, select: str) -> pa.Table:
         """A query over the views.
@@ -129,8 +121,11 @@ def _readable(path: str) -> Iterator[None]:
 
     try:
         yield
-    # RuntimeError: what DuckDB says of damaged bytes is no text.
-    except (duckdb.IOException, duckdb.InvalidInputException, RuntimeError, OSError) as error:
+    # DuckDB raises a RuntimeError if its message, of damaged bytes, is no text.
+    except (
+        duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException, RuntimeError,
+        OSError,
+    ) as error:  # fmt: skip
         raise unreadable(path, error) from error
     except duckdb.Error as error:
         # What the Parquet reader finds damaged has no class of its own; lack of memory has.
@@ -139,8 +134,39 @@ def _readable(path: str) -> Iterator[None]:
         raise unreadable(path, error) from error
 
 
+def _rows_of(kind: str, paths: list[str]) -> str:
+    """Return the query for all columns of the rows of one kind.
+
+    The schema is given, so that DuckDB need not open all files to find it. Files of an older
+    version lack columns, which are null there.
+    """
+    columns = ", ".join(
+        f"'{c.name}': {{name: '{c.name}', type: '{_TYPES[c.sql_type]}', default_value: NULL}}"
+        for c in COLUMNS
+        if c.name != "kind"
+    )
+    instead = {
+        "kind": f"'{kind}'",
+        # Every row has one: where the column is not there, its name in the file is damaged.
+        "query_id": "coalesce(query_id, error('a row has no query_id'))",
+    }
+    terms = ", ".join(f"{instead.get(c.name, _name(c.name))} AS {_name(c.name)}" for c in COLUMNS)
+    return (
+        f"SELECT {terms} FROM read_parquet([{_quoted(paths)}], hive_partitioning=false, "  # noqa: S608
+        f"schema=MAP{{{columns}}})"
+    )
+
+
+def _name(column: str) -> str:
+    return f'"{column}"'
+
+
+def _quoted(texts: list[str]) -> str:
+    return ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
+
+
 def _nulls() -> str:
-    return ", ".join(f'CAST(NULL AS {_TYPES[one.sql_type]}) AS "{one.name}"' for one in COLUMNS)
+    return ", ".join(f"CAST(NULL AS {_TYPES[c.sql_type]}) AS {_name(c.name)}" for c in COLUMNS)
 
 
 def _in_duckdb(text: str) -> str:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import stat
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -58,10 +63,88 @@ def test_damaged_files_are_a_ledgers_error(tmp_path: Path, part: bytes) -> None:
     else:
         file.write_bytes(data[:begin] + data[begin:].replace(b"query_id", b"\xff" * 8))
     with pytest.raises(LedgerError, match="gone or damaged"):
-        opened(path)
+        opened(path).query("SELECT * FROM epochs")
 
 
 def test_a_query_that_is_wrong_is_no_damage(tmp_path: Path) -> None:
     quick = opened(store(tmp_path, [accounts(context(), acked=1)]))
     with pytest.raises(duckdb.Error, match="nonsense"):
         quick.query("SELECT nonsense FROM epochs")
+
+
+def append_by_hand(ledger: Path, path: str, kind: str) -> None:
+    """Write the commit of somebody who may write to the ledger's folder."""
+    add: dict[str, Any] = {
+        "path": path, "partitionValues": {"kind": kind}, "size": 900, "modificationTime": 0,
+        "dataChange": True,
+    }  # fmt: skip
+    log = ledger / "_delta_log"
+    number = len(list(log.glob("*.json")))
+    (log / f"{number:020}.json").write_text(json.dumps({"add": add}))
+
+
+def test_sql_in_a_partition_value_runs_nothing(tmp_path: Path) -> None:
+    """It wrote any file, as a `.pth` file in the reader's environment, and read any."""
+    ledger, target = tmp_path / "ledger", tmp_path / "written.pth"
+    path = store(ledger, [accounts(context(), acked=1)])
+    (file,) = ledger.glob("kind=epoch/*.parquet")
+    kind = f"zz' AS kind; COPY (SELECT 'import os') TO '{target}'; --"
+    append_by_hand(ledger, f"kind=epoch/{file.name}", kind)
+    with pytest.raises(LedgerError, match="no rocket-sink wrote"):
+        open_quick(path)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("way", ["above", "encoded", "absolute", "uri", "glob", "list", "hidden"])
+def test_files_outside_the_ledger_are_not_read(tmp_path: Path, way: str) -> None:
+    path = store(tmp_path / "ledger", [accounts(context(), acked=1)])
+    store(tmp_path / "other", [accounts(context(query_id="secret"), acked=1)])
+    (file,) = (tmp_path / "other").glob("kind=epoch/*.parquet")
+    below = file.relative_to(tmp_path)
+    name = {
+        "above": f"../{below}", "encoded": f"%2E%2E/{below}", "absolute": str(file),
+        "uri": file.as_uri(), "glob": "kind=epoch/*.parquet", "list": "kind=epoch/{a,b}.parquet",
+        "hidden": ".other/x.parquet",
+    }[way]  # fmt: skip
+    append_by_hand(tmp_path / "ledger", name, "epoch")
+    with pytest.raises(LedgerError, match="no rocket-sink wrote"):
+        open_quick(path)
+
+
+def test_a_session_reads_the_ledgers_files_only(tmp_path: Path) -> None:
+    """A text that gets into a query all the same does no harm."""
+    ledger, secret = tmp_path / "ledger", tmp_path / "secret"
+    secret.write_text("secret")
+    quick = opened(store(ledger, [accounts(context(), acked=1)]))
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    for statement in (
+        f"SELECT * FROM read_text('{secret}')",
+        f"COPY (SELECT 1) TO '{tmp_path}/written'",
+        f"COPY (SELECT 1) TO '{next(ledger.glob('kind=epoch/*.parquet'))}'",
+        f"ATTACH '{tmp_path}/written'",
+        "SET enable_external_access = true",
+        "RESET allowed_paths",
+        "INSTALL httpfs",
+    ):
+        with pytest.raises((duckdb.Error, LedgerError)):
+            quick.query(statement)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+    assert quick.query("SELECT acked FROM epochs").to_pylist() == [{"acked": 1}]
+
+
+def test_what_does_not_fit_into_memory_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder had a name that could be guessed, and links that waited in it were written to."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    guessed = tmp_path / "tmp" / f"rocket-sink-duckdb-{os.getpid()}"
+    guessed.mkdir()
+    quick = opened(store(tmp_path / "ledger", [accounts(context(), acked=1)]))
+    (folder,) = [path for path in (tmp_path / "tmp").iterdir() if path != guessed]
+    (row,) = quick.query("SELECT current_setting('temp_directory') AS name").to_pylist()
+    assert row["name"] == str(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not list(guessed.iterdir())
+    del quick
+    assert not folder.exists()

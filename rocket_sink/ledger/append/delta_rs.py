@@ -30,6 +30,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.data_files import DataFile
 from rocket_sink.ledger.notes import read_bytes
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
+from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.storage import delta_rs_options, is_s3
 from rocket_sink.net import log
 
@@ -47,6 +48,8 @@ _USER_METADATA: Final = "userMetadata"
 ESCAPED: Final = frozenset("%#?")
 """In a path, delta-rs may take them for another folder's name, or for the end of it."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_DATA_FILE: Final = re.compile(r"(?:[\w=-][\w=.-]*/)*[\w=-][\w=.-]*", re.ASCII)
+"""Below the table, and the same for readers that decode it or look for patterns in it."""
 _KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
 
 
@@ -214,6 +217,32 @@ def rows_of_epoch(
         if not is_gone and "not found" not in str(error):
             raise _away(table.table_uri, error) from error
         raise unreadable(table.table_uri, error) from error
+
+
+def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
+    """Return the table's files by kind, as paths below its folder.
+
+    The log may be of anybody who can write to the folder: a file of it must be in the folder, and
+    of a kind that a ledger has.
+
+    Raises:
+        LedgerError: the log names something else, or there are links in the folder.
+    """
+    actions = pa.table(table.get_add_actions(flatten=True))
+    names = actions.column("path").to_pylist()
+    is_ours = "partition.kind" in actions.column_names
+    kinds = actions.column("partition.kind").to_pylist() if is_ours else [None] * len(names)
+    files: dict[str, list[str]] = {}
+    for name, kind in zip(names, kinds, strict=True):
+        if kind not in KINDS or _DATA_FILE.fullmatch(name) is None:
+            raise LedgerError(
+                f"the ledger {place.uri} is not read: its log names the file {name!a} of kind "
+                f"{kind!a}, which no rocket-sink wrote. See who can write to its folder, and put "
+                "its _delta_log back from a backup",
+                path=place.uri,
+            )
+        files.setdefault(kind, []).append(name)
+    return dict(sorted(files.items()))
 
 
 def unreadable(path: str, error: BaseException) -> LedgerError:
