@@ -79,10 +79,10 @@ class Lease:
         """
         make_folder_of(self._fs, self._path)
         poll_s = min(_POLL_S, self._lease_s / _BEATS)
+        self._lost = False
         if not wait_for(self._claim, wait_s, poll_s, lambda: on_wait(self.holder())):
             return False
         self._stop.clear()
-        self._lost, self._renewed_s = False, time.monotonic()
         self._thread = threading.Thread(target=self._keep, name="rocket-sink-lease", daemon=True)
         self._thread.start()
         return True
@@ -101,13 +101,16 @@ class Lease:
         """Return the holder, as text for a message."""
         return describe_holder(self._text() or "")
 
-    def check(self) -> None:
-        """Make sure that it is still held, before something that no two may do.
+    def check(self, ahead_s: float = 0.0) -> None:
+        """Make sure that the lock is held, before something that no two processes may do.
+
+        Args:
+            ahead_s: how long that takes at most: the lock has to be held for so long from now.
 
         Raises:
-            LedgerError: it could not be renewed in time, and another process may hold it.
+            LedgerError: the lock could not be renewed in time, and another process may hold it.
         """
-        if self._lost or time.monotonic() - self._renewed_s > self._lease_s:
+        if self._lost or self._is_over(ahead_s):
             raise LedgerError(
                 f"the lock {self._path} could not be renewed for {self._lease_s:g} s, and another "
                 "process may hold it now: what was begun under it is given up; try again",
@@ -118,9 +121,14 @@ class Lease:
         text = self._text()
         if text is not None and not self._is_dead(text):
             return False
+        self._renewed_s = time.monotonic()
         self._write()
         time.sleep(_SETTLE_S)
         return self._is_ours()
+
+    def _is_over(self, ahead_s: float = 0.0) -> bool:
+        """Whether the lease ends within `ahead_s`, counted from the begin of the last write."""
+        return time.monotonic() + ahead_s - self._renewed_s > self._lease_s
 
     def _is_dead(self, text: str) -> bool:
         words = text.split(" ")
@@ -147,17 +155,17 @@ class Lease:
 
     def _keep(self) -> None:
         """The heartbeats."""
-        while not self._stop.wait(self._lease_s / _BEATS):
-            try:
+        while not (self._lost or self._stop.wait(self._lease_s / _BEATS)):
+            with contextlib.suppress(OSError):
+                begun_s = time.monotonic()
                 if not self._is_ours():
                     self._lost = True
                     return
                 self._write()
-                self._renewed_s = time.monotonic()
-            except OSError:
-                if time.monotonic() - self._renewed_s > self._lease_s:
-                    self._lost = True
-                    return
+                # A process that was stopped in between may have written over its successor's name.
+                self._lost = self._is_over()
+                self._renewed_s = begun_s
+            self._lost = self._lost or self._is_over()
 
     def _write(self) -> None:
         self._beat += 1
@@ -224,10 +232,13 @@ class LedgerLock:
         with self._errors():
             return self._lock.holder()
 
-    def check(self) -> None:
-        """Make sure that it is still held, before something that no two processes may do."""
+    def check(self, ahead_s: float = 0.0) -> None:
+        """Make sure that the lock is held for so long from now (`Lease.check`).
+
+        The kernel's lock of a local ledger is held until its process ends.
+        """
         if isinstance(self._lock, Lease):
-            self._lock.check()
+            self._lock.check(ahead_s)
 
     def _errors(self) -> contextlib.AbstractContextManager[None]:
         return failing(

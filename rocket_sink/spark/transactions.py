@@ -36,7 +36,7 @@ from rocket_sink.errors import DeliveryError, LedgerError, RocketSinkError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.epoch_starts import CommitMarker
 from rocket_sink.ledger.ledger import Ledger
-from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
+from rocket_sink.ledger.lock import ENDS_LOCK, LedgerLock, ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.records import RunContext, transaction_rows
 from rocket_sink.ledger.storage import is_classic
@@ -139,6 +139,7 @@ class TransactionCommitter:
         Raises:
             DeliveryError: a broker could not be made to; it can be tried again.
             SendError: a fatal one (credentials).
+            LedgerError: the ledger's lock was lost, as by a process that was stopped for long.
         """
         with ledger_lock(self._place, wait_s, name=ENDS_LOCK) as lock:
             if lock is None:
@@ -146,7 +147,7 @@ class TransactionCommitter:
             found = decided_epoch(self._spark, self._place, query_id, epoch)
             if found is None or (found.is_ended and not again):
                 return EndReport(query_id, epoch)
-            return self._end(found, query_id, epoch, again=again, progress=progress)
+            return self._end(found, query_id, epoch, lock, again=again, progress=progress)
 
     def members(self, query_id: str, epoch: int) -> frozenset[str] | None:
         """Ids of the half messages that the epoch commits; None: it is not decided yet."""
@@ -157,8 +158,9 @@ class TransactionCommitter:
         return frozenset(found.halves.column("message_id").to_pylist() if found else ())
 
     def _end(
-        self, found: DecidedEpoch, query_id: str, epoch: int, *, again: bool, progress: Progress
-    ) -> EndReport:
+        self, found: DecidedEpoch, query_id: str, epoch: int, lock: LedgerLock, *, again: bool,
+        progress: Progress,
+    ) -> EndReport:  # fmt: skip
         started_s, since_ms = time.monotonic(), found.since_ms
         mark = CommitMarker(self._place, query_id, epoch)
         begun_before = not mark.begin()
@@ -166,6 +168,7 @@ class TransactionCommitter:
             commits = HalfMessageCommitter(
                 engine, group=self.group, ordered=self._ordered,
                 since_ms=since_ms, progress=lambda done: progress(done, len(found.halves)),
+                check=lock.check,
             )  # fmt: skip
             report = commits.commit(found.halves, doubtful=begun_before or again)
         age_s = time.time() - since_ms / 1000

@@ -141,6 +141,36 @@ def test_a_holder_that_cannot_renew_it_says_so(
     lock.release()
 
 
+def test_a_holder_that_was_stopped_before_its_write_does_not_take_it_for_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A successor may have come between the look and the write."""
+    lock = Lease(LOCAL, str(tmp_path / "lock"), lease_s=0.5)
+    assert lock.acquire(0)
+    written = threading.Event()
+    plain = Lease._write
+
+    def write(self: Lease) -> None:
+        time.sleep(0.8)
+        plain(self)
+        written.set()
+
+    monkeypatch.setattr(Lease, "_write", write)
+    assert written.wait(LONG_S)
+    with pytest.raises(LedgerError, match="could not be renewed"):
+        lock.check()
+    lock.release()
+
+
+def test_a_holder_must_have_it_until_what_it_begins_is_over(tmp_path: Path) -> None:
+    lock = Lease(LOCAL, str(tmp_path / "lock"), lease_s=LONG_S)
+    assert lock.acquire(0)
+    lock.check(LONG_S / 2)
+    with pytest.raises(LedgerError, match="could not be renewed"):
+        lock.check(LONG_S)
+    lock.release()
+
+
 def test_what_a_live_process_could_not_give_up_is_taken_after_its_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

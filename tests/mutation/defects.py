@@ -580,6 +580,16 @@ LEDGER: tuple[Defect, ...] = (
         "two folds or two backfills work on a ledger at once, and letters are sent twice",
     ),
     Defect(
+        "lease-renewed-after-it-was-over",
+        "rocket_sink/ledger/lock.py",
+        "                self._lost = self._is_over()\n                self._renewed_s = begun_s\n",
+        "                self._renewed_s = time.monotonic()\n",
+        (
+            "tests/ledger/test_lease.py::test_a_holder_that_was_stopped_before_its_write_does_not_take_it_for_renewed",
+        ),
+        "a holder that was stopped writes over its successor's name, and both work on",
+    ),
+    Defect(
         "note-before-the-disk",
         "rocket_sink/ledger/notes.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",
@@ -1043,6 +1053,36 @@ SPARK: tuple[Defect, ...] = (
         "            self._committer.committed(self._lane, 1)\n",
         ("tests/producer/admin/test_half_commits.py::test_what_has_no_answer_is_committed_again",),
         "half messages whose commit was lost on its way stay hidden, and the ledger says committed",
+    ),
+    Defect(
+        "commits-without-a-look-at-the-lock",
+        "rocket_sink/spark/transactions.py",
+        "                check=lock.check,\n",
+        "",
+        (
+            "tests/spark/test_transactional_epochs.py::test_an_epoch_is_ended_under_a_live_lock_alone",
+        ),
+        "a driver that was stopped commits beside its successor: messages are visible twice",
+    ),
+    Defect(
+        "lots-of-commits-after-the-lock-is-lost",
+        "rocket_sink/producer/admin/half_commits.py",
+        "        self._check_lock(self._request_s)\n",
+        "",
+        (
+            "tests/spark/test_transactional.py::test_a_committer_without_its_lock_writes_nothing_that_still_waits",
+        ),
+        "requests are still on their way when a successor looks what is visible",
+    ),
+    Defect(
+        "lost-lock-and-the-queue-is-written",
+        "rocket_sink/producer/admin/half_commits.py",
+        "            self._engine.abandon()\n            raise\n",
+        "            raise\n",
+        (
+            "tests/spark/test_transactional.py::test_a_committer_without_its_lock_writes_nothing_that_still_waits",
+        ),
+        "thousands of queued commits are written while the engine is closed, and doubled",
     ),
     Defect(
         "unfolded-in-silence",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import fs, ipc
 
 from rocket_sink import RocketSink
 from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
+from rocket_sink.ledger import lock as lock_module
+from rocket_sink.ledger.lock import Lease
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.half_commits import HALVES, CommitReport, HalfMessageCommitter
@@ -24,7 +30,7 @@ from rocket_sink.spark.decided_epoch import read_halves
 from rocket_sink.spark.transactions import CheckBacks
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.task.transaction_marker import HalfMark
-from rocket_sink.testing import Answer, CloseConnection, Drop, FakeCluster
+from rocket_sink.testing import Answer, CloseConnection, Delay, Drop, FakeCluster
 from rocket_sink.wire.codes import RequestCode
 from rocket_sink.wire.properties import PGROUP, SHARDING_KEY
 from rocket_sink.wire.stored import StoredMessage
@@ -194,6 +200,76 @@ def test_an_ender_that_was_killed_is_mended_by_the_next(world: World, killed_aft
     report = world.commit(halves, doubtful=True)
     assert report == CommitReport(committed=ROWS, found_stored=killed_after)
     assert world.seen() == ALL
+
+
+COMMITTER = """
+import sys
+import pyarrow as pa
+from pyarrow import fs, ipc
+from rocket_sink.ledger import lock as lock_module
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
+from rocket_sink.producer.engine.engine import SendEngine
+lock_module._SETTLE_S = 0.1
+name_server, group, lock_path, halves = sys.argv[1:]
+lease = lock_module.Lease(fs.LocalFileSystem(), lock_path, lease_s=3.0)
+assert lease.acquire(0)
+engine = SendEngine(SinkOptions.parse({"nameServer": name_server, "sendMsgTimeout": 500}))
+committer = HalfMessageCommitter(engine, group=group, ordered=True, since_ms=0, check=lease.check)
+committer.commit(ipc.open_file(halves).read_all(), doubtful=False)
+"""
+
+
+def test_a_committer_that_was_stopped_for_longer_than_its_lease_sends_nothing_more(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halves = halves_of(world.send(rows=rows_of(400)))
+    for broker in world.cluster.brokers:
+        broker.on(END, Delay(20), times=None)
+    with ipc.new_file(tmp_path / "halves", halves.schema) as file:
+        file.write_table(halves)
+    lock_path = str(tmp_path / "lock")
+    arguments = (world.cluster.name_server, GROUP, lock_path, str(tmp_path / "halves"))
+    monkeypatch.setattr(lock_module, "_SETTLE_S", 0.1)
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMITTER, *arguments], stderr=subprocess.PIPE, text=True
+    ) as stopped:
+        until(lambda: len(world.ends()) >= 40, timeout_s=120)
+        stopped.send_signal(signal.SIGSTOP)
+        successor = Lease(fs.LocalFileSystem(), lock_path)
+        assert successor.acquire(120.0)
+        report = world.commit(halves, doubtful=True)
+        stopped.send_signal(signal.SIGCONT)
+        _, stderr = stopped.communicate(timeout=120)
+    successor.release()
+    assert "another process may hold it now" in stderr
+    assert report.committed == 400 and 40 <= report.found_stored < 400
+    # The brokers' own log: each half message was ended by one request.
+    requests = Counter(request.ext["msgId"] for request in world.ends())
+    assert set(requests.values()) == {1} and set(world.seen().values()) == {1}
+    assert len(requests) == len(world.seen()) == 400
+
+
+def test_a_committer_without_its_lock_writes_nothing_that_still_waits(world: World) -> None:
+    halves, engine = halves_of(world.send()), SendEngine(world.options())
+    checks: list[float] = []
+
+    def check(ahead_s: float) -> None:
+        checks.append(ahead_s)
+        if len(checks) > 2:  # the lots of two brokers are queued, and no byte is written
+            raise LedgerError("the lock is lost")
+
+    def commit(halves: pa.Table, **more: Any) -> None:
+        commits = HalfMessageCommitter(engine, group=GROUP, ordered=False, since_ms=0, **more)
+        commits.commit(halves, doubtful=False)
+
+    opened = pa.concat_tables([halves.slice(0, 10), halves.slice(ROWS - 10)])
+    commit(opened)  # the connections of both brokers are open
+    with pytest.raises(LedgerError, match="lost"):
+        commit(halves.slice(10, ROWS - 20), check=check)
+    engine.close()
+    assert checks == [2.0, 2.0, 0.0]
+    assert len(world.ends()) == sum(world.seen().values()) == len(opened)
 
 
 def test_the_scripted_broker_commits_as_often_as_it_is_told(world: World) -> None:

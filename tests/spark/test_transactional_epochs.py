@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rocket_sink import Ledger, RocketSink
-from rocket_sink.errors import ConfigurationError, DeliveryError
-from rocket_sink.ledger.lock import ENDS_LOCK, ledger_lock
+from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError
+from rocket_sink.ledger.lock import ENDS_LOCK, LedgerLock, ledger_lock
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.producer.admin.half_commits import HalfMessageCommitter
 from rocket_sink.spark import decided_epoch as decided_epochs
@@ -156,6 +156,19 @@ def test_an_end_that_the_ledger_does_not_know_of(query: Query, monkeypatch: Any)
     report = endings.end(query.name, 0, wait_s=0)
     assert (report.committed, report.found_stored) == (ROWS, ROWS)
     assert query.seen() == {0: ROWS} and not endings.open_epochs(query.name)
+
+
+def test_an_epoch_is_ended_under_a_live_lock_alone(query: Query, monkeypatch: Any) -> None:
+    def check(self: LedgerLock, ahead_s: float = 0.0) -> None:
+        raise LedgerError("another process may hold it now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerLock, "check", check)
+        with pytest.raises(LedgerError, match="may hold it now"):
+            query.epoch(0)
+    assert not query.seen() and query.epochs()[0].open
+    query.epoch(1)
+    assert query.seen() == {0: ROWS, 1: ROWS}
 
 
 def test_a_broker_asks_before_anybody_has_ended_it(query: Query, monkeypatch: Any) -> None:

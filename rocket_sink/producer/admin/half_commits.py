@@ -6,6 +6,10 @@ id has shown that the message is not stored. Brokers handle requests of one conn
 threads (endTransactionThreadPoolNums): order needs one request in flight per queue. Half messages
 are addressed by their commit-log offset, so they can be committed until the log expires
 (fileReservedTime, 72 h), even after the last transaction check.
+
+Two processes that commit the same half messages double them, so the caller holds a lock. A process
+that lost the lock must send nothing more: the lock is checked before each lot of requests, which
+end while the lock is held, and before each step that could write what is still queued.
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ HALVES: Final = pa.schema([
 _WINDOW: Final = 2048
 """Requests in flight at one broker and topic; a broker's queue has room for 100,000
 (endTransactionPoolQueueCapacity). With 1,024 a commit took 1.1 times the CPU."""
+_LONGEST_REQUEST_S: Final = 10.0
+"""Longest time for one request: a third of the lease (`ledger.lock`) under which it is sent."""
 _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 1.0
 _GONE: Final = (
@@ -129,6 +135,7 @@ class HalfMessageCommitter:
         ordered: keep the order per queue.
         since_ms: a lower bound for their store times (ms since 1970).
         progress: called with the number of finished ones.
+        check: raises an error unless the caller's lock is held for so many seconds from now.
     """
 
     def __init__(
@@ -139,12 +146,15 @@ class HalfMessageCommitter:
         ordered: bool,
         since_ms: int,
         progress: Callable[[int], None] = lambda done: None,
+        check: Callable[[float], None] = lambda ahead_s: None,
     ) -> None:
         self._engine = engine
         self._group = group
         self._ordered = ordered
         self._since_ms = since_ms
         self._progress = progress
+        self._check = check
+        self._request_s = min(_LONGEST_REQUEST_S, engine.options.send_msg_timeout_ms / 1000)
         self._timeout_s = engine.options.stored_check_timeout_ms / 1000
         self._report = CommitReport()
         self._refused: dict[int, str] = {}
@@ -164,6 +174,7 @@ class HalfMessageCommitter:
         Raises:
             DeliveryError: a broker committed nothing for `storedCheckTimeout`.
             SendError: a fatal one (credentials).
+            LedgerError: by `check`: the lock may be another process's.
         """
         engine = self._engine
         self._halves = halves = halves.sort_by(
@@ -233,6 +244,7 @@ class HalfMessageCommitter:
                 break
             for topic in self._topics:
                 engine.routes.get(topic, engine.clock())
+            self._check_lock()
             engine.drive()
             if self._error is not None and self._error.fatal:
                 raise self._error
@@ -247,10 +259,11 @@ class HalfMessageCommitter:
             lane.stopped = True
             self._again += positions.tolist()
             return
+        self._check_lock(self._request_s)
         self._in_flight += len(positions)
         lane.in_flight += len(positions)
         lane.asked_s = now_s
-        deadline_s = now_s + engine.options.send_msg_timeout_ms / 1000
+        deadline_s = now_s + self._request_s
         if len(positions) > 1 and client.takes_groups:
             commits, columns = _Commits(self, lane, positions), self._columns(positions)
             commits.first_opaque = client.call_group(
@@ -261,6 +274,14 @@ class HalfMessageCommitter:
             ended = functools.partial(self.ended, lane, position)
             frame = self._frame(self._half(position))
             client.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
+
+    def _check_lock(self, ahead_s: float = 0.0) -> None:
+        try:
+            self._check(ahead_s)
+        except BaseException:
+            # Closing in the usual way would write what still waits for its connection.
+            self._engine.abandon()
+            raise
 
     def _columns(self, positions: Positions) -> dict[str, pa.Array]:
         start, end = int(positions[0]), int(positions[-1]) + 1
