@@ -230,7 +230,7 @@ def begin_write(place: LedgerPath, app_id: str, write: str) -> tuple[str, bool]:
 def end_write(place: LedgerPath, app_id: str) -> None:
     """The ledger has the write."""
     with contextlib.suppress(OSError, LedgerError):
-        NoteStore(place).remove(_write_path(app_id))
+        NoteStore(place).remove(_write_path(app_id), claimed=True)
 
 
 def forget_tasks(place: LedgerPath, query_id: str) -> None:
@@ -321,7 +321,8 @@ class CommitMarker:
             f"cannot note at {path} that half messages are about to be committed", path,
             ". delivery=transactional needs a ledger folder that the driver can write to",
         ):  # fmt: skip
-            return store.write(self._path, {"at_ms": now_ms()}, replace=False)
+            is_new = store.read(self._path) is None
+            return is_new and store.write(self._path, {"at_ms": now_ms()})
 
     def remove(self) -> None:
         """The ledger has the end; a file that stays only costs a question later."""

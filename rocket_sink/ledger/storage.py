@@ -8,6 +8,7 @@ not set there pyarrow and delta-rs take from the environment.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -147,6 +148,23 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
         options |= {_ENDPOINT: endpoint, _ENDPOINT_S3: endpoint}
         options["AWS_ALLOW_HTTP"] = str(endpoint.startswith("http://")).lower()
     return {**options, **_PATIENCE, "AWS_CONDITIONAL_PUT": "etag"}
+
+
+@functools.lru_cache(maxsize=1)
+def keeps_transactions() -> bool:
+    """False of a delta-rs before 1.6, which commits files without the transaction they are given.
+
+    A package manager may leave one that another package wants.
+    """
+    given = os.environ.get("RUST_LOG")
+    # Read at the import. Its warnings are of commits that came first, which is no fault.
+    os.environ["RUST_LOG"] = given or "error"
+    try:
+        from deltalake import __version__
+    finally:
+        if given is None:
+            del os.environ["RUST_LOG"]
+    return tuple(map(int, __version__.split(".")[:2])) >= (1, 6)
 
 
 def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:

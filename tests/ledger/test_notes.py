@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from pyarrow import fs
 
-from rocket_sink.ledger.notes import write_bytes
+from rocket_sink.ledger import notes as notes_module
+from rocket_sink.ledger.notes import NoteStore, write_bytes
+from rocket_sink.ledger.path import LedgerPath
 
 LOCAL = fs.LocalFileSystem()
 WRITERS = 8
@@ -40,3 +43,28 @@ def test_writers_at_once_never_show_half_a_file(tmp_path: Path, replace: bool) -
         if not replace:
             assert len({data for _, data in results}) == 1
     assert len(list(tmp_path.iterdir())) == ROUNDS
+
+
+def test_writers_on_a_store_without_conditions_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have looked before either writes, and the second one writes later."""
+    place = LedgerPath(f"file:{tmp_path}", str(tmp_path), is_local=False)
+    monkeypatch.setattr(notes_module, "_SETTLE_S", 4.0)
+    both_have_looked, plain = threading.Barrier(2), notes_module.write_bytes
+
+    def write_bytes(files: fs.FileSystem, path: str, data: bytes, **more: bool) -> bool:
+        if "_claims" in path:
+            both_have_looked.wait(timeout=60)
+            time.sleep(1.0 if b"late" in data else 0.0)
+        return plain(files, path, data, **more)
+
+    monkeypatch.setattr(notes_module, "write_bytes", write_bytes)
+
+    def write(text: str) -> tuple[bool, str]:
+        store = NoteStore(place)
+        return store.write("_pins/t.json", text, replace=False), store.read("_pins/t.json")
+
+    with ThreadPoolExecutor(2) as threads:
+        results = set(threads.map(write, ("early", "late")))
+    assert results == {(False, "late"), (True, "late")}

@@ -590,6 +590,32 @@ LEDGER: tuple[Defect, ...] = (
         "a holder that was stopped writes over its successor's name, and both work on",
     ),
     Defect(
+        "claims-without-a-condition",
+        "rocket_sink/ledger/notes.py",
+        "        if is_s3(self._place.uri) and keeps_transactions():\n",
+        "        if not self._place.uri:\n",
+        (
+            "tests/stores/test_commits.py::test_first_tasks_with_different_routes_go_by_the_same_queues[True]",
+        ),
+        "two first tasks keep different queue lists, and keys of a strict query are in two queues",
+    ),
+    Defect(
+        "claims-read-at-once",
+        "rocket_sink/ledger/notes.py",
+        "        time.sleep(_SETTLE_S)\n",
+        "",
+        ("tests/ledger/test_notes.py::test_writers_on_a_store_without_conditions_agree",),
+        "on a store that ignores conditions two first tasks keep different queue lists",
+    ),
+    Defect(
+        "claim-of-a-removed-note-stays",
+        "rocket_sink/ledger/epoch_starts.py",
+        "(_write_path(app_id), claimed=True)\n",
+        "(_write_path(app_id))\n",
+        ("tests/stores/test_commits.py::test_a_note_that_was_removed_can_be_written_again",),
+        "each batch write of an appId on a store is taken for one that never ended",
+    ),
+    Defect(
         "note-before-the-disk",
         "rocket_sink/ledger/notes.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",

@@ -8,23 +8,28 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from deltalake import DeltaTable
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import lock as lock_module
+from rocket_sink.ledger import notes as notes_module
 from rocket_sink.ledger import storage
 from rocket_sink.ledger import table as table_module
 from rocket_sink.ledger.append import delta_rs
 from rocket_sink.ledger.append.data_files import write_data_files
+from rocket_sink.ledger.epoch_starts import begin_write, end_write
 from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, SCHEMA_VERSION, VERSION_PROPERTY
 from rocket_sink.ledger.spool.files import fetched
 from rocket_sink.ledger.spool.stream import is_whole, read_batches
 from rocket_sink.ledger.spool.writer import SpoolWriter
+from rocket_sink.options import SinkOptions
+from rocket_sink.routing.topic_publish_info import QueueList, TopicPublishInfo
+from rocket_sink.task.queue_snapshot import QueueSnapshots, with_queues
 from tests.ledger.values import accounts, context, sends
 from tests.stores.cases import delta_rs_options, place_on, stored_keys
 from tests.stores.server import S3Server
@@ -243,3 +248,44 @@ def test_files_are_fetched_once(server: S3Server, folder: LedgerPath) -> None:
     assert asked.by_method == {"HEAD": 4, "GET": 3}
     with pytest.raises(FileNotFoundError):
         list(read_batches(gone, files))
+
+
+ROUTES: Final = ((("a", 4), ("b", 4)), (("a", 4),))
+"""Queues that two first tasks see, while a broker restarts."""
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_first_tasks_with_different_routes_go_by_the_same_queues(
+    server: S3Server, folder: LedgerPath, monkeypatch: pytest.MonkeyPatch, *, conditional: bool
+) -> None:
+    """Where the store takes no condition, the wait is what makes them agree."""
+    server.conditional = conditional
+    monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0 if conditional else 2.0)
+    monkeypatch.setitem(storage._remembered, folder.uri, folder.storage)
+    options = SinkOptions.parse({"nameServer": "-:1", "ledger": folder.uri})
+
+    def pinned(number: int, query: str) -> Any:
+        queues = QueueList("t", ROUTES[number])
+        info = with_queues(TopicPublishInfo("t", (), {}, False, {}), queues)
+        return QueueSnapshots(options, query).pin(info).queues.spans
+
+    for query in "abc":
+        server.let_commits_meet(1)
+        with server.counted() as asked, ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(pinned, range(2), query * 2)
+        assert first == second == pinned(1, query) and first in ROUTES
+        statuses = {"200", "412"} if conditional else {"200"}
+        assert {status for _, _, status in asked.commits} == statuses
+        assert all(condition for _, condition, _ in asked.commits)
+
+
+def test_a_note_that_was_removed_can_be_written_again(
+    server: S3Server, folder: LedgerPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notes_module, "_SETTLE_S", 0.0)
+    assert begin_write(folder, "nightly", "first") == ("first", False)
+    assert begin_write(folder, "nightly", "second") == ("first", True)
+    end_write(folder, "nightly")
+    keys = stored_keys(server.client(), folder.root.partition("/")[0], "ledger")
+    assert all(key.endswith("/") for key in keys)  # pyarrow leaves folders
+    assert begin_write(folder, "nightly", "third") == ("third", False)

@@ -15,9 +15,7 @@ queries run, it does here.
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -30,8 +28,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.data_files import DataFile
 from rocket_sink.ledger.notes import read_bytes
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
-from rocket_sink.ledger.schema import KINDS
-from rocket_sink.ledger.storage import delta_rs_options, is_s3
+from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactions
 from rocket_sink.net import log
 
 if TYPE_CHECKING:
@@ -118,7 +115,7 @@ def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, 
 
 def _takes(place: LedgerPath) -> bool:
     name = place.root if place.is_local else place.uri
-    return _keeps_transactions() and not ESCAPED.intersection(name)
+    return keeps_transactions() and not ESCAPED.intersection(name)
 
 
 def _where(place: LedgerPath) -> tuple[str, dict[str, str] | None]:
@@ -325,23 +322,6 @@ def commit(
 def _names(table: DeltaTable, files: Sequence[DataFile]) -> bool:
     """Return whether the table names the files: data file names are unique to a commit."""
     return bool(files) and any(uri.endswith(f"/{files[0].path}") for uri in table.file_uris())
-
-
-@functools.lru_cache(maxsize=1)
-def _keeps_transactions() -> bool:
-    """False of a delta-rs before 1.6, which commits files without the transaction they are given.
-
-    A package manager may leave one that another package wants.
-    """
-    given = os.environ.get("RUST_LOG")
-    # Read at the import. Its warnings are of commits that came first, which is no fault.
-    os.environ["RUST_LOG"] = given or "error"
-    try:
-        from deltalake import __version__
-    finally:
-        if given is None:
-            del os.environ["RUST_LOG"]
-    return tuple(map(int, __version__.split(".")[:2])) >= (1, 6)
 
 
 def _failed(place: LedgerPath, reason: str) -> LedgerError:
