@@ -6,9 +6,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rocket_sink.cluster import DEFAULT_VERSION, LocalCluster, down, status, up
+from rocket_sink.cluster.conf import Ports
 from rocket_sink.cluster.probe import Probe, ProbeFailed
 from rocket_sink.errors import ClusterError
 from rocket_sink.producer.admin.admin import Admin
@@ -30,6 +32,29 @@ def stored(cluster: LocalCluster, topic: str) -> int:
         return admin.count(topic)
 
 
+def processes(cluster: LocalCluster) -> list[psutil.Process]:
+    """Return every process whose command line names the cluster's home."""
+    home = f"-Duser.home={cluster.home}/"
+    every = psutil.process_iter(["cmdline"])
+    return [process for process in every if any(
+        part.startswith(home) for part in process.info["cmdline"] or ()
+    )]  # fmt: skip
+
+
+def assert_on_loopback(cluster: LocalCluster) -> None:
+    """Compare the sockets that the system says the processes listen on with the cluster's ports."""
+    ports = []
+    for process in processes(cluster):
+        for socket in process.net_connections("inet"):
+            if socket.status == psutil.CONN_LISTEN:
+                assert socket.laddr.ip in ("127.0.0.1", "::ffff:127.0.0.1"), socket
+                ports.append(socket.laddr.port)
+    numbers = [int(address.rpartition(":")[2]) for address in (
+        cluster.name_server, *(broker.address for broker in cluster.brokers)
+    )]  # fmt: skip
+    assert sorted(ports) == sorted(Ports(numbers[0], tuple(numbers[1:])).all())
+
+
 @pytest.fixture
 def cluster(local_cluster: LocalCluster) -> LocalCluster:
     return repair(local_cluster)
@@ -40,6 +65,10 @@ def test_it_starts_once(cluster: LocalCluster) -> None:
     assert cluster.start() is cluster
     assert [broker.pid for broker in cluster.brokers] == pids
     assert [broker.name for broker in cluster.brokers] == ["broker-a", "broker-b"]
+
+
+def test_no_process_listens_beyond_loopback(cluster: LocalCluster) -> None:
+    assert_on_loopback(cluster)
 
 
 def test_the_admin_tool_sees_what_the_probe_stored(cluster: LocalCluster) -> None:
@@ -115,6 +144,7 @@ def test_the_same_home_gives_the_same_ports_and_data_with_version_4(tmp_path: Pa
         first.create_topic("old", queues=2)
         assert first.admin("topicStatus", "-t", "old").count("broker-a") == 2
         address, home = first.name_server, first.home
+        assert_on_loopback(first)
         before = stored(first, "broker-a")
     first.stop()
     with pytest.raises(ClusterError):

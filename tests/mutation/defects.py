@@ -1152,6 +1152,14 @@ SPARK: tuple[Defect, ...] = (
 
 COMMANDS: tuple[Defect, ...] = (
     Defect(
+        "replication-port-on-all-interfaces",
+        "rocket_sink/cluster/layout.py",
+        '        write_loopback_classes(jars, home / "loopback")\n',
+        "",
+        ("tests/cluster/test_cluster_live.py::test_no_process_listens_beyond_loopback",),
+        "whoever reaches the machine reads all messages of a local cluster, without a password",
+    ),
+    Defect(
         "cut-start-is-running",
         "rocket_sink/cluster/detached.py",
         "        return self.ready and all(node.alive for node in self.nodes)\n",

@@ -1,0 +1,125 @@
+"""Copies of RocketMQ's classes that bind loopback instead of all interfaces.
+
+`bindAddress` is a setting from 5.0 on, and just of the ports that serve clients. The port for
+replication is bound by `new InetSocketAddress(port)` in every version, and whoever reaches it gets
+the whole commit log, without a password. Before 5.0 all ports are bound so. No setting changes
+that, and brokers with `duplicationEnable`, which open no port for replication, show no messages.
+
+The copies stand first on the class path. Their code calls Netty's
+`SocketUtils.socketAddress("127.0.0.1", port)` where the original makes that object. Both
+expressions have the same length in bytes, so nothing else in a class moves.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from rocket_sink.cluster.conf import LOOPBACK
+
+_JARS = re.compile(r"rocketmq-(remoting|store)-\d.*\.jar")
+_ADDRESS = "java/net/InetSocketAddress"
+
+_UTF8, _CLASS, _STRING, _METHOD, _NAME_AND_TYPE = 1, 7, 8, 10, 12
+_SIZES = {3: 5, 4: 5, 5: 9, 6: 9, 7: 3, 8: 3, 9: 5, 10: 5, 11: 5, 12: 5, 15: 4, 16: 3, 17: 5, 18: 5}
+"""Bytes of a constant by its tag; `_UTF8` has a length of its own."""
+
+_TWO_PLACES = (5, 6)
+"""Tags of numbers of 64 bits, which take two indices."""
+
+_POOL_START = 10
+_NEW, _DUP, _INVOKE_SPECIAL, _INVOKE_STATIC, _LOAD_CONSTANT, _NOP = (
+    b"\xbb", b"\x59", b"\xb7", b"\xb8", b"\x13", b"\x00",
+)  # fmt: skip
+
+
+def write_loopback_classes(jars: Iterable[Path], folder: Path) -> None:
+    """Write the copies of all classes of `jars` that bind all interfaces into `folder`."""
+    for jar in jars:
+        if not _JARS.fullmatch(jar.name):
+            continue
+        with zipfile.ZipFile(jar) as archive:
+            for name in archive.namelist():
+                if name.endswith(".class") and (copy := on_loopback(archive.read(name))):
+                    file = folder / name
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(copy)
+
+
+def on_loopback(data: bytes) -> bytes | None:
+    """Return the class file with its addresses on loopback; None if it makes none of all."""
+    if _ADDRESS.encode() not in data:
+        return None
+    pool = _ConstantPool(data)
+    original = len(pool)
+    address, constructor = pool.class_index(_ADDRESS), pool.method(_ADDRESS, "<init>", "(I)V")
+    if len(pool) > original:
+        return None
+    host = pool.constant(_STRING, pool.text(LOOPBACK))
+    factory = pool.method(
+        "io/netty/util/internal/SocketUtils", "socketAddress", f"(Ljava/lang/String;I)L{_ADDRESS};"
+    )
+    old = re.escape(_NEW + address + _DUP), re.escape(_INVOKE_SPECIAL + constructor)
+    # the bytes between compute the port
+    code = re.sub(
+        old[0] + b"(.{1,16}?)" + old[1],
+        lambda port: _LOAD_CONSTANT + host + _NOP + port[1] + _INVOKE_STATIC + factory,
+        data[pool.end :],
+        flags=re.DOTALL,
+    )
+    return data[: _POOL_START - 2] + pool.to_bytes() + code
+
+
+class _ConstantPool:
+    """The constants of a class file. An index is given as its two bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        (self._count,) = struct.unpack_from(">H", data, _POOL_START - 2)
+        self._indices: dict[bytes, bytes] = {}
+        self.end = _POOL_START
+        """The offset behind the constants in `data`."""
+        index = 1
+        while index < self._count:
+            tag = data[self.end]
+            if tag == _UTF8:
+                size = 3 + struct.unpack_from(">H", data, self.end + 1)[0]
+            else:
+                size = _SIZES[tag]
+            self._indices[data[self.end : self.end + size]] = struct.pack(">H", index)
+            self.end += size
+            index += 2 if tag in _TWO_PLACES else 1
+        self._added = bytearray()
+        self._original = data[_POOL_START : self.end]
+
+    def __len__(self) -> int:
+        return int(self._count)
+
+    def text(self, value: str) -> bytes:
+        """Return the index of a text."""
+        content = value.encode()
+        return self.constant(_UTF8, struct.pack(">H", len(content)), content)
+
+    def class_index(self, name: str) -> bytes:
+        """Return the index of a class."""
+        return self.constant(_CLASS, self.text(name))
+
+    def method(self, owner: str, name: str, signature: str) -> bytes:
+        """Return the index of a method."""
+        kind = self.constant(_NAME_AND_TYPE, self.text(name), self.text(signature))
+        return self.constant(_METHOD, self.class_index(owner), kind)
+
+    def constant(self, tag: int, *parts: bytes) -> bytes:
+        """Return the index of a constant, which is added if it is missing."""
+        raw = bytes([tag]) + b"".join(parts)
+        if raw not in self._indices:
+            self._indices[raw] = struct.pack(">H", self._count)
+            self._added += raw
+            self._count += 1
+        return self._indices[raw]
+
+    def to_bytes(self) -> bytes:
+        """Return the count and all constants, as they stand in a class file."""
+        return struct.pack(">H", self._count) + self._original + self._added
