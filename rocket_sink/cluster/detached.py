@@ -23,6 +23,7 @@ from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress
 from rocket_sink.cluster.layout import MARK_PROPERTY, NAME_SERVER, Nodes, Runtime, Wanted, launch
 from rocket_sink.errors import ClusterError
 from rocket_sink.private_file import FileLock
+from rocket_sink.text import counted
 
 _STATE_FILE = "cluster.json"
 _GRACE_S = 25.0
@@ -237,9 +238,9 @@ def _tell_differences(running: ClusterState, wanted: Wanted, progress: Progress 
     found = (running.version, len(running.brokers), running.queues, running.tls)
     if progress and found != (wanted.version, wanted.brokers, wanted.queues, wanted.tls):
         progress(
-            f"a cluster of version {found[0]} with {found[1]} brokers, {found[2]} queues each and "
-            f"TLS {found[3] or 'disabled'} runs in {running.home} already; take it down first to "
-            "change that"
+            f"a cluster of version {found[0]} with {counted(found[1], 'broker')}, "
+            f"{counted(found[2], 'queue')} each and TLS {found[3] or 'disabled'} runs in "
+            f"{running.home} already; take it down first to change that"
         )
 
 

@@ -25,6 +25,7 @@ from rocket_sink.cluster.probe import Probe
 from rocket_sink.cluster.tls import TestCertificates, make_certificates
 from rocket_sink.errors import ClusterError
 from rocket_sink.java import Java, find_java
+from rocket_sink.text import counted
 
 NAME_SERVER = "name-server"
 MARK_PROPERTY = "rocket.sink.cluster"
@@ -184,7 +185,7 @@ def _start(
     spawned(nodes)
     nodes.name_server.wait_ready(timeout_s)
     # after the name server: a broker that does not find it waits ten seconds
-    tell(f"starting {len(nodes.brokers)} brokers")
+    tell(f"starting {counted(len(nodes.brokers), 'broker')}")
     for broker in nodes.brokers:
         broker.spawn()
         spawned(nodes)

@@ -19,6 +19,7 @@ from rocket_sink.cluster.node import Broker
 from rocket_sink.cluster.tls import TestCertificates
 from rocket_sink.errors import ClusterError
 from rocket_sink.java import find_java
+from rocket_sink.text import counted
 
 _ROUTE_TIMEOUT_S = 90.0
 """Three periods of a broker's registration."""
@@ -70,7 +71,7 @@ class LocalCluster:
 
     def __repr__(self) -> str:
         where = f"at {self.name_server}" if self._nodes else "not started"
-        return f"<LocalCluster {self.version}, {self._wanted.brokers} brokers, {where}>"
+        return f"<LocalCluster {self.version}, {counted(self._wanted.brokers, 'broker')}, {where}>"
 
     def __enter__(self) -> LocalCluster:
         return self.start()

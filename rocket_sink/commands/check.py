@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib.metadata
 import os
 import platform
@@ -19,6 +20,7 @@ from rocket_sink.errors import RocketSinkError
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_topic, with_namespace
 from rocket_sink.options import SinkOptions
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from rocket_sink.producer.admin.admin import Admin
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 _WRITE = 2
 _MASTER = 0
+_RECENT = dt.timedelta(days=1)
+"""A broker with no send in the ledger for so long is not missed."""
 _TYPE = "message.type"
 _DELAYS = {"delay_level", "delay_ms", "delivery_timestamp"}
 _WANTS = {
@@ -72,7 +76,9 @@ def check(as_json: bool) -> int:
     for finding in findings:
         state = Text(finding.state, style=colours[finding.state])
         found.add_row(state, cell(finding.what), cell(finding.text))
-    show(found, f"{failed} of {len(findings)} failed" if failed else "ready")
+    notes = sum(finding.state == "note" for finding in findings)
+    ready = "ready" + (f", with {counted(notes, 'note')}" if notes else "")
+    show(found, f"{failed} of {len(findings)} failed" if failed else ready)
     return 1 if failed else 0
 
 
@@ -123,20 +129,10 @@ def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.wire.route import broker_addresses
 
-    known: dict[str, set[tuple[str, str]]] = {}
-    errors = {}
-    for server in options.name_servers:
-        try:
-            with Admin(options.with_(nameServer=server)) as admin:
-                known[server] = broker_addresses(admin.cluster())
-        except RocketSinkError as error:
-            errors[server] = str(error)
-    for server in options.name_servers:
-        state, text = "fail", errors.get(server)
-        if text is None:
-            state, text = _compared(server, known)
-        yield Finding(f"name server {server}", state, text)
-    return bool(known)
+    def ask() -> str:
+        with Admin(options.with_(nameServer=address)) as admin:
+            brokers = admin.cluster()
+        return f"answers, knows {counted(len(brokers), 'broker')}"
 
 
 def _compared(server: str, known: Mapping[str, set[tuple[str, str]]]) -> tuple[str, str]:
@@ -174,7 +170,9 @@ def _topic(options: SinkOptions) -> Iterator[Finding]:
             except NoRouteError:
                 yield _missing(admin, options)
                 return
-            yield _routed(topic, route)
+            yield _routed(topic, route, len(admin.cluster()))
+            if options.ledger:
+                yield from _missing_brokers(options, route)
             yield from _type(admin, options)
             for broker in route.brokers:
                 yield _tried(f"broker {broker.name}", _asked(admin, options.topic, route, broker))
@@ -195,11 +193,41 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
             f"does not exist, and no broker makes topics by itself ({template} has no route): "
             "create it with mqadmin updateTopic",
         )  # fmt: skip
-    brokers = ", ".join(sorted(queue.broker_name for queue in route.queues))
-    return Finding(what, "note", f"does not exist; the first send would make it on {brokers}")
+    brokers = " or ".join(sorted(queue.broker_name for queue in route.queues))
+    only = (
+        ", and on no other: create it on all with mqadmin updateTopic" if " or " in brokers else ""
+    )
+    return Finding(what, "note", f"does not exist; the first send makes it on {brokers}{only}")
 
 
-def _routed(topic: str, route: TopicRoute) -> Finding:
+def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
+    """Name the brokers that the ledger has sends of the topic to, and that the route lacks."""
+    from rocket_sink.ledger.duckdb_reader import open_quick
+    from rocket_sink.ledger.sql import timestamp
+
+    try:
+        ledger = open_quick(absolute(options.ledger))
+    except RocketSinkError:
+        return  # the finding of the ledger says why
+    if ledger is None:
+        return
+    recent = dt.datetime.now(dt.timezone.utc) - _RECENT
+    rows = ledger.query(
+        "SELECT topic, broker_name, max(at) AS last FROM latest_answers "  # noqa: S608
+        f"WHERE broker_name <> '' AND at > {timestamp(recent)} GROUP BY 1, 2 ORDER BY 2"
+    )
+    topic = with_namespace(options.namespace, options.topic)
+    named = {queue.broker_name for queue in route.queues}
+    for row in rows.to_pylist():
+        if row["topic"] == topic and row["broker_name"] not in named:
+            yield Finding(
+                f"broker {row['broker_name']}", "note",
+                f"is missing from the topic's route, and the ledger has sends to it until "
+                f"{row['last']:%Y-%m-%d %H:%M:%S} UTC: start it, unless it was taken away for good",
+            )  # fmt: skip
+
+
+def _routed(topic: str, route: TopicRoute, known: int) -> Finding:
     masters = {broker.name for broker in route.brokers if _MASTER in broker.addresses}
     writable = [queue for queue in route.queues if queue.perm & _WRITE]
     usable = [queue for queue in writable if queue.broker_name in masters]
@@ -208,7 +236,7 @@ def _routed(topic: str, route: TopicRoute) -> Finding:
         reason = "no broker has a master" if writable else "no broker may be written to"
         return Finding(f"topic {topic}", "fail", f"has no queue to write to: {reason}")
     away = len(route.queues) - len(usable)
-    text = f"{count} writable queues on {len(usable)} broker{'s' if len(usable) != 1 else ''}"
+    text = f"{counted(count, 'writable queue')} on {len(usable)} of {counted(known, 'broker')}"
     return Finding(
         f"topic {topic}", "note" if away else "ok",
         text + (f"; {away} without master or write permission" if away else ""),

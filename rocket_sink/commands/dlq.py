@@ -19,6 +19,7 @@ from rocket_sink.commands.common.output import (
     table,
 )
 from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from rocket_sink.producer.admin.dlq import DeadLetter, DlqQuery, ResendReport
@@ -136,7 +137,7 @@ def export(query: DlqQuery, ledger: str | None, out: str | None, as_json: bool) 
     if as_json:
         print_json({"exported": count, "to": ledger or out})
     else:
-        note(f"{count:,} dead letters of {query.group} exported to {ledger or out}")
+        note(f"{counted(count, 'dead letter')} of {query.group} exported to {ledger or out}")
 
 
 @dlq.command(
@@ -217,7 +218,7 @@ def _print_plan(found: Any, to_topic: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json({"selected": sum(counts.values()), "by_topic": counts})
         return
-    note(f"{sum(counts.values()):,} dead letters are selected; nothing sent")
+    note(f"{counted(sum(counts.values()), 'dead letter', 'is', 'are')} selected; nothing sent")
     if counts:
         show(table("by topic", ("topic", "letters"), counts.items(), numbers="letters"))
 
@@ -233,7 +234,7 @@ def _print_report(report: ResendReport, *, as_json: bool) -> None:
         (report.failed, "failed"),
         (report.held_back, "held back behind a failed one of their key"),
     )
-    note(f"{report.resent:,} dead letters sent again")
+    note(f"{counted(report.resent, 'dead letter')} sent again")
     for count, text in texts:
         if count:
             note(f"  {count:,} {text}")

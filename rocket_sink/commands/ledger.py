@@ -19,6 +19,7 @@ from rocket_sink.commands.common.ledger_input import (
 from rocket_sink.commands.common.output import note, print_json, print_json_line, rows_table, show
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_options
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from rocket_sink.spark.backfill.parking import Parked
@@ -73,7 +74,7 @@ def fold(path: str, as_json: bool, **spark: Any) -> None:
     elif summary.busy:
         note(f"another fold is at work ({summary.holder}): nothing was done")
     else:
-        note(f"{summary.rows:,} rows of {summary.files:,} files folded in")
+        note(f"{counted(summary.rows, 'row')} of {counted(summary.files, 'file')} folded in")
         note_faults(summary)
 
 
@@ -88,7 +89,8 @@ def optimize(path: str, as_json: bool, **spark: Any) -> None:
     if as_json:
         print_json(done)
     else:
-        note(f"{done['files_removed']:,} files became {done['files_added']:,}; vacuum deletes them")
+        files = counted(done["files_removed"], "file")
+        note(f"{files} became {done['files_added']:,}; vacuum deletes them")
 
 
 @ledger.command(
@@ -229,7 +231,7 @@ def _parked(done: Parked, way: str, needed: str, *, as_json: bool) -> int:
     if as_json:
         print_json({way: done.count, f"not_{needed}": list(done.left_out)})
     else:
-        note(f"{done.count:,} dead letters {way}")
+        note(f"{counted(done.count, 'dead letter')} {way}")
         for letter in done.left_out:
             note(f"{letter} is no {needed} dead letter of this ledger")
     return 1 if done.left_out else 0

@@ -29,6 +29,7 @@ from rocket_sink.commands.common.sink_input import (
 )
 from rocket_sink.commands.common.spark_input import spark_options
 from rocket_sink.errors import OptionError, RocketSinkError
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -241,7 +242,7 @@ def _text(one: Settled) -> str:
     name = f"query {one.query_id} epoch {one.epoch}"
     if one.error or one.report is None:
         return f"{name} stays open: {one.error}"
-    text = f"{name}: {one.report.committed:,} messages are visible"
+    text = f"{name}: {counted(one.report.committed, 'message', 'is', 'are')} visible"
     if one.report.found_stored:
         text += f", {one.report.found_stored:,} were before"
     if one.report.refused:
@@ -254,7 +255,10 @@ def _print_plan(rows: Sequence[Any], *, as_json: bool) -> None:
         print_json([row.asDict() for row in rows])
         return
     messages = sum(row.halves for row in rows)
-    note(f"{len(rows):,} transactions of {messages:,} messages are open; nothing committed")
+    note(
+        f"{counted(len(rows), 'transaction')} of {counted(messages, 'message')} "
+        f"{'is' if len(rows) == 1 else 'are'} open; nothing committed"
+    )
     if rows:
         names = ("at", "query_id", "epoch", "halves", "topics")
         show(rows_table("open", names, rows, numbers="halves"))

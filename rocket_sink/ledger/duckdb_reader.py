@@ -21,7 +21,7 @@ import pyarrow as pa
 from rocket_sink.ledger.append.delta_rs import ESCAPED, data_files, unreadable
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
+from rocket_sink.ledger.spool.files import quarantined, unfolded_rows, waiting_epochs
 from rocket_sink.ledger.table import damaged, first_line
 from rocket_sink.ledger.views import VIEWS
 
@@ -72,6 +72,7 @@ class QuickLedger:
         })  # fmt: skip
         for statement in _SPARKS:
             self._session.execute(statement)
+        self._session.register("unfolded_rows", unfolded_rows(place.spools))
         with _readable(self.path):
             self._open(place, table)
         # Not as WITH: what is named twice there is read whole, in all its columns.
@@ -87,13 +88,17 @@ class QuickLedger:
         files = data_files(place, table)
         has_files_only = table.protocol().min_reader_version == 1
         if not has_files_only or _GLOB.intersection(self.path):
-            self._session.register("ledger_rows", table.to_pyarrow_dataset())
-            self._lock([])
+            self._session.register("table_rows", table.to_pyarrow_dataset())
+            self._make_rows("SELECT * FROM table_rows")
             return
         paths = {kind: [f"{self.path}/{name}" for name in names] for kind, names in files.items()}
         self._lock([path for names in paths.values() for path in names])
         parts = [_rows_of(kind, names) for kind, names in paths.items()]
         rows = " UNION ALL ".join(parts) or f"SELECT {_nulls()} WHERE false"
+        self._make_rows(rows)
+
+    def _make_rows(self, folded: str) -> None:
+        rows = f"{folded} UNION ALL BY NAME SELECT * FROM unfolded_rows"  # noqa: S608
         self._session.execute(f"CREATE TEMP VIEW ledger_rows AS {rows}")
 
     def _lock(self, paths: list[str]) -> None:

@@ -14,7 +14,7 @@ from rocket_sink.ledger.append.appender import Append
 from rocket_sink.ledger.fold import FoldSummary, await_ended_queries, fold
 from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
+from rocket_sink.ledger.spool.files import quarantined, unfolded_rows, waiting_epochs
 from rocket_sink.ledger.table import (
     check_table,
     ensure_table,
@@ -238,7 +238,7 @@ class Ledger:
         busy = self.sync(spark).busy
         unfolded = self.unfolded_epochs() if busy else 0
         return figures(
-            views.reader(self.rows(spark)), self.path,
+            views.reader(self.rows(spark), unfolded_rows(self._place.spools)), self.path,
             Scope(query, _in_utc(since), _in_utc(until)), epochs=epochs, unfolded_epochs=unfolded,
             quarantined_files=len(self.quarantined()), series=charts,
         )  # fmt: skip

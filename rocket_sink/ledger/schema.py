@@ -195,6 +195,11 @@ STATS_COLUMNS: Final = (
 """Columns that Delta keeps minima and maxima of; bodies and texts would bloat its log."""
 
 
+UNFOLDED: Final = {kind: f"unfolded {kind}" for kind in (SEND, ISOLATION)}
+"""Kinds that readers see rows under which are not in the table yet. A row may be seen under both of
+its kinds for a moment, so nothing is counted over both."""
+
+
 def columns_of(kind: str) -> tuple[str, ...]:
     """Names of the columns that rows of one kind use, `kind` left out, in the table's order."""
     if kind not in KINDS:

@@ -34,6 +34,7 @@ from rocket_sink.ledger.schema import (
     RESOLUTION,
     SEND,
     TRANSACTION,
+    UNFOLDED,
     UNPARKED,
     columns_of,
 )
@@ -86,9 +87,17 @@ _OF_A_TASK: Final = """(partition IS NOT NULL
 _PERHAPS_STORED: Final = "outcome IN ('acked', 'acked_degraded', 'unknown')"
 _MISSING: Final = "coalesce(greatest(c.rows_handed - coalesce(e.rows_in, 0), 0), 0)"
 
+
+def _newest_rows(kind: str) -> str:
+    """Return the rows of one kind, those that are not folded yet among them."""
+    return f"{_rows(kind)} OR kind = '{UNFOLDED[kind]}'"
+
+
 VIEWS: Final = {
     "send_rows": _rows(SEND),
     "answered": f"SELECT * FROM send_rows WHERE outcome <> '{IN_FLIGHT}'",
+    "latest_answers": f"SELECT * FROM ({_newest_rows(SEND)}) s WHERE outcome <> '{IN_FLIGHT}'",
+    "latest_isolations": _newest_rows(ISOLATION),
     # A complete task attempt has awaited all its answers. Only of the others, which died, need the
     # requests be held against the answers: a ledger may have as many of the ones as of the others.
     "died_in_flight": f"""
@@ -281,8 +290,11 @@ def queried(rows: DataFrame, select: str) -> DataFrame:
     return rows.sparkSession.sql(f"WITH {definitions} {select}", rows=rows)
 
 
-def reader(rows: DataFrame) -> Callable[[str], pa.Table]:
-    """Runs queries over the views of a ledger's rows by Spark."""
+def reader(rows: DataFrame, unfolded: pa.Table | None = None) -> Callable[[str], pa.Table]:
+    """Runs queries over the views of a ledger's rows by Spark; `unfolded` are not in it yet."""
+    if unfolded:
+        more = rows.sparkSession.createDataFrame(unfolded)
+        rows = rows.unionByName(more, allowMissingColumns=True)
     return lambda select: queried(rows, select).toArrow()
 
 

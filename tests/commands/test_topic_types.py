@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,15 @@ from rocket_sink import cli
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.commands.check import _type
 from rocket_sink.errors import BrokerError, PermissionDeniedError
+from rocket_sink.ledger.records import in_order, send_rows
+from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
+from tests.ledger.night import store
+from tests.ledger.values import accounts, attempt, context
 from tests.producer.waiting import until
 
 OPTIONS = {"nameServer": "127.0.0.1:9876", "topic": "t"}
@@ -51,6 +56,36 @@ def test_a_type_that_does_not_fit_is_noted(kind: str, options: dict[str, str], f
     found = findings({"message.type": kind}, **options)
     assert len(found) == (0 if fits else 1)
     assert fits or f"message.type is {kind}" in found[0]
+
+
+def test_a_broker_that_left_the_route_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ledger has its sends, in the file of a task that still runs; one of last week is none."""
+    now_ms = int(time.time() * 1000)
+    ledger = store(tmp_path, in_order([accounts(context())], 1 << 32))
+    writer = SpoolWriter(ledger, context(epoch=1))
+    times = {"broker-a": 0, "broker-b": 60_000, "broker-c": 7 * 86_400_000}
+    sent = [
+        attempt(broker_name=name, topic="t", started_ms=now_ms - ago_ms)
+        for name, ago_ms in times.items()
+    ]
+    sent.append(attempt(broker_name="broker-d", topic="other", started_ms=now_ms))
+    writer.append(send_rows(sent, context(), requests=[1, 2, 3, 4]))
+    with FakeCluster(brokers=2) as cluster:
+        cluster.create_topic("t", queues=2)
+        cluster.broker("broker-b").kill()
+        cluster.forget_brokers()
+        cluster.register("broker-a")
+        arguments = ["check", "-n", cluster.name_server, "-t", "t", "--ledger", ledger]
+        assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    lines = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert [line[1].partition("  ")[0] for line in lines if line[:1] == ["note"]] == [
+        "broker broker-b"
+    ]
+    assert "2 writable queues on 1 of 1 broker" in out and "ready, with 1 note" in out
+    writer.abort()
 
 
 @pytest.mark.parametrize("below", ["", "deeper/ledger"])

@@ -134,6 +134,20 @@ def test_isolations_noted_by_two_workers_are_one(report):
     assert event.start == dt.datetime.fromtimestamp(START_MS / 1000, dt.timezone.utc)
 
 
+def test_a_broker_that_died_since_the_last_fold_is_named(spark, tmp_path):
+    made = Ledger(tmp_path)
+    made.create(spark)
+    writer = SpoolWriter(made.path, context())
+    failed = attempt(
+        broker_name="broker-b", outcome=Outcome.NOT_SENT, error_code="CONNECT", response_code=None
+    )
+    writer.append(send_rows([failed], context(), requests=[1]))
+    found = made.report(spark)
+    assert [one.broker for one in found.absences] == ["broker-b"]
+    assert found.brokers == [], "its file is not folded: its task still runs"
+    writer.abort()
+
+
 def test_dead_letters_and_errors(report):
     found = {d.error_code: (d.reason, d.letters, d.pending) for d in report.dead_letters}
     assert found == {"NULL_BODY": ("data", 1, 0), "CONNECT": ("transport", 1, 1)}

@@ -36,6 +36,7 @@ HEALTHY = Facts(
     "/data/ledger",
     Totals(epochs=3, rows_in=1000, acked=1000),
     [broker("broker-a"), broker("broker-b", 13.0), broker("-", outcomes={})],
+    last_at=LATER,
 )
 GONE = Absence("broker-b", AT, AT, None, 500, True, "INVALID_QUEUE")
 WAITS = WaitFigures("broker-b", 300, 6, AT)
@@ -87,8 +88,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      "the oldest since 2024-05-06 14:15:03 UTC; next: allow it to write there, then "
      f"{BACKFILL[:-1]} --reason permission`")),
     ("not_folded", {"unfolded_epochs": 3},
-     ("rows of 3 epochs are not folded yet and in no figure; next: `rocket-sink report --ledger "
-     "/data/ledger --fold`")),
+     ("rows of 3 epochs are not folded yet and in no table below; next: `rocket-sink report "
+     "--ledger /data/ledger --fold`")),
     ("broker_isolated", isolated(LATER + dt.timedelta(seconds=1)),
      ("broker-b has been isolated since 2024-05-06 14:15:03 UTC (LATENCY); next: look at "
      "broker-b's disk and log: it was slow or failed just before the last send")),
@@ -113,7 +114,13 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      "1 task attempt was run again: 50 rows that they had sent may be there twice"),
     ("broker_was_away", {"absences": [replace(GONE, back_at=LATER, left_route=False)]},
      ("broker-b could not be reached from 2024-05-06 14:15:03 UTC to 2024-05-06 14:25:03 UTC "
-     "(INVALID_QUEUE) and is back")),
+     "(INVALID_QUEUE)")),
+    ("broker_was_away", {"absences": [
+        replace(GONE, back_at=AT + dt.timedelta(seconds=40), left_route=False),
+        replace(GONE, since=LATER, back_at=LATER + dt.timedelta(seconds=30), left_route=False),
+     ]},
+     ("broker-b could not be reached 2 times, 70.0 s in all, the last from 2024-05-06 14:25:03 UTC "
+     "to 2024-05-06 14:25:33 UTC (INVALID_QUEUE)")),
     ("broker_was_isolated", isolated(LATER),
      ("broker-b was isolated 12 times, 3.2 min in all, the last at 2024-05-06 14:15:03 UTC "
      "(LATENCY)")),

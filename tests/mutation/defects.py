@@ -671,6 +671,33 @@ LEDGER: tuple[Defect, ...] = (
         "the report of the last hour does not say that rows wait for a broker that died before it",
     ),
     Defect(
+        "outages-are-one",
+        "rocket_sink/ledger/report/queries.py",
+        "            SELECT *, sum(CASE WHEN stored_at > failed_at\n",
+        "            SELECT *, sum(CASE WHEN back_at < failed_at\n",
+        ("tests/ledger/test_report_queries.py::test_two_outages_are_two",),
+        "two outages of half a minute are one of many minutes in the report",
+    ),
+    Defect(
+        "penalties-added",
+        "rocket_sink/ledger/report/queries.py",
+        "            sum(greatest(ends_us - greatest(start_us, earlier_us), 0)) / 1000 AS length_ms,\n",
+        "            sum(ends_us - start_us) / 1000 AS length_ms,\n",
+        ("tests/ledger/test_report_queries.py::test_penalties_that_overlap_are_one_isolation",),
+        "a broker that was isolated for a minute was isolated for five, says the report",
+    ),
+    Defect(
+        "spool-not-looked-at",
+        "rocket_sink/ledger/views.py",
+        "    return f\"{_rows(kind)} OR kind = '{UNFOLDED[kind]}'\"\n",
+        "    return _rows(kind)\n",
+        (
+            "tests/ledger/test_report_queries.py::test_a_broker_that_died_since_the_last_fold_is_named",
+            "tests/commands/test_topic_types.py::test_a_broker_that_left_the_route_is_named",
+        ),
+        "a broker has been dead for a minute, and the report says that all is well",
+    ),
+    Defect(
         "long-ids-cut",
         "rocket_sink/ledger/path.py",
         "    if len(part) <= _PART_LENGTH:\n        return part\n",
@@ -1166,6 +1193,14 @@ COMMANDS: tuple[Defect, ...] = (
         "        return all(node.alive for node in self.nodes)\n",
         ("tests/cluster/test_detached.py::test_a_start_that_was_cut_short_is_no_running_cluster",),
         "cluster up says that a name server without brokers is the cluster",
+    ),
+    Defect(
+        "missing-broker-not-missed",
+        "rocket_sink/commands/check.py",
+        "        if row[\"topic\"] == topic and row[\"broker_name\"] not in named:\n",
+        "        if row[\"topic\"] == topic and not named:\n",
+        ("tests/commands/test_topic_types.py::test_a_broker_that_left_the_route_is_named",),
+        "check says ready while a broker of the topic is dead",
     ),
     Defect(
         "later-queues-not-followed",

@@ -16,6 +16,7 @@ from rocket_sink.commands.common.output import note
 from rocket_sink.commands.common.sink_input import absolute
 from rocket_sink.commands.common.spark_input import spark_session
 from rocket_sink.errors import LedgerError
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,16 +73,11 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
         return None
     found = open_quick(path)
     if found is not None and found.unfolded_epochs:
-        epochs = found.unfolded_epochs
-        note(
-            f"rows of {epochs:,} epoch{'s' if epochs != 1 else ''} are not folded yet and not "
-            "shown; --fold takes them in"
-        )
+        epochs = counted(found.unfolded_epochs, "epoch")
+        note(f"rows of {epochs} are not folded yet and not shown; --fold takes them in")
     if found is not None and found.quarantined_files:
-        note(
-            f"{found.quarantined_files:,} damaged spool files are put aside in _spool/_quarantine: "
-            "their rows are not in"
-        )
+        files = counted(found.quarantined_files, "damaged spool file", "is", "are")
+        note(f"{files} put aside in _spool/_quarantine: the rows in there are not in")
     return found
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rocket_sink.commands.common.base import one_line
 from rocket_sink.commands.common.output import note, stderr_console, table
 from rocket_sink.errors import ConfigurationError, LedgerError
-from rocket_sink.text import clean
+from rocket_sink.text import clean, counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,7 +71,7 @@ class RunView:
     def epoch(self, epoch: int, rows: int, took_s: float) -> None:
         """A micro-batch ended."""
         self._rows += rows
-        self._epoch = f"epoch {epoch}: {rows:,} rows in {took_s:.1f} s"
+        self._epoch = f"epoch {epoch}: {counted(rows, 'row')} in {took_s:.1f} s"
         self._event(self._epoch)
 
     def refresh(self) -> None:
@@ -88,7 +88,7 @@ class RunView:
 
         seconds = time.monotonic() - self._began_s
         rate = f"{self._rows / seconds:,.0f} rows/s" if seconds else "-"
-        head = f"{self._rows:,} rows read in {seconds:,.0f} s, {rate}"
+        head = f"{counted(self._rows, 'row')} read in {seconds:,.0f} s, {rate}"
         lines: list[RenderableType] = [Text(f"{head}; {self._epoch}" if self._epoch else head)]
         if self._figures is not None:
             lines += self._of_ledger(self._figures)
@@ -138,7 +138,7 @@ class RunView:
                 self._isolated[name] = until
         pending = sum(figures.pending.values())
         if pending > self._pending:
-            self._event(f"{pending:,} dead letters are pending")
+            self._event(f"{counted(pending, 'dead letter', 'is', 'are')} pending")
         self._pending = pending
 
     def _event(self, text: str) -> None:
@@ -219,7 +219,7 @@ class Report:
         """A few lines for people."""
         rate = f", {self.rows_read / self.seconds:,.1f} rows/s" if self.seconds else ""
         batches = f"{self.epochs:,} micro-batch{'' if self.epochs == 1 else 'es'}"
-        lines = [f"{self.rows_read:,} rows in {batches}, {self.seconds:.1f} s{rate}"]
+        lines = [f"{counted(self.rows_read, 'row')} in {batches}, {self.seconds:.1f} s{rate}"]
         if self.counts:
             lines.append(", ".join(f"{name} {count:,}" for name, count in self.counts.items()))
         if self.ledger:

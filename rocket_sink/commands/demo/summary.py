@@ -22,6 +22,7 @@ from rocket_sink.commands.common.output import table
 from rocket_sink.commands.demo.flights import Flights, Settings
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.report import Report
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from rocket_sink.wire.stored import StoredMessage
@@ -203,7 +204,7 @@ class DemoSummary:
     def _accounts(self) -> RenderableType:
         totals = self.report.totals
         rows = [
-            ("rows in", totals.rows_in, f"{totals.epochs:,} epochs, {self.seconds:.0f} s"),
+            ("rows in", totals.rows_in, f"{counted(totals.epochs, 'epoch')}, {self.seconds:.0f} s"),
             ("acknowledged", totals.acked, ""),
             ("degraded", totals.degraded, "stored, but less durably than asked for"),
             ("dead letters", totals.dead, "not stored; rocket-sink backfill sends them again"),

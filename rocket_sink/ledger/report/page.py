@@ -24,7 +24,7 @@ from rocket_sink.ledger.report.series import COLUMNS, Series
 from rocket_sink.ledger.report.values import plain
 from rocket_sink.ledger.tune.values import DEFAULTS_FIT, FEWEST, Comparison, Tuning
 from rocket_sink.tables import cell
-from rocket_sink.text import clean, json_text
+from rocket_sink.text import clean, counted, json_text
 
 CHARTS_PACKAGE: Final = "vl-convert-python"
 # ruff: noqa: ISC004 (texts of several lines in tables)
@@ -224,7 +224,7 @@ def _tiles(figures: Mapping[str, Any]) -> str:
     resolved = sum(one["resolved"] for one in letters)
     pending = sum(one["pending"] for one in letters)
     tiles = (
-        ("rows_in", "rows in", totals["rows_in"], f"{totals['epochs']:,} epochs"),
+        ("rows_in", "rows in", totals["rows_in"], f"{counted(totals['epochs'], 'epoch')}"),
         ("acked", "stored", totals["acked"], ""),
         ("degraded", "degraded", totals["degraded"], "stored, less durably"),
         ("dead", "dead", totals["dead"], f"letters: {resolved:,} resolved, {pending:,} pending"),
@@ -265,7 +265,8 @@ def _what_if(tuning: Tuning, figures: Mapping[str, Any]) -> str:
     command = f"<code>{_text(_tune_command(figures))}</code>"
     if not tuning.candidates:
         return _what_if_section(
-            f'<p class="none">Nothing to compare: {tuning.attempts:,} attempts are recorded here, '
+            '<p class="none">Nothing to compare: '
+            f"{counted(tuning.attempts, 'attempt', 'is', 'are')} recorded here, "
             f"and with fewer than {FEWEST:,} there is no 99.9th percentile. {command} compares "
             "what there is.</p>"
         )
@@ -273,9 +274,9 @@ def _what_if(tuning: Tuning, figures: Mapping[str, Any]) -> str:
     assert tuning.last_at is not None
     span = f"{_at(tuning.first_at.isoformat())} to {_at(tuning.last_at.isoformat())}"
     parts = [
-        f"<p>{'The newest ' if tuning.limited else ''}{tuning.attempts:,} attempts from {span} "
-        f"(<span data-zone>UTC</span>), of all brokers and topics, once more through the fault "
-        f"strategy with other settings. {_text(tuning.note)}{'. ' if tuning.note else ''}"
+        f"<p>{'The newest ' if tuning.limited else ''}{counted(tuning.attempts, 'attempt')} from "
+        f"{span} (<span data-zone>UTC</span>), of all brokers and topics, once more through the "
+        f"fault strategy with other settings. {_text(tuning.note)}{'. ' if tuning.note else ''}"
         f"{command} says the same.</p>"
     ]
     parts += [_comparison(one) for one in tuning.comparisons]

@@ -37,6 +37,7 @@ from rocket_sink.ledger.sql import (
     full_id,
     is_text,
     latencies,
+    micros,
     percentile,
     timestamp,
 )
@@ -65,14 +66,14 @@ def figures(
     read = Scoped(query, scope)
     totals, last_epochs = _epochs(read, epochs)
     count, events = _isolations(read, isolations)
-    isolated = _isolation_sums(read) if count else []
     brokers, letters = _brokers(read), _dead_letters(read)
     pending = any(d.pending for d in letters)
     return Report(
         path, scope, totals, brokers, last_epochs, events, count, letters,
         _errors(read, errors), unfolded_epochs, quarantined_files,
-        absences=_absences(read, brokers), waiting=_waiting(read) if pending else [],
-        isolated=isolated, series=read_series(read, brokers) if series else None,
+        absences=_absences(read), waiting=_waiting(read) if pending else [],
+        isolated=_isolation_sums(read), last_at=_last_at(read),
+        series=read_series(read, brokers) if series else None,
         tuning=tune(query, path, scope, fewest=FEWEST) if series else None,
     )  # fmt: skip
 
@@ -140,6 +141,15 @@ def _brokers(read: Scoped) -> list[BrokerFigures]:
     return found
 
 
+def _last_at(read: Scoped) -> dt.datetime | None:
+    """Return when the last attempt at any broker began, be it folded or not."""
+    (row,) = read(
+        f"SELECT max(at) AS last_at FROM latest_answers WHERE broker_name <> '' AND {read.where}"
+    )
+    last: dt.datetime | None = row["last_at"]
+    return last
+
+
 def _histogram(read: Scoped, rows: str) -> dict[str, list[tuple[int, float]]]:
     """{broker: its (class, weight), sorted}."""
     found: dict[str, list[tuple[int, float]]] = {}
@@ -157,76 +167,95 @@ _SILENT: Final = (*_UNREACHABLE, "REQUEST_TIMEOUT", "UNWRITTEN")
 """Error codes of a broker that does not answer; it may only be slow."""
 _OUT_OF_ROUTE: Final = ("NO_ROUTE", "INVALID_QUEUE")
 _ABSENT: Final = 20
-"""Limit of the brokers that are looked at."""
+"""Most brokers that are looked at."""
+_OUTAGES: Final = 50
+"""Most outages that are shown, the last ones."""
 _FEW: Final = 20
 """Requests that others stored meanwhile: with fewer, a broker may only not have had its turn."""
+_ONE_OUTAGE_US: Final = 10_000_000
+"""Failures are of one outage if they are closer, whatever was stored between them."""
 
 
-def _absences(read: Scoped, brokers: Sequence[BrokerFigures]) -> list[Absence]:
-    """Brokers that could not be reached, and whether they are back."""
-    rows = read(
-        f"""SELECT broker_name AS broker, error_code, count(*) AS attempts, min(at) AS first_at,
-            max(at) AS last_at
-        FROM answered
+def _absences(read: Scoped) -> list[Absence]:
+    """Return the outages of brokers that could not be reached, and whether the brokers are back."""
+    brokers = read(
+        f"""SELECT broker_name AS broker, count(*) AS attempts FROM latest_answers
         WHERE NOT {STORED} AND error_code IN {_SILENT} AND broker_name <> '' AND {read.where}
-        GROUP BY 1, 2"""
+        GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {_ABSENT}"""
     )
-    stored = {b.broker: b.last_stored_at for b in brokers}
-    failed: dict[str, list[dict[str, Any]]] = {}
+    if not brokers:
+        return []
+    of_them = " OR ".join(is_text("broker_name", row["broker"]) for row in brokers)
+    before, after = (
+        f"CASE WHEN {STORED} THEN at END) OVER (PARTITION BY broker_name ORDER BY at "
+        f"ROWS BETWEEN {rows})"
+        for rows in ("UNBOUNDED PRECEDING AND CURRENT ROW", "CURRENT ROW AND UNBOUNDED FOLLOWING")
+    )
+    rows = read(
+        f"""SELECT broker, outage, error_code, count(*) AS attempts, min(at) AS first_at,
+            max(at) AS last_at, max_by(back_at, at) AS back_at
+        FROM (
+            SELECT *, sum(CASE WHEN stored_at > failed_at
+                    AND unix_micros(at) - unix_micros(failed_at) > {_ONE_OUTAGE_US} THEN 1 ELSE 0
+                END) OVER (PARTITION BY broker ORDER BY at) AS outage
+            FROM (
+                SELECT *, lag(at) OVER (PARTITION BY broker ORDER BY at) AS failed_at
+                FROM (
+                    SELECT broker_name AS broker, error_code, at, {STORED} AS is_stored,
+                        max({before} AS stored_at, min({after} AS back_at
+                    FROM latest_answers
+                    WHERE ({of_them}) AND ({STORED} OR error_code IN {_SILENT}) AND {read.where}
+                ) a WHERE NOT is_stored
+            ) f
+        ) o GROUP BY broker, outage, error_code"""
+    )
+    outages: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in rows:
-        failed.setdefault(row["broker"], []).append(row)
-    candidates = sorted(failed, key=lambda name: -sum(r["attempts"] for r in failed[name]))
+        outages.setdefault((row["broker"], row["outage"]), []).append(row)
+    candidates = [one for failed in outages.values() if (one := _absence(failed)) is not None]
+    candidates = sorted(candidates, key=lambda absence: absence.since)[-_OUTAGES:]
     if not candidates:
         return []
-    found = []
-    columns = []
-    for n, name in enumerate(candidates[:_ABSENT]):
-        of = is_text("broker_name", name)
-        last = timestamp(max(row["last_at"] for row in failed[name]))
-        columns.append(f"min(CASE WHEN {of} AND {STORED} AND at > {last} THEN at END) AS back{n}")
-        at = stored.get(name)
-        since = f" AND at > {timestamp(at)}" if at is not None else ""
-        columns.append(
-            f"min(CASE WHEN {of} AND NOT {STORED} AND error_code IN {_SILENT}{since} THEN at END) "
-            f"AS since{n}"
-        )
-        columns.append(
-            f"CAST(coalesce(sum(CASE WHEN NOT ({of}) AND {STORED}{since} "
-            f"THEN coalesce(frames, 1) END), 0) AS BIGINT) AS others{n}"
-        )
-    (facts,) = read(f"SELECT {', '.join(columns)} FROM answered WHERE {read.where}")
-    for n, name in enumerate(candidates[:_ABSENT]):
-        absence = _absence(
-            name, failed[name], stored.get(name), facts[f"since{n}"], facts[f"back{n}"],
-            facts[f"others{n}"],
-        )  # fmt: skip
-        if absence is not None:
-            found.append(absence)
-    return found
+    (stored,) = read(
+        f"SELECT {', '.join(map(_stored_elsewhere, candidates))} "
+        f"FROM latest_answers WHERE {STORED} AND {read.where}"
+    )
+    absences = [
+        replace(one, stored_elsewhere=requests)
+        for one, requests in zip(candidates, stored.values(), strict=True)
+    ]
+    return [
+        one for one in absences
+        if one.back_at or one.cause in _UNREACHABLE or one.stored_elsewhere >= _FEW
+    ]  # fmt: skip
 
 
-def _absence(
-    name: str, failed: Sequence[dict[str, Any]], stored: dt.datetime | None,
-    since: dt.datetime | None, back: dt.datetime | None, others: int,
-) -> Absence | None:  # fmt: skip
-    """Return the absence of a broker; None if it was only slow, or failed only briefly."""
+def _absence(failed: Sequence[dict[str, Any]]) -> Absence | None:
+    """Return the absence of one outage; None if the broker was only slow for a while."""
+    newest = max(failed, key=lambda row: row["last_at"])
     gone = [row for row in failed if row["error_code"] in _UNREACHABLE]
-    last = max(row["last_at"] for row in failed)
-    is_back = back is not None or (stored is not None and stored > last)
-    if is_back:
-        if not gone:
-            return None
+    if newest["back_at"] is not None:
         failed = gone
-        last = max(row["last_at"] for row in failed)
-        since = min(row["first_at"] for row in failed)
-        back = back or stored
-    elif not gone and others < _FEW:
+    if not failed:
         return None
-    cause = max(failed, key=lambda row: (row["attempts"], row["error_code"]))["error_code"]
-    left = not is_back and any(row["error_code"] in _OUT_OF_ROUTE for row in failed)
-    # The broker died after its last stored request began, and before the next failure.
-    began = since or stored or min(row["first_at"] for row in failed)
-    return Absence(name, began, last, back if is_back else None, others, left, cause)
+    left = any(row["error_code"] in _OUT_OF_ROUTE for row in failed)
+    return Absence(
+        newest["broker"], min(row["first_at"] for row in failed),
+        max(row["last_at"] for row in failed), newest["back_at"], 0,
+        left and newest["back_at"] is None,
+        max(gone or failed, key=lambda row: (row["attempts"], row["error_code"]))["error_code"],
+    )  # fmt: skip
+
+
+def _stored_elsewhere(absence: Absence) -> str:
+    """Return the term that counts what other brokers stored during an outage."""
+    name = f"others_{micros(absence.since)}_{absence.broker.encode().hex()}"
+    ended = "" if absence.back_at is None else f" AND at < {timestamp(absence.back_at)}"
+    return (
+        f"CAST(coalesce(sum(CASE WHEN NOT ({is_text('broker_name', absence.broker)}) "
+        f"AND at > {timestamp(absence.since)}{ended} THEN coalesce(frames, 1) END), 0) AS BIGINT) "
+        f"AS {name}"
+    )
 
 
 def _waiting(read: Scoped) -> list[WaitFigures]:
@@ -269,14 +298,23 @@ def _isolations(read: Scoped, limit: int) -> tuple[int, list[IsolationFigures]]:
 
 
 def _isolation_sums(read: Scoped) -> list[IsolationSums]:
+    """Return the time that each broker was isolated; isolations that overlap are one."""
     rows = read(
-        f"""SELECT broker, count(*) AS times, sum(length_ms) AS length_ms,
-            min(start) AS first_start, max(start) AS last_start, max(ends) AS last_end,
-            max_by(cause, start) AS cause
+        f"""SELECT broker, count(CASE WHEN earlier_us < start_us THEN 1 END) AS times,
+            sum(greatest(ends_us - greatest(start_us, earlier_us), 0)) / 1000 AS length_ms,
+            min(start) AS first_start, max(CASE WHEN earlier_us < start_us THEN start END)
+                AS last_start, max(ends) AS last_end, max_by(cause, start) AS cause
         FROM (
-            SELECT DISTINCT broker_name AS broker, topic, cause, isolated_from AS start,
-                isolated_until AS ends, isolated_ms AS length_ms
-            FROM isolations WHERE {read.where}
+            SELECT *, coalesce(max(ends_us) OVER (
+                PARTITION BY broker ORDER BY start_us, ends_us
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ), 0) AS earlier_us
+            FROM (
+                SELECT DISTINCT broker_name AS broker, cause, isolated_from AS start,
+                    isolated_until AS ends, unix_micros(isolated_from) AS start_us,
+                    unix_micros(isolated_until) AS ends_us
+                FROM latest_isolations WHERE {read.where}
+            ) d
         ) e GROUP BY broker ORDER BY broker"""
     )
     return [IsolationSums(**row) for row in rows]

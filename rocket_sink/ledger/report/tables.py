@@ -33,6 +33,7 @@ from rocket_sink.ledger.report.verdict import LINES, verdict
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.ledger.tune.values import Tuning
 from rocket_sink.tables import table
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     import altair
@@ -44,9 +45,9 @@ class Report:
     """The figures of a report; the lists of epochs and isolations hold the last ones.
 
     `unfolded_epochs` have rows that are not in the figures yet (read without Spark nothing is
-    folded). `quarantined_files` were damaged, and their rows are in no figure. `series` are the
-    figures of the page's charts and `tuning` its sends under other settings, where they were asked
-    for.
+    folded), but for `absences`, `isolated` and `last_at`, when the last attempt began.
+    `quarantined_files` were damaged, and their rows are in no figure. `series` are the figures of
+    the page's charts and `tuning` its sends under other settings, where they were asked for.
 
     `as_dict` is for JSON; rich consoles and notebooks show the tables below.
     """
@@ -65,6 +66,7 @@ class Report:
     absences: list[Absence] = field(default_factory=list)
     waiting: list[WaitFigures] = field(default_factory=list)
     isolated: list[IsolationSums] = field(default_factory=list)
+    last_at: dt.datetime | None = None
     series: Series | None = None
     tuning: Tuning | None = None
 
@@ -76,7 +78,7 @@ class Report:
         return Facts(
             self.ledger, self.totals, self.brokers, self.isolated, self.dead_letters,
             self.absences, self.waiting, self.unfolded_epochs, self.quarantined_files,
-            in_flight, scoped=scope != Scope(),
+            in_flight, self.last_at, scoped=scope != Scope(),
         )  # fmt: skip
 
     @property
@@ -189,15 +191,18 @@ def _accounts(report: Report) -> RenderableType:
     totals = report.totals
     resolved = sum(d.resolved for d in report.dead_letters)
     settled = f"; {resolved:,} of all letters are resolved" if resolved else ""
+    attempts = counted(
+        totals.superseded_attempts, "attempt", "that does not count", "that do not count"
+    )
     notes = {
-        "rows_in": f"in {totals.epochs:,} epochs",
+        "rows_in": f"in {counted(totals.epochs, 'epoch')}",
         "acked": "stored",
         "degraded": "stored, but less durably than asked for",
         "dead": f"not stored; dead letters{settled}",
         "unknown": "perhaps stored; dead letters",
         "filtered": "needed no sending",
         "duplicates_possible": "stored, perhaps twice under one id",
-        "superseded_rows": f"of {totals.superseded_attempts:,} attempts that do not count",
+        "superseded_rows": f"stored by {attempts}",
     }
     rows = [(n.replace("_", " "), getattr(totals, n), note) for n, note in notes.items()]
     return table("Accounts", ("", "rows", "note"), rows)

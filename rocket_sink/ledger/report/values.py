@@ -100,8 +100,12 @@ class IsolationFigures:
 
 @dataclass(frozen=True)
 class IsolationSums:
-    """All isolations of one broker: `length_ms` is the sum; `first_start`, `last_start` and
-    `last_end` are when the first and the last began, and when the last to end did."""
+    """The isolations of one broker, also of rows that are not folded yet.
+
+    Isolations that overlap are one: `times` counts those that do not, and `length_ms` is the time
+    that they cover. `first_start`, `last_start` and `last_end` are when the first and the last
+    began, and when the last to end did.
+    """
 
     broker: str
     times: int
@@ -146,12 +150,12 @@ class ErrorFigures:
 
 @dataclass(frozen=True)
 class Absence:
-    """A broker that could not be reached.
+    """One outage of a broker, from the rows that are folded and those that are not yet.
 
     `since` is when the first attempt failed, `last_failed_at` when the last one did, `back_at` when
-    it stored something again (None: not yet); `stored_elsewhere` counts the requests that other
-    brokers have stored since the last that it stored. `left_route`: name servers named it no more.
-    `cause` is the most frequent error's code.
+    the broker stored something again (None: not yet). `stored_elsewhere` counts the requests that
+    other brokers stored meanwhile. `left_route`: name servers named the broker no more. `cause` is
+    the most frequent error's code.
     """
 
     broker: str
@@ -222,5 +226,7 @@ class Facts:
     quarantined_files: int = 0
     in_flight: int = 0
     """Requests of task attempts that died before an answer."""
+    last_at: dt.datetime | None = None
+    """When the last attempt at any broker began, folded or not."""
     scoped: bool = False
     """The report is of a part of the ledger."""

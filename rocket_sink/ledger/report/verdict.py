@@ -21,7 +21,7 @@ from rocket_sink.ledger.report.values import (
     Finding,
     IsolationSums,
 )
-from rocket_sink.text import clean
+from rocket_sink.text import clean, counted
 
 LINES: Final = 3
 """A verdict's most lines."""
@@ -91,13 +91,12 @@ def _well(facts: Facts) -> Finding:
         of = "this part of the ledger" if facts.scoped else "the ledger"
         return Finding("empty", "well", f"There is nothing in {of} yet: no epoch and no send")
     brokers = _brokers(facts)
-    text = (
-        f"All is well: {totals.acked + totals.degraded:,} rows of {_many(totals.epochs, 'epoch')} "
-        "are stored and none waits"
-    )
+    rows = totals.acked + totals.degraded
+    of = counted(totals.epochs, "epoch", "is", "are", of=rows)
+    text = f"All is well: {counted(rows, 'row')} of {of} stored and none waits"
     p99 = max((b.p99_ms for b in brokers if b.p99_ms is not None), default=None)
     if p99 is not None:
-        text += f"; {_many(len(brokers), 'broker')}, p99 at most {_ms(p99)}"
+        text += f"; {counted(len(brokers), 'broker')}, p99 at most {_ms(p99)}"
     if last:
         text += f"; last send {moment(max(last))}"
     return Finding("all_is_well", "well", text)
@@ -113,7 +112,7 @@ def _counted(
 
     def found(facts: Facts) -> Iterator[Case]:
         if count := of(facts):
-            yield {name: _many(count, what, one, many)}
+            yield {name: counted(count, what, one, many)}
 
     return found
 
@@ -140,7 +139,9 @@ def _absent(facts: Facts, absence: Absence) -> Case:
     then = ""
     if waits:
         rows, keys = sum(w.rows for w in waits), sum(w.keys for w in waits)
-        held = f"; {_many(rows, 'row')} of {_many(keys, 'key', 'waits', 'wait', of=rows)} for it"
+        held = (
+            f"; {counted(rows, 'row')} of {counted(keys, 'key', 'waits', 'wait', of=rows)} for it"
+        )
         then = f", then `{_commands(facts.ledger)['backfill']}`"
     return {
         "broker": clean(absence.broker, _NAMES), "since": moment(absence.since),
@@ -149,12 +150,19 @@ def _absent(facts: Facts, absence: Absence) -> Case:
 
 
 def _was_away(facts: Facts) -> Iterator[Case]:
-    for absence in facts.absences:
-        if absence.back_at is not None:
-            yield {
-                "broker": clean(absence.broker, _NAMES), "since": moment(absence.since),
-                "back": moment(absence.back_at), "cause": clean(absence.cause, _NAMES),
-            }  # fmt: skip
+    """Yield one case per broker, of its last outage and of how many there were."""
+    ended = [absence for absence in facts.absences if absence.back_at is not None]
+    for broker in dict.fromkeys(absence.broker for absence in ended):
+        outages = [absence for absence in ended if absence.broker == broker]
+        last = outages[-1]
+        length_s = sum((one.back_at - one.since).total_seconds() for one in outages if one.back_at)
+        yield {
+            "broker": clean(broker, _NAMES), "since": moment(last.since),
+            "back": moment(last.back_at or last.last_failed_at),
+            "times": f"{counted(len(outages), 'time')}, {_seconds(length_s)} in all, the last "
+            if len(outages) > 1 else "",
+            "cause": clean(last.cause, _NAMES),
+        }  # fmt: skip
 
 
 def _keys_wait(facts: Facts) -> Iterator[Case]:
@@ -163,8 +171,8 @@ def _keys_wait(facts: Facts) -> Iterator[Case]:
     if waits:
         rows = sum(w.rows for w in waits)
         yield {
-            "rows": _many(rows, "row"),
-            "keys": _many(sum(w.keys for w in waits), "key", "waits", "wait", of=rows),
+            "rows": counted(rows, "row"),
+            "keys": counted(sum(w.keys for w in waits), "key", "waits", "wait", of=rows),
             "oldest": moment(min(w.oldest for w in waits)),
         }
 
@@ -182,7 +190,7 @@ def _letters(facts: Facts, *reasons: str) -> Iterator[Case]:
     oldest = [d.oldest for d in found if d.oldest is not None]
     pending = sum(by_class.values())
     yield {
-        "pending": _many(pending, "dead letter", "is", "are"),
+        "pending": counted(pending, "dead letter", "is", "are"),
         "classes": shown + (", ..." if len(parts) > 3 else ""),
         "oldest": f", the oldest since {moment(min(oldest))}" if oldest else "",
         "count": pending,
@@ -213,12 +221,8 @@ def _gone(facts: Facts) -> set[str]:
     return {a.broker for a in facts.absences if a.back_at is None}
 
 
-def _last_send(facts: Facts) -> dt.datetime | None:
-    return max((b.last_at for b in _brokers(facts)), default=None)
-
-
 def _isolated_now(facts: Facts) -> Iterator[Case]:
-    last = _last_send(facts)
+    last = facts.last_at
     for one in _isolated(facts):
         if last is not None and one.last_end > last:
             yield {
@@ -228,11 +232,11 @@ def _isolated_now(facts: Facts) -> Iterator[Case]:
 
 
 def _was_isolated(facts: Facts) -> Iterator[Case]:
-    last = _last_send(facts)
+    last = facts.last_at
     for one in _isolated(facts):
         if last is None or one.last_end <= last:
             yield {
-                "broker": clean(one.broker, _NAMES), "times": _many(one.times, "time"),
+                "broker": clean(one.broker, _NAMES), "times": counted(one.times, "time"),
                 "length": _seconds(one.length_ms / 1000), "last": moment(one.last_start),
                 "cause": clean(one.cause, _NAMES),
             }  # fmt: skip
@@ -263,8 +267,8 @@ def _replays(facts: Facts) -> Iterator[Case]:
     totals = facts.totals
     if attempts := totals.superseded_attempts - totals.failed_sends:
         yield {
-            "attempts": _many(attempts, "task attempt", "was", "were"),
-            "rows": _many(totals.superseded_rows, "row"),
+            "attempts": counted(attempts, "task attempt", "was", "were"),
+            "rows": counted(totals.superseded_rows, "row"),
         }
 
 
@@ -298,7 +302,7 @@ RULES: Final = (
          "{pending} pending of topics closed to this account ({classes}){oldest}",
          "allow it to write there, then `{backfill} --reason permission`"),
     Rule("not_folded", "warning", _counted("epochs", lambda f: f.unfolded_epochs, "epoch"),
-         "rows of {epochs} are not folded yet and in no figure", "`{report} --fold`"),
+         "rows of {epochs} are not folded yet and in no table below", "`{report} --fold`"),
     Rule("broker_isolated", "warning", _isolated_now,
          "{broker} has been isolated since {since} ({cause})",
          "look at {broker}'s disk and log: it was slow or failed just before the last send"),
@@ -326,7 +330,7 @@ RULES: Final = (
     Rule("replays", "note", _replays,
          "{attempts} run again: {rows} that they had sent may be there twice"),
     Rule("broker_was_away", "note", _was_away,
-         "{broker} could not be reached from {since} to {back} ({cause}) and is back"),
+         "{broker} could not be reached {times}from {since} to {back} ({cause})"),
     Rule("broker_was_isolated", "note", _was_isolated,
          "{broker} was isolated {times}, {length} in all, the last at {last} ({cause})"),
     Rule("epochs_unconfirmed", "note",
@@ -341,12 +345,6 @@ RULES: Final = (
 
 def moment(at: dt.datetime) -> str:
     return at.astimezone(dt.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _many(count: int, what: str, one: str = "", many: str = "", of: int | None = None) -> str:
-    """`1 row`, `2 rows`; with the verb for `of` (by default `count`) things."""
-    verb = one if (count if of is None else of) == 1 else many
-    return f"{count:,} {what}{'' if count == 1 else 's'}{' ' if verb else ''}{verb}"
 
 
 def _ms(value: float) -> str:

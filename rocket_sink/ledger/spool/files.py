@@ -33,10 +33,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import LedgerPath, is_object_store, make_folder_of, path_part
 from rocket_sink.ledger.records import RunContext
+from rocket_sink.ledger.schema import LEDGER_SCHEMA, UNFOLDED, columns_of
+from rocket_sink.ledger.spool.stream import read_batches
 from rocket_sink.owner import Owner, this_process
 
 if TYPE_CHECKING:
@@ -50,6 +53,8 @@ _DRIVER: Final = "driver"
 """In the place of a partition: of an epoch's file in which the driver calls it done."""
 STALE_AFTER_S: Final = 3600.0
 """An open file of another host that was not written to for so long has lost its owner."""
+
+_MOST_UNFOLDED_BYTES: Final = 64 * 1024 * 1024
 
 
 def new_name(ctx: RunContext, number: int = 1, *, folders: bool = True) -> str:
@@ -155,6 +160,27 @@ def spooled_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> set[tuple[st
     """Return the epochs in the spool: the query as `path_part` has it, and the number."""
     found = (_epoch(info) for info in _files(place, filesystem))
     return {(query.removeprefix(_part("")), epoch) for query, epoch in found}
+
+
+def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
+    """Return the sends and isolations that no fold has taken in yet, under the kinds of `UNFOLDED`.
+
+    Tasks that still run have written some of them. A fold may have taken in a file that it has not
+    deleted yet. If there are many files, only the newest are read.
+    """
+    parts, size = [LEDGER_SCHEMA.empty_table()], 0
+    for place in places:
+        filesystem = place.filesystem()
+        for info in sorted(_files(place, filesystem), key=lambda info: -(info.mtime_ns or 0)):
+            size += info.size or 0
+            # A fold names damaged files. A file that is gone is in the table now.
+            with contextlib.suppress(LedgerError, OSError):
+                if size <= _MOST_UNFOLDED_BYTES:
+                    parts += [pa.table(batch) for batch in read_batches(info.path, filesystem)]
+    rows = pa.concat_tables(parts)
+    kinds = pa.array([UNFOLDED.get(kind) for kind in rows["kind"].to_pylist()], pa.string())
+    names = dict.fromkeys(name for kind in UNFOLDED for name in columns_of(kind))
+    return rows.select([*names]).append_column("kind", kinds).filter(pc.is_valid(kinds))
 
 
 def _epoch(info: fs.FileInfo) -> tuple[str, str]:

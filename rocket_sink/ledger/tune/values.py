@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rocket_sink.ledger.sql import Scope
 from rocket_sink.tables import table
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -145,8 +146,8 @@ class Tuning:
             return
         newest = "the newest " if self.limited else ""
         yield (
-            f"{newest}{self.attempts:,} attempts from {self.first_at:%Y-%m-%d %H:%M:%S} to "
-            f"{self.last_at:%Y-%m-%d %H:%M:%S} UTC"
+            f"{newest}{counted(self.attempts, 'attempt')} from "
+            f"{self.first_at:%Y-%m-%d %H:%M:%S} to {self.last_at:%Y-%m-%d %H:%M:%S} UTC"
         )
         yield f"{self.note}\n"
         for one in self.comparisons:
