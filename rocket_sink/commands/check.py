@@ -129,10 +129,20 @@ def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.wire.route import broker_addresses
 
-    def ask() -> str:
-        with Admin(options.with_(nameServer=address)) as admin:
-            brokers = admin.cluster()
-        return f"answers, knows {counted(len(brokers), 'broker')}"
+    known: dict[str, set[tuple[str, str]]] = {}
+    errors = {}
+    for server in options.name_servers:
+        try:
+            with Admin(options.with_(nameServer=server)) as admin:
+                known[server] = broker_addresses(admin.cluster())
+        except RocketSinkError as error:
+            errors[server] = str(error)
+    for server in options.name_servers:
+        state, text = "fail", errors.get(server)
+        if text is None:
+            state, text = _compared(server, known)
+        yield Finding(f"name server {server}", state, text)
+    return bool(known)
 
 
 def _compared(server: str, known: Mapping[str, set[tuple[str, str]]]) -> tuple[str, str]:
@@ -143,7 +153,7 @@ def _compared(server: str, known: Mapping[str, set[tuple[str, str]]]) -> tuple[s
             "answers, but knows no broker: it was started anew less than 30 s ago, or the brokers "
             "do not register with it (their option namesrvAddr)"
         )
-    text = f"answers, knows {len(names)} broker{'s' if len(names) != 1 else ''}"
+    text = f"answers, knows {counted(len(names), 'broker')}"
     strangers = [other for other in known if known[other] and not known[other] & known[server]]
     friends = [other for other in known if known[other] & known[server]]
     if len(strangers) >= len(friends):

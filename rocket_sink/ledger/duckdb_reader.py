@@ -75,7 +75,7 @@ class QuickLedger:
         self._session.register("unfolded_rows", unfolded_rows(place.spools))
         with _readable(self.path):
             self._open(place, table)
-        # Not as WITH: what is named twice there is read whole, in all its columns.
+        # Views instead of WITH, which reads whatever is named twice whole, in all its columns.
         for name, text in VIEWS.items():
             self._session.execute(f"CREATE TEMP VIEW {name} AS {_in_duckdb(text)}")
 
@@ -89,6 +89,7 @@ class QuickLedger:
         has_files_only = table.protocol().min_reader_version == 1
         if not has_files_only or _GLOB.intersection(self.path):
             self._session.register("table_rows", table.to_pyarrow_dataset())
+            self._lock([])
             self._make_rows("SELECT * FROM table_rows")
             return
         paths = {kind: [f"{self.path}/{name}" for name in names] for kind, names in files.items()}

@@ -681,8 +681,8 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "penalties-added",
         "rocket_sink/ledger/report/queries.py",
-        "            sum(greatest(ends_us - greatest(start_us, earlier_us), 0)) / 1000 AS length_ms,\n",
-        "            sum(ends_us - start_us) / 1000 AS length_ms,\n",
+        "sum(greatest(ends_us - greatest(start_us, earlier_us), 0)) / 1000 AS length_ms",
+        "sum(ends_us - start_us) / 1000 AS length_ms",
         ("tests/ledger/test_report_queries.py::test_penalties_that_overlap_are_one_isolation",),
         "a broker that was isolated for a minute was isolated for five, says the report",
     ),
@@ -1197,8 +1197,8 @@ COMMANDS: tuple[Defect, ...] = (
     Defect(
         "missing-broker-not-missed",
         "rocket_sink/commands/check.py",
-        "        if row[\"topic\"] == topic and row[\"broker_name\"] not in named:\n",
-        "        if row[\"topic\"] == topic and not named:\n",
+        '        if row["topic"] == topic and row["broker_name"] not in named:\n',
+        '        if row["topic"] == topic and not named:\n',
         ("tests/commands/test_topic_types.py::test_a_broker_that_left_the_route_is_named",),
         "check says ready while a broker of the topic is dead",
     ),

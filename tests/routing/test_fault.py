@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 from hypothesis import given
@@ -17,8 +16,6 @@ from rocket_sink.routing.fault import (
     LatencyFaultTolerance,
     MemoryFaultStore,
 )
-from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 
 NOW = 1000.0
 FIVE = [
