@@ -73,7 +73,7 @@ def test_an_isolation_by_another_worker_counts_the_same():
 
 
 def test_ranks():
-    """An isolation that has ended leaves no mark, even with no probe since (apache/rocketmq#7812)."""
+    """An isolation that ended leaves no mark, even with no probe since (apache/rocketmq#7812)."""
     brokers = make(machineRoom="r")
     for name in ("r@well", "r@suspect", "r@silent", "r@dead"):
         brokers.of(name)

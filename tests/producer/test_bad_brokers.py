@@ -1,0 +1,215 @@
+"""While another broker will do, a bad one gets no new request, however many are in flight.
+
+The brokers' own logs of requests say who was sent what.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.producer.engine.brokers import VIEW_S
+from rocket_sink.producer.producer import Producer
+from rocket_sink.routing.fault import FaultProfile
+from rocket_sink.routing.selectors import ISOLATED, SILENT
+from rocket_sink.testing import Answer, Delay, FakeCluster
+from rocket_sink.testing.broker import FakeBroker
+from rocket_sink.testing.script import is_send
+from tests.producer.conftest import request
+from tests.producer.engine.test_shared_state import open_in
+from tests.producer.waiting import until
+
+IN_FLIGHT = (16, 64, 200, 500, 2000)
+LONG = {
+    "latencyMax": "500",
+    "notAvailableDuration": "600000",
+    "sendMsgTimeout": "600s",
+    "retryBackoffMs": "1",
+}
+"""A broker that was late, or failed, stays isolated for the test."""
+NEVER_LATE = FaultProfile.of("5.x", (3_600_000,), (600_000,))
+"""The other one must stay well, however slow this machine is."""
+
+
+def sends(broker: FakeBroker) -> int:
+    return sum(map(is_send, list(broker.requests)))
+
+
+def rank_of(engine: Any, broker: FakeBroker) -> int:
+    engine.brokers.view(engine.clock())
+    return int(engine.brokers.rank(broker.name, "orders"))
+
+
+def made_bad(producer: Producer, bad: FakeBroker, fault: str) -> Any:
+    """The future of the one request that is stuck at the broker, or ended badly."""
+    bad.behave()
+    if fault == "late":
+        bad.on_send(Delay(600))
+    elif fault == "error":
+        bad.on_send(Answer(1, "an error"))
+    else:
+        bad.freeze()
+    stuck = producer.send_async(Message("orders", b"stuck"), queue=queue_of(bad))
+    if fault != "frozen":
+        stuck.exception(60)
+    engine = producer._session.engine
+    until(lambda: rank_of(engine, bad) & (SILENT if fault == "frozen" else ISOLATED), 60)
+    engine.brokers.table.profile = NEVER_LATE
+    return stuck
+
+
+def queue_of(broker: FakeBroker) -> MessageQueue:
+    return MessageQueue("orders", broker.name, 0)
+
+
+def by_async(producer: Producer, count: int) -> None:
+    futures = [producer.send_async(Message("orders", b"x")) for _ in range(count)]
+    assert all(future.result(120) for future in futures)
+
+
+def by_threads(producer: Producer, count: int) -> None:
+    with ThreadPoolExecutor(64) as threads:
+        list(threads.map(lambda _: producer.send(Message("orders", b"x")), range(count)))
+
+
+def by_batches(producer: Producer, count: int) -> None:
+    batch = [Message("orders", b"x"), Message("orders", b"y")]
+    with ThreadPoolExecutor(32) as threads:
+        list(threads.map(lambda _: producer.send_batch(batch), range(count)))
+
+
+def by_key(producer: Producer, count: int) -> None:
+    """Keys may move."""
+    messages = [Message("orders", b"x", sharding_key=str(key)) for key in range(count)]
+    futures = [producer.send_async(message) for message in messages]
+    assert all(future.result(120) for future in futures)
+
+
+Mode = Callable[[Producer, int], None]
+MODES: dict[str, tuple[Mode, dict[str, Any], tuple[int, ...]]] = {
+    "async": (by_async, {}, IN_FLIGHT),
+    "automatic batches": (by_async, {"autoBatch": True, "batchMaxDelayMs": 1}, IN_FLIGHT),
+    "threads": (by_threads, {}, (64, 256)),
+    "batches": (by_batches, {}, (64,)),
+    "best effort": (by_key, {"ordering": "best_effort"}, (200,)),
+    "weighted": (by_async, {"queueSelector": "weighted"}, (200,)),
+    "least latency": (by_async, {"queueSelector": "least_latency"}, (200,)),
+}
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=2, queues=4) as fake:
+        fake.create_topic("orders", 4)
+        yield fake
+
+
+def noted_ranks(engine: Any, broker: FakeBroker) -> list[int]:
+    """The ranks that a broker gets from now on."""
+    ranks, rank = [], engine.brokers.rank
+
+    def noted(name: str, topic: str) -> int:
+        if name == broker.name:
+            ranks.append(rank(name, topic))
+        return int(rank(name, topic))
+
+    engine.brokers.rank = noted
+    return ranks
+
+
+def is_proof(mode: str, fault: str) -> bool:
+    """Send while one broker is bad; False: the other one stalled meanwhile, and was no better."""
+    send, options, counts = MODES[mode]
+    with FakeCluster(brokers=2, queues=4) as cluster:
+        cluster.create_topic("orders", 4)
+        bad, well = cluster.brokers
+        with Producer(nameServer=cluster.name_server, **LONG, **options) as producer:
+            for broker in cluster.brokers:
+                producer.send(Message("orders", b"warm"), queue=queue_of(broker))
+            stuck = made_bad(producer, bad, fault)
+            before, engine = sends(bad), producer._session.engine
+            ranks, least = noted_ranks(engine, well), rank_of(engine, bad)
+            well.on_send(Delay(20), times=None)
+            for count in counts:
+                send(producer, count)
+            if max(ranks, default=0) >= least:
+                bad.thaw()
+                return False
+            if fault == "frozen":
+                bad.thaw()
+                stuck.result(60)
+                before += 1
+            assert sends(bad) == before
+            assert sends(well) > len(counts)
+            return True
+
+
+@pytest.mark.parametrize("fault", ["late", "error", "frozen"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_bad_broker_gets_nothing_new(mode: str, fault: str) -> None:
+    assert any(is_proof(mode, fault) for _ in range(5)), "the other broker stalls again and again"
+
+
+@pytest.mark.parametrize("count", IN_FLIGHT)
+def test_an_isolation_by_another_worker_counts_the_same(
+    cluster: FakeCluster, make_engine: Callable[..., Any], count: int, tmp_path: Any
+) -> None:
+    bad, well = cluster.brokers
+    engine = make_engine(shared=open_in(tmp_path), **LONG)
+    other = make_engine(shared=open_in(tmp_path), **LONG)
+    for number, each in enumerate((engine, other)):
+        each.submit(request(number, queue=queue_of(well)))
+        each.drain()
+    bad.on_send(Answer(1, "an error"))
+    other.submit(request("bad", queue=queue_of(bad)))
+    other.drain()
+    engine.brokers.table.profile = NEVER_LATE
+    before, began_s = sends(bad), engine.clock()
+    assert rank_of(other, bad) == ISOLATED
+    ranks = noted_ranks(engine, well)
+    while engine.clock() < began_s + 2 * VIEW_S:
+        time.sleep(VIEW_S)
+    well.on_send(Delay(20), times=None)
+    for number in range(count):
+        engine.submit(request(number))
+    assert all(completion.outcome.delivered for completion in engine.drain())
+    assert sends(bad) == before or max(ranks) >= ISOLATED
+
+
+def test_a_busy_broker_is_waited_for_while_the_other_one_is_worse(
+    cluster: FakeCluster, make_engine: Callable[..., Any]
+) -> None:
+    """For its share of the time, of which the first of three attempts has a third."""
+    bad, busy = cluster.brokers
+    engine = make_engine(**{**LONG, "latencyMax": "9000", "suspectAfterMs": 60_000})
+    for broker in cluster.brokers:
+        engine.submit(request("warm", queue=queue_of(broker)))
+        engine.drain()
+    bad.on_send(Answer(1, "an error"))
+    engine.submit(request("bad", queue=queue_of(bad), attempts=1))
+    engine.drain()
+    before, inside = sends(bad), engine.brokers.of(busy.name)
+    inside.in_flight += 4
+    inside.busy(0.0, engine.clock())
+    inside.in_flight -= 4
+    busy.on_send(Delay(20), times=40)
+    for number in range(40):
+        engine.submit(request(number))
+        assert inside.in_flight <= int(inside.window.limit)
+    assert all(completion.outcome.delivered for completion in engine.drain())
+    assert sends(bad) == before
+    busy.on_send(Delay(3000), times=None)
+    places, began_s = int(inside.window.limit), engine.clock()
+    for number in range(places + 10):
+        engine.submit(request(number, timeout_s=6.0))
+    while sends(bad) == before and engine.pending:
+        engine.drive()
+    waited_s = engine.clock() - began_s
+    assert all(completion.outcome.delivered for completion in engine.drain())
+    assert waited_s > 1.9, "its share of the time was not over"
+    assert sends(bad) == before + 10, "a worse one is better than none"
