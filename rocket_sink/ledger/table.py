@@ -35,7 +35,13 @@ import pyarrow as pa
 
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.forks import ForkLock
-from rocket_sink.ledger.append.delta_rs import create_table, is_told, last_version, open_table
+from rocket_sink.ledger.append.delta_rs import (
+    create_table,
+    damaged,
+    is_told,
+    last_version,
+    open_table,
+)
 from rocket_sink.ledger.append.exclusive import store_refuses
 from rocket_sink.ledger.lock import LedgerLock
 from rocket_sink.ledger.notes import NoteStore
@@ -107,7 +113,7 @@ def is_table(spark: SparkSession, place: LedgerPath) -> bool:
     """True when a Delta table is there, of whatever schema."""
     if open_direct(spark, place) is not None:
         return True
-    with _log_errors(place):
+    with reading(place):
         return bool(_delta_table().isDeltaTable(spark, place.uri))
 
 
@@ -127,6 +133,17 @@ def upgrade_table(spark: SparkSession, place: LedgerPath) -> None:
     """Bring a ledger of an older schema version up to this one; any other folder is left alone."""
     if is_table(spark, place) and _identity(spark, place).version in (None, *_UPGRADED):
         _made(spark, place, create=False)
+
+
+def check_readable(spark: SparkSession, place: LedgerPath) -> None:
+    """Read all of the table's log: Spark's Delta appends without that, and cannot read the rows.
+
+    Raises:
+        LedgerError: a file of the log is damaged or missing.
+    """
+    if open_direct(spark, place) is None:
+        with reading(place):
+            spark.read.format("delta").load(place.uri).inputFiles()
 
 
 def check_table(spark: SparkSession, place: LedgerPath) -> str:
@@ -174,7 +191,7 @@ def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
         LedgerError: as `check_table`.
     """
     check_table(spark, place)
-    with _log_errors(place):
+    with reading(place):
         return spark.read.format("delta").load(place.uri)
 
 
@@ -214,7 +231,7 @@ def last_txn_version(spark: SparkSession, ledger_path: str | LedgerPath, app_id:
         return last_version(place, table, app_id)
     if not is_table(spark, place):
         return None
-    with _log_errors(place):
+    with reading(place):
         version = _snapshot(spark, place).transactions().get(app_id)
         return int(version.get()) if version.isDefined() else None
 
@@ -240,7 +257,7 @@ def is_in(spark: SparkSession, place: LedgerPath, token: str, version: int) -> b
     commits = table_version(spark, place) - version
     if commits <= 0:
         return False
-    with _log_errors(place):
+    with reading(place):
         history = _delta_table().forPath(spark, place.uri).history(commits)
         if history.where(history["userMetadata"] == token).head() is not None:
             return True
@@ -358,7 +375,7 @@ def _brought_up(spark: SparkSession, place: LedgerPath, found: _Identity) -> _Id
         if not _has_our_columns(spark, place):
             return found
     else:
-        columns = spark.read.format("delta").load(place.uri).columns
+        columns = _columns(spark, place)
         added = [f"`{c.name}` {c.sql_type}" for c in COLUMNS if c.name not in columns]
         if added:
             spark.sql(f"ALTER TABLE {_sql_name(place)} ADD COLUMNS ({', '.join(added)})")
@@ -367,8 +384,12 @@ def _brought_up(spark: SparkSession, place: LedgerPath, found: _Identity) -> _Id
 
 
 def _has_our_columns(spark: SparkSession, place: LedgerPath) -> bool:
-    found = spark.read.format("delta").load(place.uri).columns
-    return bool(found == [column.name for column in COLUMNS])
+    return _columns(spark, place) == [column.name for column in COLUMNS]
+
+
+def _columns(spark: SparkSession, place: LedgerPath) -> list[str]:
+    with reading(place):
+        return list(spark.read.format("delta").load(place.uri).columns)
 
 
 def _set_version(spark: SparkSession, place: LedgerPath) -> None:
@@ -399,7 +420,7 @@ def _identity(spark: SparkSession, place: LedgerPath) -> _Identity:
         return _Identity(str(found.id), found.configuration.get(VERSION_PROPERTY))
     if not is_table(spark, place):
         raise missing(place)
-    with _log_errors(place):
+    with reading(place):
         if is_classic(spark):
             metadata = _snapshot(spark, place).metadata()
             given = metadata.configuration().get(VERSION_PROPERTY)
@@ -430,24 +451,22 @@ def _delta_table() -> Any:
 
 
 @contextlib.contextmanager
-def _log_errors(place: LedgerPath) -> Iterator[None]:
+def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
+    """Around each read of the table by Spark's Delta.
+
+    Args:
+        before: what the error says first.
+
+    Raises:
+        LedgerError: the table cannot be read; in the place of Spark's and Java's own errors.
+    """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (Py4JError, PySparkException) as error:
-        raise damaged(place, first_line(error)) from error
-
-
-def damaged(place: LedgerPath, why: str) -> LedgerError:
-    """The error of a table that is there and cannot be read."""
-    return LedgerError(
-        f"Delta cannot read the ledger {place.uri}: {why.rstrip('.')}. When files of its "
-        "_delta_log are damaged or missing, put them back from a backup. Without one, begin a new "
-        "ledger in another folder and move _spool there: what is not folded yet is in it",
-        path=place.uri,
-    )
+        raise damaged(place, first_line(error), before=before) from error
 
 
 def first_line(error: BaseException) -> str:

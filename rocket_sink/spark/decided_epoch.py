@@ -19,7 +19,7 @@ from rocket_sink.ledger.append.delta_rs import rows_of_epoch
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.records import BETWEEN_HALVES
 from rocket_sink.ledger.schema import SEND, TRANSACTION
-from rocket_sink.ledger.table import open_direct, read_table
+from rocket_sink.ledger.table import open_direct, read_table, reading
 from rocket_sink.ledger.views import queried
 from rocket_sink.producer.admin.half_commits import HALVES
 from rocket_sink.wire.ids import decode_offset_message_id
@@ -85,7 +85,8 @@ def _by_spark(spark: SparkSession, place: LedgerPath, query_id: str, epoch: int)
         f"UNION ALL SELECT {columns}, query_id, epoch FROM epoch_ends",
     )
     ours = (rows.query_id == query_id) & (rows.epoch == epoch)
-    return rows.where(ours).select(*_COLUMNS).toArrow()
+    with reading(place):
+        return rows.where(ours).select(*_COLUMNS).toArrow()
 
 
 def _direct(table: DeltaTable, query_id: str, epoch: int) -> pa.Table:

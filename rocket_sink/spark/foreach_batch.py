@@ -37,9 +37,11 @@ from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.table import (
     LedgerToken,
     check_not_ahead,
+    check_readable,
     ensure_table,
     last_txn_version,
     prove_executors,
+    reading,
     txn_app_id,
 )
 from rocket_sink.net import log
@@ -67,6 +69,10 @@ _LOG: Final = log.logger(__name__)
 _NO_FILES: Final = (
     "%s An epoch or write that died before its append is not noted either: when it runs again, its "
     "duplicates_possible is too low"
+)
+_ALL_SENT: Final = (
+    "All rows were sent, and the ledger has them: do not send them again. Only the counts of the "
+    "tasks cannot be read. "
 )
 _NO_QUERY: Final = (
     "Spark gives this function no query id (Spark Connect runs it on the server); name the query "
@@ -151,6 +157,7 @@ class BatchWriter:
             first = query not in self._started
             if first:
                 ensure_table(session, place)
+                check_readable(session, place)
                 self._claim(session, place)
                 check_not_ahead(session, place, query, epoch)
             transactions = self._transactions(session)
@@ -187,6 +194,7 @@ class BatchWriter:
         if self._options.ledger:
             place, token = self._ledger(session, on_driver=is_classic(session))
             ensure_table(session, place)
+            check_readable(session, place)
         transactions = self._transactions(session)
         group = transactions.group if transactions is not None else ""
         query, version, again = self._begin_write(session, run)
@@ -377,9 +385,10 @@ def _accounts(
             pq.read_table, columns=["first_error", *COUNTS], filesystem=place.filesystem()
         )
         return [row for path in paths for row in read(path).to_pylist()]
-    table = session.read.format("delta").load(place.uri)
-    ours = (table.query_id == query) & (table.run_id == run) & (table.epoch == epoch)
-    return _accounts_of(table.where(ours))
+    with reading(place, _ALL_SENT):
+        table = session.read.format("delta").load(place.uri)
+        ours = (table.query_id == query) & (table.run_id == run) & (table.epoch == epoch)
+        return _accounts_of(table.where(ours))
 
 
 def _accounts_of(rows: DataFrame) -> list[Any]:

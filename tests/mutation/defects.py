@@ -616,6 +616,33 @@ LEDGER: tuple[Defect, ...] = (
         "each batch write of an appId on a store is taken for one that never ended",
     ),
     Defect(
+        "damaged-log-is-left-to-spark",
+        "rocket_sink/ledger/append/delta_rs.py",
+        "            _refuse_damage(place, error)\n",
+        "            pass\n",
+        ("tests/ledger/test_damaged_log.py::test_the_files_to_delete_are_named",),
+        "sink.write sends everything and then fails in Java's words; who runs it again doubles all",
+    ),
+    Defect(
+        "checkpoint-to-delete-without-a-trial",
+        "rocket_sink/ledger/append/delta_rs.py",
+        "                with contextlib.suppress(DeltaError):\n"
+        "                    DeltaTable(folder)\n",
+        "                if count == len(sums):\n",
+        (
+            "tests/ledger/test_damaged_log.py::test_a_checkpoint_whose_commits_are_gone_is_not_to_be_deleted",
+        ),
+        "the error advises to delete the only file that knows the older rows",
+    ),
+    Defect(
+        "sends-before-the-log-is-read",
+        "rocket_sink/ledger/table.py",
+        "    if open_direct(spark, place) is None:\n        with reading(place):\n",
+        "    if not place.uri:\n        with reading(place):\n",
+        ("tests/ledger/test_damaged_log.py::test_nothing_is_sent_with_a_damaged_log",),
+        "on stores that only Spark commits to, all is sent before the damage is seen",
+    ),
+    Defect(
         "note-before-the-disk",
         "rocket_sink/ledger/notes.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",

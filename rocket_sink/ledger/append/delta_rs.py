@@ -15,14 +15,17 @@ queries run, it does here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.data_files import DataFile
@@ -34,7 +37,6 @@ from rocket_sink.net import log
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from pyarrow import fs
 
 _LOG: Final = log.logger(__name__)
 _TRIES: Final = 10
@@ -46,8 +48,15 @@ _USER_METADATA: Final = "userMetadata"
 ESCAPED: Final = frozenset("%#?")
 """In a path, delta-rs may take them for another folder's name, or for the end of it."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-_DATA_FILE: Final = re.compile(r"(?:[\w=-][\w=.-]*/)*[\w=-][\w=.-]*", re.ASCII)
-"""Below the table, and the same for readers that decode it or look for patterns in it."""
+_STACK: Final = re.compile(r"\n\s+0: ")
+_LONGEST_REASON: Final = 400
+_UNSUPPORTED: Final = "Unsupported"
+"""What delta-rs says of a table whose features it does not know."""
+_BACKUP: Final = (
+    "When files of its _delta_log are damaged or missing, put them back from a backup. Without "
+    "one, begin a new ledger in another folder and move _spool there: what is not folded yet is "
+    "in it"
+)
 _KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
 
 
@@ -62,7 +71,8 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
         must: for a commit to a table of which delta-rs makes all commits.
 
     Raises:
-        LedgerError: (`must`) its store cannot be read now; nothing was appended.
+        LedgerError: the table's log is damaged; or (`must`) its store cannot be read now, and
+            nothing was appended.
     """
     if not _takes(place):
         return None
@@ -76,12 +86,67 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
         table = DeltaTable(uri, storage_options=options)
         protocol = table.protocol()
     except (DeltaError, OSError, LedgerError) as error:
+        is_read = isinstance(error, DeltaError) and not isinstance(error, TableNotFoundError)
+        if is_read and _UNSUPPORTED not in str(error):
+            _refuse_damage(place, error)
         if must and not isinstance(error, TableNotFoundError):
             raise _away(place.uri, error, ". Nothing was appended") from error
         return None
     is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
     is_known = {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
     return table if is_plain and is_known else None
+
+
+def _refuse_damage(place: LedgerPath, error: Exception) -> None:
+    """Raise what helps against a log that delta-rs cannot read; nothing of a store that is away.
+
+    All readers and writers of the table open it first, so nothing is sent before this is known.
+
+    Raises:
+        LedgerError: files of the log are damaged or missing.
+    """
+    spoilt = _spoilt_files(place)
+    if spoilt:
+        raise damaged(
+            place,
+            _reason(error),
+            f"Delete {' and '.join(spoilt)}: a copy of the log without that could be read. No row "
+            "is lost, because a checkpoint only sums up commits, and these are there",
+        ) from error
+    if place.is_local:
+        raise damaged(place, _reason(error)) from error
+
+
+def _spoilt_files(place: LedgerPath) -> list[str]:
+    """Checkpoints and their note without which a copy of the log can be read; empty: none help."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    filesystem = place.filesystem()
+    selector = fs.FileSelector(f"{place.root}/{LOG_FOLDER}", allow_not_found=True)
+    with tempfile.TemporaryDirectory() as folder:
+        log_folder = Path(folder, LOG_FOLDER)
+        log_folder.mkdir()
+        sums = []
+        try:
+            for info in filesystem.get_file_info(selector):
+                if info.is_file and not info.base_name.startswith("."):
+                    copy = log_folder / info.base_name
+                    if place.is_local:
+                        copy.symlink_to(info.path)
+                    else:
+                        copy.write_bytes(read_bytes(filesystem, info.path) or b"")
+                    sums += [info.base_name] if "checkpoint" in info.base_name else []
+            # The note comes last by its name, and without its checkpoint it helps nobody.
+            sums.sort(reverse=True)
+            for count, name in enumerate(sums, 1):
+                log_folder.joinpath(name).unlink()
+                with contextlib.suppress(DeltaError):
+                    DeltaTable(folder)
+                    return [f"{place.root}/{LOG_FOLDER}/{one}" for one in sums[:count]]
+        except OSError:
+            return []
+    return []
 
 
 def create_table(place: LedgerPath, schema: pa.Schema, properties: Mapping[str, str]) -> bool:
@@ -217,30 +282,10 @@ def rows_of_epoch(
         raise unreadable(table.table_uri, error) from error
 
 
-def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
-    """Return the table's files by kind, as paths below its folder.
-
-    The log may be of anybody who can write to the folder: a file of it must be in the folder, and
-    of a kind that a ledger has.
-
-    Raises:
-        LedgerError: the log names something else, or there are links in the folder.
-    """
-    actions = pa.table(table.get_add_actions(flatten=True))
-    names = actions.column("path").to_pylist()
-    is_ours = "partition.kind" in actions.column_names
-    kinds = actions.column("partition.kind").to_pylist() if is_ours else [None] * len(names)
-    files: dict[str, list[str]] = {}
-    for name, kind in zip(names, kinds, strict=True):
-        if kind not in KINDS or _DATA_FILE.fullmatch(name) is None:
-            raise LedgerError(
-                f"the ledger {place.uri} is not read: its log names the file {name!a} of kind "
-                f"{kind!a}, which no rocket-sink wrote. See who can write to its folder, and put "
-                "its _delta_log back from a backup",
-                path=place.uri,
-            )
-        files.setdefault(kind, []).append(name)
-    return dict(sorted(files.items()))
+def damaged(place: LedgerPath, why: str, remedy: str = _BACKUP, before: str = "") -> LedgerError:
+    """The error of a table that is there and cannot be read."""
+    text = f"{before}Delta cannot read the ledger {place.uri}: {why.rstrip('.')}. {remedy}"
+    return LedgerError(text, path=place.uri)
 
 
 def unreadable(path: str, error: BaseException) -> LedgerError:
@@ -334,8 +379,9 @@ def _away(uri: str, error: BaseException, more: str = "") -> LedgerError:
 
 
 def _reason(error: BaseException) -> str:
-    """On one line; delta-rs gives a tree of causes, in colours."""
-    lines = [line.strip(" \u21b3") for line in _COLOURS.sub("", str(error)).splitlines()]
+    """On one line; delta-rs gives a tree of causes, in colours, or a stack behind the text."""
+    text = _STACK.split(_COLOURS.sub("", str(error)))[0][:_LONGEST_REASON]
+    lines = [line.strip(" \u21b3") for line in text.splitlines()]
     return ": ".join(line.rstrip(":.") for line in lines if line) or type(error).__name__
 
 

@@ -1,0 +1,113 @@
+"""A damaged checkpoint of the table's log: what helps is named, and nothing is sent before."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from rocket_sink import RocketSink
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.append import delta_rs
+from rocket_sink.ledger.append.data_files import write_data_files
+from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
+from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.testing import FakeCluster
+
+from .values import context, sends
+
+COMMITS = 12
+CHECKPOINT = f"{10:020}.checkpoint.parquet"
+HINT = "_last_checkpoint"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ledger whose log has a checkpoint, and commits after it."""
+    folder = tmp_path_factory.mktemp("whole")
+    place = resolve_path(folder)
+    schema = pa.schema([pa.field(c.name, c.arrow_type) for c in COLUMNS])
+    delta_rs.create_table(place, schema, {VERSION_PROPERTY: str(SCHEMA_VERSION)})
+    for epoch in range(COMMITS):
+        table = delta_rs.open_table(place)
+        assert table is not None
+        files = write_data_files(place, [sends(context(epoch=epoch), 1)])
+        delta_rs.commit(place, table, files, "query", epoch)
+    assert (folder / LOG_FOLDER / CHECKPOINT).exists()
+    return folder
+
+
+def cut(log: Path) -> None:
+    os.truncate(log / CHECKPOINT, 200)
+
+
+def empty(log: Path) -> None:
+    os.truncate(log / CHECKPOINT, 0)
+
+
+def flip(log: Path) -> None:
+    data = bytearray((log / CHECKPOINT).read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 40] = bytes(byte ^ 0xFF for byte in data[middle : middle + 40])
+    (log / CHECKPOINT).write_bytes(data)
+
+
+def name_another(log: Path) -> None:
+    hint = json.loads((log / HINT).read_text())
+    (log / HINT).write_text(json.dumps({**hint, "version": 11}))
+
+
+@pytest.mark.parametrize("damage", [cut, empty, flip, name_another])
+def test_the_files_to_delete_are_named(
+    whole: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    ledger = shutil.copytree(whole, tmp_path / "ledger")
+    damage(ledger / LOG_FOLDER)
+    with pytest.raises(LedgerError, match="a copy of the log without that could be read") as caught:
+        delta_rs.open_table(resolve_path(ledger))
+    named = re.findall(rf"{ledger}/{LOG_FOLDER}/\S*?(?=:| and )", str(caught.value))
+    assert 1 <= len(named) <= 2
+    for path in named:
+        Path(path).unlink()
+    assert DeltaTable(ledger).to_pyarrow_table().num_rows == COMMITS
+
+
+def test_a_checkpoint_whose_commits_are_gone_is_not_to_be_deleted(
+    whole: Path, tmp_path: Path
+) -> None:
+    ledger = shutil.copytree(whole, tmp_path / "ledger")
+    cut(ledger / LOG_FOLDER)
+    (ledger / LOG_FOLDER / f"{0:020}.json").unlink()
+    with pytest.raises(LedgerError, match="from a backup") as caught:
+        delta_rs.open_table(resolve_path(ledger))
+    assert "Delete" not in str(caught.value)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("by", ["delta-rs", "spark"])
+def test_nothing_is_sent_with_a_damaged_log(
+    spark: Any, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    ledger = shutil.copytree(whole, tmp_path / "ledger")
+    frame = spark.range(10).selectExpr("CAST(id AS STRING) AS body")
+    with FakeCluster(brokers=1) as cluster:
+        sink = RocketSink(nameServer=cluster.name_server, topic="t", ledger=str(ledger))
+        if by == "spark":
+            monkeypatch.setattr(delta_rs, "_takes", lambda place: False)
+        cut(ledger / LOG_FOLDER)
+        with pytest.raises(LedgerError, match="Delta cannot read the ledger"):
+            sink.write(frame)
+        with pytest.raises(LedgerError, match="Delta cannot read the ledger"):
+            RocketSink(sink.options.with_(appId="nightly")).write_batch(frame, 0)
+        assert not cluster.messages("t")
+        for name in (HINT, CHECKPOINT):
+            (ledger / LOG_FOLDER / name).unlink()
+        assert sink.write(frame).acked == len(cluster.messages("t")) == 10
