@@ -22,6 +22,10 @@ PROPERTIES_MAX_BYTES: Final = 32_767
 """Encoded properties, UTF-8 bytes (MessageExtEncoder: Short.MAX_VALUE)."""
 PROPERTIES_HEADROOM_BYTES: Final = 256
 """Reserved for properties that brokers add (CLUSTER, REAL_TOPIC, REAL_QID, ...)."""
+BATCH_MAX_MESSAGES: Final = 16_384
+"""Most messages of a batch. Brokers count them in 16 bits: after a batch of 32,768 or more, later
+messages of its queue are lost (`CommitLog.asyncPutMessages` casts to short). The answer names each
+message in up to 57 bytes of its header, which may have 1 MiB."""
 DELAY_LEVEL_MAX: Final = 18
 """Brokers silently change higher levels to this one; here they are refused."""
 
@@ -53,11 +57,12 @@ RESERVED_PROPERTIES: Final = frozenset(
     TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP
     DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID __CRC32#
     __SHARDINGKEY __transactionId__ INNER_NUM INNER_BASE CHECK_IMMUNITY_TIME_IN_SECONDS
-    TRANSACTION_CHECK_TIMES PROPERTY_FORWARD_QUEUE_ID REDIRECT INNER_MULTI_DISPATCH TRACE_CONTEXT
+    TRANSACTION_CHECK_TIMES ORIGIN_GROUP _SYS_MSG_PRIORITY_ __LITE_TOPIC PROPERTY_FORWARD_QUEUE_ID
+    REDIRECT INNER_MULTI_DISPATCH TRACE_CONTEXT
     """.split()  # noqa: SIM905 (sixty quoted names read worse)
 )
-"""Illegal names of user properties: MessageConst.STRING_HASH_SET (51 names), and those of our own
-fields and columns."""
+"""Illegal names of user properties: MessageConst.STRING_HASH_SET (54 names in 5.5.1), and those of
+our own fields and columns."""
 
 JAVA_BLANKS: Final = "".join(map(chr, range(0x21)))
 """The characters that `String.trim` removes and `Message.putUserProperty` takes for blank."""

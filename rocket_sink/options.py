@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from rocket_sink.errors import MessageError, OptionError
 from rocket_sink.forks import lazy
-from rocket_sink.message_rules import check_topic, with_namespace
+from rocket_sink.message_rules import BATCH_MAX_MESSAGES, check_topic, with_namespace
 from rocket_sink.option_spec import Kind, Option, Secret, option, option_of
 from rocket_sink.tables import html_table
 from rocket_sink.text import nearest
@@ -81,7 +81,7 @@ class SinkOptions:
     batch_max_delay_ms: int = option("batchMaxDelayMs", Kind.MILLISECONDS, 10, _S, "longest time a message waits for its batch", low=1, high=30_000, aliases=("linger.ms",), java="batchMaxDelayMs")
     batch_max_bytes: int = option("batchMaxBytes", Kind.BYTES, 32_768, _S, "size at which a gathered batch is sent", low=1, high=2_097_152, java="batchMaxBytes")
     request_max_bytes: int = option("requestMaxBytes", Kind.BYTES, 1_048_576, _S, "largest batch request of the Spark lanes", low=1024, high=4_194_304)
-    request_max_messages: int = option("requestMaxMessages", Kind.INTEGER, 4000, _S, "most messages in a batch request of the Spark lanes", low=1, high=65_535)
+    request_max_messages: int = option("requestMaxMessages", Kind.INTEGER, 4000, _S, "most messages in a batch request of the Spark lanes", low=1, high=BATCH_MAX_MESSAGES)
     enable_trace: bool = option("enableTrace", Kind.BOOLEAN, False, _S, "write message traces to the trace topic", java="enableTrace")
     trace_topic: str = option("traceTopic", Kind.TEXT, "RMQ_SYS_TRACE_TOPIC", _S, "topic of message traces", java="traceTopic")
 

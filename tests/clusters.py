@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rocket_sink.cluster import DEFAULT_VERSION, LocalCluster
 from rocket_sink.producer.admin.admin import Admin
@@ -66,10 +67,10 @@ def wake(cluster: LocalCluster) -> None:
         repair(cluster)
 
 
-def make_topic(cluster: LocalCluster, name: str, queues: int = 4) -> None:
+def make_topic(cluster: LocalCluster, name: str, queues: int = 4, **more: Any) -> None:
     """Make a topic on all brokers, as `LocalCluster.create_topic` does, without a JVM for it."""
     with Admin(timeout_s=30.0, **cluster.client_options()) as admin:
-        admin.create_topic(name, queues=queues)
+        admin.create_topic(name, queues=queues, **more)
     cluster.await_route(name)
 
 

@@ -129,7 +129,7 @@ def test_properties_cannot_be_changed_from_outside() -> None:
 def test_all_of_javas_reserved_names_are_reserved() -> None:
     for name in ("KEYS", "TAGS", "DELAY", "WAIT", "__CRC32#", "TIMER_DELIVER_MS", "__SHARDINGKEY"):
         assert name in RESERVED_PROPERTIES
-    assert len(RESERVED_PROPERTIES) >= 51
+    assert len(RESERVED_PROPERTIES) >= 54
 
 
 ERRORS = [

@@ -31,6 +31,7 @@ _MASTER = 0
 _RECENT = dt.timedelta(days=1)
 """A broker with no send in the ledger for so long is not missed."""
 _TYPE = "message.type"
+_POLICY = "cleanup.policy"
 _DELAYS = {"delay_level", "delay_ms", "delivery_timestamp"}
 _WANTS = {
     "NORMAL": "rows without sharding key and delay",
@@ -254,7 +255,7 @@ def _routed(topic: str, route: TopicRoute, known: int) -> Finding:
 
 
 def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
-    """Compare the topic's type, if set, with that of the messages.
+    """Name the topic's type and cleanup policy, if set, and messages that do not fit them.
 
     Brokers accept any type (5.3: a label of their metrics); proxies check it
     (enableTopicMessageTypeCheck, TopicMessageType).
@@ -263,8 +264,18 @@ def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
     try:
         attributes = admin.topic_attributes(options.topic)
     except RocketSinkError as error:
-        yield Finding(what, "note", f"its message.type is not known: {error}")
+        yield Finding(what, "note", f"its message.type and cleanup.policy are not known: {error}")
         return
+    for name in (_TYPE, _POLICY):
+        values = sorted({one[name] for one in attributes.values() if one.get(name)})
+        if values:
+            yield Finding(what, "ok", f"{name} is {', '.join(values)}")
+    if any(one.get(_POLICY) == "COMPACTION" for one in attributes.values()):
+        yield Finding(
+            what, "note",
+            "cleanup.policy is COMPACTION, which wants keys in each row: rows without become dead "
+            "letters (MESSAGE_ILLEGAL)",
+        )  # fmt: skip
     types = {found[_TYPE] for found in attributes.values() if found.get(_TYPE)}
     sent = _sent_type(options)
     for kind in sorted(types - {"MIXED", sent}):

@@ -10,7 +10,7 @@ from typing import Final
 
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message, MessageQueue
-from rocket_sink.message_rules import check_topic_once, with_namespace
+from rocket_sink.message_rules import BATCH_MAX_MESSAGES, check_topic_once, with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.wire.batch import INNER_OVERHEAD_BYTES, check_batch, encode_inner
@@ -100,7 +100,8 @@ class RequestBuilder:
     def batches(
         self, messages: Sequence[Message], queue: MessageQueue | None = None
     ) -> Iterator[Part]:
-        """Batch requests in order, each below `maxMessageSize` when encoded.
+        """Batch requests in order, each below `maxMessageSize` when encoded, and of at most
+        BATCH_MAX_MESSAGES.
 
         A message whose encoded form alone exceeds it is sent as a single message, because brokers
         apply the limit to the body of the batch.
@@ -125,8 +126,8 @@ class RequestBuilder:
     def encoded(
         self, messages: Sequence[Message], ids: Sequence[str], limit: int
     ) -> Iterator[tuple[int, list[bytes]]]:
-        """The messages as they are inside batches of at most `limit` bytes, or of one message: the
-        number of the first one of each batch, and their bytes.
+        """The messages as they are inside batches of at most `limit` bytes (or of one message) and
+        BATCH_MAX_MESSAGES: the number of the first one of each batch, and their bytes.
 
         Raises:
             MessageError: as `single`.
@@ -138,7 +139,7 @@ class RequestBuilder:
                 raise self._too_large(message)
             properties = properties_of(message, message_id=message_id, extra=extra)
             one = encode_inner(body, properties, message.flag)
-            if batch and size + len(one) > limit:
+            if batch and (size + len(one) > limit or len(batch) == BATCH_MAX_MESSAGES):
                 yield start, batch
                 start, size, batch = number, 0, []
             batch.append(one)
@@ -212,6 +213,8 @@ class RequestBuilder:
             batch=True,
             properties=f"WAIT\x01{'true' if first.wait_store else 'false'}\x02",
             message_id=",".join(ids),
+            # With whitespace for a first key the broker may see none (StringUtils.isBlank).
+            lacks_keys=any(not one.keys or one.keys[0].isspace() for one in messages),
         )
 
     def _too_large(self, message: Message) -> MessageError:

@@ -46,7 +46,7 @@ from rocket_sink.wire.columns.properties import (
     map_sizes,
     property_pieces,
 )
-from rocket_sink.wire.properties import ENCODED_LIMIT, UNIQ_KEY
+from rocket_sink.wire.properties import ENCODED_LIMIT, KEY_SEPARATOR, UNIQ_KEY
 
 _ID_BYTES: Final = len(UNIQ_KEY) + 2 + 32
 """The property of a generated message id."""
@@ -408,6 +408,19 @@ def all_blank(array: pa.Array) -> Mask:
         return empty(array)
     found: Mask = ~_rows_with(array, data > 0x20)
     return found & ~nulls_of(array) if array.null_count else found
+
+
+def lacks_keys(rows: RowBatch) -> Mask:
+    """True for rows without keys, or with nothing but whitespace in them."""
+    keys = rows.keys
+    if keys is None:
+        return np.ones(len(rows), np.bool_)
+    if not is_text(keys.type):
+        keys = pc.binary_join(keys, KEY_SEPARATOR)
+    found = nulls_of(keys) | all_blank(keys)
+    if int(bytes_of(keys).max(initial=0)) >= 0x80:
+        found |= _mask(pc.utf8_is_space(keys))
+    return found
 
 
 def invalid_utf8(array: pa.Array) -> Mask:

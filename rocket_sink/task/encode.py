@@ -26,7 +26,7 @@ from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.sharding import queues_for_keys
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.rows.checks import Refused
+from rocket_sink.rows.checks import Refused, lacks_keys
 from rocket_sink.rows.row_batch import RowBatch
 from rocket_sink.task.message_ids import MessageIds
 from rocket_sink.task.pending import PendingRequest, Piece, SingleColumns
@@ -247,6 +247,7 @@ def encode_requests(
     ids_made = ids.ids(rows)
     groups = group_by_queue(placed.groups, placed.group_count)
     singles: SingleColumns | None = None
+    lacking = np.zeros(len(rows) + 1, np.int64)
     if timed or half:
         if not groups.sorted_already:
             order = groups.order
@@ -257,6 +258,7 @@ def encode_requests(
     else:
         encoded = rows.encoded(ids_made).take(groups)
         most = options.request_max_messages
+        lacking = np.concatenate(([0], np.cumsum(lacks_keys(rows)[groups.order])))
     slices = cut_requests(encoded.offsets, groups.bounds, options.request_max_bytes, most)
     data, offsets, waits = encoded.data, encoded.offsets, waits_for_store(rows)
     requests = [
@@ -270,6 +272,7 @@ def encode_requests(
             alone=half,
             waits_for_store=waits,
             columns=singles.slice(first, last) if singles and last - first > 1 else None,
+            lacks_keys=bool(lacking[last] > lacking[first]),
         )
         for group, first, last in slices
     ]

@@ -129,6 +129,7 @@ class PendingRequest:
         alone: each message is sent by itself (half messages; after a batch was refused, to find
             the poison row).
         waits_for_store: the messages' WAIT, which a batch has as a whole.
+        lacks_keys: one of several messages has no keys.
         attempts: made so far, over all submissions.
         maybe_duplicate: an earlier submission ended without a known outcome.
         first_error: the first failed submission's error.
@@ -155,6 +156,7 @@ class PendingRequest:
     """When it began to wait for its turn in its queue (the task's clock)."""
     waited_ms: float = 0.0
     """How long it waited for its turn before it was submitted."""
+    lacks_keys: bool = False
     message_count: int = field(init=False)
     byte_count: int = field(init=False)
 
@@ -207,6 +209,7 @@ class PendingRequest:
         self.pieces.extend(other.pieces)
         self.message_count += other.message_count
         self.byte_count += other.byte_count
+        self.lacks_keys |= other.lacks_keys
 
     def split(self) -> list[PendingRequest]:
         """Return a request per message, in order, marked `alone`."""
@@ -233,4 +236,5 @@ class PendingRequest:
         return PendingRequest(
             self.topic, self.queue, pieces, self.fixed, self.sharded, self.timed, alone,
             self.waits_for_store, self.attempts, 0, self.maybe_duplicate, self.first_error,
+            lacks_keys=self.lacks_keys,
         )  # fmt: skip

@@ -73,6 +73,7 @@ class RequestFactory:
                 properties="" if request.waits_for_store else _NO_WAIT,
                 token=request,
                 message_id=request.first_message_id,
+                lacks_keys=request.lacks_keys,
             )
         send.retry_while_busy = True
         self._place(send, request)

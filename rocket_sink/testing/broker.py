@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from rocket_sink.testing.script import SEND_CODES, Behaviour, Script, is_send, perform, stores
 from rocket_sink.testing.server import Loop, Peer, Port
@@ -12,6 +13,7 @@ from rocket_sink.wire.codes import CURRENT_VERSION, PermName, RequestCode, Respo
 from rocket_sink.wire.frame import encode_frame
 from rocket_sink.wire.headers import ONEWAY_FLAG, Frame, response_to
 from rocket_sink.wire.ids import decode_recall_handle
+from rocket_sink.wire.properties import keys_of
 from rocket_sink.wire.stored import StoredMessage
 
 _HEADER = {"producerGroup": "a", "topic": "b", "sysFlag": "f", "bornTimestamp": "g", "flag": "h",
@@ -30,10 +32,12 @@ def pushed_reply(send: Frame, now_ms: int) -> Frame:
 
 @dataclass(frozen=True)
 class TopicConfig:
-    """A topic on one broker: write (and read) queues, permission bits."""
+    """A topic on one broker: write (and read) queues, permission bits, attributes such as
+    cleanup.policy."""
 
     queues: int = 4
     perm: int = PermName.READ | PermName.WRITE
+    attributes: Mapping[str, str] = field(default_factory=dict)
 
 
 _WRITES = SEND_CODES | {RequestCode.END_TRANSACTION}
@@ -73,6 +77,7 @@ class FakeBroker:
             RequestCode.QUERY_MESSAGE: reads.query,
             RequestCode.VIEW_MESSAGE_BY_ID: reads.view,
             RequestCode.UPDATE_AND_CREATE_TOPIC: self._create_topic,
+            RequestCode.GET_TOPIC_CONFIG: self._topic_config,
             **dict.fromkeys(SEND_CODES, self._send),
             RequestCode.SEND_REPLY_MESSAGE_V2: self._reply,
         }
@@ -201,6 +206,11 @@ class FakeBroker:
                 request, ResponseCode.INVALID_PARAMETER,
                 remark=f"request queueId[{queue_id}] is illegal",
             )  # fmt: skip
+        is_batch = request.code == RequestCode.SEND_BATCH_MESSAGE
+        wants_keys = topic.attributes.get("cleanup.policy") == "COMPACTION"
+        if wants_keys and not is_batch and not "".join(keys_of(ext.get("i", ""))).strip():
+            remark = "Required message key is missing"
+            return response_to(request, ResponseCode.MESSAGE_ILLEGAL, remark=remark)
         target = self._halves if self._halves.is_half(request) else self.store
         stored = target.put(request, max(queue_id, 0), now_ms())
         return _ok(
@@ -229,8 +239,19 @@ class FakeBroker:
 
     def _create_topic(self, request: Frame) -> Frame:
         ext = request.ext or {}
-        self._topics[ext["topic"]] = TopicConfig(int(ext["writeQueueNums"]), int(ext["perm"]))
+        pairs = filter(None, ext.get("attributes", "").split(","))
+        attributes = dict(pair.removeprefix("+").split("=", 1) for pair in pairs)
+        self._topics[ext["topic"]] = TopicConfig(
+            int(ext["writeQueueNums"]), int(ext["perm"]), attributes
+        )
         return response_to(request, ResponseCode.SUCCESS)
+
+    def _topic_config(self, request: Frame) -> Frame:
+        topic = self._topics.get((request.ext or {})["topic"])
+        if topic is None:
+            return response_to(request, ResponseCode.TOPIC_NOT_EXIST, remark="No topic")
+        body = json.dumps({"attributes": dict(topic.attributes)}).encode()
+        return replace(_ok(request), body=body)
 
 
 def _ok(request: Frame, ext: dict[str, str] | None = None) -> Frame:

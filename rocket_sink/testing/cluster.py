@@ -10,7 +10,7 @@ with FakeCluster(brokers=2) as cluster:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rocket_sink.testing.broker import FakeBroker, TopicConfig
@@ -79,10 +79,11 @@ class FakeCluster:
         *,
         perm: int = PermName.READ | PermName.WRITE,
         brokers: list[str] | None = None,
+        attributes: Mapping[str, str] | None = None,
     ) -> None:
         """Create or change a topic on some brokers (by default on all)."""
         for name in list(self._topics) if brokers is None else brokers:
-            self._topics[name][topic] = TopicConfig(queues, perm)
+            self._topics[name][topic] = TopicConfig(queues, perm, attributes or {})
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages."""

@@ -303,6 +303,33 @@ PRODUCER = (
         "with 512 isolated topics no broker is isolated any more",
     ),
     Defect(
+        "nobody-asks-for-the-policy",
+        "rocket_sink/producer/engine/dispatcher.py",
+        "        if request.lacks_keys and not self._may_lack_keys(attempt, target, now_s):\n",
+        "        if request.lacks_keys and request.queue and not self._may_lack_keys(\n"
+        "            attempt, target, now_s\n        ):\n",
+        ("tests/producer/engine/test_topic_policies.py",),
+        "rows without keys in a compaction topic are acknowledged, and no consumer sees them",
+    ),
+    Defect(
+        "policy-of-another-time",
+        "rocket_sink/producer/engine/topic_policies.py",
+        "now_s - asked_s >= AGE_S:",
+        "now_s - asked_s >= 1e9:",
+        (
+            "tests/producer/engine/test_topic_policies.py::test_a_topic_that_is_made_anew_is_noticed",
+        ),
+        "a topic that was made anew with another policy loses messages until the workers end",
+    ),
+    Defect(
+        "batches-brokers-cannot-count",
+        "rocket_sink/producer/request_builder.py",
+        " or len(batch) == BATCH_MAX_MESSAGES):",
+        "):",
+        ("tests/producer/test_batches.py::test_a_batch_has_no_more_messages_than_brokers_count",),
+        "after one batch of 33,000 messages all that its queue is sent later is lost",
+    ),
+    Defect(
         "namespace-not-measured",
         "rocket_sink/producer/request_builder.py",
         "        check_topic_once(topic)\n",
@@ -805,6 +832,14 @@ LEDGER: tuple[Defect, ...] = (
 )
 
 ROWS: tuple[Defect, ...] = (
+    Defect(
+        "whitespace-is-a-key",
+        "rocket_sink/rows/checks.py",
+        "    found = nulls_of(keys) | all_blank(keys)\n",
+        "    found = nulls_of(keys) | empty(keys)\n",
+        ("tests/producer/engine/test_topic_policies.py",),
+        "a row whose key is a tab is lost in a compaction topic",
+    ),
     Defect(
         "blank-tags-pass",
         "rocket_sink/rows/checks.py",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rocket_sink.errors import MessageIllegalError
+from rocket_sink.errors import MessageIllegalError, OptionError
 from rocket_sink.message import Message, MessageQueue
+from rocket_sink.message_rules import BATCH_MAX_MESSAGES
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer import request_builder
 from rocket_sink.producer.hooks import SendHook
 from rocket_sink.testing import Answer
+from rocket_sink.wire.batch import iter_batch
 from rocket_sink.wire.codes import RequestCode
 
 
@@ -86,3 +90,33 @@ def test_only_the_illegal_message_fails(cluster, make_producer):
     ids = [i for result in caught.value.results for i in result.message_id.split(",")]
     assert sorted(ids) == sorted(m.message_id for m in stored)
     assert (told.ids[0][4],) in told.ids, "the guilty one was tried alone, under its own id"
+
+
+@pytest.mark.parametrize("automatic", [False, True])
+def test_a_batch_has_no_more_messages_than_brokers_count(
+    cluster, make_producer, monkeypatch, automatic
+):
+    monkeypatch.setattr(request_builder, "BATCH_MAX_MESSAGES", 3)
+    producer = make_producer(autoBatch=automatic)
+    messages = [Message("orders", b"%d" % n) for n in range(8)]
+    if automatic:
+        for future in [producer.send_async(one) for one in messages]:
+            future.result(10)
+    else:
+        assert [len(one.message_id.split(",")) for one in producer.send_batch(messages)] == [
+            3,
+            3,
+            2,
+        ]
+    counts = [
+        len(list(iter_batch(one.body))) for one in sent(cluster, RequestCode.SEND_BATCH_MESSAGE)
+    ]
+    assert max(counts) == 3
+    assert sorted(int(one.body) for one in cluster.messages("orders")) == list(range(8))
+
+
+def test_no_option_makes_a_batch_that_brokers_cannot_count():
+    """With 33,000 messages a real broker of 5.3.3 lost all that its queue was sent later."""
+    assert BATCH_MAX_MESSAGES <= 32_767
+    with pytest.raises(OptionError, match="requestMaxMessages"):
+        SinkOptions.parse(nameServer="h:1", requestMaxMessages=BATCH_MAX_MESSAGES + 1)

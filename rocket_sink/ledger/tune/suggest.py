@@ -17,6 +17,7 @@ from rocket_sink.ledger.sql import Query, Scope, Scoped, full_id
 from rocket_sink.ledger.tune.attempts import Attempts, read_attempts
 from rocket_sink.ledger.tune.replay import Replayed, replay
 from rocket_sink.ledger.tune.values import Candidate, Suggestion, SuspicionFigures, Tuning
+from rocket_sink.message_rules import BATCH_MAX_MESSAGES
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing.fault import PROFILES, FaultProfile
 
@@ -231,8 +232,9 @@ def _batches(attempts: Attempts) -> Iterator[Suggestion | str]:
             np.quantile(attempts.messages[batches], 0.5) >= _FULL * options.request_max_messages
             and largest < options.request_max_bytes / 4
         ):
+            most = min(BATCH_MAX_MESSAGES, 4 * options.request_max_messages)
             yield Suggestion(
-                "requestMaxMessages", str(min(65_535, 4 * options.request_max_messages)),
+                "requestMaxMessages", str(most),
                 f"half of the batches are full with {options.request_max_messages:,} messages, and "
                 f"have {largest:,.0f} bytes of {options.request_max_bytes:,}",
             )  # fmt: skip

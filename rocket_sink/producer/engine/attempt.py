@@ -116,6 +116,7 @@ class SendRequest:
         timed: delayed, timed or transactional; refused in a batch.
         least_version: the oldest broker that honours it (MQVersion ordinal); 0: any. An older one
             is not sent the message, for it would ignore what the message asks for.
+        lacks_keys: a batch with a message without keys, which a compaction topic must not get.
         reply: the reply to a request (SEND_REPLY_MESSAGE_V2), which the broker pushes.
         sys_flag: MessageSysFlag bits (compression, transaction).
         flag: the user's 32-bit flag.
@@ -155,6 +156,7 @@ class SendRequest:
     attempts: int | None = None
     retry_while_busy: bool = False
     least_version: int = 0
+    lacks_keys: bool = False
     reply: bool = False
     verify_ids: tuple[str, ...] = ()
     group: FrameGroup | None = None
@@ -229,6 +231,7 @@ class Wait(enum.Enum):
     TURN = "the requests before it in its ordered queue"
     BROKER = "a place at a busy broker"
     VERSION = "its broker's version"
+    POLICY = "its broker's word on whether the topic wants keys"
     VERIFY = "the broker's answer to whether it is stored"
 
 

@@ -12,6 +12,7 @@ from typing import Final
 from rocket_sink.errors import (
     BrokerTooOldError,
     InvalidQueueError,
+    MessageIllegalError,
     NoRouteError,
     SendError,
     UnwrittenError,
@@ -23,10 +24,12 @@ from rocket_sink.producer.engine.frame_group import GroupAttempt
 from rocket_sink.producer.engine.headers import HeaderTemplates
 from rocket_sink.producer.engine.limits import RequestLimits
 from rocket_sink.producer.engine.routes import Routes
+from rocket_sink.producer.engine.topic_policies import TopicPolicies
 from rocket_sink.producer.engine.waiting import OrderedQueues
 from rocket_sink.routing.retry import attempt_deadline
-from rocket_sink.routing.topic_publish_info import TopicPublishInfo
-from rocket_sink.wire.codes import version_name
+from rocket_sink.routing.selectors import QueueChooser, selector_named
+from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
+from rocket_sink.wire.codes import ResponseCode, version_name
 
 _JOINED_BYTES: Final = 2048
 """Below this copying a body costs less than one more buffer in the gathered write."""
@@ -43,6 +46,7 @@ class Dispatcher:
         brokers: Brokers,
         headers: HeaderTemplates,
         ordered: OrderedQueues,
+        policies: TopicPolicies,
         limits: RequestLimits,
     ) -> None:
         self._client = client
@@ -51,6 +55,7 @@ class Dispatcher:
         self._headers = headers
         self._templates = headers.templates
         self._ordered = ordered
+        self._policies = policies
         self._limits = limits
 
     def send(self, attempt: SendAttempt, now_s: float) -> Wait | None:
@@ -89,6 +94,8 @@ class Dispatcher:
             attempt.broker, attempt.handed_s = broker, now_s
         if request.least_version and not self._is_new_enough(attempt):
             return Wait.VERSION
+        if request.lacks_keys and not self._may_lack_keys(attempt, target, now_s):
+            return Wait.POLICY
         if type(attempt) is OnewayAttempt:
             self._write_oneway(attempt, target, now_s)
         elif isinstance(attempt, GroupAttempt):
@@ -260,6 +267,27 @@ class Dispatcher:
                 broker_version=name,
             )  # fmt: skip
         return version is not None
+
+    def _may_lack_keys(self, attempt: SendAttempt, target: SendTarget, now_s: float) -> bool:
+        """Return False as long as the broker has not said whether the topic wants keys.
+
+        Raises:
+            MessageIllegalError: it does. The broker would not look into the batch, so the caller
+                sends its messages one by one, as after the broker's own refusal.
+        """
+        topic = attempt.request.topic
+        wants_keys = self._policies.wants_keys(topic, target, now_s)
+        if wants_keys:
+            raise MessageIllegalError(
+                f"topic {topic!r} on {target.home} has cleanup.policy=COMPACTION, where a message "
+                "without keys is lost: fill the column keys (Message.keys)",
+                topic=topic, broker_name=target.home, broker_address=target.address,
+                response_code=int(ResponseCode.MESSAGE_ILLEGAL),
+                remark="Required message key is missing",
+            )  # fmt: skip
+        if wants_keys is None:
+            attempt.pinned = target.queue  # The answer is that of this broker.
+        return wants_keys is not None
 
     def _out_of_time(self, attempt: SendAttempt) -> SendError:
         if attempt.waits is Wait.TURN:

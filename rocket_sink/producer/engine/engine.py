@@ -50,6 +50,7 @@ from rocket_sink.producer.engine.response_handler import NextStep, ResponseHandl
 from rocket_sink.producer.engine.routes import NameServers, Routes
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.engine.stored_check import CheckResult, StoredChecks
+from rocket_sink.producer.engine.topic_policies import TopicPolicies
 from rocket_sink.producer.engine.waiting import WaitingRequests
 from rocket_sink.producer.identity import Identity
 from rocket_sink.routing.fault import Isolation
@@ -111,13 +112,15 @@ class SendEngine:
         self.stored_checks = StoredChecks(
             options, self.client, self.routes, self._verified, self.reread_credentials
         )
-        self.waiting = WaitingRequests(self.routes, self.brokers)
+        self.waiting = WaitingRequests(self.routes)
+        self._policies = TopicPolicies(self.client)
         self._dispatcher = Dispatcher(
             client=self.client,
             routes=self.routes,
             brokers=self.brokers,
             headers=self._headers,
             ordered=self.waiting.ordered,
+            policies=self._policies,
             limits=self._limits,
         )
         self._handler = ResponseHandler(
@@ -218,7 +221,7 @@ class SendEngine:
             waited_before = attempt.waits
             attempt.waits = self._dispatcher.send(attempt, now_s)
             if attempt.waits is Wait.VERSION and waited_before is not Wait.VERSION:
-                self._query_version(attempt, attempt.deadline_s, now_s)
+                self._ask_broker(attempt, attempt.waits, attempt.deadline_s, now_s)
             if attempt.waits is not None:
                 return False
             if self._rates is not None:
@@ -435,7 +438,7 @@ class SendEngine:
                     step = handler.failed(attempt, what, sent_s, at_s)
                 elif isinstance(what, CheckResult):
                     step = handler.verified(attempt, what, at_s)
-                else:  # its broker's version is known now
+                else:  # its broker has said what it waited for
                     handler.release(attempt)
                     step = NextStep(attempt)
                 if type(step) is Completion:
@@ -464,9 +467,9 @@ class SendEngine:
                 if following is not None:
                     to_send.append(following)
                 continue
-            if wait is Wait.VERSION:
+            if wait is Wait.VERSION or wait is Wait.POLICY:
                 until_s = self._dispatcher.unsent_deadline_s(attempt, now_s)
-                self._query_version(attempt, until_s, now_s)
+                self._ask_broker(attempt, wait, until_s, now_s)
             elif wait is Wait.BROKER and (room := _room_for(attempt)):
                 assert isinstance(attempt, GroupAttempt)
                 part, others = attempt.split(room)
@@ -531,17 +534,21 @@ class SendEngine:
             else:
                 owner.on_failed(UnwrittenError(f"{address} takes no more bytes"), now_s)
 
-    def _query_version(self, attempt: SendAttempt, until_s: float, now_s: float) -> None:
-        """Ask the broker; the attempt goes on with the answer."""
+    def _ask_broker(self, attempt: SendAttempt, wait: Wait, until_s: float, now_s: float) -> None:
+        """Ask the broker what the attempt waits for; it goes on with the answer."""
 
         def known(error: SendError | None, at_s: float) -> None:
             if error is not None and not isinstance(error, NotSentError):
-                # only the heartbeat's outcome is unknown
-                text = f"{attempt.address} did not say its version: {error.text}"
+                # The outcome of the question alone is unknown.
+                text = f"{attempt.address} did not tell {wait.value}: {error.text}"
                 error = UnwrittenError(text)
             attempt.ends.append((attempt, error, None, at_s))
 
-        self.heartbeats.query_version(attempt.address, known, until_s, now_s)
+        if wait is Wait.VERSION:
+            self.heartbeats.query_version(attempt.address, known, until_s, now_s)
+        else:
+            assert attempt.target is not None
+            self._policies.ask(attempt.request.topic, attempt.target, known, until_s, now_s)
 
     def _verified(self, attempt: SendAttempt, result: CheckResult, now_s: float) -> None:
         self._ends.append((attempt, result, None, now_s))

@@ -8,18 +8,29 @@ from collections import Counter
 
 import pytest
 
-from rocket_sink.errors import BrokerBusyError, ClusterError, SendError, UnknownOutcomeError
+from rocket_sink.errors import (
+    BrokerBusyError,
+    ClusterError,
+    MessageIllegalError,
+    SendError,
+    UnknownOutcomeError,
+)
 from rocket_sink.message import Message, MessageQueue
 from rocket_sink.net.hooks import RpcHook
+from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.admin.stored_messages import read_topic
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
 from rocket_sink.testing import Answer, CutAnswer, FaultProxies
 from rocket_sink.wire.trace import PubTrace
+from tests.clusters import make_topic
 from tests.decoding import decode_trace
+from tests.java_client import read_with_java
 from tests.producer.conftest import stored
 from tests.producer.waiting import until
+from tests.task.one_task import run_task
+from tests.task.test_pending_keys import CTX
 
 pytestmark = pytest.mark.cluster
 
@@ -41,6 +52,25 @@ def test_gathered_batches_give_each_message_its_own_place(real, topic):
         assert message.offset_message_id == result.offset_message_id
         place = (result.queue.queue_id, result.queue_offset)
         assert (message.queue_id, message.queue_offset) == place
+
+
+def test_messages_without_keys_are_not_lost_in_a_compaction_topic(real, tmp_path):
+    """Java's consumer sees all that was acknowledged, and goes over no offset."""
+    topic = "wants-keys"
+    make_topic(real, topic, attributes={"cleanup.policy": "COMPACTION"})
+    columns = {
+        "body": [b"row-%d" % n for n in range(10)],
+        "keys": [f"row-{n}" if n % 2 else None for n in range(10)],
+    }
+    options = SinkOptions.parse(nameServer=real.name_server, topic=topic, ledger=str(tmp_path))
+    total = run_task(options, CTX, columns)
+    assert (total.acked, total.codes) == (5, {"MESSAGE_ILLEGAL": 5})
+    with Producer(nameServer=real.name_server) as producer:
+        with pytest.raises(MessageIllegalError, match="Required message key is missing"):
+            producer.send_batch([Message(topic, b"x")] * 3)
+        producer.send_batch([Message(topic, b"batch-%d" % n, keys=f"b{n}") for n in range(3)])
+    wanted = {b"row-1", b"row-3", b"row-5", b"row-7", b"row-9", b"batch-0", b"batch-1", b"batch-2"}
+    assert {message.body for message in read_with_java(real, topic)} == wanted
 
 
 def test_queue_selector_and_sharding_key(real, topic):

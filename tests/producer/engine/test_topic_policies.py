@@ -1,0 +1,184 @@
+"""Messages without keys, and topics that want keys: brokers are asked before a batch goes there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocket_sink.errors import MessageIllegalError
+from rocket_sink.message import Message
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.engine import topic_policies
+from rocket_sink.producer.producer import Producer
+from rocket_sink.testing import Answer, FakeCluster
+from rocket_sink.testing.script import Drop
+from rocket_sink.wire.codes import RequestCode, ResponseCode, mq_version
+from tests.task.one_task import run_task
+from tests.task.test_pending_keys import CTX
+
+KEYED: dict[str, Any] = {"attributes": {"cleanup.policy": "COMPACTION"}}
+Make = Callable[..., Producer]
+
+
+def asked(cluster: FakeCluster) -> int:
+    return sum(
+        frame.code == RequestCode.GET_TOPIC_CONFIG
+        for broker in cluster.brokers
+        for frame in broker.requests
+    )
+
+
+def bodies(cluster: FakeCluster, topic: str) -> list[bytes]:
+    return sorted(message.body for message in cluster.messages(topic))
+
+
+def batches(cluster: FakeCluster) -> int:
+    code = RequestCode.SEND_BATCH_MESSAGE
+    return sum(one.code == code for broker in cluster.brokers for one in broker.requests)
+
+
+@pytest.mark.parametrize("blank", [(), "\t"])
+def test_a_batch_sends_what_has_keys_and_refuses_what_has_none(
+    cluster: FakeCluster, make_producer: Make, blank: Any
+) -> None:
+    cluster.create_topic("keyed", **KEYED)
+    messages = [Message("keyed", b"%d" % n, keys=f"k{n}" if n % 2 else blank) for n in range(6)]
+    with pytest.raises(MessageIllegalError, match="key"):
+        make_producer().send_batch(messages)
+    assert bodies(cluster, "keyed") == [b"1", b"3", b"5"]
+
+
+def test_a_batch_of_one_message_is_refused_as_the_message_is(
+    cluster: FakeCluster, make_producer: Make
+) -> None:
+    cluster.create_topic("keyed", **KEYED)
+    producer = make_producer()
+    for send in (producer.send, lambda one: producer.send_batch([one])):
+        with pytest.raises(MessageIllegalError, match="key") as refused:
+            send(Message("keyed", b"x"))
+        assert refused.value.response_code == ResponseCode.MESSAGE_ILLEGAL  # type: ignore[attr-defined]
+    assert bodies(cluster, "keyed") == []
+
+
+def test_automatic_batches_refuse_the_message_without_keys_only(
+    cluster: FakeCluster, make_producer: Make
+) -> None:
+    cluster.create_topic("keyed", **KEYED)
+    producer = make_producer(autoBatch=True)
+    futures = [producer.send_async(Message("keyed", b"%d" % n, keys=["k"] * n)) for n in range(4)]
+    ends = []
+    for future in futures:
+        with contextlib.suppress(MessageIllegalError):
+            ends.append(future.result(10))
+    assert len(ends) == 3 and bodies(cluster, "keyed") == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("keys", [None, ["a", None, None, "\t"], [["a"], [], None, ["\t"]]])
+@pytest.mark.parametrize("ordering", ["none", "strict"])
+def test_rows_without_keys_are_dead_letters_of_the_kind_data(
+    cluster: FakeCluster, tmp_path: Path, keys: Any, ordering: str
+) -> None:
+    cluster.create_topic("keyed", **KEYED)
+    columns = {"body": [b"0", b"1", b"2", b"3"], "sharding_key": list("abcd")}
+    if keys is not None:
+        columns["keys"] = keys
+    options = SinkOptions.parse(
+        nameServer=cluster.name_server, topic="keyed", ledger=str(tmp_path), ordering=ordering
+    )
+    total = run_task(options, CTX, columns)
+    kept = 0 if keys is None else 1
+    assert (total.acked, total.dead, total.unknown) == (kept, 4 - kept, 0)
+    assert bodies(cluster, "keyed") == [b"0"][:kept]
+    assert total.codes == {"MESSAGE_ILLEGAL": 4 - kept}
+
+
+def test_a_topic_without_a_policy_is_asked_for_once_and_gets_batches(
+    cluster: FakeCluster, make_producer: Make
+) -> None:
+    producer = make_producer()
+    for _ in range(40):
+        producer.send_batch([Message("orders", b"x")] * 3)
+    assert asked(cluster) == 2, "each broker once"
+    assert batches(cluster) == 40 and len(cluster.messages("orders")) == 120
+
+
+def test_a_batch_with_keys_asks_nobody(cluster: FakeCluster, make_producer: Make) -> None:
+    cluster.create_topic("keyed", **KEYED)
+    make_producer().send_batch([Message("keyed", b"x", keys="k")] * 3)
+    assert (asked(cluster), batches(cluster)) == (0, 1)
+
+
+def test_batches_that_wait_for_the_answer_ask_once(
+    cluster: FakeCluster, make_producer: Make
+) -> None:
+    producer = make_producer(maxMessageSize=1000)
+    producer.send_batch([Message("orders", bytes(900))] * 60)
+    assert asked(cluster) == 2 and len(cluster.messages("orders")) == 60
+
+
+def test_a_topic_that_is_made_anew_is_noticed(
+    cluster: FakeCluster, make_producer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy cannot be changed, so whoever wants another one deletes the topic."""
+    monkeypatch.setattr(topic_policies, "AGE_S", 0.0)
+    producer = make_producer()
+    producer.send_batch([Message("orders", b"x")] * 2)
+    cluster.create_topic("orders", **KEYED)
+    with pytest.raises(MessageIllegalError, match="key"):
+        for _ in range(200):
+            producer.send_batch([Message("orders", b"x")])
+
+
+def test_a_broker_that_does_not_answer_the_question_gets_no_batch(
+    cluster: FakeCluster, make_producer: Make
+) -> None:
+    silent = cluster.brokers[0]
+    silent.on(RequestCode.GET_TOPIC_CONFIG, Drop(), times=None)
+    producer = make_producer(sendMsgTimeout="2s")
+    for _ in range(3):
+        producer.send_batch([Message("orders", b"x")] * 2)
+    assert silent.store.messages("orders") == []
+    assert len(cluster.messages("orders")) == 6
+
+
+def test_a_busy_broker_is_asked_again(cluster: FakeCluster, make_producer: Make) -> None:
+    cluster.create_topic("keyed", **KEYED)
+    for broker in cluster.brokers:
+        broker.on(RequestCode.GET_TOPIC_CONFIG, Answer(ResponseCode.SYSTEM_BUSY, "busy"), times=1)
+    with pytest.raises(MessageIllegalError, match="key"):
+        make_producer().send_batch([Message("keyed", b"x")] * 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "version", "warns"),
+    [
+        (Answer(16, "User:u has no permission to access Topic:orders"), mq_version(5, 3, 3), True),
+        (Answer(3, " request type 351 not supported"), mq_version(4, 9, 7), False),
+        (Answer(3, " request type 351 not supported"), mq_version(5, 3, 3), True),
+        (Answer(17, "No topic in this broker"), mq_version(5, 3, 3), False),
+    ],
+)
+def test_a_broker_that_may_not_tell_gets_the_batch_and_one_warning(
+    cluster: FakeCluster,
+    make_producer: Make,
+    caplog: pytest.LogCaptureFixture,
+    answer: Answer,
+    version: int,
+    warns: bool,
+) -> None:
+    for broker in cluster.brokers:
+        broker.version = version
+        broker.on(RequestCode.GET_TOPIC_CONFIG, answer, times=None)
+    producer = make_producer()
+    with caplog.at_level(logging.WARNING, "rocket_sink"):
+        for _ in range(6):
+            producer.send_batch([Message("orders", b"x")] * 2)
+    assert len(cluster.messages("orders")) == 12
+    told = [one.getMessage() for one in caplog.records if "cleanup.policy" in one.getMessage()]
+    assert len(told) == (1 if warns else 0)
+    assert not warns or "right Get" in told[0]
