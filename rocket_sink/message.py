@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from rocket_sink.errors import MessageError, Outcome
 from rocket_sink.message_rules import (
     DELAY_LEVEL_MAX,
+    DELAY_MAX_S,
     NO_PROPERTIES,
     check_field,
     check_topic_once,
@@ -23,6 +24,10 @@ from rocket_sink.message_rules import (
     checked_properties,
     checked_tags,
 )
+
+_DELAYS_MAX = {
+    "delay_ms": DELAY_MAX_S * 1000, "delivery_timestamp_ms": 2**63 - 1, "delay_s": DELAY_MAX_S
+}  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
@@ -160,10 +165,16 @@ class Message:
                 "delays use delay_ms",
                 code="INVALID_DELAY",
             )
-        for name in ("delay_ms", "delivery_timestamp_ms", "delay_s"):
+        for name, most in _DELAYS_MAX.items():
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise MessageError(f"{name} {value} is negative", code="INVALID_DELAY")
+            if value is not None and value > most:
+                raise MessageError(
+                    f"{name} {value} is above {most}: no broker waits so long, and some deliver "
+                    "such a message at once",
+                    code="INVALID_DELAY",
+                )
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.init}

@@ -28,6 +28,9 @@ messages of its queue are lost (`CommitLog.asyncPutMessages` casts to short). Th
 message in up to 57 bytes of its header, which may have 1 MiB."""
 DELAY_LEVEL_MAX: Final = 18
 """Brokers silently change higher levels to this one; here they are refused."""
+DELAY_MAX_S: Final = 2**31 - 1
+"""No broker takes a longer delay (timerMaxDelaySec, an int). One that exceeds 2^63 - 1 ms together
+with the time of day overflows there, and the message is delivered at once (HookUtils)."""
 
 NAME_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 FORBIDDEN_TOPICS: Final = frozenset(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pickle
+import time
 
 import pytest
 
@@ -44,6 +45,11 @@ from rocket_sink.message_rules import RESERVED_PROPERTIES
         ({"delay_s": 1, "delay_ms": 5}, "INVALID_DELAY"),
         ({"delay_s": -1}, "INVALID_DELAY"),
         ({"delivery_timestamp_ms": -1}, "INVALID_DELAY"),
+        # Java's long, with the time of day added: brokers would deliver such a message at once.
+        ({"delay_ms": 2**63 - time.time_ns() // 1_000_000}, "INVALID_DELAY"),
+        ({"delay_ms": 2**63 - 1}, "INVALID_DELAY"),
+        ({"delay_s": 2**63 // 1000}, "INVALID_DELAY"),
+        ({"delivery_timestamp_ms": 2**63}, "INVALID_DELAY"),
         ({"flag": 2**31}, "INVALID_FLAG"),
         ({"flag": 1.5}, "INVALID_FLAG"),
         ({"flag": True}, "INVALID_FLAG"),

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from rocket_sink.errors import MessageError
 from rocket_sink.message_rules import (
     DELAY_LEVEL_MAX,
+    DELAY_MAX_S,
     FORBIDDEN_TOPICS,
     RESERVED_PROPERTIES,
     TOPIC_MAX_LENGTH,
@@ -274,6 +275,8 @@ def _suspect_delays(batch: RowBatch) -> Mask:
         if delay is not None:
             given += ~nulls_of(delay)
             found |= ints_of(delay, 0) < 0
+    if batch.delay_ms is not None:
+        found |= ints_of(batch.delay_ms, 0) > DELAY_MAX_S * 1000
     return found | (given > 1)
 
 

@@ -47,6 +47,20 @@ def test_lines_of_json_may_name_their_topics(
     assert capsys.readouterr().err == "2 sent\n"
 
 
+def test_a_delay_that_overflows_at_brokers_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    most = str(2**63 - 1)
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("later", queues=1)
+        command = ["send", "-n", cluster.name_server, "-t", "later"]
+        assert main([*command, "--delay-ms", most, "a"]) == 1
+        line = f'{{"body": "a", "delay_ms": {most}}}\n'
+        assert send_lines(cluster, tmp_path / "lines", line, "-t", "later") == 1
+        assert cluster.messages("later") == []
+    assert capsys.readouterr().err.count("INVALID_DELAY") == 2
+
+
 def test_lines_of_json_take_the_row_contracts_names(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -833,6 +833,14 @@ LEDGER: tuple[Defect, ...] = (
 
 ROWS: tuple[Defect, ...] = (
     Defect(
+        "delays-overflow-in-columns",
+        "rocket_sink/rows/checks.py",
+        "    if batch.delay_ms is not None:\n",
+        "    if batch.delay_ms is not None and batch.delay_level is not None:\n",
+        ("tests/rows/test_checks.py::test_each_rule_has_its_code",),
+        "a row that is due in millions of years is delivered at once",
+    ),
+    Defect(
         "whitespace-is-a-key",
         "rocket_sink/rows/checks.py",
         "    found = nulls_of(keys) | all_blank(keys)\n",
@@ -1333,6 +1341,14 @@ COMMANDS: tuple[Defect, ...] = (
 )
 
 VALUES: tuple[Defect, ...] = (
+    Defect(
+        "delays-overflow-in-messages",
+        "rocket_sink/message.py",
+        "            if value is not None and value > most:\n",
+        "            if value is not None and value >= 2**63:\n",
+        ("tests/test_message.py::test_an_illegal_message_cannot_be_made",),
+        "a message that is due in millions of years is delivered at once",
+    ),
     Defect(
         "two-delays",
         "rocket_sink/message.py",

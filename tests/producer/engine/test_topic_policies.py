@@ -127,7 +127,9 @@ def test_a_topic_that_is_made_anew_is_noticed(
     """A policy cannot be changed, so whoever wants another one deletes the topic."""
     monkeypatch.setattr(topic_policies, "AGE_S", 0.0)
     producer = make_producer()
-    producer.send_batch([Message("orders", b"x")] * 2)
+    for _ in range(16):
+        producer.send_batch([Message("orders", b"x")] * 2)
+    assert all(broker.store.messages("orders") for broker in cluster.brokers)
     cluster.create_topic("orders", **KEYED)
     with pytest.raises(MessageIllegalError, match="key"):
         for _ in range(200):
