@@ -18,7 +18,7 @@ import click
 
 from rocket_sink import __version__
 from rocket_sink.commands.common.base import Command, LazyGroup, debug_wanted, usage_line
-from rocket_sink.commands.common.output import note, note_lines
+from rocket_sink.commands.common.output import escape_what_streams_lack, note, note_lines
 from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.text import clean_trace
 
@@ -75,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run a command line of the command `name`; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    escape_what_streams_lack()
     try:
         answer = command.main(args=given, prog_name=name, standalone_mode=False)
         sys.stdout.flush()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import platformdirs
 import psutil
 
-from rocket_sink.cluster.conf import Secrets
+from rocket_sink.cluster.conf import Ports, Secrets
 from rocket_sink.cluster.jars import DEFAULT_VERSION, Progress
 from rocket_sink.cluster.layout import MARK_PROPERTY, NAME_SERVER, Nodes, Runtime, Wanted, launch
 from rocket_sink.errors import ClusterError
@@ -80,6 +80,13 @@ class ClusterState:
         """True when the start was done and every process is alive; stopped ones (SIGSTOP) are."""
         return self.ready and all(node.alive for node in self.nodes)
 
+    def client_options(self) -> dict[str, str]:
+        """Return the options of a client: nameServer, and TLS if the cluster has it."""
+        options = {"nameServer": self.name_server}
+        if self.tls:
+            options |= {"tlsMode": "verify-full", "tlsCa": str(self.home / "tls" / "ca.pem")}
+        return options
+
     def to_dict(self) -> dict[str, Any]:
         """For `--json`: plain values, with the current `alive` and `running`."""
         return {
@@ -115,20 +122,22 @@ def up(
 ) -> ClusterState:
     """Start a detached cluster in `home`, or return the one that runs there.
 
-    A cluster with dead processes, or whose start was cut short, is stopped and started again, with
-    the same data and, if they are free, the same ports. Arguments and errors are those of
-    LocalCluster.
+    Dead brokers of a cluster are started again, and the others go on. If the name server is dead,
+    or the start was cut short, or other settings are wanted now, all processes are stopped and
+    started again, with the same data and, if they are free, the same ports. Arguments and errors
+    are those of LocalCluster.
     """
     wanted = Wanted(brokers, version, acl, tls, queues, broker_config or {}, heap_mb)
     with _locked(home, progress) as folder:
         running = status(folder)
-        if running is not None:
-            if running.running:
-                _tell_differences(running, wanted, progress)
-                return running
+        if running is not None and running.running:
+            _tell_differences(running, wanted, progress)
+            return running
+        keep = running if running is not None and _fits(running, wanted) else None
+        if running is not None and keep is None:
             _end(running)
         runtime = Runtime.make(wanted, folder, cache, progress)
-        return _launch_detached(wanted, runtime, timeout_s, progress)
+        return _launch_detached(wanted, runtime, keep, timeout_s, progress)
 
 
 def status(home: Path | None = None) -> ClusterState | None:
@@ -152,12 +161,23 @@ def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
         return ended
 
 
+def _fits(state: ClusterState, wanted: Wanted) -> bool:
+    """Return whether starting the dead brokers makes the wanted cluster of what runs."""
+    server_alive = any(node.alive for node in state.nodes if node.name == NAME_SERVER)
+    settings = (wanted.version, wanted.brokers, wanted.queues, wanted.tls)
+    return state.ready and server_alive and _settings(state) == settings
+
+
 def _launch_detached(
-    wanted: Wanted, runtime: Runtime, timeout_s: float, progress: Progress | None
-) -> ClusterState:
+    wanted: Wanted, runtime: Runtime, keep: ClusterState | None, timeout_s: float,
+    progress: Progress | None,
+) -> ClusterState:  # fmt: skip
+    """Start all processes, or those that are dead in `keep`."""
+    alive = [node for node in keep.nodes if node.alive] if keep else []
+
     def spawned(nodes: Nodes) -> None:
         # before they are ready, so that `down` finds them if this process is killed
-        _save(runtime, wanted, nodes, ready=False)
+        _save(runtime, wanted, nodes, alive, ready=False)
 
     try:
         nodes = launch(
@@ -167,25 +187,43 @@ def _launch_detached(
             timeout_s=timeout_s,
             progress=progress,
             spawned=spawned,
+            ports=_ports(keep) if keep else None,
+            alive={node.name for node in alive},
         )
-        state = _save(runtime, wanted, nodes, ready=True)
+        state = _save(runtime, wanted, nodes, alive, ready=True)
     except BaseException:
-        (runtime.home / _STATE_FILE).unlink(missing_ok=True)
+        if keep is None:
+            (runtime.home / _STATE_FILE).unlink(missing_ok=True)
         raise
     for node in (nodes.name_server, *nodes.brokers):
         node.release()
     return state
 
 
-def _save(runtime: Runtime, wanted: Wanted, nodes: Nodes, *, ready: bool) -> ClusterState:
-    alive = [node for node in (nodes.name_server, *nodes.brokers) if node.alive]
+def _ports(state: ClusterState) -> Ports:
+    """Return the ports of a cluster whose living processes go on."""
+    server, *brokers = (
+        int(address.rpartition(":")[2])
+        for address in (state.name_server, *(broker.address for broker in state.brokers))
+    )
+    return Ports(server, tuple(brokers))
+
+
+def _save(
+    runtime: Runtime, wanted: Wanted, nodes: Nodes, kept: Sequence[NodeState], *, ready: bool
+) -> ClusterState:
+    names = [node.name for node in (nodes.name_server, *nodes.brokers)]
+    alive = {node.name: node for node in kept} | {
+        n.name: NodeState(
+            n.name, n.address, n.pid, psutil.Process(n.pid).create_time(), runtime.mark
+        )
+        for n in (nodes.name_server, *nodes.brokers)
+        if n.alive
+    }
     state = ClusterState(
         runtime.home,
         wanted.version,
-        tuple(
-            NodeState(n.name, n.address, n.pid, psutil.Process(n.pid).create_time(), runtime.mark)
-            for n in alive
-        ),
+        tuple(alive[name] for name in names if name in alive),
         wanted.queues,
         wanted.tls,
         ready,
@@ -235,13 +273,17 @@ def _end(state: ClusterState) -> bool:
 
 
 def _tell_differences(running: ClusterState, wanted: Wanted, progress: Progress | None) -> None:
-    found = (running.version, len(running.brokers), running.queues, running.tls)
+    found = _settings(running)
     if progress and found != (wanted.version, wanted.brokers, wanted.queues, wanted.tls):
         progress(
             f"a cluster of version {found[0]} with {counted(found[1], 'broker')}, "
             f"{counted(found[2], 'queue')} each and TLS {found[3] or 'disabled'} runs in "
             f"{running.home} already; take it down first to change that"
         )
+
+
+def _settings(state: ClusterState) -> tuple[str, int, int, str | None]:
+    return state.version, len(state.brokers), state.queues, state.tls
 
 
 def _folder(home: Path | None) -> Path:

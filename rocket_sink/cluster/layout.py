@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,18 +138,23 @@ def launch(
     timeout_s: float,
     progress: Progress | None,
     spawned: Callable[[Nodes], None] | None = None,
+    ports: Ports | None = None,
+    alive: Collection[str] = (),
 ) -> Nodes:
     """Start a cluster in `runtime.home` and return when every broker has stored a message.
 
-    `spawned` is called as soon as a process exists. On errors all processes are killed and
-    ClusterError is raised; if a port was taken meanwhile, other ports are tried.
+    `spawned` is called as soon as a process exists. The nodes named in `alive` run already, on the
+    given `ports`, and are not returned as alive. On errors the processes that were started are
+    killed and ClusterError is raised; if a port was taken meanwhile, others are tried.
     """
     wanted_ports = load_ports(runtime.home / "ports.json")
     for last in [False] * (_PORT_TRIES - 1) + [True]:
-        ports = choose_ports(wanted.brokers, wanted=wanted_ports)
-        nodes = build(wanted, runtime, ports, popen_options)
+        chosen = ports or choose_ports(wanted.brokers, wanted=wanted_ports)
+        nodes = build(wanted, runtime, chosen, popen_options)
         try:
-            _start(nodes, timeout_s, progress or (lambda _: None), spawned or (lambda _: None))
+            _start(
+                nodes, alive, timeout_s, progress or (lambda _: None), spawned or (lambda _: None)
+            )
         except PortTakenError:
             nodes.kill()
             wanted_ports = None
@@ -159,7 +164,7 @@ def launch(
             nodes.kill()
             raise
         else:
-            ports.save(runtime.home / "ports.json")
+            chosen.save(runtime.home / "ports.json")
             return nodes
     raise AssertionError("unreachable: the last try returns or raises")
 
@@ -177,19 +182,22 @@ def build(
 
 
 def _start(
-    nodes: Nodes, timeout_s: float, tell: Progress, spawned: Callable[[Nodes], None]
-) -> None:
+    nodes: Nodes, alive: Collection[str], timeout_s: float, tell: Progress,
+    spawned: Callable[[Nodes], None],
+) -> None:  # fmt: skip
     began = time.monotonic()
-    tell("starting the name server")
-    nodes.name_server.spawn()
-    spawned(nodes)
-    nodes.name_server.wait_ready(timeout_s)
+    if nodes.name_server.name not in alive:
+        tell("starting the name server")
+        nodes.name_server.spawn()
+        spawned(nodes)
+        nodes.name_server.wait_ready(timeout_s)
     # after the name server: a broker that does not find it waits ten seconds
-    tell(f"starting {counted(len(nodes.brokers), 'broker')}")
-    for broker in nodes.brokers:
+    dead = [broker for broker in nodes.brokers if broker.name not in alive]
+    tell(f"starting {counted(len(dead), 'broker')}")
+    for broker in dead:
         broker.spawn()
         spawned(nodes)
-    for broker in nodes.brokers:
+    for broker in dead:
         broker.wait_ready(max(1.0, timeout_s - (time.monotonic() - began)))
         tell(f"{broker.name} is ready at {broker.address}")
 

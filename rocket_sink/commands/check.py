@@ -202,11 +202,13 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
         return Finding(
             what, "fail",
             f"does not exist, and no broker makes topics by itself ({template} has no route): "
-            "create it with mqadmin updateTopic",
+            "create it with mqadmin updateTopic, or rocket-sink cluster topic",
         )  # fmt: skip
     brokers = " or ".join(sorted(queue.broker_name for queue in route.queues))
     only = (
-        ", and on no other: create it on all with mqadmin updateTopic" if " or " in brokers else ""
+        ", and on no other: create it on all with mqadmin updateTopic, or rocket-sink cluster topic"
+        if " or " in brokers
+        else ""
     )
     return Finding(what, "note", f"does not exist; the first send makes it on {brokers}{only}")
 

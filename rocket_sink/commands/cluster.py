@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,9 @@ import click
 from rocket_sink.commands.common.base import Group, json_option
 from rocket_sink.commands.common.output import Steps, note, print_json, show, table
 from rocket_sink.errors import ClusterError
+from rocket_sink.message_rules import check_topic
+from rocket_sink.options import SinkOptions
+from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from rocket_sink.cluster import ClusterState
@@ -66,6 +70,30 @@ def up(
     _print(state, as_json=as_json)
 
 
+@cluster.command(example="    rocket-sink cluster topic flights --queues 8")
+@click.argument("name")
+@_home
+@click.option(
+    "--queues", type=click.IntRange(1), default=4, show_default=True, help="Queues per broker."
+)
+def topic(name: str, home: Path | None, queues: int) -> None:
+    """Create a topic on all brokers of the cluster, or change its number of queues."""
+    from rocket_sink import cluster as clusters
+    from rocket_sink.producer.admin.admin import Admin
+
+    check_topic(name)
+    state = clusters.status(home)
+    if state is None or not state.running:
+        raise click.ClickException(
+            f"no whole cluster runs in {home or clusters.default_home()}: start it with "
+            "rocket-sink cluster up"
+        )
+    with Admin(SinkOptions.parse(state.client_options())) as admin:
+        admin.create_topic(name, queues=queues)
+    brokers = ", ".join(broker.name for broker in state.brokers)
+    note(f"topic {name}: {counted(queues, 'queue')} on each of {brokers}")
+
+
 @cluster.command(example="    rocket-sink cluster status --json")
 @_home
 @json_option
@@ -116,6 +144,8 @@ def running_name_server() -> str | None:
 
 
 def _print(state: ClusterState, *, as_json: bool) -> None:
+    from rocket_sink.cluster.detached import default_home
+
     facts: dict[str, Any] = state.to_dict()
     if as_json:
         print_json(facts)
@@ -129,3 +159,8 @@ def _print(state: ClusterState, *, as_json: bool) -> None:
               rows, numbers="pid"),
         f"name server: {state.name_server}",
     )  # fmt: skip
+    if state.running:
+        folder = "" if state.home == default_home() else f" --home {shlex.quote(str(state.home))}"
+        note(f"export NAMESRV_ADDR={state.name_server}    # then commands need no -n")
+        note(f"rocket-sink cluster topic NAME{folder}    # creates a topic on all brokers")
+        note(f"rocket-sink cluster down{folder}    # stops the cluster; its data stays")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import heapq
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -77,8 +78,10 @@ def tail(
             queue: _first_offset(admin, queue, from_start, since_ms, last)
             for queue in admin.queues(options.topic)
         }
-        for queue, message in _messages(admin, offsets, since_ms, follow=follow):
-            if _wanted(message, key, tag):
+        for queue, message in _messages(admin, offsets, follow=follow):
+            # Past the newest message brokers before 5.2 give its offset for any time.
+            is_late = since_ms is None or message.store_ms >= since_ms
+            if is_late and _wanted(message, key, tag):
                 _print(queue, message, as_json)
                 shown += 1
             if limit is not None and shown >= limit:
@@ -97,35 +100,42 @@ def _first_offset(
 
 
 def _messages(
-    admin: Admin, offsets: dict[MessageQueue, int], since_ms: int | None, *, follow: bool
+    admin: Admin, offsets: dict[MessageQueue, int], *, follow: bool
 ) -> Iterator[tuple[MessageQueue, StoredMessage]]:
-    """Pull all queues in turn; without `follow` up to their end at the start."""
-    ends = {} if follow else {queue: admin.max_offset(queue) for queue in offsets}
+    """Yield what is stored in the order of its times, then, with `follow`, what arrives."""
+    stored = (_stored(admin, queue, offsets) for queue in [*offsets])
+    yield from heapq.merge(*stored, key=_stored_ms)
     asked_s, every_s = time.monotonic(), admin.options.poll_name_server_interval_ms / 1000
-    while True:
-        moved = False
-        if follow and time.monotonic() - asked_s >= every_s:
+    while follow:
+        arrived: list[tuple[MessageQueue, StoredMessage]] = []
+        if time.monotonic() - asked_s >= every_s:
             asked_s = time.monotonic()
             with contextlib.suppress(RocketSinkError):  # what is known is read on
                 # All that a new queue has is new: brokers get a topic with its first message.
                 for queue in set(admin.queues(admin.options.topic)) - offsets.keys():
                     offsets[queue] = admin.min_offset(queue)
         for queue, offset in offsets.items():
-            if not follow and offset >= ends[queue]:
-                continue
-            messages, following = admin.pull(queue, offset)
-            moved = moved or following > offset
-            offsets[queue] = following
-            for message in messages:
-                if since_ms is not None and message.store_ms < since_ms:
-                    # Past the newest message brokers before 5.2 give its offset for any time.
-                    continue
-                if follow or message.queue_offset < ends[queue]:
-                    yield queue, message
-        if not moved and not follow:
-            return
-        if not moved:
+            messages, offsets[queue] = admin.pull(queue, offset)
+            arrived += [(queue, message) for message in messages]
+        yield from sorted(arrived, key=_stored_ms)
+        if not arrived:
             time.sleep(_IDLE_S)
+
+
+def _stored(
+    admin: Admin, queue: MessageQueue, offsets: dict[MessageQueue, int]
+) -> Iterator[tuple[MessageQueue, StoredMessage]]:
+    """Yield a queue's messages up to its end now, and note the offset to go on with."""
+    end, before, offset = admin.max_offset(queue), -1, offsets[queue]
+    while before < offset < end:
+        before = offset
+        messages, offset = admin.pull(queue, offset)
+        offsets[queue] = min(offset, end)
+        yield from ((queue, message) for message in messages if message.queue_offset < end)
+
+
+def _stored_ms(found: tuple[MessageQueue, StoredMessage]) -> int:
+    return found[1].store_ms
 
 
 def _wanted(message: StoredMessage, key: str | None, tag: str | None) -> bool:

@@ -46,6 +46,16 @@ def test_counted_steps_are_printed_by_quarters(capsys: pytest.CaptureFixture[str
     assert len(lines) == 6
 
 
+@pytest.mark.parametrize(("columns", "width"), [("60", 60), ("", 140), ("0", 140)])
+def test_a_pipe_is_as_wide_as_columns_says(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    show_tables(table("", ("text",), [["word " * 100]]))
+    lines = capsys.readouterr().out.splitlines()
+    assert width - 5 <= max(map(len, lines)) <= width
+
+
 def test_a_bar_outside_a_terminal_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with Bar("send", 10, every_s=0) as bar:
         bar.advance_to(5, "half")

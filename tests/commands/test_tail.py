@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,48 @@ def test_nothing_from_before_the_time(capsys: pytest.CaptureFixture[str]) -> Non
         for since in ("10m", "90m"):
             assert cli.main(["tail", *arguments, since]) == 0
     assert capsys.readouterr().out.count("old") == 1
+
+
+@pytest.mark.parametrize("begin", [["--last", "3"], ["--from-start"]])
+def test_what_is_stored_is_in_the_order_of_time(
+    begin: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FakeCluster(brokers=2) as cluster:
+        cluster.create_topic("t", 2)
+        for second in range(12):
+            broker = cluster.brokers[second % 2]
+            message = StoredMessage(
+                "t", str(second).encode(), queue_id=second % 4 // 2, store_ms=1000 * second
+            )
+            broker.store.append(message)
+        assert (
+            cli.main(
+                ["tail", "-n", cluster.name_server, "-t", "t", "--no-follow", "--json", *begin]
+            )
+            == 0
+        )
+    shown = [json.loads(line)["body"] for line in capsys.readouterr().out.splitlines()]
+    assert shown == [str(second) for second in range(12)]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "koi8-r"])
+def test_characters_that_the_output_lacks_are_escaped(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "żółw, é, мир, 猫, 😀"
+    printed = {}
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", 1)
+        cluster.brokers[0].store.append(StoredMessage("t", body.encode()))
+        for form in ([], ["--json"]):
+            out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+            monkeypatch.setattr("sys.stdout", out)
+            options = ["-n", cluster.name_server, "-t", "t", "--from-start", "--no-follow"]
+            assert cli.main(["tail", *options, *form]) == 0
+            out.flush()
+            printed["--json" in form] = out.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    assert json.loads(printed[True])["body"] == body
+    assert body.encode(encoding, "backslashreplace").decode(encoding) in printed[False]
 
 
 @pytest.mark.parametrize("since", ["99999999999d", "²d", "-1d", "d", "1w", ""])

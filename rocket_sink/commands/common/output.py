@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import datetime
 import enum
+import io
+import json
 import os
 import re
 import sys
@@ -29,17 +31,23 @@ if TYPE_CHECKING:
 
 _PIPE_WIDTH: Final = 140
 _TERMINAL_WIDTH: Final = 80
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
 _COUNT: Final = re.compile(r"\b(\d+) of (\d+)\b")
 
 
+def escape_what_streams_lack() -> None:
+    """Let characters that an encoding lacks (PYTHONIOENCODING, locale) be printed as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def stdout_console() -> Console:
-    """For results; wide without a terminal."""
+    """For results; without a terminal as wide as $COLUMNS, else wide."""
     from rich.console import Console
 
-    return Console(
-        width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False,
-        emoji=False,
-    )  # fmt: skip
+    width = None if sys.stdout.isatty() else _wanted_columns() or _PIPE_WIDTH
+    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def stderr_console() -> Console:
@@ -71,13 +79,18 @@ def _fitted(text: str) -> str:
 
 def stderr_columns() -> int:
     """Width of the terminal that standard error is; $COLUMNS comes first, as for tables."""
-    wanted = os.environ.get("COLUMNS", "")
-    if wanted.isdigit() and int(wanted) > 0:
-        return int(wanted)
+    if wanted := _wanted_columns():
+        return wanted
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or _TERMINAL_WIDTH
     except (OSError, ValueError):
         return _TERMINAL_WIDTH
+
+
+def _wanted_columns() -> int:
+    """Return $COLUMNS; 0 if it is not set."""
+    wanted = os.environ.get("COLUMNS", "")
+    return int(wanted) if wanted.isdecimal() else 0
 
 
 def note_lines(text: str) -> None:
@@ -188,12 +201,21 @@ class _Guarded:
 
 
 def print_json(value: Any) -> None:
-    """Print a JSON document on standard output."""
-    click.echo(json_text(value, default=_plain, indent=2))
+    """One JSON document on standard output."""
+    click.echo(_in_encoding(json_text(value, default=_plain, indent=2)))
 
 
 def print_json_line(value: Any) -> None:
-    click.echo(json_text(value, default=_plain))
+    click.echo(_in_encoding(json_text(value, default=_plain)))
+
+
+def _in_encoding(document: str) -> str:
+    """Return JSON text that standard output can encode."""
+    try:
+        document.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return _NOT_ASCII.sub(lambda run: json.dumps(run[0])[1:-1], document)
+    return document
 
 
 def _plain(value: Any) -> Any:

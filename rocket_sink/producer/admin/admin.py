@@ -74,7 +74,11 @@ class Admin:
         topic = with_namespace(self.options.namespace, topic)
         frame = next(iter(self._ask(requests.get_route(topic), of_all=False).values()))
         if frame.code == ResponseCode.TOPIC_NOT_EXIST:
-            raise NoRouteError(f"the name servers do not know topic {topic!r}", topic=topic)
+            raise NoRouteError(
+                f"the name servers do not know topic {topic!r}: check its name, or create it with "
+                "mqadmin updateTopic (on a local cluster: rocket-sink cluster topic NAME)",
+                topic=topic,
+            )
         self._routes[topic] = route = decode_route(bytes(frame.body or b""))
         return route
 

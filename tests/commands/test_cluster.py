@@ -1,0 +1,47 @@
+"""`rocket-sink cluster` on clusters that need no Java."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rocket_sink import cli, cluster
+from rocket_sink.cluster import ClusterState, NodeState
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.testing import FakeCluster
+
+
+class Running(ClusterState):
+    """A cluster whose processes are all this one."""
+
+    running = True
+
+
+def test_a_topic_is_made_on_all_brokers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FakeCluster(brokers=3) as fake:
+        addresses = {"name-server": fake.name_server} | {b.name: b.address for b in fake.brokers}
+        nodes = [NodeState(name, at, os.getpid(), 0.0, "m") for name, at in addresses.items()]
+        state = Running(Path("/home/clusters"), "5.5.0", tuple(nodes))
+        monkeypatch.setattr(cluster, "status", lambda home: state)
+        assert cli.main(["cluster", "topic", "flights", "--queues", "3"]) == 0
+        with Admin(nameServer=fake.name_server) as admin:
+            route = admin.topic_route("flights")
+        assert cli.main(["cluster", "status"]) == 0
+    assert [(queue.broker_name, queue.write) for queue in route.queues] == [
+        ("broker-a", 3), ("broker-b", 3), ("broker-c", 3)
+    ]  # fmt: skip
+    err = capsys.readouterr().err
+    assert "topic flights: 3 queues on each of broker-a, broker-b, broker-c" in err
+    assert f"export NAMESRV_ADDR={fake.name_server} " in err
+    assert "rocket-sink cluster down --home /home/clusters " in err
+
+
+def test_without_a_cluster_it_says_how_to_get_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["cluster", "topic", "flights", "--home", str(tmp_path)]) == 1
+    assert "rocket-sink cluster up" in capsys.readouterr().err
