@@ -153,6 +153,9 @@ class SentBatch:
     def __init__(self, accumulator: BatchAccumulator, entries: list[Entry], ids: list[str]) -> None:
         self._accumulator, self._entries, self._ids = accumulator, entries, ids
 
+    def done(self) -> bool:
+        return all(future.done() for _, future in self._entries)
+
     def on_done(self, completion: Completion) -> None:
         entries, result = self._entries, completion.result
         if result is not None:

@@ -20,6 +20,7 @@ from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.engine.headers import CredentialsProvider
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.producer.hooks import Hooks
+from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.producer.request_builder import RequestBuilder
 from rocket_sink.producer.request_reply import RequestReply
 from rocket_sink.producer.tracing import Tracer
@@ -77,10 +78,15 @@ class ClientSession:
             self.tracer = Tracer(options, builder, driver)
             driver.add_task(self.tracer)
 
+        finish_at_end(self)
+
     def close(self, timeout_s: float) -> None:
         """Wait for requests in flight, unregister, close."""
         self.driver.close(timeout_s)
-        self.engine.identity.release()
+
+    def finish(self) -> None:
+        """Send what was taken, as the process ends."""
+        self.driver.finish()
 
     def _serve(self, channel: Channel, frame: Frame) -> bool:
         """Serve a broker's request. Runs on the driving thread under the driver's lock, so it must

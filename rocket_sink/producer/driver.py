@@ -34,6 +34,7 @@ from rocket_sink.net import log
 from rocket_sink.net.client import Call
 from rocket_sink.producer.engine.attempt import Completion, SendRequest, buffers_of
 from rocket_sink.producer.engine.engine import SendEngine
+from rocket_sink.producer.future import SendFuture
 from rocket_sink.producer.hooks import Hooks
 from rocket_sink.producer.send_group import (
     GROUP_LEAST,
@@ -55,6 +56,10 @@ _HEARTBEATS_S: Final = 0.5
 """Longest wait for the answers to heartbeats; later ones are read the next time."""
 _CHECKS_PER_INTERVAL: Final = 3
 """Checks for due heartbeats per interval, so that one is late by a third of it at most."""
+_GRACE_S: Final = 1.0
+"""Time after a request's deadline in which its end becomes known."""
+_FUTURES: Final = 4096
+"""Futures after which those that have ended are dropped; otherwise they are after `_IDLE_S`."""
 SUBMITTED_BYTES: Final = 16 * 1024
 """Larger bodies are submitted under the lock: the submission queue is bounded by number only."""
 
@@ -69,6 +74,9 @@ class Waiter:
         self.on_done = on_done
         self.asleep = False
         self._gate: threading.Lock | None = None
+
+    def done(self) -> bool:
+        return self.completion is not None
 
     def prepare_wait(self) -> None:
         """Called under the driver's lock, before `wait`."""
@@ -94,6 +102,9 @@ class Token(Protocol):
     @property
     def on_done(self) -> Callable[[Completion], None] | None:
         """Called without the lock, on the leading thread."""
+
+    def done(self) -> bool:
+        """Return whether the request has ended."""
 
 
 class TimerTask(Protocol):
@@ -258,6 +269,14 @@ class Driver:
         """When half of the wait for the window is over, and all of it (engine's clock)."""
         self._thread: threading.Thread | None = None
         self.closing = False
+        self._finishing = False
+        """The producer's thread ends once nothing is pending."""
+        self._is_abandoned = False
+        self.futures: deque[SendFuture] = deque()
+        """Futures of new asynchronous sends; callers append theirs without the lock."""
+        self._older_futures: list[tuple[float, SendFuture]] = []
+        """Futures that have not ended, and since when they are known here (engine's clock)."""
+        self._next_look_s = 0.0
         every_s = engine.options.heartbeat_broker_interval_ms / 1000 / _CHECKS_PER_INTERVAL
         if engine.heartbeats.detects:
             every_s = min(every_s, engine.options.detect_interval_ms / 1000)
@@ -347,13 +366,19 @@ class Driver:
                     self._wake_next()
 
     def submit_nowait(self, request: SendRequest, waiter: Token) -> None:
-        """Submit an asynchronous send, without a lock while there is room; start the thread.
+        """Submit a request of an asynchronous send, without the lock while there is room.
+
+        Starts the producer's thread. Where no thread can be started, as when the process ends,
+        the request has ended when this returns.
 
         Raises:
             WindowFullError, ProducerClosedError
         """
         if self._thread is None:
             self.start_thread()
+            if self._thread is None:
+                self._send_alone(request, waiter)
+                return
         submissions, wakeup = self._submissions, self._wakeup
         if not submissions.takes(request):
             self.submit(request, waiter)
@@ -363,10 +388,24 @@ class Driver:
         if wakeup.asleep:
             wakeup.asleep = False
             self.engine.client.wake()
-        if self.closing:
+        if self.closing or (self._finishing and not self.is_leading):
             with self.lock:
-                if submissions.take_back(request):
+                is_back = submissions.take_back(request)
+                if is_back and self.closing:
                     raise ProducerClosedError("the producer is closed")
+            if is_back:
+                self._send_alone(request, waiter)
+
+    def _send_alone(self, request: SendRequest, waiter: Token) -> None:
+        """Submit a request and drive until it has ended: no thread would."""
+        self.submit(request, waiter)
+        until_s = self._last_deadline_s()
+        while not waiter.done() and self.engine.clock() < until_s:
+            self._drive_until(waiter.done, None, STEP_S)
+
+    def _last_deadline_s(self) -> float:
+        """Return when all requests that the engine has by now have ended (engine's clock)."""
+        return self.engine.clock() + self.engine.longest_s + _GRACE_S
 
     def submit_again(self, request: SendRequest, waiter: Token) -> None:
         """Submit a part of a request that has ended: also while the producer closes.
@@ -482,26 +521,33 @@ class Driver:
         self._tasks = (*self._tasks, task)
 
     def reschedule(self) -> None:
-        """A task has an earlier due time: start the producer's thread, or wake the leader."""
+        """Make the leader look at the tasks' due times; run the tasks now if no thread can lead."""
         self.start_thread()
+        if self._thread is None and not self.closing:
+            self._run_tasks(float("inf"))
+            return
         with self.lock:
             if self._wakeup.waiting:
                 self.engine.client.wake()
 
     def start_thread(self) -> None:
-        """Start the producer's thread, which leads from now on."""
+        """Start the producer's thread, which leads from now on.
+
+        The system may have no thread to give, and Python starts none while it ends. The next send
+        tries again.
+        """
         if self._thread is not None:
             return
         with self.lock:
-            if self._thread is not None or self.closing:
+            if self._thread is not None or self.closing or self._finishing:
                 return
             thread = threading.Thread(
                 target=self._lead_always, name="rocket-sink-producer", daemon=True
             )
-            # Under the lock, so that `close` joins a started thread. Where none can be started, the
-            # next send tries again.
-            thread.start()
-            self._thread = thread
+            # Under the lock, so that `close` joins a started thread.
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
 
     def close(self, timeout_s: float) -> None:
         """Accept no more requests, wait for those in flight, close the engine."""
@@ -514,22 +560,67 @@ class Driver:
             return
         self.heartbeats.stop()
         deadline_s = self.engine.clock() + timeout_s
-        own = self._thread is threading.current_thread()
-        if self._thread is not None and not own:
-            self.engine.client.wake()
-            self._thread.join(timeout_s)
-        while self._has_left() and self.engine.clock() < deadline_s:
-            self._drive_until(lambda: not self._has_left(), None, STEP_S)
+        self._finish_pending(deadline_s)
         for task in self._tasks:
-            # Messages that came in meanwhile, as traces do, are counted as lost.
-            task.flush()
+            task.flush()  # traces of what has just ended
+        self._finish_pending(deadline_s)
         with self.lock:
             self.engine.close()
+            self.engine.identity.release()
             self._submissions.close()
             done = self._take_completions()
             for waiter in self._followers:
                 waiter.wake()
         _call_back(done)
+
+    def finish(self) -> None:
+        """Send what was taken, as the process ends; log how many messages were not delivered.
+
+        This takes no longer than the requests' own deadlines. No thread runs in the background
+        afterwards: asynchronous sends of those who are still there return when they have ended.
+        """
+        thread = self._thread
+        if self.closing:
+            if thread is not None:  # it closes a producer that was abandoned
+                thread.join(self.engine.longest_s + _GRACE_S)
+            return
+        with self.lock:
+            self._look_at_futures()
+            taken = [future for _, future in self._older_futures]
+        try:
+            self._run_tasks(float("inf"))
+            with self.lock:
+                self._submissions.drain()
+            self._finish_pending(self._last_deadline_s())
+            self._run_tasks(float("inf"))  # traces of what has just ended
+        finally:
+            undone = [one for one in taken if not one.done() or one.exception() is not None]
+            if undone:
+                why = undone[0].exception() if undone[0].done() else "there was no time"
+                _LOG.error(
+                    "%d messages of asynchronous sends were not delivered before the process "
+                    "ended: %s. Close the producer, and look at the futures' results",
+                    len(undone), why,
+                )  # fmt: skip
+
+    def abandon(self) -> None:
+        """Let the producer's thread, if there is one, send what was taken, close, and end.
+
+        Called by the garbage collector, perhaps in a thread that has the lock.
+        """
+        self._is_abandoned = True
+        self.engine.client.wake()
+
+    def _finish_pending(self, deadline_s: float) -> None:
+        """Wait until nothing is pending; the producer's thread ends then."""
+        self._finishing, clock = True, self.engine.clock
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self.engine.client.wake()
+            thread.join(max(0.0, deadline_s - clock()))
+            self._thread = None
+        while self._has_left() and clock() < deadline_s:
+            self._drive_until(lambda: not self._has_left(), None, STEP_S)
 
     # --- leading -----------------------------------------------------------------------------
 
@@ -594,12 +685,15 @@ class Driver:
                     return
                 engine.process(ready)
                 done = self._take_completions()
-                stop = over() or engine.clock() >= until_s
+                now_s = engine.clock()
+                stop = over() or now_s >= until_s
+                if now_s >= self._next_look_s or len(self.futures) > _FUTURES:
+                    self._look_at_futures()
             if done:
                 _call_back(done)
             if self._tasks:
-                self._run_tasks()
-            if stop:
+                self._run_tasks(engine.clock())
+            if stop or (done and over()):
                 return
 
     def _take_completions(self) -> list[tuple[Token, Completion]]:
@@ -623,6 +717,15 @@ class Driver:
                 waiter.wake()
         return called
 
+    def _look_at_futures(self) -> None:
+        """Drop the futures that have ended."""
+        futures, now_s = self.futures, self.engine.clock()
+        self._next_look_s = now_s + _IDLE_S
+        new = [(now_s, futures.popleft()) for _ in range(len(futures))]
+        self._older_futures = [
+            known for known in (*self._older_futures, *new) if not known[1].done()
+        ]
+
     def _until_task_s(self, wait_s: float) -> float:
         """The time until the next timer task, at most `wait_s`."""
         for task in self._tasks:
@@ -631,13 +734,13 @@ class Driver:
                 wait_s = min(wait_s, max(0.0, due_s - self.engine.clock()))
         return wait_s
 
-    def _run_tasks(self) -> None:
-        clock = self.engine.clock
+    def _run_tasks(self, now_s: float) -> None:
+        """Run the tasks that are due."""
         for task in self._tasks:
             due_s = task.due_s()
-            if due_s is not None and due_s <= clock():
+            if due_s is not None and due_s <= now_s:
                 try:
-                    task.run(clock())
+                    task.run(now_s)
                 except Exception:
                     _LOG.exception("a timer task of the producer failed")
 
@@ -657,15 +760,21 @@ class Driver:
         return True
 
     def _lead_always(self) -> None:
-        while not (self.closing and not self._has_left()):
+        while not self._is_finished():
             if self.engine.broken and self.closing:
                 return
             try:
-                self._drive_until(lambda: self.closing and not self._has_left(), None, _IDLE_S)
+                self._drive_until(self._is_finished, None, _IDLE_S)
             except Exception:
                 # The thread must go on: without it no future would end.
                 _LOG.exception("the producer's thread goes on after an error")
                 time.sleep(STEP_S)
+        if self._is_abandoned:
+            self.close(self.engine.longest_s + _GRACE_S)
+
+    def _is_finished(self) -> bool:
+        """Return whether the producer's thread has nothing to do any more."""
+        return self._is_abandoned or (self._finishing and not self._has_left())
 
     def _has_left(self) -> bool:
         return bool(self.engine.pending or self._submissions.requests)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -111,6 +113,16 @@ class Producer:
             self._session.close(timeout_s)
             log.flush()
 
+    def __del__(self) -> None:
+        session = self.__dict__.get("_session")
+        if session is None or self._closed or session.of_pid != forks.pid:
+            return
+        warnings.warn(
+            f"{self!r} was not closed: call close(), or use it in a with statement",
+            ResourceWarning, stacklevel=2, source=self,
+        )  # fmt: skip
+        session.driver.abandon()
+
     # --- send modes --------------------------------------------------------------------------
 
     def send(
@@ -172,6 +184,7 @@ class Producer:
             ids = (request.message_id,)
             context = hooks.before("async", request.topic, (message,), ids)
         future = SendFuture(hooks, context, callback)
+        session.driver.futures.append(future)
         try:
             session.driver.submit_nowait(request, future)
         except NotSentError as error:
@@ -362,12 +375,13 @@ class Producer:
         return self._session
 
     def _new_session(self, old_tracer: Tracer | None) -> ClientSession:
+        this = weakref.ref(self)  # the session's thread must not keep the producer
         session = ClientSession(
             self.options,
             hooks=self._hooks,
             rpc_hooks=self._rpc_hooks,
             credentials=self._credentials,
-            listener=lambda: self.on_transaction_check,
+            listener=lambda: None if (own := this()) is None else own.on_transaction_check,
         )
         if session.tracer is not None:
             self._hooks.replace(old_tracer, session.tracer)
@@ -440,6 +454,7 @@ class Producer:
             topic = session.builder.topic(message.topic)
             context = self._hooks.before("async", topic, (message,), (message_id,))
         future = SendFuture(self._hooks, context, callback)
+        session.driver.futures.append(future)
         try:
             accumulator.add(message, size, future)
         except NotSentError as error:

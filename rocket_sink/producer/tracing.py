@@ -157,7 +157,10 @@ class Tracer(SendHook):
             message = Message(self._topic, body.encode(), keys=tuple(sorted(keys)))
             request = self._builder.single(message)
             request.topic = self._topic
-            self._driver.submit_nowait(request, Waiter(self._ended))
+            submit = self._driver.submit_nowait
+            if self._driver.closing:
+                submit = self._driver.submit_again
+            submit(request, Waiter(self._ended))
         except RocketSinkError as error:
             self.dropped += len(lines)
             _LOG.warning("%d message traces are lost: %s", len(lines), error)

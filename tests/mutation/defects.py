@@ -493,6 +493,35 @@ PRODUCER = (
         ("tests/producer/test_producer.py::test_an_idle_producer_greets_brokers_that_are_back",),
         "brokers do not know an idle producer's group after a restart",
     ),
+    Defect(
+        "scripts-end-unsent",
+        "rocket_sink/producer/process_end.py",
+        "atexit.register(finish_all)\n",
+        "",
+        (
+            "tests/producer/test_process_end.py::test_all_that_was_taken_is_sent[last line]",
+            "tests/producer/test_process_end.py::test_traces_of_the_last_sends_are_sent",
+        ),
+        "a script without `close` loses what it sent last, with exit code 0",
+    ),
+    Defect(
+        "children-end-unsent",
+        "rocket_sink/producer/process_end.py",
+        "        Finalize(None, finish_all, exitpriority=_LAST)\n",
+        "        del Finalize\n",
+        ("tests/producer/test_process_end.py::test_all_that_was_taken_is_sent[pool]",),
+        "processes of a pool lose what they sent last",
+    ),
+    Defect(
+        "dropped-producers-live-on",
+        "rocket_sink/producer/producer.py",
+        "        session.driver.abandon()\n",
+        "",
+        (
+            "tests/producer/test_process_end.py::test_a_producer_that_is_collected_says_so_and_sends_what_it_took",
+        ),
+        "each producer that is dropped without `close` leaves a thread and its connections",
+    ),
 )
 
 LEDGER: tuple[Defect, ...] = (

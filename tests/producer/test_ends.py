@@ -65,8 +65,12 @@ def test_a_callback_that_is_cancelled_does_not_end_the_producers_thread(cluster)
         assert producer.send_async(Message("orders", b"body")).result(WAIT_S).status == "SEND_OK"
 
 
-def test_a_thread_that_cannot_be_started_is_tried_again(cluster, monkeypatch):
-    with Producer(nameServer=cluster.name_server) as producer:
+@pytest.mark.parametrize("options", [{}, {"autoBatch": True}, {"enableTrace": True}])
+def test_without_a_thread_an_asynchronous_send_ends_before_it_returns(
+    cluster, monkeypatch, options
+):
+    cluster.create_topic("RMQ_SYS_TRACE_TOPIC", 1)
+    with Producer(nameServer=cluster.name_server, sendMsgTimeout=60_000, **options) as producer:
         producer.fetch_publish_message_queues("orders")
         start = threading.Thread.start
 
@@ -77,8 +81,13 @@ def test_a_thread_that_cannot_be_started_is_tried_again(cluster, monkeypatch):
 
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refused)
-            with pytest.raises(RuntimeError, match="new thread"):
-                producer.send_async(Message("orders", b"body"))
+            called = []
+            future = producer.send_async(
+                Message("orders", b"body"), lambda *end: called.append(end)
+            )
+            assert future.done() and called == [(future.result(), None)]
+            if "enableTrace" in options:
+                assert len(cluster.messages("RMQ_SYS_TRACE_TOPIC")) == 1
         assert producer.send_async(Message("orders", b"body")).result(WAIT_S).status == "SEND_OK"
 
 
@@ -334,7 +343,7 @@ def test_an_interrupt_in_a_callback_does_not_keep_the_others_from_being_called(
 ):
     """A thread that sends and waits calls them, as the producer's own does."""
     producer, called = make_producer(**options), []
-    monkeypatch.setattr(producer._session.driver, "start_thread", lambda: None)
+    monkeypatch.setattr(producer._session.driver, "_thread", threading.current_thread())
 
     def interrupted(result, error):
         called.append(result)

@@ -138,6 +138,8 @@ class SendEngine:
         self._ends: deque[End] = deque()
         """Ends of attempts that the engine has not handled yet."""
         self._done: list[Completion] = []
+        self.longest_s = self._limits.timeout_s
+        """The longest time that any request had for all its attempts."""
         self._next_tick_s = 0.0
         self._closing = False
 
@@ -177,6 +179,7 @@ class SendEngine:
         ordering, timeout_s = Ordering.NONE, self._limits.timeout_s
         if request.ordered or request.timeout_s is not None:
             timeout_s = self._limits.timeout_of(request)
+            self.longest_s = max(self.longest_s, timeout_s)
         if request.ordered:
             ordering = Ordering.STRICT if request.choose is None else Ordering.BEST_EFFORT
         since_s = request.since_s or now_s

@@ -1,0 +1,56 @@
+"""The end of a process: what its producers have taken is sent first.
+
+Python ends when its last thread that is no daemon does, and a child of `multiprocessing` by
+`os._exit`. Both call `finish_all` before. A process that is killed, or calls `os._exit` itself,
+runs no Python code any more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import Final, Protocol
+from weakref import WeakSet
+
+from rocket_sink.forks import ForkLock
+
+_LAST: Final = -100
+"""Priority among the finalizers of `multiprocessing`: a program's own run before, and may send."""
+
+
+class Sender(Protocol):
+    """What sends in the background."""
+
+    of_pid: int
+
+    def finish(self) -> None:
+        """Send what was taken. Asynchronous sends wait for their end from now on."""
+
+
+_senders: Final[WeakSet[Sender]] = WeakSet()
+_lock: Final = ForkLock()
+
+
+def finish_at_end(sender: Sender) -> None:
+    """Call `finish` when this process ends."""
+    with _lock:
+        _senders.add(sender)
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        # A child forgets its parent's finalizers, and never calls those of `atexit`.
+        Finalize(None, finish_all, exitpriority=_LAST)
+
+
+def finish_all() -> None:
+    """Let all senders of this process finish."""
+    with _lock:
+        senders = list(_senders)
+    for sender in senders:
+        if sender.of_pid == os.getpid():
+            sender.finish()
+
+
+atexit.register(finish_all)

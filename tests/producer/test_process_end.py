@@ -1,0 +1,185 @@
+"""A process that ends without `close`: what `send_async` took is sent all the same.
+
+Scripts run as processes of their own against the scripted cluster of the test, which counts what
+has arrived.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.testing import Answer, Drop, FakeCluster
+from rocket_sink.wire.codes import RequestCode
+from tests.decoding import decode_trace
+
+ROOT = Path(__file__).parents[2]
+COUNT = 500
+LIMIT_S = 120.0
+
+HEAD = """\
+import atexit, functools, multiprocessing, os, sys, threading, time, warnings
+from concurrent.futures import ProcessPoolExecutor
+from rocket_sink import Message, Producer
+address, count = sys.argv[1], int(sys.argv[2])
+Producer = functools.partial(Producer, nameServer=address, sendMsgTimeout=60_000)
+p = Producer()
+
+def work(producer=None):
+    producer = producer or Producer()
+    for number in range(count):
+        producer.send_async(Message("orders", b"%d" % number))
+
+"""
+
+ENDS = {
+    "spawn": """
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+""",
+    "pool": """
+with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+    assert pool.submit(work).result() is None
+""",
+    "last line": "work(p)",
+    "sys.exit": "work(p); sys.exit(0)",
+    "del": "work(p); del p",
+    "a function's producer": "work()",
+    "fork": """
+pid = os.fork()
+if pid == 0:
+    work(p)
+else:
+    assert os.waitpid(pid, 0)[1] == 0
+""",
+    "multiprocessing fork": """
+child = multiprocessing.get_context("fork").Process(target=work, args=(p,))
+child.start()
+child.join()
+assert child.exitcode == 0
+""",
+    "a thread outlives main": """
+def later():
+    threading.main_thread().join()
+    work(p)
+threading.Thread(target=later).start()
+""",
+    "first send at exit": "atexit.register(work, p)",
+    "first batch at exit": "atexit.register(work, Producer(autoBatch=True))",
+    "batches": "work(Producer(autoBatch=True, batchMaxDelayMs=30_000))",
+    "a thread of a child outlives its target": """
+def target():
+    work(p)
+    def later():
+        time.sleep(0.3)
+        p.send_async(Message("orders", b"late"))
+        assert p.send(Message("orders", b"last")).status == "SEND_OK"
+    threading.Thread(target=later).start()
+count -= 2
+child = multiprocessing.get_context("fork").Process(target=target)
+child.start()
+child.join()
+assert child.exitcode == 0
+""",
+}
+
+
+Ended = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def run(cluster: FakeCluster, tmp_path: Path) -> Callable[..., Ended]:
+    """Run a script to its end."""
+
+    def run(script: str, *flags: str) -> Ended:
+        path = tmp_path / "script.py"
+        path.write_text(HEAD + script)
+        return subprocess.run(
+            [sys.executable, *flags, str(path), cluster.name_server, str(COUNT)],
+            capture_output=True, text=True, timeout=LIMIT_S, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_all_that_was_taken_is_sent(cluster, run, end):
+    ended = run(ENDS[end])
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(cluster.messages("orders")) == COUNT
+
+
+def test_an_uncaught_error_loses_no_message(cluster, run):
+    ended = run("work(p)\nraise KeyError(17)")
+    assert ended.returncode == 1 and ended.stderr.endswith("KeyError: 17\n")
+    assert len(cluster.messages("orders")) == COUNT
+
+
+def test_traces_of_the_last_sends_are_sent(cluster, run):
+    cluster.create_topic("RMQ_SYS_TRACE_TOPIC", 1)
+    script = """
+p = Producer(enableTrace=True)
+for number in range(10):
+    p.send(Message("orders", b"x")) if number % 2 else p.send_async(Message("orders", b"x"))
+"""
+    assert run(script).stderr == ""
+    traces = cluster.messages("RMQ_SYS_TRACE_TOPIC")
+    assert sum(len(decode_trace(trace.body.decode())) for trace in traces) == 10
+
+
+@pytest.mark.parametrize("answer", [Answer(13, "illegal"), Drop()])
+def test_one_line_counts_what_was_not_delivered(cluster, run, answer):
+    """A silent broker holds up the end no longer than the sends' own deadlines."""
+    for broker in cluster.brokers:
+        broker.on_send(answer, times=None)
+    ended = run("""
+p = Producer(sendMsgTimeout=2000, retryTimesWhenSendFailed=0)
+work(p)
+began = time.monotonic()
+atexit._run_exitfuncs()
+assert time.monotonic() - began < 30
+""")
+    assert ended.returncode == 0
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"{COUNT} messages of asynchronous sends were not delivered")
+
+
+def test_a_producer_that_is_collected_says_so_and_sends_what_it_took(cluster, run):
+    ended = run(
+        """
+work(p)
+p.listen_for_checks("orders")
+del p
+while any(one.name == "rocket-sink-producer" for one in threading.enumerate()):
+    time.sleep(0.01)
+with Producer() as closed:
+    closed.send_async(Message("orders", b"x"))
+del closed
+os._exit(0)
+""",
+        "-Wdefault::ResourceWarning",
+    )
+    assert ended.returncode == 0 and ended.stderr.count("was not closed") == 1
+    assert len(cluster.messages("orders")) == COUNT + 1
+    for broker in cluster.brokers:
+        codes = [request.code for request in broker.requests]
+        assert RequestCode.UNREGISTER_CLIENT in codes
+
+
+def test_an_exit_without_clean_up_waits_for_nothing(cluster, run):
+    """PySpark's workers end so."""
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=None)
+    began_s = time.monotonic()
+    assert run("work(p); os._exit(7)").returncode == 7
+    assert time.monotonic() - began_s < 50  # the sends' deadlines are 60 s away
