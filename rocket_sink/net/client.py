@@ -289,7 +289,12 @@ class NetworkClient:
             return 0
         count = len(next(iter(columns.values())))
         first = channel.connection.open_group(count, deadline_s=deadline_s, token=owner)
-        data = memoryview(fill_frames(frame, columns, first)).cast("B")
+        try:
+            data = memoryview(fill_frames(frame, columns, first)).cast("B")
+        except Exception as error:
+            channel.connection.cancel(owner)
+            owner.on_failed(UnwrittenError(f"its frames cannot be made: {error!r}"), now_s)
+            return 0
         self.send(channel, owner, (data,), len(data), now_s)
         return first
 

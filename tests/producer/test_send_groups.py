@@ -207,6 +207,29 @@ def test_a_group_that_was_not_sent_fails_as_a_whole(cluster, make_producer, grou
     assert producer._session.engine.window.requests == 0
 
 
+def test_a_group_whose_frames_cannot_be_made_leaves_nothing_behind(
+    cluster, make_producer, groups, monkeypatch
+):
+    producer, ends = make_producer(), []
+    producer.send(message(0))
+
+    def frames(self, template, **fields):
+        raise MemoryError("no room for the frames")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SendGroup, "frames", frames)
+        ended = SendFuture.ended
+        patched.setattr(SendFuture, "ended", lambda *given: ends.append(given) or ended(*given))
+        futures = burst(producer)
+        errors = [future.exception(60) for future in futures]
+    assert {type(error) for error in errors} == {UnwrittenError} and max(groups) > 100
+    assert all("no room for the frames" in error.text for error in errors)
+    engine = producer._session.engine
+    assert engine.window.requests == engine.window.bytes == engine.client.in_flight == 0
+    assert engine.brokers.total_in_flight == 0 and not producer.isolations()
+    assert len({id(given[0]) for given in ends}) == len(ends) == COUNT
+
+
 def test_closing_ends_what_is_on_its_way(cluster, make_producer, groups):
     for broker in cluster.brokers:
         broker.freeze()

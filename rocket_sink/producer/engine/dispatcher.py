@@ -7,7 +7,8 @@ raises the error.
 from __future__ import annotations
 
 import time
-from typing import Final
+from random import Random
+from typing import Final, NoReturn
 
 from rocket_sink.errors import (
     BrokerTooOldError,
@@ -17,6 +18,7 @@ from rocket_sink.errors import (
     SendError,
     UnwrittenError,
 )
+from rocket_sink.net.channel import Channel
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.producer.engine.attempt import OnewayAttempt, SendAttempt, Wait
 from rocket_sink.producer.engine.brokers import Brokers, SendTarget
@@ -179,13 +181,7 @@ class Dispatcher:
         try:
             head = self._header(attempt, target, opaque)
         except Exception as error:
-            channel.connection.cancel(attempt)
-            broker, attempt.broker = attempt.broker, None  # not its failure
-            assert broker is not None
-            self._brokers.release(broker)
-            if isinstance(error, SendError):
-                raise
-            raise UnwrittenError(f"its frame cannot be made: {error!r}") from error
+            self._take_back(attempt, channel, error)
         attempt.channel = channel
         size = attempt.wire_bytes = len(head) + attempt.body_bytes
         body = attempt.body
@@ -205,18 +201,31 @@ class Dispatcher:
             token=attempt,
             latest_s=attempt.deadline_s if self._limits.attempt_cap_s is None else until_s,
         )
-        frames = memoryview(
-            request.group.messages.frames(
-                self._headers.template(request.topic, batch=False),
-                first_opaque=attempt.first_opaque,
-                queue_id=queue.queue_id,
-                born_ms=attempt.wall_ms,
-                broker_name=queue.broker_name,
-            )
-        ).cast("B")
+        try:
+            frames = memoryview(
+                request.group.messages.frames(
+                    self._headers.template(request.topic, batch=False),
+                    first_opaque=attempt.first_opaque,
+                    queue_id=queue.queue_id,
+                    born_ms=attempt.wall_ms,
+                    broker_name=queue.broker_name,
+                )
+            ).cast("B")
+        except Exception as error:
+            self._take_back(attempt, channel, error)
         attempt.channel = channel
         attempt.wire_bytes = len(frames)
         self._client.send(channel, attempt, (frames,), len(frames), now_s)
+
+    def _take_back(self, attempt: SendAttempt, channel: Channel, error: Exception) -> NoReturn:
+        """Undo what was done for an attempt whose frame cannot be made."""
+        channel.connection.cancel(attempt)
+        broker, attempt.broker = attempt.broker, None  # not its failure
+        assert broker is not None
+        self._brokers.release(broker, attempt.requests)
+        if isinstance(error, SendError):
+            raise error
+        raise UnwrittenError(f"its frame cannot be made: {error!r}") from error
 
     def _header(self, attempt: SendAttempt, target: SendTarget, opaque: int) -> bytes:
         request, queue = attempt.request, target.queue

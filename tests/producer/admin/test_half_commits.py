@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from rocket_sink.message import Message
+from rocket_sink.net import client
 from rocket_sink.producer.admin import half_commits
 from rocket_sink.producer.admin.half_commits import HALVES, Half, HalfMessageCommitter
 from rocket_sink.producer.transactions import UNKNOWN
@@ -87,5 +88,23 @@ def test_those_without_success_are_committed_again(cluster, make_engine, halves,
         broker.on(RequestCode.END_TRANSACTION, Answer(code, "not now"), times=7)
     report = committer(make_engine()).commit(halves, doubtful=False)
     assert report.committed == COUNT and not report.refused
+    stored = sorted(int(message.body) for message in cluster.messages("orders"))
+    assert stored == list(range(COUNT))
+
+
+def test_frames_that_cannot_be_made_leave_nothing_behind(cluster, make_engine, halves, monkeypatch):
+    engine, calls = make_engine(sendMsgTimeout=20_000), []
+    fill_frames = client.fill_frames
+
+    def fill(*given):
+        calls.append(given)
+        if len(calls) == 1:
+            raise MemoryError("no room for the frames")
+        return fill_frames(*given)
+
+    monkeypatch.setattr(client, "fill_frames", fill)
+    report = committer(engine).commit(halves, doubtful=False)
+    assert report.committed == COUNT and len(calls) > 1
+    assert engine.client.in_flight == 0
     stored = sorted(int(message.body) for message in cluster.messages("orders"))
     assert stored == list(range(COUNT))
