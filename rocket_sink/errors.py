@@ -353,6 +353,14 @@ class QueueMovedError(RejectedError):
     backs_off = True
 
 
+class RequesterGoneError(RejectedError):
+    """SYSTEM_ERROR (1): the broker has no connection to the client that waits for this reply."""
+
+    code = "REQUESTER_GONE"
+    isolates = Isolate.NOTHING
+    avoids_broker = True
+
+
 class MessageIllegalError(RejectedError):
     """MESSAGE_ILLEGAL (13): the broker's own limits refuse this message."""
 
@@ -434,6 +442,14 @@ class BrokerError(UnknownOutcomeError):
 
     code = "BROKER_ERROR"
     response_codes = (1,)
+
+
+class ReplyNotTakenError(UnknownOutcomeError):
+    """SYSTEM_ERROR (1): the requester did not confirm the reply that the broker pushed to it."""
+
+    code = "REPLY_NOT_TAKEN"
+    isolates = Isolate.NOTHING
+    retriable = False
 
 
 class InvalidAnswerError(UnknownOutcomeError):

@@ -34,6 +34,8 @@ from rocket_sink.errors import (
     NotStoredError,
     Outcome,
     PermissionDeniedError,
+    ReplyNotTakenError,
+    RequesterGoneError,
     RequestTimeoutError,
     SendError,
     ServiceNotAvailableError,
@@ -52,9 +54,9 @@ each such attempt may store the message twice."""
 
 _SLAVE_NOT_AVAILABLE: Final = 11
 _SILENT: Final = (ConnectError, UnwrittenError, RequestTimeoutError, ConnectionLostError)
-"""Errors without an answer from the address, which the detector then probes."""
-_ONCE: Final = (TopicNotFoundError, InvalidQueueError)
-"""Retried once, with a fresh route."""
+"""No answer from the address: the detector probes it."""
+_ONCE: Final = (TopicNotFoundError, InvalidQueueError, RequesterGoneError)
+"""Retried once: with a fresh route, or by another broker."""
 _NO_CHOICE: Final = (NameServerUnavailableError, NoRouteError, LocalResourcesError)
 """Errors that leave no broker to choose; only time helps."""
 
@@ -340,6 +342,10 @@ REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple
         (1, _TOPIC_TEXT, MessageIllegalError),
         (29, _TOPIC_TEXT, MessageIllegalError),
         (1, r"^topic\[[^\]]*\] not exist", TopicNotFoundError),
+        # ReplyMessageProcessor.pushReplyMessage: the requester's fault. It may be connected to
+        # another broker.
+        (1, r"^push reply message fail, channel of .* not found", RequesterGoneError),
+        (1, r"^push reply message to .*fail\.", ReplyNotTakenError),
     )
 )  # fmt: skip
 """(response code, pattern of the remark, error class); the first match counts."""

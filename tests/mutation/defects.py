@@ -494,6 +494,26 @@ PRODUCER = (
         "brokers do not know an idle producer's group after a restart",
     ),
     Defect(
+        "requesters-fault-is-brokers",
+        "rocket_sink/routing/retry.py",
+        '        (1, r"^push reply message fail, channel of .* not found", RequesterGoneError),\n',
+        "",
+        (
+            "tests/producer/test_request_reply.py::test_a_requester_that_is_gone_is_no_brokers_fault",
+        ),
+        "one requester that is gone keeps all sends from healthy brokers",
+    ),
+    Defect(
+        "unmade-commits-stay-open",
+        "rocket_sink/net/client.py",
+        "            channel.connection.cancel(owner)\n",
+        "",
+        (
+            "tests/producer/admin/test_half_commits.py::test_frames_that_cannot_be_made_leave_nothing_behind",
+        ),
+        "commits that were never sent end twice, and as timed out",
+    ),
+    Defect(
         "scripts-end-unsent",
         "rocket_sink/producer/process_end.py",
         "atexit.register(finish_all)\n",
@@ -1547,6 +1567,16 @@ GROUPS: tuple[Defect, ...] = (
         "            end_all((future, None, error.copy()) for future in self.tokens[:1])\n",
         ("tests/producer/test_send_groups.py::test_a_group_that_was_not_sent_fails_as_a_whole",),
         "a program waits for ever for sends that failed together",
+    ),
+    Defect(
+        "unmade-groups-keep-places",
+        "rocket_sink/producer/engine/dispatcher.py",
+        "        self._brokers.release(broker, attempt.requests)\n        if isinstance",
+        "        self._brokers.release(broker)\n        if isinstance",
+        (
+            "tests/producer/test_send_groups.py::test_a_group_whose_frames_cannot_be_made_leaves_nothing_behind",
+        ),
+        "a group that was never sent counts as in flight at its broker for good",
     ),
     Defect(
         "places-kept",

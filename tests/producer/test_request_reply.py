@@ -6,10 +6,18 @@ import threading
 
 import pytest
 
-from rocket_sink.errors import MessageError, NoRouteError, ReplyTimeoutError, SendError
+from rocket_sink.errors import (
+    MessageError,
+    NoRouteError,
+    ReplyNotTakenError,
+    ReplyTimeoutError,
+    RequesterGoneError,
+    SendError,
+)
 from rocket_sink.message import Message
 from rocket_sink.producer.producer import Producer
-from rocket_sink.wire.codes import RequestCode
+from rocket_sink.testing import Answer
+from rocket_sink.wire.codes import RequestCode, ResponseCode
 from rocket_sink.wire.headers import Frame
 from rocket_sink.wire.ids import RecallHandle, decode_recall_handle
 from tests.decoding import encode_recall_handle
@@ -136,3 +144,28 @@ def test_a_callback_may_ask(cluster, producer):
     push(cluster.brokers[0], asked["CORRELATION_ID"])
     until(lambda: answers)
     assert answers[0].body == b"pong"
+
+
+def received(client_id):
+    """Properties of a request, as its consumer gets them."""
+    return {"CLUSTER": "FakeCluster", "CORRELATION_ID": "c", "REPLY_TO_CLIENT": client_id}
+
+
+@pytest.mark.parametrize(
+    ("remark", "error", "asked"),
+    [
+        ("push reply message fail, channel of <10.0.0.1@7> not found.", RequesterGoneError, 2),
+        ("push reply message to 10.0.0.1@7fail.", ReplyNotTakenError, 1),
+    ],
+)
+def test_a_requester_that_is_gone_is_no_brokers_fault(cluster, producer, remark, error, asked):
+    """The remarks are those of ReplyMessageProcessor.pushReplyMessage."""
+    cluster.create_topic("FakeCluster_REPLY_TOPIC", 1)
+    for broker in cluster.brokers:
+        broker.on_send(Answer(ResponseCode.SYSTEM_ERROR, remark), times=None)
+    with pytest.raises(error):
+        producer.reply(received("10.0.0.1@7"), b"pong")
+    code = RequestCode.SEND_REPLY_MESSAGE_V2
+    counts = [[one.code for one in broker.requests].count(code) for broker in cluster.brokers]
+    assert sum(counts) == asked and max(counts) == 1
+    assert not producer.isolations() and all(one.available for one in producer.broker_health())

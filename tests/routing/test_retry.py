@@ -69,6 +69,8 @@ TABLE = [
     (errors.TopicNotFoundError, "retry_now", "retry_same_queue", "nothing", True, True),
     (errors.InvalidQueueError, "retry_now", "give_up", "nothing", True, True),
     (errors.QueueMovedError, "retry_after", "retry_same_queue", "nothing", True, True),
+    (errors.RequesterGoneError, "retry_now", "retry_same_queue", "nothing", True, False),
+    (errors.ReplyNotTakenError, "give_up", "give_up", "nothing", True, False),
     (errors.MessageIllegalError, "give_up", "give_up", "nothing", True, False),
     (errors.PermissionDeniedError, "retry_now", "retry_same_queue", "topic", True, True),
     (errors.AuthenticationError, "fatal", "fatal", "nothing", True, False),

@@ -11,7 +11,7 @@ import pytest
 from rocket_sink.errors import (
     BrokerBusyError,
     ClusterError,
-    MessageIllegalError,
+    RequesterGoneError,
     SendError,
     UnknownOutcomeError,
 )
@@ -184,6 +184,10 @@ def test_a_request_gets_its_reply_through_another_broker(real, topic):
             replier.reply(asked, reply, properties={"x": "1"})
         asking.join(30)
         until(lambda: asker.late_replies == 1)
+        asker.close()
+        with pytest.raises(RequesterGoneError):
+            replier.reply(asked, b"nobody asks any more")
+        assert not replier.isolations()
     (reply,) = replies
     assert (reply.body, reply.properties["x"]) == (b"pong", "1")
     assert reply.topic == "DefaultCluster_REPLY_TOPIC"
