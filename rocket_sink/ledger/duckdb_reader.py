@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from rocket_sink.ledger.append.delta_rs import ESCAPED, damaged, unreadable
+from rocket_sink.ledger.append.delta_rs import ESCAPED, damaged, data_files, unreadable
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
 from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
-from rocket_sink.ledger.spool.files import quarantined, waiting_epochs
+from rocket_sink.ledger.spool.files import quarantined, unfolded_rows, waiting_epochs
 from rocket_sink.ledger.table import first_line
 from rocket_sink.ledger.views import VIEWS
 

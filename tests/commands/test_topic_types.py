@@ -59,6 +59,36 @@ def test_a_type_that_does_not_fit_is_noted(kind: str, options: dict[str, str], f
     assert fits or f"message.type is {kind}" in found[0]
 
 
+def test_a_broker_that_left_the_route_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ledger has its sends, in the file of a task that still runs; one of last week is none."""
+    now_ms = int(time.time() * 1000)
+    ledger = store(tmp_path, in_order([accounts(context())], 1 << 32))
+    writer = SpoolWriter(ledger, context(epoch=1))
+    times = {"broker-a": 0, "broker-b": 60_000, "broker-c": 7 * 86_400_000}
+    sent = [
+        attempt(broker_name=name, topic="t", started_ms=now_ms - ago_ms)
+        for name, ago_ms in times.items()
+    ]
+    sent.append(attempt(broker_name="broker-d", topic="other", started_ms=now_ms))
+    writer.append(send_rows(sent, context(), requests=[1, 2, 3, 4]))
+    with FakeCluster(brokers=2) as cluster:
+        cluster.create_topic("t", queues=2)
+        cluster.broker("broker-b").kill()
+        cluster.forget_brokers()
+        cluster.register("broker-a")
+        arguments = ["check", "-n", cluster.name_server, "-t", "t", "--ledger", ledger]
+        assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    lines = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert [line[1].partition("  ")[0] for line in lines if line[:1] == ["note"]] == [
+        "broker broker-b"
+    ]
+    assert "2 writable queues on 1 of 1 broker" in out and "ready, with 1 note" in out
+    writer.abort()
+
+
 def test_a_topic_that_wants_keys_is_noted() -> None:
     [found] = findings({"message.type": "NORMAL", "cleanup.policy": "COMPACTION"})
     assert "wants keys in each row" in found

@@ -57,6 +57,8 @@ _BACKUP: Final = (
     "one, begin a new ledger in another folder and move _spool there: what is not folded yet is "
     "in it"
 )
+_DATA_FILE: Final = re.compile(r"(?:[\w=-][\w=.-]*/)*[\w=-][\w=.-]*", re.ASCII)
+"""Below the table, and the same for readers that decode it or look for patterns in it."""
 _KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
 
 
@@ -280,6 +282,32 @@ def rows_of_epoch(
         if not is_gone and "not found" not in str(error):
             raise _away(table.table_uri, error) from error
         raise unreadable(table.table_uri, error) from error
+
+
+def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
+    """Return the table's files by kind, as paths below its folder.
+
+    The log may be of anybody who can write to the folder: a file of it must be in the folder, and
+    of a kind that a ledger has.
+
+    Raises:
+        LedgerError: the log names something else, or there are links in the folder.
+    """
+    actions = pa.table(table.get_add_actions(flatten=True))
+    names = actions.column("path").to_pylist()
+    is_ours = "partition.kind" in actions.column_names
+    kinds = actions.column("partition.kind").to_pylist() if is_ours else [None] * len(names)
+    files: dict[str, list[str]] = {}
+    for name, kind in zip(names, kinds, strict=True):
+        if kind not in KINDS or _DATA_FILE.fullmatch(name) is None:
+            raise LedgerError(
+                f"the ledger {place.uri} is not read: its log names the file {name!a} of kind "
+                f"{kind!a}, which no rocket-sink wrote. See who can write to its folder, and put "
+                "its _delta_log back from a backup",
+                path=place.uri,
+            )
+        files.setdefault(kind, []).append(name)
+    return dict(sorted(files.items()))
 
 
 def damaged(place: LedgerPath, why: str, remedy: str = _BACKUP, before: str = "") -> LedgerError:

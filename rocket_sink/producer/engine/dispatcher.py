@@ -7,7 +7,6 @@ raises the error.
 from __future__ import annotations
 
 import time
-from random import Random
 from typing import Final, NoReturn
 
 from rocket_sink.errors import (
@@ -29,8 +28,7 @@ from rocket_sink.producer.engine.routes import Routes
 from rocket_sink.producer.engine.topic_policies import TopicPolicies
 from rocket_sink.producer.engine.waiting import OrderedQueues
 from rocket_sink.routing.retry import attempt_deadline
-from rocket_sink.routing.selectors import QueueChooser, selector_named
-from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.codes import ResponseCode, version_name
 
 _JOINED_BYTES: Final = 2048

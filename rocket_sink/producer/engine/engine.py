@@ -112,7 +112,7 @@ class SendEngine:
         self.stored_checks = StoredChecks(
             options, self.client, self.routes, self._verified, self.reread_credentials
         )
-        self.waiting = WaitingRequests(self.routes)
+        self.waiting = WaitingRequests(self.routes, self.brokers)
         self._policies = TopicPolicies(self.client)
         self._dispatcher = Dispatcher(
             client=self.client,

@@ -11,6 +11,7 @@ import pytest
 from rocket_sink.errors import (
     BrokerBusyError,
     ClusterError,
+    MessageIllegalError,
     RequesterGoneError,
     SendError,
     UnknownOutcomeError,
