@@ -30,6 +30,7 @@ VALUES = {
     "forks",
     "lazy",
     "owner",
+    "plain_files",
     "private_file",
     "tables",
     "text",

@@ -16,7 +16,6 @@ append of it still be under way, Delta lets one of the two through, and both are
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -36,7 +35,14 @@ from rocket_sink.ledger.notes import NoteStore
 from rocket_sink.ledger.path import FOLDS, SPOOL, LedgerPath, failing, resolve_path
 from rocket_sink.ledger.pending_keys import release
 from rocket_sink.ledger.records import in_order
-from rocket_sink.ledger.spool.files import drop_empty_folders, fetched, put_aside, sealed_files
+from rocket_sink.ledger.spool.files import (
+    SEALED,
+    SPOOL_FILE,
+    drop_empty_folders,
+    fetched,
+    put_aside,
+    sealed_files,
+)
 from rocket_sink.ledger.spool.stream import is_whole, read_batches
 from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.table import (
@@ -52,13 +58,13 @@ from rocket_sink.ledger.table import (
     written_rows,
 )
 from rocket_sink.net import log
+from rocket_sink.private_file import check_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 _FOLDER: Final = f"{SPOOL}/{FOLDS}"
-_SPOOL_FILE: Final = re.compile(r"q-[^/]*(/-?[0-9]+)?[/_][^/]+\.arrow")
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class Manifest:
     def __post_init__(self) -> None:
         """A fold deletes what its manifest lists: that must be spool files, whoever wrote it."""
         for name in self.files:
-            if _SPOOL_FILE.fullmatch(name) is None:
+            if SPOOL_FILE.fullmatch(name) is None or not name.endswith(SEALED):
                 raise ValueError(f"{name!a} is no spool file")
 
     @property
@@ -204,10 +210,13 @@ def fold(
         lock = LedgerLock(spool)
         if not lock.acquire(wait_s):
             return replace(summary, busy=True, holder=lock.holder())
+        # What is no plain file below the folder is refused: it may be of anybody.
+        refused = failing(f"cannot fold the ledger {place.uri}", place.uri, "", (PermissionError,))
         try:
-            summary = _Folder(
-                spark, place, spool, on_step or (lambda step: None), lock.check, summary
-            ).run()
+            with refused:
+                summary = _Folder(
+                    spark, place, spool, on_step or (lambda step: None), lock.check, summary
+                ).run()
         finally:
             lock.release()
     if place in spools:
@@ -238,6 +247,9 @@ def spools_in_use(place: LedgerPath) -> list[LedgerPath]:
     Raises:
         LedgerError, OSError: the ledger's folder cannot be read.
     """
+    for spool in place.spools:
+        if spool.is_local:
+            check_folder(Path(spool.spool))
     there = fs.FileType.Directory
     return [s for s in place.spools if s.filesystem().get_file_info(s.spool).type == there]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import backfill_marks, views
 from rocket_sink.ledger.append.appender import Append
+from rocket_sink.ledger.append.delta_rs import check_files, data_files
 from rocket_sink.ledger.fold import FoldSummary, await_ended_queries, fold
 from rocket_sink.ledger.path import LOG_FOLDER, resolve_path
 from rocket_sink.ledger.records import in_order
@@ -247,6 +248,7 @@ class Ledger:
         """Compact small files; {"files_added", "files_removed"}."""
         table = open_for_commits(spark, self._place)
         if table is not None:
+            data_files(self._place, table)
             check_table(spark, self._place)
             done = table.optimize.compact()
             return {"files_added": done["numFilesAdded"], "files_removed": done["numFilesRemoved"]}
@@ -284,6 +286,8 @@ class Ledger:
 
         if not is_table(spark, self._place):
             raise missing(self._place)
+        if self._place.is_local:
+            check_files(self._place)
         check_table(spark, self._place)
         return DeltaTable.forPath(spark, self._place.uri)
 

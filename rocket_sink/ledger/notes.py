@@ -16,11 +16,10 @@ import contextlib
 import json
 import os
 import time
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.ledger.path import LOG_FOLDER, PARTIAL, LedgerPath, make_folder_of
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, make_folder_of
 from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactions
 
 if TYPE_CHECKING:
@@ -161,25 +160,7 @@ def write_bytes(
         with filesystem.open_output_stream(path) as out:
             out.write(data)
         return True
-    # A name of its own: two writers of one partial file would cut each other's text.
-    partial = Path(f"{path}.{uuid.uuid4().hex}{PARTIAL}")
-    with partial.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        if replace:
-            partial.rename(path)
-            return True
-        # A link, unlike a rename, fails where the name is taken.
-        os.link(partial, path)
-    except FileExistsError:
-        return False
-    else:
-        return True
-    finally:
-        partial.unlink(missing_ok=True)
-        fsync_folder(partial.parent)
+    return bool(filesystem.handler.write_whole(path, data, replace=replace))
 
 
 def fsync_folder(folder: Path) -> None:

@@ -122,15 +122,17 @@ class LedgerPath:
         return _remedy(_scheme(self.uri))
 
     def filesystem(self) -> fs.FileSystem:
-        """pyarrow's file system; made anew, for those handles must not cross a fork.
+        """Return pyarrow's file system, made anew: its handles must not cross a fork.
+
+        The one of a local ledger follows no link below the ledger's folder (`plain_files`).
 
         Raises:
             LedgerError: pyarrow has no such file system, or cannot reach it.
         """
-        from pyarrow import fs
-
         if self.is_local:
-            return fs.LocalFileSystem()
+            from rocket_sink.plain_files import plain_files
+
+            return plain_files(self.root)
         return _remote(self.uri, self.storage)[0]
 
 

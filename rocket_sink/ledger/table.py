@@ -28,16 +28,20 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from rocket_sink.errors import CheckpointError, LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.append.delta_rs import (
+    check_named,
     create_table,
     damaged,
+    data_files,
     is_told,
     last_version,
     open_table,
@@ -55,6 +59,7 @@ from rocket_sink.ledger.schema import (
 )
 from rocket_sink.ledger.storage import Properties, is_classic, remember
 from rocket_sink.net import log
+from rocket_sink.private_file import check_folder
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable as RustTable
@@ -191,8 +196,21 @@ def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
         LedgerError: as `check_table`.
     """
     check_table(spark, place)
+    table = open_direct(spark, place)
     with reading(place):
-        return spark.read.format("delta").load(place.uri)
+        rows = spark.read.format("delta").load(place.uri)
+        if table is None:
+            check_named(place.uri, map(partial(_below, place.uri), rows.inputFiles()))
+    if table is not None:
+        data_files(place, table)
+    return rows
+
+
+def _below(uri: str, file: str) -> tuple[str, str]:
+    """Return the path of a file of Spark's below the table's folder, and its kind."""
+    plain, root = (re.sub("^file:/+", "/", unquote(text)) for text in (file, uri))
+    name = plain.removeprefix(f"{root}/")
+    return name, name.partition("/")[0].removeprefix("kind=")
 
 
 def missing(place: LedgerPath) -> LedgerError:
@@ -701,6 +719,8 @@ def _write(place: LedgerPath, *, spools: bool) -> None:
     name = f"_try-{uuid.uuid4().hex}"
     if place.is_local:
         folder = Path(place.spool if spools else place.root)
+        if spools:
+            check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tried = folder / name
         tried.mkdir()

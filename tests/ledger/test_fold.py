@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+import uuid
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger import fold as fold_module
 from rocket_sink.ledger import lock as lease_module
+from rocket_sink.ledger import table as table_module
 from rocket_sink.ledger.fold import fold
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.lock import ledger_lock
@@ -213,6 +215,78 @@ def test_a_manifest_that_cannot_be_read_is_named(spark, tables):
     with pytest.raises(LedgerError, match=r"999\.json"):
         fold(spark, str(tables))
     broken.unlink()
+
+
+def stranger_behind(root: Path, link: str) -> tuple[Path, dict[Path, bytes]]:
+    """A folder of somebody else's, behind a link in the ledger; returns its files' bytes."""
+    folder = root.parent / f"stranger-{uuid.uuid4().hex}"
+    victim = Path(spool(str(folder), 9700))
+    target = victim.parents[1] if "spool" in link else victim.parent
+    (root / link).symlink_to(target)
+    return root / link, {victim: victim.read_bytes()}
+
+
+def test_a_manifest_deletes_nothing_behind_a_link(spark, tables):
+    """It appended and deleted another ledger's spool file, or any `*.arrow` of any folder."""
+    before = partitions(spark, tables)
+    link, files = stranger_behind(tables, "_spool/q-x")
+    (victim,) = files
+    manifest = tables / "_spool" / "_folds" / "999.json"
+    values = {"files": [f"q-x/{victim.parent.name}/{victim.name}"], "number": 999, "bytes": 1}
+    values |= {"ledger_id": ensure_table(spark, resolve_path(tables)), "token": "t"}
+    manifest.write_text(json.dumps(values))
+    with pytest.raises(LedgerError, match=r"is a link.*q-x"):
+        fold(spark, str(tables))
+    assert {path: path.read_bytes() for path in files} == files
+    manifest.unlink()
+    link.unlink()
+    assert partitions(spark, tables) == before
+
+
+def test_a_damaged_file_is_not_put_aside_elsewhere(spark, tables, tmp_path):
+    damaged = Path(spool(str(tables), 9701))
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    quarantine = tables / "_spool" / "_quarantine"
+    quarantine.mkdir(exist_ok=True)
+    quarantine.rename(tmp_path / "aside")
+    quarantine.symlink_to(tmp_path / "aside")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(LedgerError, match="is a link"):
+        fold(spark, str(tables))
+    assert sorted(tmp_path.rglob("*")) == before
+    quarantine.unlink()
+    (tmp_path / "aside").rename(quarantine)
+    assert len(fold(spark, str(tables)).damaged) == 1
+
+
+def test_vacuum_deletes_nothing_behind_a_link(spark, tables):
+    link, files = stranger_behind(tables, "kind=zzz")
+    ledger = Ledger(tables)
+    for call in (lambda: ledger.vacuum(spark), lambda: ledger.optimize(spark)):
+        with pytest.raises(LedgerError, match=r"kind=zzz"):
+            call()
+    assert {path: path.read_bytes() for path in files} == files
+    link.unlink()
+
+
+@pytest.mark.parametrize("by_spark_alone", [False, True])
+def test_spark_reads_no_other_ledgers_rows(spark, tmp_path, monkeypatch, by_spark_alone):
+    """A commit by hand may name any file of the host."""
+    for name in ("ledger", "other"):
+        ensure_table(spark, resolve_path(tmp_path / name))
+        spool(str(tmp_path / name), 1)
+        fold(spark, str(tmp_path / name))
+    (file,) = (tmp_path / "other").glob("kind=send/*.parquet")
+    if by_spark_alone:
+        monkeypatch.setattr(table_module, "open_direct", lambda spark, place: None)
+    ledger = Ledger(tmp_path / "ledger")
+    assert ledger.rows(spark).count() == 2
+    add = {"path": str(file), "partitionValues": {"kind": "send"}, "modificationTime": 0}
+    add |= {"size": file.stat().st_size, "dataChange": True}
+    log = tmp_path / "ledger" / "_delta_log"
+    (log / f"{len(list(log.glob('*.json'))):020}.json").write_text(json.dumps({"add": add}))
+    with pytest.raises(LedgerError, match="no rocket-sink wrote"):
+        ledger.rows(spark)
 
 
 def test_optimize_and_vacuum_leave_the_rows_and_the_spool(spark, tables):

@@ -13,15 +13,15 @@ from pyarrow import fs
 from rocket_sink.ledger import notes as notes_module
 from rocket_sink.ledger.notes import NoteStore, write_bytes
 from rocket_sink.ledger.path import LedgerPath
+from rocket_sink.plain_files import plain_files
 
-LOCAL = fs.LocalFileSystem()
 WRITERS = 8
 ROUNDS = 20
 
 
 @pytest.mark.parametrize("replace", [True, False])
 def test_writers_at_once_never_show_half_a_file(tmp_path: Path, replace: bool) -> None:
-    start = threading.Barrier(WRITERS)
+    start, files = threading.Barrier(WRITERS), plain_files(str(tmp_path))
 
     def write(writer: int) -> list[tuple[bool, bytes]]:
         seen = []
@@ -29,7 +29,7 @@ def test_writers_at_once_never_show_half_a_file(tmp_path: Path, replace: bool) -
             path = tmp_path / f"{number}.json"
             start.wait(timeout=60)
             mine = write_bytes(
-                LOCAL, str(path), bytes([65 + writer]) * 100_000, is_local=True, replace=replace
+                files, str(path), bytes([65 + writer]) * 100_000, is_local=True, replace=replace
             )
             seen.append((mine, path.read_bytes()))
         return seen

@@ -41,7 +41,8 @@ def offsets(path: str) -> list[int]:
 
 
 def taken(root: Path) -> list[str]:
-    return [info.path for info in sealed_files(resolve_path(root), LOCAL)]
+    place = resolve_path(root)
+    return [info.path for info in sealed_files(place, place.filesystem())]
 
 
 def test_rows_go_through_a_sealed_file(tmp_path):
@@ -305,22 +306,22 @@ def test_places(tmp_path, monkeypatch):
 def test_a_seal_is_durable_before_it_is_seen(tmp_path, monkeypatch):
     """The file's bytes before its new name, and the name before `seal` returns."""
     seen = []
-    real_fsync, real_rename = os.fsync, Path.rename
+    real_fsync, real_rename = os.fsync, os.rename
 
     def fsync(handle):
         real_fsync(handle)
         seen.append(("fsync", os.readlink(f"/proc/self/fd/{handle}")))
 
-    def rename(self, target):
-        size = self.stat().st_size
-        seen.append(("rename", str(self), size))
-        return real_rename(self, target)
+    def rename(name, target, **folders):
+        path = Path(os.readlink(f"/proc/self/fd/{folders['src_dir_fd']}"), name)
+        seen.append(("rename", str(path), path.stat().st_size))
+        return real_rename(name, target, **folders)
 
     writer = SpoolWriter(str(tmp_path), context())
     writer.append(sends(context(), 3))
     open_file = writer._path
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(os, "rename", rename)
     sealed = Path(writer.seal())
     assert seen == [
         ("fsync", open_file),
@@ -339,21 +340,23 @@ def test_a_small_file_is_durable_before_it_is_seen(tmp_path, monkeypatch):
         seen.append((name.suffix, sorted(p.suffix for p in tmp_path.iterdir())))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    assert write_bytes(LOCAL, f"{tmp_path}/a.json", b"{}", is_local=True)
+    files = resolve_path(tmp_path).filesystem()
+    assert write_bytes(files, f"{tmp_path}/a.json", b"{}", is_local=True)
     assert seen == [(".part", [".part"]), ("", [".json"])]
 
 
 def test_a_fold_that_is_faster_than_the_end_of_a_seal_fails_no_task(tmp_path, monkeypatch):
     writer = SpoolWriter(str(tmp_path), context())
     writer.append(sends(context(), 3))
-    real_rename = Path.rename
+    real_rename = os.rename
 
-    def rename_and_fold(self, target):
-        real_rename(self, target)
-        Path(target).unlink()
-        Path(target).parent.rmdir()
+    def rename_and_fold(name, target, **folders):
+        folder = os.readlink(f"/proc/self/fd/{folders['src_dir_fd']}")
+        real_rename(name, target, **folders)
+        Path(folder, target).unlink()
+        Path(folder).rmdir()
 
-    monkeypatch.setattr(Path, "rename", rename_and_fold)
+    monkeypatch.setattr(os, "rename", rename_and_fold)
     assert writer.seal() is not None
 
 

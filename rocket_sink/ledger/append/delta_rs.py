@@ -20,7 +20,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,10 +30,11 @@ from pyarrow import fs
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.data_files import DataFile
 from rocket_sink.ledger.notes import read_bytes
-from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath
+from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, failing
 from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactions
 from rocket_sink.net import log
+from rocket_sink.plain_files import check_plain
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -73,9 +74,11 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
         must: for a commit to a table of which delta-rs makes all commits.
 
     Raises:
-        LedgerError: the table's log is damaged; or (`must`) its store cannot be read now, and
-            nothing was appended.
+        LedgerError: the table's log is damaged, or has links or pipes in it; or (`must`) its store
+            cannot be read now, and nothing was appended.
     """
+    if place.is_local:
+        check_files(place, log_only=True)
     if not _takes(place):
         return None
     from deltalake import DeltaTable
@@ -287,25 +290,18 @@ def rows_of_epoch(
 def data_files(place: LedgerPath, table: DeltaTable) -> dict[str, list[str]]:
     """Return the table's files by kind, as paths below its folder.
 
-    The log may be of anybody who can write to the folder: a file of it must be in the folder, and
-    of a kind that a ledger has.
-
     Raises:
-        LedgerError: the log names something else, or there are links in the folder.
+        LedgerError: as `check_named`, or there are links in the folder.
     """
+    if place.is_local:
+        check_files(place)
     actions = pa.table(table.get_add_actions(flatten=True))
     names = actions.column("path").to_pylist()
     is_ours = "partition.kind" in actions.column_names
-    kinds = actions.column("partition.kind").to_pylist() if is_ours else [None] * len(names)
+    kinds = actions.column("partition.kind").to_pylist() if is_ours else [""] * len(names)
+    check_named(place.uri, zip(names, kinds, strict=True))
     files: dict[str, list[str]] = {}
     for name, kind in zip(names, kinds, strict=True):
-        if kind not in KINDS or _DATA_FILE.fullmatch(name) is None:
-            raise LedgerError(
-                f"the ledger {place.uri} is not read: its log names the file {name!a} of kind "
-                f"{kind!a}, which no rocket-sink wrote. See who can write to its folder, and put "
-                "its _delta_log back from a backup",
-                path=place.uri,
-            )
         files.setdefault(kind, []).append(name)
     return dict(sorted(files.items()))
 
@@ -314,6 +310,39 @@ def damaged(place: LedgerPath, why: str, remedy: str = _BACKUP, before: str = ""
     """The error of a table that is there and cannot be read."""
     text = f"{before}Delta cannot read the ledger {place.uri}: {why.rstrip('.')}. {remedy}"
     return LedgerError(text, path=place.uri)
+
+
+def check_named(uri: str, files: Iterable[tuple[str, str]]) -> None:
+    """Make sure that the files (path, kind) that a table's log names are a ledger's.
+
+    The log may be of anybody who can write to the folder.
+
+    Raises:
+        LedgerError: a file is not below the folder, or not of a kind that ledgers have.
+    """
+    for name, kind in files:
+        if kind not in KINDS or _DATA_FILE.fullmatch(name) is None:
+            raise LedgerError(
+                f"the ledger {uri} is not read: its log names the file {name!a} of kind {kind!a}, "
+                "which no rocket-sink wrote. See who can write to its folder, and put its "
+                "_delta_log back from a backup",
+                path=uri,
+            )
+
+
+def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
+    """Make sure that a local table consists of plain files.
+
+    Delta's readers follow links and wait for pipes, and VACUUM deletes what links show.
+
+    Raises:
+        LedgerError: names what else is there.
+    """
+    with failing(f"the ledger {place.uri} is not used", place.uri):
+        root = Path(place.root)
+        names = [] if log_only or not root.is_dir() else [path.name for path in root.iterdir()]
+        folders = [name for name in names if not name.startswith(("_", "."))]
+        check_plain(place.root, LOG_FOLDER, *folders)
 
 
 def unreadable(path: str, error: BaseException) -> LedgerError:

@@ -23,10 +23,10 @@ after the taking is lost silently.
 from __future__ import annotations
 
 import contextlib
-import os
+import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocket_sink.errors import LedgerError
-from rocket_sink.ledger.path import LedgerPath, is_object_store, make_folder_of, path_part
+from rocket_sink.ledger.path import (
+    LedgerPath,
+    failing,
+    is_object_store,
+    make_folder_of,
+    path_part,
+)
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.schema import LEDGER_SCHEMA, UNFOLDED, columns_of
 from rocket_sink.ledger.spool.stream import read_batches
@@ -48,6 +54,8 @@ if TYPE_CHECKING:
 
 OPEN: Final = ".open"
 SEALED: Final = ".arrow"
+SPOOL_FILE: Final = re.compile(r"q-[^/]*(/-?[0-9]+)?[/_][^/]+\.(arrow|open)")
+"""A spool file's path below the spool."""
 
 _DRIVER: Final = "driver"
 """In the place of a partition: of an epoch's file in which the driver calls it done."""
@@ -103,7 +111,7 @@ def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileIn
 
     Query by query; a query's by epoch, and an epoch's in the order in which they were begun.
     """
-    infos = list(_files(place, filesystem))
+    infos = _files(place, filesystem)
     found = [info for info in infos if info.extension == SEALED[1:]]
     latest: dict[tuple[str, str], int] = {}
     for info in found:
@@ -195,10 +203,7 @@ def _epoch(info: fs.FileInfo) -> tuple[str, str]:
 
 def quarantined(place: LedgerPath, filesystem: fs.FileSystem) -> list[str]:
     """Paths of the damaged files that folds have put aside."""
-    from pyarrow import fs
-
-    selector = fs.FileSelector(place.quarantine, recursive=True, allow_not_found=True)
-    return sorted(info.path for info in filesystem.get_file_info(selector) if info.is_file)
+    return sorted(info.path for info in _listed(filesystem, place.quarantine) if info.is_file)
 
 
 def put_aside(place: LedgerPath, filesystem: fs.FileSystem, path: str) -> str:
@@ -224,30 +229,20 @@ def drop_empty_folders(place: LedgerPath, filesystem: fs.FileSystem) -> None:
                 filesystem.delete_dir(info.path)
 
 
-def _files(place: LedgerPath, filesystem: fs.FileSystem) -> Iterator[fs.FileInfo]:
+def _files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
+    infos = _listed(filesystem, place.spool)
+    names = len(place.spool) + 1
+    return [info for info in infos if info.is_file and SPOOL_FILE.fullmatch(info.path[names:])]
+
+
+def _listed(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
+    """Return what is in a folder of the spool and below, links left out."""
     from pyarrow import fs
 
-    selector = fs.FileSelector(place.spool, recursive=True, allow_not_found=True)
-    try:
-        infos = filesystem.get_file_info(selector)
-    except OSError as error:
-        raise LedgerError(f"cannot list the spool {place.spool}: {error}") from error
-    start = f"{place.spool}/q-"
-    found = (info for info in infos if info.is_file and info.path.startswith(start))
-    return _not_linked(place, found) if place.is_local else found
-
-
-def _not_linked(place: LedgerPath, infos: Iterable[fs.FileInfo]) -> Iterator[fs.FileInfo]:
-    """Leave out what is elsewhere: a fold deletes what it has taken."""
-    spool = os.path.realpath(place.spool)
-    folders: dict[str, bool] = {}
-    for info in infos:
-        folder = info.path.rpartition("/")[0]
-        if folder not in folders:
-            own = spool + folder.removeprefix(place.spool)
-            folders[folder] = os.path.realpath(folder) == own
-        if folders[folder] and not Path(info.path).is_symlink():
-            yield info
+    selector = fs.FileSelector(folder, recursive=True, allow_not_found=True)
+    with failing("cannot list the spool", folder):
+        infos: list[fs.FileInfo] = filesystem.get_file_info(selector)
+        return infos
 
 
 def _is_abandoned(info: fs.FileInfo, *, is_over: bool = False) -> bool:

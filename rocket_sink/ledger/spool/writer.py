@@ -111,11 +111,12 @@ class SpoolWriter:
 
     def _opened(self) -> BatchWriter:
         if self._stream is None:
-            number = next_number(self._ctx, self._place, self._place.filesystem())
+            filesystem = self._place.filesystem()
+            number = next_number(self._ctx, self._place, filesystem)
             self._name = new_name(self._ctx, number, folders=self._place.is_local)
             if self._place.is_local:
                 self._path = f"{self._place.spool}/{self._name}{OPEN}"
-                self._file = _create(Path(self._path))
+                self._file = _create(filesystem, self._path)
             else:
                 handle = tempfile.NamedTemporaryFile(prefix="rocket-sink-", suffix=OPEN)  # noqa: SIM115
                 self._path, self._file = handle.name, handle
@@ -125,10 +126,7 @@ class SpoolWriter:
     def _seal_local(self, file: IO[bytes]) -> str:
         os.fsync(file.fileno())
         sealed = self._path.removesuffix(OPEN) + SEALED
-        Path(self._path).rename(sealed)
-        # A fold may have taken the sealed file, and removed the folder, by now.
-        with contextlib.suppress(FileNotFoundError):
-            fsync_folder(Path(sealed).parent)
+        self._place.filesystem().move(self._path, sealed)
         self._forget()
         return sealed
 
@@ -166,7 +164,7 @@ class SpoolWriter:
         self._forget()
         if was_open and self._place.is_local:
             with contextlib.suppress(OSError):
-                Path(self._path).rename(self._path.removesuffix(OPEN) + SEALED)
+                self._place.filesystem().move(self._path, self._path.removesuffix(OPEN) + SEALED)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -217,13 +215,14 @@ def _is_there(filesystem: fs.FileSystem, path: str) -> bool:
     return False
 
 
-def _create(path: Path) -> IO[bytes]:
-    """A new file; a fold may remove its folders, empty as they are, at any moment before."""
+def _create(filesystem: fs.FileSystem, path: str) -> IO[bytes]:
+    """Create a file; a fold may remove its folders, empty as they are, at any moment before."""
     for _ in range(_MKDIR_TRIES):
         with contextlib.suppress(FileNotFoundError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return path.open("xb")
-    raise OSError(f"the folder {path.parent} is removed again and again")
+            make_folder_of(filesystem, path)
+            file: IO[bytes] = filesystem.handler.open(path, "xb")
+            return file
+    raise OSError(f"the folder of {path} is removed again and again")
 
 
 @dataclass(frozen=True)

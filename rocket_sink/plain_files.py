@@ -1,0 +1,263 @@
+"""pyarrow's file system of a folder that others may write to: it follows no link below that folder.
+
+Whoever can write to a ledger's folder can put a link, a pipe or a device where its files are
+expected. Here each folder on the way to a file is opened by itself, as what it is (`openat` with
+O_NOFOLLOW), so that nothing can be swapped between a look and the use. Links are not listed, and
+only plain files and folders are opened. The folder itself and those above it may be links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+import pyarrow as pa
+from pyarrow import fs
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Opening a pipe must not wait for its other end."""
+_DEEPEST: Final = 6
+"""Folders below each other that are listed; a ledger's quarantine has the most, four."""
+_KINDS: Final = {stat.S_IFREG: fs.FileType.File, stat.S_IFDIR: fs.FileType.Directory}
+
+
+class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no stubs
+    """For `pyarrow.fs.PyFileSystem`; paths are absolute and below `root`.
+
+    Raises from all methods:
+        OSError: as the calls of `os`; PermissionError for a path that is not below the folder, or
+            has a link or no plain file in it.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def get_type_name(self) -> str:
+        return "plain-files"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlainFiles) and other._root == self._root
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths: Sequence[str]) -> list[fs.FileInfo]:
+        return [self._info(path) for path in paths]
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        infos: list[fs.FileInfo] = []
+        try:
+            with self._parent(f"{selector.base_dir}/-") as (handle, _):
+                depth = _DEEPEST if selector.recursive else 1
+                _list(handle, selector.base_dir, depth, infos)
+        except FileNotFoundError:
+            if not selector.allow_not_found:
+                raise
+        return infos
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        if recursive:
+            Path(self._root).mkdir(parents=True, exist_ok=True)
+        with self._parent(f"{path}/-", makes=recursive):
+            pass
+
+    def delete_dir(self, path: str) -> None:
+        with self._parent(path) as (handle, name):
+            _remove(handle, name, path)
+
+    def delete_file(self, path: str) -> None:
+        with self._parent(path) as (handle, name):
+            os.unlink(name, dir_fd=handle)
+
+    def move(self, src: str, dest: str) -> None:
+        with self._parent(src) as (source, name), self._parent(dest) as (target, new_name):
+            os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+            # Both names are durable when their folders are.
+            os.fsync(target)
+
+    def open_input_file(self, path: str) -> pa.PythonFile:
+        return pa.PythonFile(self.open(path, "rb"), mode="r")
+
+    open_input_stream = open_input_file
+
+    def open_output_stream(self, path: str, metadata: object = None) -> pa.PythonFile:
+        """Create a file; nothing that is there is opened for writing."""
+        return pa.PythonFile(self.open(path, "xb"), mode="w")
+
+    def open_append_stream(self, path: str, metadata: object = None) -> pa.PythonFile:
+        raise NotImplementedError
+
+    copy_file = delete_dir_contents = open_append_stream
+
+    def delete_root_dir_contents(self) -> None:
+        raise NotImplementedError
+
+    def open(self, path: str, mode: str) -> IO[bytes]:
+        """Open a plain file to be read ("rb"), or create it ("xb")."""
+
+        def opener(name: str, flags: int) -> int:
+            opened = os.open(name, flags | _FILE, 0o666, dir_fd=handle)
+            if not stat.S_ISREG(os.fstat(opened).st_mode):
+                os.close(opened)
+                raise _refused(path)
+            return opened
+
+        with self._parent(path) as (handle, name):
+            try:
+                return open(name, mode, opener=opener)
+            except OSError as error:
+                raise _named(error, path) from error
+
+    def write_whole(self, path: str, data: bytes, *, replace: bool) -> bool:
+        """Write a file that readers see whole or not at all, durably.
+
+        Returns False if another's file is there and `replace` is False.
+        """
+        # Two writers of one partial file would cut each other's text.
+        part = f"{path}.{uuid.uuid4().hex}.part"
+        with self.open(part, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        with self._parent(path) as (handle, name):
+            partial = part.rpartition("/")[2]
+            try:
+                if replace:
+                    os.rename(partial, name, src_dir_fd=handle, dst_dir_fd=handle)
+                else:
+                    # A link, unlike a rename, fails where the name is taken.
+                    os.link(partial, name, src_dir_fd=handle, dst_dir_fd=handle)
+            except FileExistsError:
+                return False
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(partial, dir_fd=handle)
+                os.fsync(handle)
+        return True
+
+    def _info(self, path: str) -> fs.FileInfo:
+        try:
+            with self._parent(path) as (handle, name):
+                return _info(path, os.stat(name, dir_fd=handle, follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return fs.FileInfo(path, fs.FileType.NotFound)
+
+    @contextlib.contextmanager
+    def _parent(self, path: str, *, makes: bool = False) -> Iterator[tuple[int, str]]:
+        """Open the folder of `path`; gives its descriptor and the name in it."""
+        *folders, name = self._parts(path)
+        handle, at = os.open(self._root, _FOLDER), self._root
+        try:
+            for folder in folders:
+                at = f"{at}/{folder}"
+                if makes:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(folder, dir_fd=handle)
+                below = _enter(handle, folder, at)
+                os.close(handle)
+                handle = below
+            yield handle, name
+        finally:
+            os.close(handle)
+
+    def _parts(self, path: str) -> list[str]:
+        if path == self._root:
+            return ["."]
+        parts = path.removeprefix(f"{self._root}/").split("/")
+        if not path.startswith(f"{self._root}/") or {"", ".", ".."}.intersection(parts):
+            raise PermissionError(errno.EPERM, f"is no path below {self._root}", path)
+        return parts
+
+
+def plain_files(root: str) -> fs.FileSystem:
+    """Return the file system of a folder that follows no link below it."""
+    return fs.PyFileSystem(PlainFiles(root))
+
+
+def check_plain(root: str, *folders: str) -> None:
+    """Make sure that these folders below `root` hold plain files and folders only.
+
+    For readers that follow links and wait for pipes (delta-rs, DuckDB, Java).
+
+    Raises:
+        OSError: PermissionError names the first other thing, or a folder that is too deep.
+    """
+    files = PlainFiles(root)
+    for path in (f"{root}/{folder}" for folder in folders):
+        everything = fs.FileSelector(path, allow_not_found=True, recursive=True)
+        for info in [*files.get_file_info([path]), *files.get_file_info_selector(everything)]:
+            is_deepest = info.path.count("/") - root.count("/") > _DEEPEST
+            if info.type is fs.FileType.Unknown or (is_deepest and not info.is_file):
+                raise _refused(info.path)
+
+
+def _list(handle: int, path: str, depth: int, infos: list[fs.FileInfo]) -> None:
+    with os.scandir(handle) as entries:
+        for entry in entries:
+            at = f"{path}/{entry.name}"
+            # A file may be gone since it was listed.
+            with contextlib.suppress(FileNotFoundError):
+                infos.append(_info(at, entry.stat(follow_symlinks=False)))
+                if depth > 1 and infos[-1].type is fs.FileType.Directory:
+                    below = _enter(handle, entry.name, at)
+                    try:
+                        _list(below, at, depth - 1, infos)
+                    finally:
+                        os.close(below)
+
+
+def _info(path: str, status: os.stat_result) -> fs.FileInfo:
+    """Links, pipes and devices are of the type `Unknown`."""
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), fs.FileType.Unknown)
+    size = status.st_size if kind is fs.FileType.File else None
+    return fs.FileInfo(path, kind, size=size, mtime_ns=status.st_mtime_ns)
+
+
+def _enter(handle: int, name: str, path: str) -> int:
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=handle)
+    except OSError as error:
+        # For a link, O_DIRECTORY says that it is no folder.
+        is_link = error.errno == errno.ENOTDIR and stat.S_ISLNK(
+            os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode
+        )
+        raise _refused(path) if is_link else _named(error, path) from error
+
+
+def _remove(handle: int, name: str, path: str) -> None:
+    below = _enter(handle, name, path)
+    try:
+        with os.scandir(below) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    _remove(below, entry.name, f"{path}/{entry.name}")
+                else:
+                    os.unlink(entry.name, dir_fd=below)
+    finally:
+        os.close(below)
+    os.rmdir(name, dir_fd=handle)
+
+
+def _named(error: OSError, path: str) -> OSError:
+    """Return the error with the whole path; that of a link says what is wrong with it."""
+    if error.errno == errno.ELOOP:
+        return _refused(path)
+    is_named = error.filename == path
+    return error if is_named else OSError(error.errno, os.strerror(error.errno or 0), path)
+
+
+def _refused(path: str) -> PermissionError:
+    text = (
+        "is a link or no plain file, and is not used: see who can write to its folder, and remove "
+        "it"
+    )
+    return PermissionError(errno.EPERM, text, path)

@@ -1,0 +1,147 @@
+"""A folder's files without its links, whoever put them there, and whenever they come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+
+from rocket_sink.plain_files import check_plain, plain_files
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Iterator[Path]:
+    """A folder of somebody else's; no test may change it."""
+    folder = tmp_path / "stranger"
+    (folder / "0").mkdir(parents=True)
+    (folder / "0" / "f.arrow").write_bytes(b"precious")
+    before = contents(folder)
+    yield folder
+    assert contents(folder) == before
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    return {str(p): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    """The folder itself may be behind a link, as `/tmp` is on macOS."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "ledger").symlink_to(tmp_path / "real")
+    return str(tmp_path / "ledger")
+
+
+CALLS: dict[str, Callable[[Any, str], object]] = {
+    "read": lambda files, root: files.open_input_file(f"{root}/q/0/f.arrow").read(),
+    "stream": lambda files, root: files.open_input_stream(f"{root}/q/0/f.arrow").read(),
+    "write": lambda files, root: files.open_output_stream(f"{root}/q/0/new"),
+    "whole": lambda files, root: files.handler.write_whole(f"{root}/q/0/x", b"", replace=True),
+    "delete": lambda files, root: files.delete_file(f"{root}/q/0/f.arrow"),
+    "delete folder": lambda files, root: files.delete_dir(f"{root}/q/0"),
+    "delete link": lambda files, root: files.delete_dir(f"{root}/q"),
+    "move away": lambda files, root: files.move(f"{root}/q/0/f.arrow", f"{root}/f.arrow"),
+    "move there": lambda files, root: files.move(f"{root}/own", f"{root}/q/0/own"),
+    "make": lambda files, root: files.create_dir(f"{root}/q/1"),
+    "look": lambda files, root: files.get_file_info(f"{root}/q/0/f.arrow"),
+    "list": lambda files, root: files.get_file_info(fs.FileSelector(f"{root}/q")),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_no_call_goes_through_a_link(
+    stranger: Path, root: str, call: Callable[[Any, str], object]
+) -> None:
+    Path(root, "q").symlink_to(stranger)
+    Path(root, "own").write_bytes(b"own")
+    with pytest.raises(PermissionError, match="is a link or no plain file"):
+        call(plain_files(root), root)
+
+
+@pytest.mark.parametrize("path", ["../stranger/0/f.arrow", "a/../../stranger/0/f.arrow", "./a", ""])
+def test_a_path_that_leads_elsewhere_is_refused(stranger: Path, root: str, path: str) -> None:
+    for name in (f"{root}/{path}", str(stranger / "0" / "f.arrow")):
+        with pytest.raises(PermissionError, match="no path below"):
+            plain_files(root).open_input_file(name)
+
+
+def test_a_link_in_a_files_place_is_not_opened(stranger: Path, root: str) -> None:
+    Path(root, "f").symlink_to(stranger / "0" / "f.arrow")
+    files = plain_files(root)
+    assert files.get_file_info(f"{root}/f").type is fs.FileType.Unknown
+    for call in (files.open_input_file, files.open_output_stream):
+        with pytest.raises((PermissionError, FileExistsError)):
+            call(f"{root}/f")
+    files.delete_file(f"{root}/f")
+    assert not os.path.lexists(f"{root}/f")
+
+
+def test_a_pipe_makes_nobody_wait(root: str) -> None:
+    os.mkfifo(f"{root}/_last_checkpoint")
+    with pytest.raises(PermissionError, match="no plain file"):
+        plain_files(root).open_input_stream(f"{root}/_last_checkpoint")
+
+
+def test_links_in_a_circle_are_listed_once(root: str) -> None:
+    """Two links to `.` made a list of 2^40 paths."""
+    Path(root, "_spool/q-x/0").mkdir(parents=True)
+    Path(root, "_spool/q-x/0/f.arrow").touch()
+    for name in ("a", "b"):
+        Path(root, "_spool", name).symlink_to(".")
+    selector = fs.FileSelector(f"{root}/_spool", recursive=True)
+    names = [
+        info.path.removeprefix(f"{root}/_spool/")
+        for info in plain_files(root).get_file_info(selector)
+    ]
+    assert sorted(names) == ["a", "b", "q-x", "q-x/0", "q-x/0/f.arrow"]
+
+
+def test_a_folder_without_end_is_listed_to_a_depth(root: str) -> None:
+    Path(root, "/".join(["d"] * 100)).mkdir(parents=True)
+    selector = fs.FileSelector(root, recursive=True)
+    assert len(plain_files(root).get_file_info(selector)) < 10
+    with pytest.raises(PermissionError):
+        check_plain(root, "d")
+
+
+def test_a_folder_goes_without_what_its_links_show(stranger: Path, root: str) -> None:
+    Path(root, "tasks/7").mkdir(parents=True)
+    Path(root, "tasks/7/note.json").touch()
+    Path(root, "tasks/link").symlink_to(stranger)
+    plain_files(root).delete_dir(f"{root}/tasks")
+    assert not Path(root, "tasks").exists()
+
+
+def test_what_is_there_is_not_written_over(root: str) -> None:
+    files = plain_files(root)
+    with files.open_output_stream(f"{root}/a") as out:
+        out.write(b"first")
+    with pytest.raises(FileExistsError):
+        files.open_output_stream(f"{root}/a")
+    assert files.open_input_file(f"{root}/a").read() == b"first"
+
+
+def test_folders_are_said_to_be_missing(root: str) -> None:
+    files = plain_files(root)
+    assert files.get_file_info(f"{root}/no/file").type is fs.FileType.NotFound
+    assert files.get_file_info(fs.FileSelector(f"{root}/no", allow_not_found=True)) == []
+    for call in (files.open_input_file, files.delete_file, files.delete_dir):
+        with pytest.raises(FileNotFoundError):
+            call(f"{root}/no/file")
+
+
+@pytest.mark.parametrize("what", ["link", "pipe"])
+def test_other_readers_get_plain_files_only(stranger: Path, root: str, what: str) -> None:
+    Path(root, "kind=epoch").mkdir()
+    Path(root, "kind=epoch/part.parquet").touch()
+    check_plain(root, "kind=epoch", "kind=send")
+    if what == "link":
+        Path(root, "kind=epoch/sub").symlink_to(stranger)
+    else:
+        os.mkfifo(f"{root}/kind=epoch/sub")
+    with pytest.raises(PermissionError, match="kind=epoch/sub"):
+        check_plain(root, "kind=epoch")
