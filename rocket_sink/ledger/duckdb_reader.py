@@ -11,16 +11,22 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from rocket_sink.ledger.append.delta_rs import ESCAPED, damaged, data_files, unreadable
+from rocket_sink.ledger.append.delta_rs import (
+    ESCAPED,
+    check_files,
+    damaged,
+    data_files,
+    unreadable,
+)
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, resolve_path
-from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY
+from rocket_sink.ledger.schema import COLUMNS, SCHEMA_VERSION, VERSION_PROPERTY, columns_of
 from rocket_sink.ledger.spool.files import quarantined, unfolded_rows, waiting_epochs
 from rocket_sink.ledger.table import first_line
 from rocket_sink.ledger.views import VIEWS
@@ -30,6 +36,9 @@ if TYPE_CHECKING:
 
 _MEMORY: Final = "1GB"
 """Memory of queries; what exceeds it goes to temporary files."""
+_MANY: Final = 16
+_SMALL: Final = 64 * 1024
+"""Bytes; in a file of a fold there is more about the columns than in them."""
 _GLOB: Final = frozenset("*?[")
 """In a path, DuckDB takes them for a pattern."""
 _TYPES: Final = {
@@ -73,6 +82,9 @@ class QuickLedger:
         for statement in _SPARKS:
             self._session.execute(statement)
         self._session.register("unfolded_rows", unfolded_rows(place.spools))
+        self._queries = 0
+        self._files: dict[str, list[str]] = {}
+        self._parts: dict[str, str] = {}
         with _readable(self.path):
             self._open(place, table)
         # Views instead of WITH, which reads whatever is named twice whole, in all its columns.
@@ -90,17 +102,35 @@ class QuickLedger:
         if not has_files_only or _GLOB.intersection(self.path):
             self._session.register("table_rows", table.to_pyarrow_dataset())
             self._lock([])
-            self._make_rows("SELECT * FROM table_rows")
+            self._define_rows({"": "SELECT * FROM table_rows"})
             return
         paths = {kind: [f"{self.path}/{name}" for name in names] for kind, names in files.items()}
         self._lock([path for names in paths.values() for path in names])
-        parts = [_rows_of(kind, names) for kind, names in paths.items()]
-        rows = " UNION ALL ".join(parts) or f"SELECT {_nulls()} WHERE false"
-        self._make_rows(rows)
+        self._files = paths
+        self._define_rows({kind: _rows_of(kind, names) for kind, names in paths.items()})
 
-    def _make_rows(self, folded: str) -> None:
+    def _define_rows(self, parts: dict[str, str]) -> None:
+        """Make the view of all rows from a query for each kind, and from the rows not folded yet."""
+        folded = " UNION ALL ".join(parts.values()) or f"SELECT {_terms({})} WHERE false"
         rows = f"{folded} UNION ALL BY NAME SELECT * FROM unfolded_rows"  # noqa: S608
-        self._session.execute(f"CREATE TEMP VIEW ledger_rows AS {rows}")
+        self._session.execute(f"CREATE OR REPLACE TEMP VIEW ledger_rows AS {rows}")
+        self._parts = parts
+
+    def _gather(self) -> None:
+        """Copy the rows of kinds with many small files, once for all queries that follow.
+
+        A fold's files have few rows; opening them takes longer than reading them.
+        """
+        parts = dict(self._parts)
+        for kind, paths in self._files.items():
+            if len(paths) < _MANY or sum(map(os.path.getsize, paths)) > _SMALL * len(paths):
+                continue
+            terms = {column: _name(column) for column in columns_of(kind)}
+            select = f"SELECT {', '.join(terms.values())} FROM ({parts[kind]})"  # noqa: S608
+            self._session.execute(f"CREATE TEMP TABLE gathered_{kind} AS {select}")
+            terms["kind"] = _quoted([kind])
+            parts[kind] = f"SELECT {_terms(terms)} FROM gathered_{kind}"  # noqa: S608
+        self._define_rows(parts)
 
     def _lock(self, paths: list[str]) -> None:
         """Let the session read these files only, and neither write nor load anything."""
@@ -118,6 +148,9 @@ class QuickLedger:
             LedgerError: files of the table are gone or damaged.
         """
         with _readable(self.path):
+            self._queries += 1
+            if self._queries == 2 and self._files:
+                self._gather()
             return self._session.sql(_in_duckdb(select)).to_arrow_table()
 
 
@@ -151,14 +184,11 @@ def _rows_of(kind: str, paths: list[str]) -> str:
         for c in COLUMNS
         if c.name != "kind"
     )
-    instead = {
-        "kind": f"'{kind}'",
-        # Every row has one: where the column is not there, its name in the file is damaged.
-        "query_id": "coalesce(query_id, error('a row has no query_id'))",
-    }
-    terms = ", ".join(f"{instead.get(c.name, _name(c.name))} AS {_name(c.name)}" for c in COLUMNS)
+    terms = {c.name: _name(c.name) for c in COLUMNS}
+    # Every row has one: where the column is not there, its name in the file is damaged.
+    terms |= {"kind": _quoted([kind]), "query_id": "coalesce(query_id, error('no query_id'))"}
     return (
-        f"SELECT {terms} FROM read_parquet([{_quoted(paths)}], hive_partitioning=false, "  # noqa: S608
+        f"SELECT {_terms(terms)} FROM read_parquet([{_quoted(paths)}], hive_partitioning=false, "  # noqa: S608
         f"schema=MAP{{{columns}}})"
     )
 
@@ -171,8 +201,10 @@ def _quoted(texts: list[str]) -> str:
     return ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
 
 
-def _nulls() -> str:
-    return ", ".join(f"CAST(NULL AS {_TYPES[c.sql_type]}) AS {_name(c.name)}" for c in COLUMNS)
+def _terms(terms: Mapping[str, str]) -> str:
+    """Return all columns of the table by their terms; without a term a column is null."""
+    nulls = {c.name: f"CAST(NULL AS {_TYPES[c.sql_type]})" for c in COLUMNS}
+    return ", ".join(f"{term} AS {_name(column)}" for column, term in {**nulls, **terms}.items())
 
 
 def _in_duckdb(text: str) -> str:
@@ -188,13 +220,14 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
     version or with features that delta-rs does not know.
 
     Raises:
-        LedgerError: its log is damaged, or has no commit.
+        LedgerError: its log is damaged, has no commit, or names files that are not a ledger's.
     """
     if find_spec("duckdb") is None or "://" in os.fspath(path):
         return None
     place = resolve_path(path)
     if ESCAPED.intersection(place.root) or not Path(place.root, LOG_FOLDER).is_dir():
         return None
+    check_files(place, log_only=True)
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 

@@ -16,6 +16,7 @@ import pytest
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.duckdb_reader import QuickLedger, open_quick
 from rocket_sink.ledger.schema import LEDGER_SCHEMA
+from rocket_sink.ledger.spool.writer import SpoolWriter
 from rocket_sink.ledger.views import newest, rows_of
 
 from .night import store
@@ -109,6 +110,41 @@ def test_files_outside_the_ledger_are_not_read(tmp_path: Path, way: str) -> None
     append_by_hand(tmp_path / "ledger", name, "epoch")
     with pytest.raises(LedgerError, match="no rocket-sink wrote"):
         open_quick(path)
+
+
+@pytest.mark.parametrize("what", ["_last_checkpoint", "commit", "data"])
+def test_a_pipe_makes_no_reader_wait(tmp_path: Path, what: str) -> None:
+    path = store(tmp_path, [accounts(context(), acked=1)])
+    log = tmp_path / "_delta_log"
+    (file,) = tmp_path.glob("kind=epoch/*.parquet")
+    name = {"_last_checkpoint": log / what, "commit": log / f"{1:020}.json", "data": file}[what]
+    name.unlink(missing_ok=True)
+    os.mkfifo(name)
+    with pytest.raises(LedgerError, match=f"{name.name}.*no plain file|no plain file.*{name.name}"):
+        open_quick(path)
+
+
+@pytest.mark.parametrize("folder", ["_delta_log", "kind=epoch"])
+def test_folders_behind_links_are_not_read(tmp_path: Path, folder: str) -> None:
+    path = store(tmp_path / "ledger", [accounts(context(), acked=1)])
+    (tmp_path / "ledger" / folder).rename(tmp_path / "elsewhere")
+    (tmp_path / "ledger" / folder).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LedgerError, match="is a link"):
+        open_quick(path)
+    (tmp_path / "ledger" / folder).unlink()
+    (tmp_path / "elsewhere").rename(tmp_path / "ledger" / folder)
+    (tmp_path / "link").symlink_to(tmp_path / "ledger")  # the user's own way to the ledger
+    assert opened(str(tmp_path / "link")).query("SELECT acked FROM epochs").num_rows == 1
+
+
+def test_a_spool_of_links_has_an_end(tmp_path: Path) -> None:
+    path = store(tmp_path, [accounts(context(), acked=1)])
+    writer = SpoolWriter(path, context(epoch=1))
+    writer.append(accounts(context(epoch=1), acked=1))
+    for name in ("a", "b"):
+        (tmp_path / "_spool" / name).symlink_to(".")
+    assert opened(path).unfolded_epochs == 1
+    writer.abort()
 
 
 def test_a_session_reads_the_ledgers_files_only(tmp_path: Path) -> None:
