@@ -110,7 +110,7 @@ class QuickLedger:
         self._define_rows({kind: _rows_of(kind, names) for kind, names in paths.items()})
 
     def _define_rows(self, parts: dict[str, str]) -> None:
-        """Make the view of all rows from a query for each kind, and from the rows not folded yet."""
+        """Make the view of all rows: from a query for each kind, and of rows not folded yet."""
         folded = " UNION ALL ".join(parts.values()) or f"SELECT {_terms({})} WHERE false"
         rows = f"{folded} UNION ALL BY NAME SELECT * FROM unfolded_rows"  # noqa: S608
         self._session.execute(f"CREATE OR REPLACE TEMP VIEW ledger_rows AS {rows}")
