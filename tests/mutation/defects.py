@@ -165,13 +165,46 @@ ROUTING: tuple[Defect, ...] = (
     Defect(
         "lost-turns",
         "rocket_sink/routing/selectors.py",
-        "        if not accept(self.broker_at(self._cursor.next)):\n"
-        "            return None\n"
-        "        return self._cursor.take()\n",
-        "        position = self._cursor.take()\n"
-        "        return position if accept(self.broker_at(position)) else None\n",
+        "        self.turn = turn + 1 if turn + 1 < len(targets) else 0\n",
+        "        self.turn = turn + 2 if turn + 2 < len(targets) else 0\n",
         ("tests/routing/test_choice.py::test_fair_shares_while_brokers_come_and_go",),
-        "the queues of a broker under suspicion lose their turns and starve",
+        "every other queue of a broker starves",
+    ),
+    Defect(
+        "full-broker-escaped",
+        "rocket_sink/routing/selectors.py",
+        "            if not is_best and (not worse or group.rank >= UNREACHABLE):\n",
+        "            if not is_best and group.rank >= UNREACHABLE:\n",
+        (
+            (
+                "tests/routing/test_choice.py"
+                "::test_a_full_broker_is_waited_for_and_not_escaped_to_a_worse_one"
+            ),
+        ),
+        "an isolated broker gets what a busy one has no room for at the moment",
+    ),
+    Defect(
+        "load-before-rank",
+        "rocket_sink/routing/selectors.py",
+        "            if broker is not None:\n                return broker.take()\n",
+        "            if broker is not None and (\n"
+        "                broker.load.in_flight <= FREE_IN_FLIGHT or group is groups[-1]\n"
+        "            ):\n                return broker.take()\n",
+        ("tests/routing/test_choice.py", "tests/producer/test_bad_brokers.py"),
+        "a bad broker gets what exceeds 16 requests in flight at the good one",
+    ),
+    Defect(
+        "window-collected",
+        "rocket_sink/routing/selectors.py",
+        "        if has_room:\n            most",
+        "        if has_room:\n            return chosen\n            most",
+        (
+            (
+                "tests/routing/test_choice.py"
+                "::test_a_broker_that_answers_nothing_collects_its_share_and_little_more"
+            ),
+        ),
+        "a broker that stops answering takes the whole window before it is suspect",
     ),
     Defect(
         "cut-per-busy-answer",
@@ -352,6 +385,40 @@ PRODUCER = (
         "history is not None and history.degraded is not None,\n",
         ("tests/producer/engine/test_outcomes.py::test_unknown_then_acked_is_marked",),
         "a message sent again after a lost connection is not counted as possibly stored twice",
+    ),
+    Defect(
+        "isolation-seen-late",
+        "rocket_sink/producer/engine/brokers.py",
+        '            self._next_view_s = float("-inf")\n',
+        "",
+        ("tests/producer/engine/test_brokers.py::test_an_isolation_counts_for_the_next_request",),
+        "for 20 ms after its isolation a broker gets a window of requests",
+    ),
+    Defect(
+        "suspicion-outside-the-order",
+        "rocket_sink/producer/engine/brokers.py",
+        "                self.ranks_version += 1\n                if suspect",
+        "                if suspect",
+        (
+            (
+                "tests/producer/engine/test_brokers.py"
+                "::test_without_fault_tolerance_only_suspicion_counts"
+            ),
+        ),
+        "a frozen broker gets its share until the next isolation of any other",
+    ),
+    Defect(
+        "waits-for-old-ranks",
+        "rocket_sink/producer/engine/waiting.py",
+        "        if self._ranks_version != brokers.ranks_version:\n",
+        "        if False:\n",
+        (
+            (
+                "tests/producer/engine/test_waiting.py"
+                "::test_a_busy_brokers_places_are_given_out_in_order"
+            ),
+        ),
+        "what waits for a busy broker stays there when the broker is isolated",
     ),
     Defect(
         "order-of-a-queue-not-kept",
