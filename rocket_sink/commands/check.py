@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -30,6 +31,8 @@ _WRITE = 2
 _MASTER = 0
 _RECENT = dt.timedelta(days=1)
 """A broker with no send in the ledger for so long is not missed."""
+_DISK_FULL = 0.9
+"""DefaultMessageStore.getDiskSpaceWarningLevelRatio: the highest that can be set."""
 _TYPE = "message.type"
 _POLICY = "cleanup.policy"
 _DELAYS = {"delay_level", "delay_ms", "delivery_timestamp"}
@@ -308,9 +311,21 @@ def _asked(admin: Any, topic: str, route: TopicRoute, broker: Any) -> Callable[[
         if not has_queue:
             return f"{address}, not asked: no readable queue"
         stored = admin.max_offset(MessageQueue(admin.queues(topic)[0].topic, broker.name, 0))
+        if (used := _disk_used(admin, broker.name, address)) > _DISK_FULL:
+            raise RocketSinkError(
+                f"{address} refuses all messages: the disk of its commit log is {used:.0%} full, "
+                f"and brokers stop at {_DISK_FULL:.0%} at the latest; free space there"
+            )
         return f"{address} answers (queue 0 is at offset {stored:,})"
 
     return ask
+
+
+def _disk_used(admin: Admin, name: str, address: str) -> float:
+    """Return the used part of the broker's disk; 0 if the broker does not say it."""
+    with contextlib.suppress(RocketSinkError, ValueError):
+        return float(admin.runtime_info(name, address).get("commitLogDiskRatio", 0))
+    return 0.0
 
 
 def _ledger(path: str) -> Finding:

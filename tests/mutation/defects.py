@@ -421,6 +421,28 @@ PRODUCER = (
         "what waits for a busy broker stays there when the broker is isolated",
     ),
     Defect(
+        "refusal-hidden-by-a-wait",
+        "rocket_sink/producer/engine/dispatcher.py",
+        "        if attempt.history is not None and attempt.history.last_error is not None:\n",
+        "        if attempt.waits is not Wait.BROKER and attempt.history is not None and ("
+        "attempt.history.last_error is not None):\n",
+        (
+            (
+                "tests/producer/engine/test_rate_limits.py"
+                "::test_the_last_answer_is_the_error_of_what_finds_no_place_in_time"
+            ),
+        ),
+        "a dead letter says that its broker was busy, and not that the broker's disk is full",
+    ),
+    Defect(
+        "full-disk-is-ready",
+        "rocket_sink/commands/check.py",
+        "> _DISK_FULL:\n",
+        "> 1.0:\n",
+        ("tests/commands/test_check_disk.py",),
+        "`rocket-sink check` says ready for a broker that refuses every message",
+    ),
+    Defect(
         "order-of-a-queue-not-kept",
         "rocket_sink/producer/engine/waiting.py",
         "        return len(line) == 1\n",

@@ -138,7 +138,8 @@ class Report:
 
 
 _HTML_WIDTH: Final = 150
-_EXAMPLE_SHOWN: Final = 60
+_EXAMPLE_SHOWN: Final = 160
+"""Room for the reasons that a broker gives behind a long first sentence."""
 
 
 def render_report(report: Report) -> RenderableType:

@@ -182,11 +182,16 @@ class Admin:
 
     def dispatch_behind_bytes(self, topic: str) -> int:
         """Stored bytes that the topic's masters have not dispatched to consumers, in all topics."""
-        behind = 0
-        for name, address in _masters(self._route(topic)).items():
-            answer = self._call(name, address, requests.get_broker_runtime_info(), {0})
-            behind += int(responses.decode_runtime_info(answer).get("dispatchBehindBytes", 0))
-        return behind
+        masters = _masters(self._route(topic))
+        return sum(
+            int(self.runtime_info(name, address).get("dispatchBehindBytes", 0))
+            for name, address in masters.items()
+        )
+
+    def runtime_info(self, name: str, address: str) -> dict[str, str]:
+        """Return a broker's figures (`mqadmin brokerStatus`)."""
+        answer = self._call(name, address, requests.get_broker_runtime_info(), {0})
+        return responses.decode_runtime_info(answer)
 
     def count(self, topic: str) -> int:
         """Number of messages in the topic's queues."""

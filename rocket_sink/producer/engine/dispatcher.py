@@ -297,12 +297,14 @@ class Dispatcher:
         return wants_keys is not None
 
     def _out_of_time(self, attempt: SendAttempt) -> SendError:
+        """Return the error of the last attempt that got further, if any, else what it waits for."""
+        if attempt.history is not None and attempt.history.last_error is not None:
+            # Each message gets an error of its own: callers add facts to it.
+            return attempt.history.last_error.copy()
         if attempt.waits is Wait.TURN:
             return UnwrittenError("its turn in the queue did not come")
         if attempt.waits is Wait.BROKER:
-            text = f"broker {attempt.home} is busy: no place came free there in time"
-            return UnwrittenError(text)
-        error = attempt.history.last_error if attempt.history is not None else None
-        error = error or self._routes.error(attempt.request.topic)
-        # One each: callers add facts of their message.
+            who = f"broker {attempt.home} is" if attempt.home else "the brokers of its topic are"
+            return UnwrittenError(f"{who} busy: no place came free there in time")
+        error = self._routes.error(attempt.request.topic)
         return error.copy() if error else UnwrittenError("no time was left")
