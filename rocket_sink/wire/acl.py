@@ -21,6 +21,10 @@ from rocket_sink.wire.headers import Body
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 (a field's name)
 SIGNATURE: Final = "Signature"
+UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
+_UNSIGNED: Final = (SIGNATURE, UNIQUE_KEY_QUERY)
+"""Fields outside the signature. Brokers up to 5.0.0 always leave UNIQUE_KEY_QUERY out, later ones
+if the request's version is at most 4.9.3 (PlainAccessResource)."""
 
 SignedBody = Body | Iterable[Body] | None
 
@@ -103,5 +107,5 @@ def canonical_fields(ext: Mapping[str, str]) -> str:
 
     Java orders text by UTF-16 code units, Python by code points; they differ beyond U+FFFF.
     """
-    names = (name for name in ext if name != SIGNATURE)
+    names = (name for name in ext if name not in _UNSIGNED)
     return "".join([ext[name] for name in sorted(names, key=lambda name: name.encode("utf-16-be"))])

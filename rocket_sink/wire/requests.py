@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from rocket_sink.message import MessageQueue
-from rocket_sink.wire.codes import PermName, PullSysFlag, RequestCode
+from rocket_sink.wire.acl import UNIQUE_KEY_QUERY
+from rocket_sink.wire.codes import PermName, PullSysFlag, RequestCode, mq_version
 from rocket_sink.wire.headers import INT64_MAX, Body, Frame
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
@@ -244,9 +245,10 @@ def query_message(
 ) -> Frame:
     """Messages by an index key, or by client message id (UNIQ_KEY) when `unique_key`.
 
-    The index holds hashes: the answer may contain messages of other keys.
+    The index holds hashes: the answer may contain messages of other keys. The frame's version is
+    4.9.3: brokers of all versions then check a signature without UNIQUE_KEY_QUERY (`wire.acl`).
     """
-    return request(
+    frame = request(
         RequestCode.QUERY_MESSAGE,
         {
             "topic": topic,
@@ -254,9 +256,11 @@ def query_message(
             "maxNum": max_num,
             "beginTimestamp": begin_ms,
             "endTimestamp": INT64_MAX,
-            "_UNIQUE_KEY_QUERY": unique_key,
+            UNIQUE_KEY_QUERY: unique_key,
         },
     )
+    frame.version = mq_version(4, 9, 3)
+    return frame
 
 
 def create_topic(

@@ -30,6 +30,17 @@ class Defect:
 
 WIRE: tuple[Defect, ...] = (
     Defect(
+        "signed-key-query",
+        "rocket_sink/wire/acl.py",
+        "_UNSIGNED: Final = (SIGNATURE, UNIQUE_KEY_QUERY)\n",
+        "_UNSIGNED: Final = (SIGNATURE,)\n",
+        (
+            "tests/wire/test_acl.py",
+            "tests/producer/conformance/test_acl.py::test_messages_are_found_by_id_and_key",
+        ),
+        "effectively once never gets over a replay on brokers of 4.9 with ACL",
+    ),
+    Defect(
         "remarks-show-access-keys",
         "rocket_sink/wire/connection.py",
         "                    if frame.remark is not None and self._hide is not None:\n",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import OptionError
 from rocket_sink.wire.acl import Credentials, canonical_fields
+from rocket_sink.wire.requests import query_message
 from tests.decoding import sign
 
 C62_EXT = {
@@ -63,6 +64,19 @@ def test_c62_a_send(body: bytes | None, token: str | None, expected: str):
 def test_c61_signing_again_skips_the_old_signature():
     once = {**C62_EXT, **sign(C62_EXT, b"hello", "RocketMQ", "12345678")}
     assert sign(once, b"hello", "RocketMQ", "12345678")["Signature"] == once["Signature"]
+
+
+V4_9_3 = 399
+"""The ordinal of V4_9_3 in MQVersion.java."""
+
+
+def test_a_query_by_id_is_signed_as_brokers_of_all_versions_check_it():
+    """4.9 leaves the flag out; 5.x does so for requests of clients up to 4.9.3."""
+    frame = query_message(topic="t", key="k", max_num=3, unique_key=True)
+    assert frame.version <= V4_9_3
+    plain = {name: value for name, value in frame.ext.items() if name != "_UNIQUE_KEY_QUERY"}
+    assert len(plain) == len(frame.ext) - 1
+    assert sign(frame.ext, None, "user", "secret") == sign(plain, None, "user", "secret")
 
 
 def test_names_sort_by_utf16_units():

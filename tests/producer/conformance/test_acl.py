@@ -14,7 +14,10 @@ import pytest
 from rocket_sink.cluster import LocalCluster
 from rocket_sink.errors import AuthenticationError, BrokerTooOldError
 from rocket_sink.message import Message
-from rocket_sink.producer.admin.stored_messages import read_topic
+from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.stored_messages import StoredMessages, read_topic
+from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
 from rocket_sink.wire.acl import Credentials
@@ -65,6 +68,20 @@ def test_c63_every_mode_is_signed_as_the_broker_reckons(guarded):
     wanted = Counter([b"sync", b"z" * 10_000, b"oneway", b"b0", b"b1", b"COMMIT", b"level"])
     wanted.update(b"g%d" % n for n in range(20))
     until(lambda: Counter(m.body for m in found(guarded)) == wanted, 30.0)
+
+
+def test_messages_are_found_by_id_and_key(guarded):
+    """The fields of these requests are signed as brokers of both generations check them."""
+    options = SinkOptions.parse(nameServer=guarded.name_server, **KEYS.options())
+    with Producer(options) as producer:
+        sent = producer.send(Message("orders", b"by id", keys=["sought"]))
+    with Admin(options) as admin:
+        until(lambda: admin.query_by_unique_key("orders", sent.message_id), 30.0)
+        until(lambda: admin.query_by_key("orders", "sought"), 30.0)
+    engine = SendEngine(options)
+    stored = StoredMessages(engine, since_ms=0)
+    assert stored.find("orders", [sent.message_id, "none"], timed=False) == {sent.message_id}
+    engine.close()
 
 
 def test_timed_messages_go_to_new_brokers_only(guarded):
