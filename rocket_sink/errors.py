@@ -371,7 +371,7 @@ class MessageIllegalError(RejectedError):
 
 
 class PermissionDeniedError(RejectedError):
-    """NO_PERMISSION (16), unless the remark is about authentication: the topic is not writable."""
+    """The topic is closed, or the user lacks the right to it (code 16; with ACL 1.0 code 1)."""
 
     code = "NO_PERMISSION"
     response_codes = (16,)
@@ -380,7 +380,7 @@ class PermissionDeniedError(RejectedError):
 
 
 class AuthenticationError(RejectedError):
-    """The broker refuses the credentials (ACL 1.0: code 1, ACL 2.0: code 16)."""
+    """The broker does not know the user, or the signature is wrong (ACL 1.0: 1, ACL 2.0: 16)."""
 
     code = "AUTH_FAILED"
     isolates = Isolate.NOTHING

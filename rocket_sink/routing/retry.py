@@ -315,18 +315,21 @@ ERROR_OF_CODE: Final[dict[int, type[SendError]]] = {
 """{response code: error class}, for codes that do not depend on the remark."""
 
 _AUTHENTICATION_16: Final = (
-    r"authenticat|authoriz|signature|credential|\buser(name)?\b|has no permission to access"
-    r"|datetime is null|is not support\b|\bacl\b"
+    r"authenticat|authoriz|signature|credential|\buser(name)?\b|datetime is null"
+    r"|is not support\b|\bacl\b"
 )
 _TOPIC_TEXT: Final = r"the specified topic (is blank|contains illegal|is longer)"
 
 REMARKS: Final[tuple[tuple[int, re.Pattern[str], type[SendError]], ...]] = tuple(
     (code, re.compile(pattern, re.IGNORECASE), error)
     for code, pattern, error in (
-        # ACL 1.0: the exception's text; ACL 2.0: NO_PERMISSION with the reason.
+        # ACL 1.0: the exception's text; ACL 2.0: NO_PERMISSION with the reason. A user without a
+        # right for a topic is no wrong password: other topics can be sent to.
+        (1, r"AclException: (No (default )?permission for|Need admin permission)",
+         PermissionDeniedError),
         (1, r"AclException|check signature failed|no acl config|no accessKey", AuthenticationError),
         # Before the authentication texts: a forbidden topic may be named "user" or "acl".
-        (16, r"\bis forbidden", PermissionDeniedError),
+        (16, r"\bis forbidden|has no permission to access", PermissionDeniedError),
         (16, _AUTHENTICATION_16, AuthenticationError),
         (1, r"create mapped file failed", NotStoredError),
         (1, r"timer message is under flow control", NotStoredError),

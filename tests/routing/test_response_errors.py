@@ -83,6 +83,15 @@ ANSWERS = [
     # RemotingHelper.exceptionSimpleDesc of what the encoder throws before the append
     (1, "java.lang.RuntimeException: message body size exceeded, org.apache...", "MESSAGE_ILLEGAL"),
     (1, "RuntimeException: Properties size of messageExtBatch exceeded!", "MESSAGE_ILLEGAL"),
+    # AclAuthorizationHandler and PlainPermissionManager: a missing right is no wrong password
+    (16, "User:u has no permission to access Topic:t from 10.0.0.1, no matched policies.",
+     "NO_PERMISSION"),
+    (16, "User:u has no permission to access Topic:t from 10.0.0.1, the decision is deny.",
+     "NO_PERMISSION"),
+    (1, "org.apache.rocketmq.acl.common.AclException: No default permission for topic:t, org...",
+     "NO_PERMISSION"),
+    (1, "org.apache.rocketmq.acl.common.AclException: No permission for topic:t, org...",
+     "NO_PERMISSION"),
     (1, "java.lang.NullPointerException, org.apache.rocketmq.store.CommitLog", "BROKER_ERROR"),
     (1, None, "BROKER_ERROR"),
     (3, " request type 310 not supported", "REQUEST_CODE_NOT_SUPPORTED"),
@@ -107,7 +116,6 @@ AUTHENTICATION = [
     (16, "check signature failed."),
     (16, "authentication header is incorrect."),
     (16, "create authentication context error."),
-    (16, "User:u has no permission to access Topic:t from 10.0.0.1, no matched policies."),
     (16, "The request of DefaultAuthenticationContext is not support."),
 ]
 
