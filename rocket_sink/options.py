@@ -9,6 +9,7 @@ unknown name the error suggests the nearest one.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
@@ -222,6 +223,9 @@ class SinkOptions:
     _repr_html_ = to_html
 
 
+_APP_ID: Final = re.compile(r"[\w./:@+=,-]+( +[\w./:@+=,-]+)*")
+
+
 def _checked(given: SinkOptions) -> SinkOptions:
     """The options; OptionError if they contradict each other."""
     missing = "secretKey" if given.access_key else "accessKey"
@@ -255,6 +259,12 @@ def _checked(given: SinkOptions) -> SinkOptions:
          "deadLetterTopic",
          "deadLetterTopic is the topic itself, which would take its own dead letters in"),
     )  # fmt: skip
+    if given.app_id and not _APP_ID.fullmatch(given.app_id):
+        raise OptionError(
+            f"option appId: {given.app_id!a} has characters other than letters, digits, spaces and "
+            "._:/@+=,-; it stands in paths, in queries and in commands to paste",
+            option="appId",
+        )
     for broken, name, text in rules:
         if broken:
             raise OptionError(text, option=name)

@@ -54,6 +54,9 @@ def test_names_are_unique_in_every_spelling() -> None:
         ({"deadLetterTopic": "n%a", "topic": "a", "namespace": "n"}, ["its own dead letters"]),
         ({"namespace": "a b"}, ["namespace", "illegal characters"]),
         ({"namespace": "n" * 126}, ["namespace", "128 characters", "127"]),
+        ({"appId": "nightly$(id>x)"}, ["appId", "commands to paste"]),
+        ({"appId": "a' OR '1'='1"}, ["appId", "commands to paste"]),
+        ({"appId": "a\nb"}, ["appId", "'a\\nb'"]),
     ],
 )
 def test_an_illegal_option_is_explained(given: dict[str, object], words: list[str]) -> None:

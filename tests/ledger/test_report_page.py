@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +31,10 @@ from .values import accounts, attempt, context, letter
 
 CHARTS = {"rows", "bytes", "heat", "shares", "spent", "errors", "retries", "letters", "held",
           "queues"}  # fmt: skip
-HOSTILE = '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>{{7*7}}'
+HOSTILE = (
+    '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>{{7*7}}'
+    "$(touch run)`touch run`' OR \\'1=1"
+)
 FLAGS = (
     "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
     "disable-background-networking", "disable-component-update", "disable-sync",
@@ -392,6 +396,19 @@ def test_hostile_texts_stay_texts(browser: Page, tmp_path: Path) -> None:
     assert browser.run("return window.hacked") is None
     assert browser.run("return document.images.length") == 0
     assert HOSTILE in browser.run("return document.getElementById('behind').textContent")
+    # A shell that the command is pasted into runs nothing else, and SQL finds this query's rows.
+    command = browser.run("return document.querySelector('#behind code').textContent")
+    words = subprocess.run(
+        ["bash", "-c", f"rocket-sink() {{ printf '%s\\0' \"$@\"; }}; {command}"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    ).stdout.split("\0")  # fmt: skip
+    assert not (tmp_path / "run").exists()
+    quick = open_quick(words[words.index("--ledger") + 1])
+    assert quick is not None
+    found = quick.query(
+        f"SELECT count(*) AS n FROM sends WHERE {words[words.index('--where') + 1]}"
+    )
+    assert found.to_pylist() == [{"n": 2}]
     assert browser.complaints() == []
     assert browser.requested() <= {"file", "data"}
 

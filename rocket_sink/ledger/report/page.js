@@ -87,6 +87,13 @@ function fits(row) {
   return (!chosen.broker || row.broker === chosen.broker) && (!chosen.topic || row.topic === chosen.topic);
 }
 
+// A condition that neither a shell nor SQL takes for anything else, as `sql.is_text` writes it.
+function isText(column, text) {
+  if (/^[\w.-]+$/.test(text)) return `${column} = '${text}'`;
+  const digits = [...new TextEncoder().encode(text)].map((b) => b.toString(16).padStart(2, "0"));
+  return `hex(${column}) = '${digits.join("").toUpperCase()}'`;
+}
+
 function showBehind(step, broker, error) {
   const panel = $("behind");
   const of = (row) => fits(row) && (step === null || row.step === step)
@@ -127,7 +134,7 @@ function showBehind(step, broker, error) {
     panel.append(element("p", "No attempt failed here.", { class: "none" }));
   }
   const first = behind[0] || attempts[0];
-  const where = first ? ` --where "query_id = '${first.query}' AND epoch = ${first.epoch}"` : "";
+  const where = first ? ` --where "${isText("query_id", first.query)} AND epoch = ${Number(first.epoch)}"` : "";
   const line = element("p", "All attempts, with Spark: ");
   line.append(element("code", `rocket-sink ledger show sends --ledger ${data.quoted}${where} --json`));
   panel.append(line);
