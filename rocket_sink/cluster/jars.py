@@ -6,7 +6,8 @@ the user's cache folder. It is filled in a scratch folder and renamed, under a f
 A lock file `rocketmq-<version>.lock` beside this module pins the jars of a version, one line each:
 `group:name:version[:classifier] sha256`. With it several Ivy processes fetch the jars in parallel
 (each with its own cache folder, which two cannot share), and digests are checked. Without it one
-Ivy process resolves the whole graph, which takes minutes.
+Ivy process resolves the whole graph, which takes minutes, checks the registry's SHA-1, and notes
+the digests. Each use of the cache checks the jars again.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ _HINTS = {
 }
 
 _SETTINGS = """<ivysettings>
-  <!-- every jar is checked against the lock's SHA-256: one request less for each -->
-  <property name="ivy.checksums" value=""/>
+  <!-- jars of a lock are checked against its SHA-256: one request less for each -->
+  <property name="ivy.checksums" value="{checksums}"/>
   <settings defaultResolver="central"/>
   <timeout-constraints>
     <timeout-constraint name="bounded" connectionTimeout="20000" readTimeout="60000"/>
@@ -205,7 +206,8 @@ def _settings_file(folder: Path, *, poms: bool) -> Path:
             raise ClusterError(f"{SETTINGS_ENV} names {own}, which is no file: mend or unset it.")
         return Path(own)
     file = folder / "ivysettings.xml"
-    file.write_text(_SETTINGS.format(poms=str(poms).lower()), encoding="utf-8")
+    settings = _SETTINGS.format(poms=str(poms).lower(), checksums="sha1" if poms else "")
+    file.write_text(settings, encoding="utf-8")
     return file
 
 
@@ -305,15 +307,15 @@ def resolve_jars(
         raise ClusterError(f"{version!r} is no version of RocketMQ, as {DEFAULT_VERSION} is one.")
     base = cache_folder(cache)
     folder = base / f"rocketmq-{version}"
-    cached = _cached(folder)
+    cached = _cached(folder, version)
     if cached is not None:
         return cached
     tell = progress or (lambda text: None)
     with only_one(base / f"rocketmq-{version}.lock", tell):
-        cached = _cached(folder)
+        cached = _cached(folder, version)
         if cached is None:
             _fill(folder, version, java or find_java(), tell)
-            cached = _cached(folder)
+            cached = _cached(folder, version)
     if cached is None:
         raise ClusterError(f"{folder} is still incomplete: delete it and try again.")
     return cached
@@ -325,12 +327,17 @@ def cache_folder(cache: Path | None = None) -> Path:
     return Path(chosen).expanduser().absolute()
 
 
-def _cached(folder: Path) -> list[Path] | None:
+def _cached(folder: Path, version: str) -> list[Path] | None:
+    """Return the jars, each with its digest: that of the lock, else that of its first fetch."""
     listing = folder / _LISTING
     if not listing.is_file():
         return None
-    jars = [folder / name for name in listing.read_text(encoding="utf-8").split()]
-    return jars if all(jar.is_file() for jar in jars) else None
+    artifacts = load_lock(version)
+    if artifacts is None:
+        artifacts = parse_lock(listing.read_text(encoding="utf-8"), str(listing))
+    paths = [folder / artifact.file_name for artifact in artifacts]
+    are_right = all(map(Artifact.matches, artifacts, paths))
+    return paths if are_right else None
 
 
 def _fill(folder: Path, version: str, java: Java, tell: Progress) -> None:
@@ -345,8 +352,8 @@ def _fill(folder: Path, version: str, java: Java, tell: Progress) -> None:
             tell(f"fetching RocketMQ {version}: {len(locked)} jars, once")
             _fetch_locked(scratch, version, locked, java, tell)
         jars = scratch / "jars"
-        names = "\n".join(artifact.file_name for artifact in artifacts)
-        (jars / _LISTING).write_text(names + "\n", encoding="utf-8")
+        lines = "\n".join(artifact.line for artifact in artifacts)
+        (jars / _LISTING).write_text(lines + "\n", encoding="utf-8")
         jars.chmod(0o755)
         if folder.exists():
             shutil.rmtree(folder)

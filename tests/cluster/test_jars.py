@@ -81,6 +81,46 @@ def test_an_incomplete_cache_is_filled_again(tmp_path: Path, registry: FakeRegis
     assert len(registry.rounds) == 2
 
 
+@pytest.mark.parametrize("locked", [True, False])
+def test_a_jar_that_was_changed_in_the_cache_is_fetched_again(
+    tmp_path: Path, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, locked: bool
+) -> None:
+    """Of a version without a lock, the digests are those of the first fetch."""
+    if not locked:
+        monkeypatch.setattr(jars, "load_lock", lambda _version: None)
+        monkeypatch.setattr(jars.IvyRun, "resolve", resolve_three)
+    changed = resolve(tmp_path)[1]
+    changed.write_bytes(b"another jar")
+    assert [jar.read_bytes() for jar in resolve(tmp_path)] == [BODY] * 3
+
+
+def resolve_three(run: jars.IvyRun, version: str, into: Path) -> None:
+    for artifact in ARTIFACTS:
+        folder = into / artifact.group / artifact.name / artifact.version
+        folder.mkdir(parents=True)
+        (folder / artifact.file_name).write_bytes(BODY)
+
+
+@pytest.mark.parametrize(("whole", "checksums"), [(True, "sha1"), (False, "")])
+def test_what_no_lock_checks_the_registrys_checksums_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool, checksums: str
+) -> None:
+    seen: list[str] = []
+
+    def watch(run: jars.IvyRun, command: list[str]) -> tuple[int, list[str]]:
+        seen.append(Path(command[command.index("-settings") + 1]).read_text())
+        return 0, []
+
+    monkeypatch.delenv(jars.SETTINGS_ENV, raising=False)
+    monkeypatch.setattr(jars.IvyRun, "_watch", watch)
+    run = jars.IvyRun(JAVA, tmp_path / "work", lambda: None)
+    if whole:
+        run.resolve("9.9.9", tmp_path)
+    else:
+        run.fetch(ARTIFACTS, tmp_path, 1)
+    assert f'name="ivy.checksums" value="{checksums}"' in seen[0]
+
+
 def test_the_cache_folder_is_the_argument_then_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
