@@ -281,6 +281,10 @@ def option_of(item: Field[Any]) -> Option:
     return Option(attribute=item.name, default=default, **item.metadata[_KEY])
 
 
+REFERENCES: Final = ("env:", "file:")
+"""Beginnings of a secret's text that say where the secret is."""
+
+
 def resolve_secret(name: str, value: Secret) -> Secret:
     """The secret: `value` itself, or read from `env:NAME` or `file:PATH`.
 
@@ -289,8 +293,8 @@ def resolve_secret(name: str, value: Secret) -> Secret:
     Raises:
         OptionError: the variable or file is missing or empty.
     """
-    kind, colon, where = value.reveal().partition(":")
-    if not colon or kind not in ("env", "file"):
+    kind, _, where = value.reveal().partition(":")
+    if not value.reveal().startswith(REFERENCES):
         return value
     if kind == "env":
         text = os.environ.get(where, "")

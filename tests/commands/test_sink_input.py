@@ -53,6 +53,15 @@ def test_a_pair_given_twice_in_two_spellings_is_refused() -> None:
         given("-O", "sendMsgTimeout=1s", "-O", "send_msg_timeout=2s")
 
 
+def test_a_secret_that_everybody_sees_in_ps_is_warned_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given("-O", "secretKey=hunter2", "-O", "accessKey=env:KEY", "-O", "topic=t")
+    said = capsys.readouterr().err
+    assert "secretKey" in said and "env:NAME" in said
+    assert "accessKey" not in said and "hunter2" not in said
+
+
 def test_the_environment_stands_in_for_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "env:1")
     assert sink_input.with_name_server({}) == {"nameServer": "env:1"}

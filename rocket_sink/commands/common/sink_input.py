@@ -19,6 +19,7 @@ from rocket_sink.commands.common.output import note
 from rocket_sink.commands.options import read_conf
 from rocket_sink.errors import OptionError, RocketSinkError
 from rocket_sink.message_rules import FORBIDDEN_TOPICS
+from rocket_sink.option_spec import REFERENCES, Kind
 from rocket_sink.options import SinkOptions, check_topic_option, find_option
 
 _SHORT: Final = {
@@ -66,6 +67,11 @@ def _many_option(function: Decorated) -> Decorated:
             if known.name in _given(context, "many"):
                 raise click.BadParameter(f"option {known.name} is given twice")
             _given(context, "many")[known.name] = text
+            if known.kind is Kind.SECRET and not text.startswith(REFERENCES):
+                note(
+                    f"{known.name} on a command line is seen by all users of this host (ps), and "
+                    "stays in the shell's history; give env:NAME or file:PATH instead"
+                )
 
     return click.option(
         "-O",

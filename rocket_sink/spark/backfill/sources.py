@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -237,14 +238,22 @@ class Table:
         return [F.col(quoted(n)) for n in plan_of(self.frame, self.options).json_columns]
 
 
+_BEYOND_THE_ROW: Final = re.compile(
+    r'"class":"[\w.$]*\.(CallMethodViaReflection|\w*Subquery\w*|Exists|ListQuery)"'
+)
+"""Spark's names of expressions that run code of the class path, or read other tables."""
+
 Source: TypeAlias = DeadLetters | Table
 
 
 def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
-    """The rows for which a user's SQL condition is true; its columns and types are checked now.
+    """Return the rows for which a SQL condition is true; its columns and types are checked now.
+
+    The text may come from somebody else than who runs it: it may use the row's columns only.
 
     Raises:
-        OptionError: it does not parse, names a column that is not there, or is no condition.
+        OptionError: it does not parse, names a column that is not there, is no condition, calls
+            Java (`reflect`, `java_method`), or asks other tables.
     """
     if not condition:
         return frame
@@ -259,6 +268,14 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
             f"after SQL's WHERE, on {of}: {', '.join(frame.columns)}",
             option="where",
         ) from None
+    # Spark has parsed and resolved it: no spelling of a function's name hides what it calls.
+    tree = str(found._jdf.queryExecution().analyzed().condition().toJSON())
+    if _BEYOND_THE_ROW.search(tree):
+        raise OptionError(
+            f"the filter {condition!r} is refused: it calls Java (reflect, java_method, "
+            f"try_reflect) or asks another table; it may only use {of}",
+            option="where",
+        )
     return found
 
 

@@ -230,6 +230,31 @@ class TestDeadLetters:
         assert (plan.selected, sent.resent) == (2, 2)
         assert bodies(cluster) == ["body 0", "body 2"]
 
+    @pytest.mark.parametrize(
+        "where",
+        [
+            "reflect('java.lang.System', 'setProperty', 'rocket.sink.where', 'ran') IS NULL",
+            "`java_method`('java.lang.System', 'setProperty', 'rocket.sink.where', 'ran') = ''",
+            "coalesce(try_reflect('java.lang.System', 'getenv', 'HOME'), '') <> 'x'",
+            "body_bytes > 0 OR reflect/**/('java.lang.System', 'getenv', 'HOME') = ''",
+            "IDENTIFIER('ref' || 'lect')('java.lang.System', 'getenv', 'HOME') <> 'x'",
+            "EXISTS (SELECT * FROM text.`/etc/hostname`)",
+            "letter_id IN (SELECT value FROM text.`/etc/hostname`)",
+            "(SELECT max(value) FROM text.`/etc/hostname`) <> ''",
+        ],
+    )
+    def test_a_filter_calls_no_java_and_asks_no_other_table(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, where: str
+    ) -> None:
+        """Whoever passes on a text of somebody else's would run it."""
+        write_letters(spark, options, 1)
+        with pytest.raises(OptionError, match="is refused"):
+            Backfill(spark, options, Selection(where=where)).plan()
+        with pytest.raises(OptionError, match="is refused"):
+            park(spark, Ledger(options.ledger), where=where, note="x")
+        assert spark._jvm.java.lang.System.getProperty("rocket.sink.where") is None
+        assert bodies(cluster) == []
+
     def test_nothing_is_pending_where_no_ledger_is(
         self, spark: Any, options: SinkOptions, run: Run
     ) -> None:
