@@ -521,6 +521,9 @@ _proved: set[tuple[str, LedgerPath]] = set()
 _allowed: dict[tuple[str, LedgerPath], bool] = {}
 """Whether delta-rs commits to a ledger on a store, by application: all of an application's commits
 are made in one way, for Spark's Delta could overwrite those of delta-rs."""
+_not_before_s: dict[tuple[str, LedgerPath], float] = {}
+"""When a store that pyarrow did not reach is looked for again, by application."""
+_LOOK_AGAIN_S: Final = 300.0
 _deciding = ForkLock()
 """Queries of one driver begin at once."""
 _tried: set[LedgerToken] = set()
@@ -659,12 +662,22 @@ def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
 
 
 def _may_commit(spark: SparkSession, place: LedgerPath) -> bool:
-    """Whether delta-rs commits to a table on a store; found out once per application."""
+    """Whether delta-rs commits to a table on a store; settled once per application.
+
+    A store that pyarrow does not reach may be away: it is looked for again after a while.
+
+    Raises:
+        LedgerError: the store cannot be asked now.
+    """
     key = (str(spark.sparkContext.applicationId), place)
     with _deciding:
-        if key not in _allowed:
-            _allowed[key] = store_refuses(spark, place) and _is_reached(spark, place)
-        return _allowed[key]
+        if key not in _allowed and time.monotonic() >= _not_before_s.get(key, 0.0):
+            is_exclusive = store_refuses(spark, place)
+            if not is_exclusive or _is_reached(spark, place):
+                _allowed[key] = is_exclusive
+            else:
+                _not_before_s[key] = time.monotonic() + _LOOK_AGAIN_S
+        return _allowed.get(key, False)
 
 
 def _is_reached(spark: SparkSession, place: LedgerPath) -> bool:

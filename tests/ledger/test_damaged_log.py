@@ -111,3 +111,39 @@ def test_nothing_is_sent_with_a_damaged_log(
         for name in (HINT, CHECKPOINT):
             (ledger / LOG_FOLDER / name).unlink()
         assert sink.write(frame).acked == len(cluster.messages("t")) == 10
+
+
+def test_no_commit_begins_the_log_of_a_deleted_ledger(whole: Path, tmp_path: Path) -> None:
+    """The folder is there again, for a fold has made it: a commit without the others is no log."""
+    ledger = shutil.copytree(whole, tmp_path / "ledger")
+    place = resolve_path(ledger)
+    table = delta_rs.open_table(place)
+    assert table is not None
+    shutil.rmtree(ledger)
+    (ledger / LOG_FOLDER).mkdir(parents=True)
+    files = write_data_files(place, [sends(context(), 1)])
+    with pytest.raises(LedgerError, match="was the folder deleted"):
+        delta_rs.commit(place, table, files, "query", COMMITS)
+    assert not list((ledger / LOG_FOLDER).iterdir())
+
+
+@pytest.mark.spark
+def test_a_ledger_that_was_deleted_between_epochs(spark: Any, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    with FakeCluster(brokers=1) as cluster:
+        given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger)}
+
+        def write(sink: RocketSink, epoch: int) -> int:
+            frame = spark.range(10).selectExpr("CAST(id AS STRING) AS body")
+            sink.write_batch(frame, epoch)
+            return len(cluster.messages("t"))
+
+        sink = RocketSink(appId="nightly", **given)
+        assert write(sink, 0) == 10
+        shutil.rmtree(ledger)
+        with pytest.raises(LedgerError, match="was deleted while a query wrote to it"):
+            write(sink, 1)
+        assert len(cluster.messages("t")) == 10 and not (ledger / LOG_FOLDER).exists()
+        # A new start makes a ledger as the first one did.
+        assert write(RocketSink(appId="nightly", **given), 1) == 20
+    assert DeltaTable(ledger).metadata().partition_columns == ["kind"]

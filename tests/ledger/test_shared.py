@@ -152,9 +152,14 @@ def test_spark_commits_on_a_store_that_executors_do_not_reach(
     monkeypatch.setattr(shared, "store_refuses", lambda *given: True)
     monkeypatch.setattr(shared, "ledger_token", lambda place, spools: token)
     monkeypatch.setattr(shared, "_prove", prove)
+    monkeypatch.setattr(shared, "_not_before_s", {})
     assert shared.open_for_commits(session, place) is (table if reached else None)
     assert (shared.executors_token(session, place) is not None) == reached
     assert ("Spark's Delta commits to the ledger s3a://b/k" in caplog.text) != reached
+    # The store may have been away: after a while executors are asked again.
+    reached = True
+    monkeypatch.setattr(shared, "_not_before_s", {})
+    assert shared.open_for_commits(session, place) is table
 
 
 class Refusing(BaseHTTPRequestHandler):

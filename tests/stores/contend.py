@@ -6,6 +6,7 @@ seen that it is free. What the table holds is read by delta-rs, which has no par
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
@@ -13,7 +14,8 @@ from typing import Any, Final
 import deltalake
 
 from rocket_sink import Ledger
-from rocket_sink.ledger.path import resolve_path
+from rocket_sink.errors import LedgerError
+from rocket_sink.ledger.path import LedgerPath, resolve_path
 from tests.ledger.values import context, sends
 from tests.stores.cases import Found, Judge, World, stored_keys
 from tests.stores.drivers import Work, together
@@ -67,7 +69,10 @@ def _work(world: World, name: str, kind: str, number: int, **more: Any) -> Work:
 
 
 def conditions(world: World) -> Found:
-    """delta-rs commits where the store keeps to If-None-Match, and Spark's Delta elsewhere."""
+    """delta-rs commits where the store keeps to If-None-Match, and Spark's Delta elsewhere.
+
+    Also where the store denies the first look: then nothing is settled.
+    """
     judge, found = Judge(), dict[str, Any]()
     for keeps in (True, False):
         bucket = f"{world.bucket}-{'with' if keeps else 'without'}"
@@ -75,6 +80,8 @@ def conditions(world: World) -> Found:
         place = resolve_path(f"s3a://{bucket}/ledger")
         world.server.conditional = keeps
         try:
+            if keeps:
+                judge.same("error of a store that denies access", _denied(world, place), "now how")
             Ledger(place.uri).create(world.spark)
             with world.server.counted() as asked:
                 for number in range(2):
@@ -87,6 +94,18 @@ def conditions(world: World) -> Found:
         # The folder, which S3A makes when its last object goes.
         judge.same("objects left of the trial", left, ["_tries/"])
     return found, judge.broken
+
+
+def _denied(world: World, place: LedgerPath) -> str:
+    """What a write says to a store that denies access; afterwards it does so for a moment more."""
+    world.server.fail(True, "403 Forbidden")
+    said = ""
+    try:
+        Ledger(place.uri).create(world.spark)
+    except LedgerError as error:
+        said = "now how" if "cannot be asked now how" in str(error) else str(error)
+    threading.Timer(1.5, world.server.fail, (False,)).start()
+    return said
 
 
 def two_drivers(world: World) -> Found:

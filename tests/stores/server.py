@@ -61,6 +61,7 @@ class S3Server:
         self._together = _Together()
         self._to_lose = 0
         self._then_fails = self._fails = False
+        self._status = _LOST
         self._server = make_server("127.0.0.1", 0, self._answer, True, request_handler=_Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
@@ -101,9 +102,9 @@ class S3Server:
         """So many commits are stored and answered with an error, as by a proxy that gives up."""
         self._to_lose, self._then_fails = times, then_fail
 
-    def fail(self, fails: bool) -> None:
+    def fail(self, fails: bool, status: str = _LOST) -> None:
         """Whether it answers every request with an error."""
-        self._fails = fails
+        self._fails, self._status = fails, status
 
     def close(self) -> None:
         self._server.shutdown()
@@ -118,7 +119,7 @@ class S3Server:
         is_commit = method == "PUT" and "/_delta_log/" in path and path.endswith(".json")
         status: list[str] = []
         if self._fails:
-            start(_LOST, [("Content-Length", "0")])
+            start(self._status, [("Content-Length", "0")])
             return []
 
         def started(code: str, headers: Any, *more: Any) -> Any:

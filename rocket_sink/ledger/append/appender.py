@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.data_files import (
     FILES_DDL,
     DataFile,
@@ -28,6 +29,7 @@ from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.table import (
     LedgerToken,
     executors_token,
+    is_table,
     open_for_commits,
     said_by_task,
     table_version,
@@ -64,8 +66,17 @@ class Append:
         self._version = version
         self._token = token
         self._table = table = open_for_commits(spark, place)
-        if table is None and is_classic(spark):
-            warn_if_shared(spark, place)
+        if table is None:
+            if not is_table(spark, place):
+                # Spark's Delta would make another one, which is not partitioned.
+                raise LedgerError(
+                    f"the ledger {place.uri} was deleted while a query wrote to it; nothing is "
+                    "sent or appended. Put the folder back from a backup, or start the query "
+                    "again, which makes a new ledger",
+                    path=place.uri,
+                )
+            if is_classic(spark):
+                warn_if_shared(spark, place)
         last = last_version(place, table, app_id) if table is not None and app_id else None
         self._is_held = last is not None and last >= version
         self.is_own = False

@@ -374,8 +374,10 @@ def commit(
 
     filesystem = place.filesystem()
     # In a store each is a request; there it is enough to see whether the folder was deleted.
-    looked_at = files if place.is_local else files[:1]
-    for info in filesystem.get_file_info([f"{place.root}/{one.path}" for one in looked_at]):
+    looked_at = [one.path for one in (files if place.is_local else files[:1])]
+    # Without the commit before it, this one would begin a log that nobody can read.
+    looked_at.append(f"{LOG_FOLDER}/{table.version():020}.json")
+    for info in filesystem.get_file_info([f"{place.root}/{path}" for path in looked_at]):
         if not info.is_file:
             # A version that names it could not be read again.
             raise _failed(

@@ -14,11 +14,13 @@ where delta-rs is not to commit.
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import LedgerPath
 from rocket_sink.ledger.storage import is_s3
 from rocket_sink.net import log
@@ -36,6 +38,9 @@ _ENCRYPTION: Final = ("encryption.algorithm", "server-side-encryption-algorithm"
 _REFUSED: Final = ("Status Code: 412", "FileAlreadyExistsException", "RemoteFileChangedException")
 """S3A of an object that is there (3.5.0: the last, with the first); other errors tell nothing."""
 
+_PAUSES_S: Final = (1.0, 2.0, 4.0)
+"""Between two questions to a store that did not answer one."""
+
 _known: dict[tuple[str, str], bool] = {}
 """Whether Spark's Delta commits exclusively, by application and bucket."""
 
@@ -45,10 +50,39 @@ def store_refuses(spark: SparkSession, place: LedgerPath) -> bool:
 
     The session's S3A asks, by Hadoop 3.4.2 or later. False also where the session has another log
     store, which settles who commits, or S3A encrypts with a key that delta-rs does not know.
+
+    Raises:
+        LedgerError: the store cannot be asked now, which may pass: it is away, or denies access.
     """
     if not is_s3(place.uri) or not _has_own_log_store(spark, place) or _encrypts(spark, place):
         return False
-    return _told(spark, place, _refuses_on_condition) is True
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            return _ask(spark, place, _refuses_on_condition)
+        except Exception as error:
+            if not _may_pass(spark, error):
+                _LOG.info("it cannot be tried how %s takes a commit: %s", place.uri, error)
+                return False
+            if pause_s is None:
+                raise LedgerError(
+                    f"the store of the ledger {place.uri} cannot be asked now how it takes a "
+                    f"commit: {_java_text(error)}. Nothing was sent; try again. The driver needs "
+                    "to write below the ledger's _tries",
+                    path=place.uri,
+                ) from error
+            time.sleep(pause_s)
+    raise AssertionError
+
+
+def _may_pass(spark: SparkSession, error: Exception) -> bool:
+    """An I/O error: what S3A lacks, or a path that has no file system, gives others."""
+    from py4j.java_gateway import is_instance_of
+    from py4j.protocol import Py4JJavaError
+
+    gateway = spark.sparkContext._gateway
+    return isinstance(error, Py4JJavaError) and is_instance_of(
+        gateway, error.java_exception, "java.io.IOException"
+    )
 
 
 def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
@@ -79,7 +113,14 @@ def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
 
 def commits_exclusively(spark: SparkSession, place: LedgerPath) -> bool | None:
     """Whether the session's S3A refuses to make a file that is there; None: it cannot be told."""
-    return _told(spark, place, _refuses) if _has_own_log_store(spark, place) else None
+    if not _has_own_log_store(spark, place):
+        return None
+    try:
+        return _ask(spark, place, _refuses)
+    except Exception as error:
+        # No right to write there, or a file system without such streams or options.
+        _LOG.info("it cannot be tried how %s takes a commit: %s", place.uri, error)
+        return None
 
 
 def _has_own_log_store(spark: SparkSession, place: LedgerPath) -> bool:
@@ -103,21 +144,16 @@ def _hadoop_conf(spark: SparkSession) -> Any:
     return session._jsparkSession.sessionState().newHadoopConf()
 
 
-def _told(spark: SparkSession, place: LedgerPath, ask: Callable[[Any, Any], bool]) -> bool | None:
-    """Return what `ask` finds out with the session's file system and a new path; else None."""
+def _ask(spark: SparkSession, place: LedgerPath, ask: Callable[[Any, Any], bool]) -> bool:
+    """The answer of `ask`, with the session's file system and a path that nobody else uses."""
     session: Any = spark
     path = session._jvm.org.apache.hadoop.fs.Path(f"{place.uri}/_tries/{uuid.uuid4().hex}")
+    files = path.getFileSystem(_hadoop_conf(spark))
     try:
-        files = path.getFileSystem(_hadoop_conf(spark))
-        try:
-            return ask(files, path)
-        finally:
-            with contextlib.suppress(Exception):
-                files.delete(path, False)
-    except Exception as error:
-        # The user may not write there, or the file system has no such streams or options.
-        _LOG.info("it cannot be tried how %s takes a commit: %s", place.uri, error)
-        return None
+        return ask(files, path)
+    finally:
+        with contextlib.suppress(Exception):
+            files.delete(path, False)
 
 
 def _refuses(files: Any, path: Any) -> bool:
@@ -141,7 +177,11 @@ def _is_refused(write: Callable[[], None]) -> bool:
     try:
         write()
     except Py4JJavaError as error:
-        if not any(word in str(error.java_exception.toString()) for word in _REFUSED):
+        if not any(word in _java_text(error) for word in _REFUSED):
             raise
         return True
     return False
+
+
+def _java_text(error: Any) -> str:
+    return str(error.java_exception.toString())
