@@ -11,7 +11,7 @@ import click
 
 from rocket_sink.commands.common.base import Command, json_option, time_value
 from rocket_sink.commands.common.ledger_input import check_exists
-from rocket_sink.commands.common.output import Bar, note, print_json, rows_table, show, table
+from rocket_sink.commands.common.output import Bar, note, print_json, rows_table, show, step, table
 from rocket_sink.commands.common.sink_input import (
     absolute,
     check_name_server,
@@ -130,6 +130,8 @@ def backfill(
         check_exists(options.ledger)
     if not dry_run:
         check_name_server(options)  # Spark takes long to start
+    if not as_json:
+        note("starting Spark ...")
     with spark_session("backfill", small=dry_run, **spark) as session:
         if not from_table:
             check_exists(options.ledger, session)
@@ -150,12 +152,14 @@ def backfill(
             ),
         )  # fmt: skip
         if dry_run:
-            plan = work.plan(sample=sample)
+            with step(f"reading the {work.what}", quiet=as_json):
+                plan = work.plan(sample=sample)
             waiting = work.waiting() if plan.selected and options.name_server else None
             _print_plan(plan, waiting, work.what, as_json=as_json)
             return 0
         with work:
-            plan = work.plan(sample=0)
+            with step(f"reading the {work.what}", quiet=as_json):
+                plan = work.plan(sample=0)
             done = _run(work, plan, quiet=as_json)
     _print_done(plan, done, work.what, as_json=as_json)
     return 1 if done.unsettled else 0
@@ -182,7 +186,8 @@ def _table(
     assert path is not None
     path = absolute(path)
     files = Source(form, path, schema, pairs(source_option), None, ())
-    return Table(files.read(spark, streaming=False), path, options)
+    is_text = form in ("csv", "json", "text", "xml")
+    return Table(files.read(spark, streaming=False), path, options, is_text)
 
 
 def _options(to_topic: str | None, *, dry_run: bool) -> SinkOptions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import datetime as dt
 import json
+import time
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,11 +13,24 @@ import pytest
 
 import rocket_sink
 from rocket_sink.commands.common import output
-from rocket_sink.commands.common.output import Bar, Steps, cell, print_json, table
+from rocket_sink.commands.common.output import Bar, Steps, cell, print_json, step, table
 from rocket_sink.commands.common.output import show as show_tables
 from rocket_sink.errors import Outcome
 
 COMMANDS = Path(rocket_sink.__file__).parent / "commands"
+
+
+def test_a_long_step_says_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    until_s = time.monotonic() + 60
+    said = ""
+    with step("reading", every_s=0.01):
+        while said.count("so far") < 2 and time.monotonic() < until_s:
+            said += capsys.readouterr().err
+            time.sleep(0.01)
+    assert said.startswith("reading ...\nreading: 0 s so far\n")
+    with step("reading", quiet=True, every_s=0.01):
+        time.sleep(0.05)
+    assert "..." not in capsys.readouterr().err
 
 
 def test_commands_print_by_this_module_only() -> None:

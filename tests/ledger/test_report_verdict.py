@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import shlex
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rocket_sink.commands.ledger import park
 from rocket_sink.ledger.report import verdict as module
 from rocket_sink.ledger.report.values import (
     Absence,
@@ -82,7 +84,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("letters_refused", letters("data", "NULL_BODY", 1),
      ("1 dead letter is pending that no broker would take (1 data NULL_BODY), the oldest since "
      "2024-05-06 14:15:03 UTC; next: `rocket-sink ledger show dead-letters --ledger /data/ledger "
-     "--where \"reason = 'data'\"`, mend the rows where they come from, and park the letters")),
+     "--where \"reason = 'data'\"`, mend the rows where they come from, and `rocket-sink ledger "
+     "park --ledger /data/ledger --where \"reason = 'data'\" --reason 'mended at the source'`")),
     ("letters_forbidden", letters("permission", "NO_PERMISSION"),
      ("2 dead letters are pending of topics closed to this account (2 permission NO_PERMISSION), "
      "the oldest since 2024-05-06 14:15:03 UTC; next: allow it to write there, then "
@@ -147,6 +150,22 @@ def test_without_the_rule_nothing_else_says_it(name: str, monkeypatch: pytest.Mo
     assert changes, "each rule needs a case"
     monkeypatch.setattr(module, "RULES", tuple(rule for rule in RULES if rule.name != name))
     assert [one for one in verdict(replace(HEALTHY, **changes[0])) if one.name == name] == []
+
+
+def test_a_command_has_the_name_servers_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2:9876")
+    (found,) = verdict(replace(HEALTHY, **letters("transport")))
+    assert found.next == (
+        "`rocket-sink backfill --ledger /data/ledger -n '10.0.0.1:9876;10.0.0.2:9876'`"
+    )
+
+
+def test_a_refused_letter_is_parked_by_the_command_as_it_stands() -> None:
+    (found,) = verdict(replace(HEALTHY, **letters("data", "NULL_BODY", 1)))
+    command = shlex.split(found.next.split("`")[3])
+    assert command[:3] == ["rocket-sink", "ledger", "park"]
+    parsed = park.make_context("park", command[3:])
+    assert parsed.params["where"] == "reason = 'data'" and parsed.params["reason"]
 
 
 def test_all_is_well() -> None:

@@ -28,6 +28,8 @@ class Defect:
     why: str
 
 
+_backfill = "tests/spark/backfill/test_backfill.py"
+
 WIRE: tuple[Defect, ...] = (
     Defect(
         "signed-key-query",
@@ -646,6 +648,16 @@ PRODUCER = (
 
 LEDGER: tuple[Defect, ...] = (
     Defect(
+        "commands-that-cannot-be-pasted",
+        "rocket_sink/ledger/report/verdict.py",
+        'os.environ.get("NAMESRV_ADDR") or "HOST:9876"',
+        '"HOST:9876"',
+        (
+            "tests/ledger/test_report_verdict.py::test_a_command_has_the_name_servers_of_the_environment",
+        ),
+        "the next command fails until its HOST is replaced",
+    ),
+    Defect(
         "streams-of-stores-unbuffered",
         "rocket_sink/ledger/spool/stream.py",
         "_CHUNK if is_object_store(filesystem) else None",
@@ -1130,6 +1142,24 @@ TASK: tuple[Defect, ...] = (
 
 SPARK: tuple[Defect, ...] = (
     Defect(
+        "types-are-not-compared",
+        "rocket_sink/spark/backfill/sources.py",
+        "        if before is None or before == now:\n",
+        "        if before is None or before.keys() == now.keys():\n",
+        (
+            f"{_backfill}::TestTables::test_rows_that_spark_reads_with_other_types_are_not_sent_again",
+        ),
+        "one new folder makes a backfill send all old rows again",
+    ),
+    Defect(
+        "zone-of-texts-ignored",
+        "rocket_sink/spark/backfill/sources.py",
+        "            if self.is_text or any(",
+        "            if any(",
+        (f"{_backfill}::TestTables::test_texts_are_other_times_in_another_zone",),
+        "a backfill of csv files on a host in another zone sends all rows again",
+    ),
+    Defect(
         "data-source-speculates",
         "rocket_sink/spark/datasource.py",
         "        refuse_speculation(options, is_on=self.speculates)\n",
@@ -1436,6 +1466,14 @@ COMMANDS: tuple[Defect, ...] = (
         "",
         ("tests/cluster/test_cluster_live.py::test_no_process_listens_beyond_loopback",),
         "whoever reaches the machine reads all messages of a local cluster, without a password",
+    ),
+    Defect(
+        "a-long-step-in-silence",
+        "rocket_sink/commands/common/output.py",
+        "    reminder.start()\n",
+        "    reminder.run = lambda: None\n    reminder.start()\n",
+        ("tests/commands/test_output.py::test_a_long_step_says_that_it_goes_on",),
+        "a backfill that reads for minutes looks as if it hung",
     ),
     Defect(
         "cut-start-is-running",

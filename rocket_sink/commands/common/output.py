@@ -6,6 +6,7 @@ which removes control characters (`rocket_sink.text`), escapes JSON, and does no
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import enum
 import io
@@ -14,8 +15,9 @@ import os
 import re
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -232,6 +234,28 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         return {name: getattr(value, name) for name in value.__dataclass_fields__}
     return str(value)
+
+
+@contextlib.contextmanager
+def step(text: str, *, quiet: bool = False, every_s: float = 5.0) -> Iterator[None]:
+    """Say at once what is done in the context, and every few seconds how long it has taken."""
+    if quiet:
+        yield
+        return
+    note(f"{text} ...")
+    ended, started_s = threading.Event(), time.monotonic()
+
+    def remind() -> None:
+        while not ended.wait(every_s):
+            note(f"{text}: {time.monotonic() - started_s:.0f} s so far")
+
+    reminder = threading.Thread(target=remind, daemon=True)
+    reminder.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        reminder.join()
 
 
 class Bar:

@@ -227,10 +227,12 @@ class Report:
             lines.append(f"ledger: {self.ledger} (rocket-sink report --ledger {path})")
             waiting = {reason: n for reason, n in self.pending.items() if reason != "data"}
             if waiting:
+                from rocket_sink.ledger.report.verdict import backfill_command
+
                 reasons = ", ".join(f"{reason} {n:,}" for reason, n in waiting.items())
                 lines.append(
                     f"dead letters wait: {reasons}; when their cause is mended: "
-                    f"rocket-sink backfill --ledger {path} -n HOST:9876"
+                    + backfill_command(self.ledger)
                 )
             if refused := self.pending.get("data"):
                 lines.append(

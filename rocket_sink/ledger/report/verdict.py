@@ -8,6 +8,7 @@ Nothing here reads a ledger.
 from __future__ import annotations
 
 import datetime as dt
+import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -71,10 +72,18 @@ def verdict(facts: Facts) -> list[Finding]:
     return [_well(facts), *found]
 
 
+def backfill_command(ledger: str) -> str:
+    """Return the command that sends the ledger's dead letters, with the name servers of
+    NAMESRV_ADDR where that is set: the ledger does not know any."""
+    servers = shlex.quote(clean(os.environ.get("NAMESRV_ADDR") or "HOST:9876"))
+    return f"rocket-sink backfill --ledger {shlex.quote(clean(ledger))} -n {servers}"
+
+
 def _commands(ledger: str) -> dict[str, str]:
     path = shlex.quote(clean(ledger))
     return {
-        "backfill": f"rocket-sink backfill --ledger {path} -n HOST:9876",
+        "backfill": backfill_command(ledger),
+        "park": f"rocket-sink ledger park --ledger {path}",
         "show": f"rocket-sink ledger show epochs --ledger {path}",
         "letters": f"rocket-sink ledger show dead-letters --ledger {path}",
         "sends": f"rocket-sink ledger show sends --ledger {path}",
@@ -296,8 +305,8 @@ RULES: Final = (
          "{pending} pending ({classes}){oldest}", "`{backfill}`"),
     Rule("letters_refused", "problem", _refused,
          "{pending} pending that no broker would take ({classes}){oldest}",
-         "`{letters} --where \"reason = 'data'\"`, mend the rows where they come from, and park "
-         "the letters"),
+         "`{letters} --where \"reason = 'data'\"`, mend the rows where they come from, and "
+         "`{park} --where \"reason = 'data'\" --reason 'mended at the source'`"),
     Rule("letters_forbidden", "problem", _forbidden,
          "{pending} pending of topics closed to this account ({classes}){oldest}",
          "allow it to write there, then `{backfill} --reason permission`"),

@@ -214,6 +214,7 @@ class Backfill:
     def _run(self, selected: int, claim: str, progress: Callable[[int], None] | None) -> Resent:
         # The table of a ledger that is not there yet: better now than after the first send.
         self.ledger.create(self._spark)
+        self._source.begin(self._spark, self.ledger)
         version = self.ledger.version(self._spark)
         letters = self._pending()
         total = Resent()

@@ -10,8 +10,9 @@ dead letter's own outcome is unknown; `unknown_at` is the broker that did not an
 A row of a table has no dead letter, so it gets an id that is the same each time: a digest of the
 table's name, the topic option and all its columns, numbered where rows are equal. That names its
 resolution in the ledger, and is its message id where it brings none. So a table is sent once
-however often a backfill runs; under another path, to another topic or with another column its rows
-are other rows.
+however often a backfill runs; under another path or to another topic its rows are other rows. With
+other types they would be, too: Spark infers types from all files, and one new file would send all
+old rows again. The first backfill notes the types, and a later one that reads others is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rocket_sink.errors import ColumnError, OptionError
 from rocket_sink.ledger.ledger import Ledger
+from rocket_sink.ledger.notes import NoteStore
+from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.schema import REASONS
 from rocket_sink.ledger.table import first_line
 from rocket_sink.ledger.views import ORDER
@@ -43,6 +46,7 @@ SENT_COLUMNS: Final = (
 )  # fmt: skip
 """The dead letters' columns that the row contract knows."""
 _ALWAYS: Final = ("topic", "sharding_key", "message_id")
+_ZONE: Final = "spark.sql.session.timeZone"
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,9 @@ class DeadLetters:
             }
         )
 
+    def begin(self, spark: SparkSession, ledger: Ledger) -> None:
+        """Note what later backfills must find as it is now: nothing, for dead letters."""
+
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
         """True of those that the selection wants, tries and limit left aside.
 
@@ -144,16 +151,18 @@ class Table:
         frame: its rows, in all its columns.
         name: tells one table from another in the ledger: the path or the table's name.
         options: the write's; `columns`, `bodyFormat`, `orderBy` and `topic` say what is sent.
+        is_text: its files are texts (csv, json), of which the session's zone makes timestamps.
 
     Order per key is that of `orderBy`, else of `event_time`, else of the rows in their files.
 
     Raises, from `pending`:
-        ColumnError: the frame does not fit the row contract.
+        ColumnError: the frame does not fit the row contract, or has other types than at first.
     """
 
     frame: DataFrame
     name: str
     options: SinkOptions
+    is_text: bool = False
     what = "rows"
     pins_new = True
 
@@ -162,6 +171,7 @@ class Table:
     ) -> DataFrame | None:
         from pyspark.sql import functions as F  # noqa: N812
 
+        self._check_types(spark, ledger)
         sources = dict(plan_of(self.frame, self.options).sources)
         # Before the columns are narrowed; equal rows pass it alike, so that ids do not change.
         numbered = self._numbered(filtered(self.frame, selection.where, of="the table's columns"))
@@ -180,6 +190,51 @@ class Table:
             return letters.withColumns({"tries": F.lit(0), "open": F.lit(False)})
         done = ledger.settled(spark)
         return with_tries(letters.join(done, "letter_id", "left_anti"), ledger.backfills(spark))
+
+    def begin(self, spark: SparkSession, ledger: Ledger) -> None:
+        """Note the types, by which the rows are those that they are."""
+        store = NoteStore(resolve_path(ledger.path))
+        store.write(self._note, self._types(spark), replace=False)
+
+    def _check_types(self, spark: SparkSession, ledger: Ledger) -> None:
+        """
+        Raises:
+            ColumnError: the rows that were sent have other types now.
+        """
+        before = NoteStore(resolve_path(ledger.path)).read(self._note)
+        now = self._types(spark)
+        if before is None or before == now:
+            return
+        changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        differences = ", ".join(
+            f"{name} was {before.get(name, 'not there')}, is {now.get(name, 'not there')}"
+            for name in changed
+        )
+        ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in before.items() if name != _ZONE)
+        raise ColumnError(
+            f"{self.name} is read with other types than when its rows were sent first "
+            f"({differences}), so all of them would be sent again. Send what is new from a --path "
+            "of its own (--source-option basePath=... keeps partition columns). Or read all as "
+            f"before: --schema {ddl!r}"
+            + (f" --spark-conf {_ZONE}={before[_ZONE]}" if _ZONE in before else "")
+            + ". To send all again, name another ledger.",
+            column=changed[0],
+        )
+
+    def _types(self, spark: SparkSession) -> dict[str, str]:
+        """{column: type}, and the session's zone where it makes timestamps of texts."""
+        types = {one.name: one.dataType.simpleString() for one in self.frame.schema}
+        timed = [name for name, kind in types.items() if re.search(r"\btimestamp\b", kind)]
+        if timed:
+            file = "" if self.is_text else next(iter(self.frame.inputFiles()), "")
+            if self.is_text or any(f"/{name}=" in file for name in timed):
+                types[_ZONE] = str(spark.conf.get(_ZONE))
+        return dict(sorted(types.items()))
+
+    @property
+    def _note(self) -> str:
+        place = f"{self.name}\n{self.options.topic}".encode()
+        return f"_sources/{hashlib.md5(place, usedforsecurity=False).hexdigest()}.json"
 
     def wanted(self, pending: DataFrame, selection: Selection) -> Column:
         from pyspark.sql import functions as F  # noqa: N812
@@ -208,7 +263,8 @@ class Table:
         from pyspark.sql import Window
         from pyspark.sql import functions as F  # noqa: N812
 
-        names = [quoted(name) for name in frame.columns]
+        # Of a folder's files the first one sets the order of the columns.
+        names = [quoted(name) for name in sorted(frame.columns)]
         # The session's zone would make other rows of them, which are sent once more.
         written = {"ignoreNullFields": "false", "timeZone": "UTC"}
         content = F.to_json(F.struct(*names), written)

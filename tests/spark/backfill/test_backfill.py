@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import io
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -403,6 +404,61 @@ class TestTables:
         finally:
             spark.conf.set(setting, own)
         assert len(ids) == 1
+
+    def test_rows_that_spark_reads_with_other_types_are_not_sent_again(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run, tmp_path: Path
+    ) -> None:
+        """One new folder makes texts of all partition values; one first file, another order."""
+        given = options.with_(topic=TOPIC)
+
+        def source(schema: str | None = None, **more: Any) -> Table:
+            reader = spark.read.format("json")
+            frame = (reader.schema(schema) if schema else reader).load(str(tmp_path / "in"))
+            return Table(frame, "in", given, **more)
+
+        def put(folder: str, text: str) -> None:
+            file = tmp_path / "in" / folder / "part.json"
+            file.parent.mkdir(parents=True)
+            file.write_text(text)
+
+        put("p=0", '{"body": "a", "n": 1}\n{"body": "b", "n": 2}\n')
+        put("p=1", '{"body": "c", "n": 3}\n')
+        _, sent = run(source(), given)
+        assert (sent.resent, bodies(cluster)) == (3, ["a", "b", "c"])
+        put("p=x", '{"body": "d", "n": 4.5}\n')
+        with pytest.raises(
+            ColumnError, match=r"n was bigint, is double.*p was int, is string"
+        ) as no:
+            run(source(), given)
+        assert "basePath" in str(no.value) and "`n` bigint" in str(no.value)
+        assert bodies(cluster) == ["a", "b", "c"]
+        shutil.rmtree(tmp_path / "in" / "p=x")
+        put("p=2", '{"body": "d", "n": 4}\n')
+        _, sent = run(source("n BIGINT, body STRING, p INT"), given)
+        assert (sent.resent, bodies(cluster)) == (1, ["a", "b", "c", "d"])
+
+    def test_texts_are_other_times_in_another_zone(
+        self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run, tmp_path: Path
+    ) -> None:
+        given, setting = options.with_(topic=TOPIC), "spark.sql.session.timeZone"
+        (tmp_path / "in.json").write_text('{"body": "a", "at": "2026-01-01 12:00:00"}\n')
+        own = spark.conf.get(setting)
+
+        def source() -> Table:
+            frame = spark.read.schema("body STRING, at TIMESTAMP").json(str(tmp_path / "in.json"))
+            return Table(frame, "in", given, is_text=True)
+
+        try:
+            spark.conf.set(setting, "UTC")
+            run(source(), given)
+            spark.conf.set(setting, "America/New_York")
+            with pytest.raises(
+                ColumnError, match=r"--spark-conf spark\.sql\.session\.timeZone=UTC"
+            ):
+                run(source(), given)
+        finally:
+            spark.conf.set(setting, own)
+        assert bodies(cluster) == ["a"]
 
     def test_a_filter_is_on_the_tables_own_columns_and_changes_no_id(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
