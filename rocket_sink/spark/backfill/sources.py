@@ -95,8 +95,7 @@ class DeadLetters:
     def pending(
         self, spark: SparkSession, ledger: Ledger, selection: Selection
     ) -> DataFrame | None:
-        """Return the pending rows (a table's: those that pass the filter); None if no ledger."""
-        from pyspark.sql import Window
+        """All pending ones (of a table: for which the filter is true); None: no ledger yet."""
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         if not ledger.exists(spark):
@@ -104,9 +103,14 @@ class DeadLetters:
         letters = ledger.dead_letters(spark, pending=True)
         # Clocks differ, and are set back: the table and the epochs tell the order. Exported
         # dead letters have neither epoch nor partition, but their brokers' times.
-        query_order = F.min(F.expr(ORDER)).over(Window.partitionBy("query_id"))
+        # A window over each query would bring all bodies of a query to one task.
+        queries = letters.groupBy(F.col("query_id").alias("_query")).agg(
+            F.min(F.expr(ORDER)).alias("_query_order")
+        )
+        is_of_query = F.col("query_id").eqNullSafe(F.col("_query"))
+        letters = letters.join(F.broadcast(queries), is_of_query).drop("_query")
         exported_at = F.when(F.col("partition").isNull(), F.col("at"))
-        place = F.struct(query_order, "query_id", "epoch", "partition", exported_at, "ordinal")
+        place = F.struct("_query_order", "query_id", "epoch", "partition", exported_at, "ordinal")
         # A row refused before it got an id takes one from its dead letter, the same each time.
         number = F.coalesce(F.col("message_id"), F.upper(F.md5("letter_id")))
         was_stored = F.col("reason").eqNullSafe("consumer")
