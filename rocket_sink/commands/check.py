@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import contextlib
+import datetime as dt
 import importlib.metadata
 import os
 import platform
