@@ -18,7 +18,8 @@ def test_what_is_planted_is_there_once_and_is_python(defect: Defect) -> None:
     text = (ROOT / defect.path).read_text()
     assert text.count(defect.before) == 1
     planted = text.replace(defect.before, defect.after)
-    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(text))
+    if defect.path.endswith(".py"):
+        assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(text))
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
