@@ -64,6 +64,7 @@ def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
 
 _BETWEEN: Final = 3
 """Columns of the terminal between two of the table."""
+_NARROW: Final = 20
 
 
 def _widths(made: Table, room: int) -> list[int] | None:
@@ -82,7 +83,11 @@ def _widths(made: Table, room: int) -> list[int] | None:
         for n in short[:left]:
             widths[n] += 1
         left -= min(left, len(short))
-    return widths
+    # A narrow column with a long text is one word a line.
+    towers = (
+        width < _NARROW and text > 3 * width for width, text in zip(widths, longest, strict=True)
+    )
+    return None if any(towers) and made.row_count else widths
 
 
 def _blocks(made: Table, width: int) -> Iterator[RenderableType]:

@@ -87,13 +87,13 @@ def test_quarantined_files_are_noted(path: str, capsys: pytest.CaptureFixture[st
     aside.parent.mkdir(parents=True)
     aside.touch()
     out, err = run(capsys, "report", "--ledger", path)
-    assert "1 damaged spool files" in err
+    assert "1 damaged spool file is put aside" in err
     assert "1 damaged spool file is put aside" in out
     out, err = run(capsys, "report", "--ledger", path, "--json")
     found = json.loads(out)
     assert (found["quarantined_files"], found["unfolded_epochs"]) == (1, 0)
     _, err = run(capsys, "ledger", "show", "sends", "--ledger", path)
-    assert "1 damaged spool files" in err
+    assert "1 damaged spool file is put aside" in err
 
 
 def test_views(path: str, capsys: pytest.CaptureFixture[str]) -> None:

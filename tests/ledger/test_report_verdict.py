@@ -66,11 +66,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      ("broker-b has stored nothing since 2024-05-06 14:15:03 UTC (CONNECT) and is not back; "
      "next: start broker-b, or mend the way to it")),
     ("rows_missing", totals(missing_rows=17, not_adding_up=1),
-     ("17 rows that Spark handed to tasks are in no accounts: their workers wrote to another "
-     "folder than this ledger's, or files are gone; next: `rocket-sink ledger show epochs --ledger "
+     ("no accounts have 17 rows that Spark handed to tasks: the workers wrote to another folder "
+     "than this ledger's, or files are gone; next: `rocket-sink ledger show epochs --ledger "
      "/data/ledger --where 'missing_rows > 0'`")),
     ("spool_damaged", {"quarantined_files": 1},
-     ("1 damaged spool file is put aside: what they hold is in no figure; next: look into "
+     ("1 damaged spool file is put aside: the rows in there are in no figure; next: look into "
      "/data/ledger/_spool/_quarantine")),
     ("epochs_do_not_add_up", totals(not_adding_up=2),
      ("2 epochs do not add up: rows came in of which no account tells what became of them; next: "
@@ -100,7 +100,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      ("broker-b is slow: p99 480 ms, 40 times the others' 12 ms; next: look at broker-b's disk and "
      "page cache")),
     ("requests_in_flight", {"in_flight": 1},
-     ("1 request has no known outcome: their tasks died before an answer; next: none where the "
+     ("1 request has no known outcome, for a task died before an answer; next: none where the "
      "epoch was run again; `rocket-sink ledger show epochs --ledger /data/ledger --where 'NOT "
      "confirmed'` lists those that were not")),
     ("sends_failed", totals(failed_sends=2, superseded_attempts=2, superseded_rows=50),
@@ -114,7 +114,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("duplicates_announced", totals(duplicates_possible=7),
      "7 stored rows may be there twice, under one message id (UNIQ_KEY)"),
     ("replays", totals(superseded_attempts=1, superseded_rows=50),
-     "1 task attempt was run again: 50 rows that they had sent may be there twice"),
+     "1 task attempt was run again: 50 rows stored before may be there twice"),
     ("broker_was_away", {"absences": [replace(GONE, back_at=LATER, left_route=False)]},
      ("broker-b could not be reached from 2024-05-06 14:15:03 UTC to 2024-05-06 14:25:03 UTC "
      "(INVALID_QUEUE)")),

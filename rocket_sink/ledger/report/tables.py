@@ -191,7 +191,7 @@ def _more_findings(findings: Sequence[Finding]) -> RenderableType:
 def _accounts(report: Report) -> RenderableType:
     totals = report.totals
     resolved = sum(d.resolved for d in report.dead_letters)
-    settled = f"; {resolved:,} of all letters are resolved" if resolved else ""
+    settled = f"; {counted(resolved, 'letter', 'is', 'are')} resolved" if resolved else ""
     attempts = counted(
         totals.superseded_attempts, "attempt", "that does not count", "that do not count"
     )

@@ -288,11 +288,11 @@ RULES: Final = (
          "{broker} has stored nothing since {since} ({cause}) and is not back{held}",
          "start {broker}, or mend the way to it{then}"),
     Rule("rows_missing", "problem", _counted("rows", lambda f: f.totals.missing_rows, "row"),
-         "{rows} that Spark handed to tasks are in no accounts: their workers wrote to another "
-         "folder than this ledger's, or files are gone", "`{show} --where 'missing_rows > 0'`"),
+         "no accounts have {rows} that Spark handed to tasks: the workers wrote to another folder "
+         "than this ledger's, or files are gone", "`{show} --where 'missing_rows > 0'`"),
     Rule("spool_damaged", "problem",
          _counted("files", lambda f: f.quarantined_files, "damaged spool file", "is", "are"),
-         "{files} put aside: what they hold is in no figure",
+         "{files} put aside: the rows in there are in no figure",
          "look into {ledger}/_spool/_quarantine"),
     Rule("epochs_do_not_add_up", "problem",
          _counted("epochs", _unbalanced, "epoch", "does", "do"),
@@ -320,7 +320,7 @@ RULES: Final = (
          "look at {broker}'s disk and page cache"),
     Rule("requests_in_flight", "warning",
          _counted("requests", lambda f: f.in_flight, "request", "has", "have"),
-         "{requests} no known outcome: their tasks died before an answer",
+         "{requests} no known outcome, for a task died before an answer",
          "none where the epoch was run again; `{show} --where 'NOT confirmed'` lists those that "
          "were not"),
     Rule("sends_failed", "warning",
@@ -337,7 +337,7 @@ RULES: Final = (
          _counted("rows", lambda f: f.totals.duplicates_possible, "stored row"),
          "{rows} may be there twice, under one message id (UNIQ_KEY)"),
     Rule("replays", "note", _replays,
-         "{attempts} run again: {rows} that they had sent may be there twice"),
+         "{attempts} run again: {rows} stored before may be there twice"),
     Rule("broker_was_away", "note", _was_away,
          "{broker} could not be reached {times}from {since} to {back} ({cause})"),
     Rule("broker_was_isolated", "note", _was_isolated,

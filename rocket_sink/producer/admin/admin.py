@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rocket_sink.errors import NoRouteError, SendError
 from rocket_sink.message import MessageQueue
-from rocket_sink.message_rules import with_namespace
+from rocket_sink.message_rules import DLQ_PREFIX, with_namespace
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.headers import HeaderTemplates
@@ -75,9 +75,7 @@ class Admin:
         frame = next(iter(self._ask(requests.get_route(topic), of_all=False).values()))
         if frame.code == ResponseCode.TOPIC_NOT_EXIST:
             raise NoRouteError(
-                f"the name servers do not know topic {topic!r}: check its name, or create it with "
-                "mqadmin updateTopic (on a local cluster: rocket-sink cluster topic NAME)",
-                topic=topic,
+                f"the name servers do not know topic {topic!r}: {_remedy(topic)}", topic=topic
             )
         self._routes[topic] = route = decode_route(bytes(frame.body or b""))
         return route
@@ -321,6 +319,16 @@ class Admin:
         if error is not None:
             raise error
         return answers
+
+
+def _remedy(topic: str) -> str:
+    """Return what to do about a topic that does not exist."""
+    if DLQ_PREFIX in topic:
+        return "check the name of the group; brokers create this topic with its first dead letter"
+    return (
+        "check its name, or create it with mqadmin updateTopic (on a local cluster: rocket-sink "
+        "cluster topic NAME)"
+    )
 
 
 def _masters(route: TopicRoute) -> dict[str, str]:
