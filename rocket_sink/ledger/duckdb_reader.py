@@ -160,10 +160,11 @@ def _readable(path: str) -> Iterator[None]:
 
     try:
         yield
-    # DuckDB raises a RuntimeError if its message, of damaged bytes, is no text.
+    # DuckDB raises a RuntimeError if its message, of damaged bytes, is no text. It takes a file
+    # that is gone for a pattern, which the locked session may not look for.
     except (
-        duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException, RuntimeError,
-        OSError,
+        duckdb.IOException, duckdb.InvalidInputException, duckdb.ConversionException,
+        duckdb.PermissionException, RuntimeError, OSError,
     ) as error:  # fmt: skip
         raise unreadable(path, error) from error
     except duckdb.Error as error:

@@ -114,7 +114,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("duplicates_announced", totals(duplicates_possible=7),
      "7 stored rows may be there twice, under one message id (UNIQ_KEY)"),
     ("replays", totals(superseded_attempts=1, superseded_rows=50),
-     "1 task attempt was run again: 50 rows stored before may be there twice"),
+     "1 task attempt was run again: 50 rows sent before may be there twice"),
     ("broker_was_away", {"absences": [replace(GONE, back_at=LATER, left_route=False)]},
      ("broker-b could not be reached from 2024-05-06 14:15:03 UTC to 2024-05-06 14:25:03 UTC "
      "(INVALID_QUEUE)")),

@@ -1650,7 +1650,7 @@ COMMANDS: tuple[Defect, ...] = (
     Defect(
         "later-queues-not-followed",
         "rocket_sink/commands/tail.py",
-        "        if follow and time.monotonic() - asked_s >= every_s:\n",
+        "        if time.monotonic() - asked_s >= every_s:\n",
         "        if False:\n",
         ("tests/commands/test_tail.py::test_a_queue_that_comes_later_is_followed_too",),
         "tail shows half of the messages, in silence",

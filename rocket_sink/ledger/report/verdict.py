@@ -337,7 +337,7 @@ RULES: Final = (
          _counted("rows", lambda f: f.totals.duplicates_possible, "stored row"),
          "{rows} may be there twice, under one message id (UNIQ_KEY)"),
     Rule("replays", "note", _replays,
-         "{attempts} run again: {rows} stored before may be there twice"),
+         "{attempts} run again: {rows} sent before may be there twice"),
     Rule("broker_was_away", "note", _was_away,
          "{broker} could not be reached {times}from {since} to {back} ({cause})"),
     Rule("broker_was_isolated", "note", _was_isolated,
