@@ -179,6 +179,8 @@ class Channel:
         self.ended: Exception | None = None
         """The reason it was closed."""
         self.interest = 0
+        self._is_writing = False
+        """The kernel may have taken bytes that are not counted yet."""
         self._on_request = on_request
         self._first_bytes = b""
 
@@ -211,13 +213,19 @@ class Channel:
         """
         write_queue = self.write_queue
         while write_queue or self.transport.unsent:
-            count = self.transport.write(write_queue.gather())
+            buffers, self._is_writing = write_queue.gather(), True
+            try:
+                count = self.transport.write(buffers)
+            except (StreamEnded, TlsError):
+                self._is_writing = False
+                raise
+            complete = write_queue.wrote(count) if count else ()
+            if complete:
+                self.connection.mark_written(complete[-1], now_s)
+            self._is_writing = False
             if not count:
                 break
             self.used_s = now_s
-            complete = write_queue.wrote(count)
-            if complete:
-                self.connection.mark_written(complete[-1], now_s)
 
     def receive(self, now_s: float, *, to_the_end: bool = False) -> bool:
         """Read and dispatch received bytes; True when there may be more.
@@ -294,7 +302,8 @@ class Channel:
     def fail(self, cause: Exception, now_s: float) -> None:
         """Close, and fail all requests: UNKNOWN if the last byte was written, else NOT_SENT.
 
-        After a TlsError all are NOT_SENT: the peer has read no request.
+        After a TlsError all are NOT_SENT: the peer has read no request. After an interrupted
+        `flush` all are UNKNOWN.
         """
         self.ended, reason = cause, str(cause)
         self.transport.close()
@@ -302,8 +311,8 @@ class Channel:
         self.write_queue = WriteQueue()
         for lost in self.connection.close():
             owner: Any = lost.token
-            # The first frames of a group that was written in part may be stored.
-            written = lost.written or (lost.grouped and owner is begun)
+            # Of a group that went in part the first frames may be stored.
+            written = lost.written or (lost.grouped and owner is begun) or self._is_writing
             owner.on_failed(self._lost(cause, reason, written=written), now_s)
 
     def _lost(self, cause: Exception, reason: str, *, written: bool) -> SendError:

@@ -66,6 +66,12 @@ class Readiness:
         else:
             self._selector.register(number, interest, channel)
 
+    @property
+    def channels(self) -> set[Channel]:
+        """All that are watched."""
+        keys = self._selector.get_map().values()
+        return {key.data for key in keys if key.data is not None} | set(self._unresolved)
+
     def forget(self, channel: Channel) -> None:
         self._unresolved.pop(channel, None)
         number = channel.transport.fileno()
@@ -477,6 +483,14 @@ class NetworkClient:
             self.fail(channel, StreamEnded("closed here"), now_s)
         self.wake()
         self._readiness.close()
+
+    def reset(self) -> None:
+        """Close all channels, without a word to the owners of their requests."""
+        for channel in {*self.channels, *self._readiness.channels}:
+            self._readiness.forget(channel)
+            channel.transport.close()
+        self._channels.clear()
+        self._draining.clear()
 
     def abandon(self) -> None:
         """In a forked child: close its copies of the sockets, without a TLS or TCP shutdown."""

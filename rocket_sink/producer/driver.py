@@ -7,6 +7,10 @@ caller drives. The first asynchronous send starts a thread that leads from then 
 
 The lock guards the engine. It is released while the leader waits for sockets, so that other threads
 can submit. Callbacks run without it on the leading thread, and may send.
+
+An exception may come between any two steps of a thread: Ctrl-C, or a signal handler that raises. A
+thread that has the lock marks each use of the engine. Who finds the mark of another one resets the
+engine. No thread waits without a deadline, and futures that nobody knows any more end after theirs.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from rocket_sink.errors import (
     NotSentError,
     Outcome,
     ProducerClosedError,
+    RequestTimeoutError,
     SendError,
     UnwrittenError,
     WindowFullError,
@@ -34,7 +39,7 @@ from rocket_sink.net import log
 from rocket_sink.net.client import Call
 from rocket_sink.producer.engine.attempt import Completion, SendRequest, buffers_of
 from rocket_sink.producer.engine.engine import SendEngine
-from rocket_sink.producer.future import SendFuture
+from rocket_sink.producer.future import SendFuture, end_all
 from rocket_sink.producer.hooks import Hooks
 from rocket_sink.producer.send_group import (
     GROUP_LEAST,
@@ -58,6 +63,8 @@ _CHECKS_PER_INTERVAL: Final = 3
 """Checks for due heartbeats per interval, so that one is late by a third of it at most."""
 _GRACE_S: Final = 1.0
 """Time after a request's deadline in which its end becomes known."""
+_LOST_S: Final = 5.0
+"""Time after which a request that has not ended is taken for lost."""
 _FUTURES: Final = 4096
 """Futures after which those that have ended are dropped; otherwise they are after `_IDLE_S`."""
 SUBMITTED_BYTES: Final = 16 * 1024
@@ -264,6 +271,10 @@ class Driver:
         self._submissions = SubmissionQueue(engine)
         self._tasks: tuple[TimerTask, ...] = ()
         self._leader: int | None = None
+        self._leading = threading.Lock()
+        """Held while a thread leads: an interrupted one may leave its name in `_leader`."""
+        self._in_step = False
+        """The engine is in use; without the lock: the thread that used it was interrupted."""
         self._followers: dict[Waiter, None] = {}
         self._window_waiters: dict[Waiter, tuple[float, float]] = {}
         """When half of the wait for the window is over, and all of it (engine's clock)."""
@@ -343,11 +354,14 @@ class Driver:
                         raise ProducerClosedError("the producer is closed")
                     # The leader may write small requests with a callback together.
                     large = len(request.body) >= SUBMITTED_BYTES
+                    self._begin_step()
                     self._wakeup.flush_immediately = large or waiter.on_done is None
                     if submissions.requests:
                         submissions.drain()
                     free = not submissions.requests and not self._gives_way(deadline_s)
-                    if free and engine.try_submit(request):
+                    is_taken = free and engine.try_submit(request)
+                    self._in_step = False
+                    if is_taken:
                         return
                 if engine.clock() >= deadline_s:
                     raise self._no_room(request)
@@ -361,7 +375,7 @@ class Driver:
                 )
         finally:
             if window_waiter is not None:
-                del self._window_waiters[window_waiter]
+                self._window_waiters.pop(window_waiter, None)
                 with self.lock:
                     self._wake_next()
 
@@ -421,8 +435,11 @@ class Driver:
 
     def wait(self, waiter: Waiter) -> Completion:
         """Wait until the request is complete, which is soon after its deadline at the latest."""
+        until_s = self._last_deadline_s() + _LOST_S
         while waiter.completion is None:
-            self._drive_until(lambda: waiter.completion is not None, waiter, _IDLE_S)
+            self._drive_until(waiter.done, waiter, _IDLE_S)
+            if waiter.completion is None and self.engine.clock() >= until_s:
+                return Completion(waiter, Outcome.UNKNOWN, None, _lost(), maybe_duplicate=True)
         return waiter.completion
 
     # --- other requests ----------------------------------------------------------------------
@@ -432,7 +449,14 @@ class Driver:
         while True:
             with self.lock:
                 self._check_open()
-                if step():
+                self._begin_step()
+                try:
+                    is_over = step()
+                except SendError:
+                    self._in_step = False
+                    raise
+                self._in_step = False
+                if is_over:
                     self._wake_next()
                     return
             self._drive_until(lambda: False, None, 0.01)
@@ -440,7 +464,7 @@ class Driver:
     @property
     def is_leading(self) -> bool:
         """The calling thread drives the engine: it is in a callback."""
-        return self._leader == threading.get_ident()
+        return self._leader == threading.get_ident() and self._leading.locked()
 
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
         """The route.
@@ -485,12 +509,16 @@ class Driver:
 
         with self.lock:
             self._check_open()
+            self._begin_step()
             now_s = self.engine.clock()
             self.engine.client.call(
                 address, frame, Call(on_end), deadline_s=now_s + self._timeout_s, now_s=now_s
             )
+            self._in_step = False
         while not ended:
             self._drive_until(lambda: bool(ended), waiter, _IDLE_S)
+            if not ended and self.engine.clock() >= now_s + self._timeout_s + _LOST_S:
+                raise _lost()
         answer, error = ended[0]
         if answer is None:
             assert error is not None
@@ -505,7 +533,13 @@ class Driver:
         """
         with self.lock:
             self._check_open()
-            self.engine.client.oneway(address, frame, self.engine.clock())
+            self._begin_step()
+            try:
+                self.engine.client.oneway(address, frame, self.engine.clock())
+            except SendError:
+                self._in_step = False
+                raise
+            self._in_step = False
 
     def stay_connected(self) -> None:
         """Keep connections to all brokers, for transaction checks and pushed replies."""
@@ -565,7 +599,9 @@ class Driver:
             task.flush()  # traces of what has just ended
         self._finish_pending(deadline_s)
         with self.lock:
+            self._begin_step()
             self.engine.close()
+            self._in_step = False
             self.engine.identity.release()
             self._submissions.close()
             done = self._take_completions()
@@ -590,7 +626,9 @@ class Driver:
         try:
             self._run_tasks(float("inf"))
             with self.lock:
+                self._begin_step()
                 self._submissions.drain()
+                self._in_step = False
             self._finish_pending(self._last_deadline_s())
             self._run_tasks(float("inf"))  # traces of what has just ended
         finally:
@@ -632,7 +670,9 @@ class Driver:
         with self.lock:
             if over():
                 return
-            nested = self._leader == me
+            nested = self.is_leading
+            if self._leader == me and not nested:
+                self._leader = None  # an interrupt has kept it from that
             lead = nested or self._leader is None
             if lead:
                 self._leader = me
@@ -645,16 +685,30 @@ class Driver:
                 follower.wait(min(timeout_s, STEP_S) if waiter is None else timeout_s)
             finally:  # an interrupt ends the wait, too
                 with self.lock:
+                    if follower.asleep and not self._leading.locked():
+                        self._leader = None  # it was interrupted before it could
                     follower.asleep = False
                     self._followers.pop(follower, None)
             return
-        try:
+        if nested:
             self._lead(over, timeout_s)
+            return
+        try:
+            with self._leading:
+                if self.engine.clock() >= self._next_look_s:
+                    self._end_lost()
+                self._lead(over, timeout_s)
         finally:
-            if not nested:
-                with self.lock:
+            with self.lock:
+                if self._leader == me:
                     self._leader = None
-                    self._wake_next()
+                self._wake_next()
+
+    def _begin_step(self) -> None:
+        """Mark that the engine is in use; called with the lock. The end of the step unmarks it."""
+        if self._in_step:
+            self.engine.reset()
+        self._in_step = True
 
     def _wake_next(self) -> None:
         """Let a follower lead if nobody does: the one that was woken last may not have to."""
@@ -671,23 +725,26 @@ class Driver:
             with self.lock:
                 if self._closed():
                     return
+                self._begin_step()
                 wakeup.asleep = True
                 if self._submissions.requests:
                     self._submissions.drain()
                 left_s = until_s - engine.clock()
                 wait_s = engine.prepare(self._until_task_s(max(0.0, left_s)))
                 wakeup.waiting = True
+                self._in_step = False
             ready = engine.client.wait(0.0 if engine.has_completions else wait_s)
             wakeup.asleep = False
             with self.lock:
                 wakeup.waiting = False
                 if self._closed():
                     return
+                self._begin_step()
                 engine.process(ready)
                 done = self._take_completions()
-                now_s = engine.clock()
-                stop = over() or now_s >= until_s
-                if now_s >= self._next_look_s or len(self.futures) > _FUTURES:
+                self._in_step = False
+                stop = over() or engine.clock() >= until_s
+                if len(self.futures) > _FUTURES:
                     self._look_at_futures()
             if done:
                 _call_back(done)
@@ -718,13 +775,22 @@ class Driver:
         return called
 
     def _look_at_futures(self) -> None:
-        """Drop the futures that have ended."""
+        """Drop the futures that have ended; called with the lock."""
         futures, now_s = self.futures, self.engine.clock()
-        self._next_look_s = now_s + _IDLE_S
         new = [(now_s, futures.popleft()) for _ in range(len(futures))]
         self._older_futures = [
             known for known in (*self._older_futures, *new) if not known[1].done()
         ]
+
+    def _end_lost(self) -> None:
+        """End the futures that should have ended long ago: an interrupt has lost their requests."""
+        now_s, options = self.engine.clock(), self.engine.options
+        longest_s = self.engine.longest_s + options.batch_max_delay_ms / 1000 + _LOST_S
+        with self.lock:
+            self._next_look_s = now_s + _IDLE_S
+            self._look_at_futures()
+            lost = [one for since_s, one in self._older_futures if now_s >= since_s + longest_s]
+        end_all((future, None, _lost()) for future in lost)
 
     def _until_task_s(self, wait_s: float) -> float:
         """The time until the next timer task, at most `wait_s`."""
@@ -753,7 +819,9 @@ class Driver:
                 return False
             if self._leader is not None or engine.pending:
                 return True
+            self._begin_step()
             engine.heartbeats.run(engine.clock())
+            self._in_step = False
         self._drive_until(
             lambda: engine.pending > 0 or not engine.client.in_flight, None, _HEARTBEATS_S
         )
@@ -765,8 +833,8 @@ class Driver:
                 return
             try:
                 self._drive_until(self._is_finished, None, _IDLE_S)
-            except Exception:
-                # The thread must go on: without it no future would end.
+            except BaseException:
+                # Nobody else would drive, and no future would end.
                 _LOG.exception("the producer's thread goes on after an error")
                 time.sleep(STEP_S)
         if self._is_abandoned:
@@ -786,7 +854,7 @@ class Driver:
             return False
         now_s = self.engine.clock()
         waiting = list(self._window_waiters.values())
-        return any(half_s <= now_s and other_s < deadline_s for half_s, other_s in waiting)
+        return any(half_s <= now_s <= other_s < deadline_s for half_s, other_s in waiting)
 
     def _has_room(self, request: SendRequest) -> bool:
         return not self._submissions.requests and self.engine.has_room(request)
@@ -814,16 +882,26 @@ class Driver:
 def _call_back(done: list[tuple[Token, Completion]]) -> None:
     """Call the callbacks, without the lock; an interrupt of one keeps for the end of all."""
     interrupt: KeyboardInterrupt | None = None
-    for waiter, completion in done:
-        assert waiter.on_done is not None
+    done.reverse()
+    while done:
         try:
-            waiter.on_done(completion)
+            while done:  # an interrupt may come between two of them, too
+                waiter, completion = done.pop()
+                assert waiter.on_done is not None
+                waiter.on_done(completion)
         except KeyboardInterrupt as error:
             interrupt = error
         except BaseException:
             _LOG.exception("a callback of a send raised")
     if interrupt is not None:
         raise interrupt
+
+
+def _lost() -> RequestTimeoutError:
+    return RequestTimeoutError(
+        "no end of the request is known long after its deadline: the thread that drove it was "
+        "interrupted, or a callback keeps it"
+    )
 
 
 def result_of(completion: Completion) -> SendResult:

@@ -75,6 +75,9 @@ class SendFuture(Future[SendResult]):
         self.ended(completion.result, completion.error)
 
     def ended(self, result: SendResult | None, error: BaseException | None) -> None:
+        """Set the result or the error, and call the callback; the first end counts."""
+        if self._state == _FINISHED:
+            return
         if self._context is not None:
             self._hooks.ended(self._context, result, error)
         if result is not None:

@@ -536,8 +536,8 @@ PRODUCER = (
     Defect(
         "producers-thread-ends",
         "rocket_sink/producer/driver.py",
-        "            except Exception:\n                # The thread must go on",
-        "            except KeyError:\n                # The thread must go on",
+        "            except BaseException:\n                # Nobody else would drive",
+        "            except KeyError:\n                # Nobody else would drive",
         (
             "tests/producer/test_ends.py::test_an_error_of_a_round_does_not_end_the_producers_thread",
         ),
@@ -614,6 +614,46 @@ PRODUCER = (
             "tests/producer/admin/test_half_commits.py::test_frames_that_cannot_be_made_leave_nothing_behind",
         ),
         "commits that were never sent end twice, and as timed out",
+    ),
+    Defect(
+        "interrupts-unseen",
+        "rocket_sink/producer/driver.py",
+        "        if self._in_step:\n",
+        "        if False:\n",
+        (
+            "tests/producer/test_interrupts.py::test_a_step_that_was_interrupted_ends_the_sends_of_others",
+        ),
+        "after Ctrl-C places of the window are lost, until no send finds one",
+    ),
+    Defect(
+        "dead-leaders-lead",
+        "rocket_sink/producer/driver.py",
+        "                    if follower.asleep and not self._leading.locked():\n",
+        "                    if False:\n",
+        (
+            "tests/producer/test_interrupts.py::test_a_leader_that_was_interrupted_is_followed_by_another_thread",
+        ),
+        "after Ctrl-C in the thread that leads no other thread's send ends in time",
+    ),
+    Defect(
+        "lost-futures-stay-open",
+        "rocket_sink/producer/driver.py",
+        "        end_all((future, None, _lost()) for future in lost)\n",
+        "",
+        (
+            "tests/producer/test_interrupts.py::test_a_request_that_nobody_knows_any_more_ends_after_its_deadline[send_async]",
+        ),
+        "a program waits for ever for a send whose request an interrupt has lost",
+    ),
+    Defect(
+        "defects-lose-attempts",
+        "rocket_sink/producer/engine/engine.py",
+        "                except Exception as error:\n                    # The owner must",
+        "                except KeyError as error:\n                    # The owner must",
+        (
+            "tests/producer/test_interrupts.py::test_an_answer_that_is_not_dealt_with_is_an_unknown_outcome",
+        ),
+        "the owner of a request waits in vain after an answer that we cannot deal with",
     ),
     Defect(
         "scripts-end-unsent",

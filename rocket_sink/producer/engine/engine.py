@@ -10,6 +10,7 @@ handler says what follows from an end, and neither knows the other.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -24,9 +25,11 @@ from rocket_sink.errors import (
     RequestTimeoutError,
     SendError,
     TlsError,
+    UnknownOutcomeError,
     UnwrittenError,
     WindowFullError,
 )
+from rocket_sink.net import log
 from rocket_sink.net.channel import Channel, OnewayWrite
 from rocket_sink.net.client import NetworkClient
 from rocket_sink.net.hooks import RpcHooks
@@ -58,7 +61,9 @@ from rocket_sink.routing.retry import Ordering
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.frame import Frame
 
+_LOG: Final = log.logger(__name__)
 STEP_S: Final = 0.02
+_RESETS_MAX: Final = 1000
 _TICK_S: Final = 0.01
 
 
@@ -429,21 +434,25 @@ class SendEngine:
                 attempt, what, sent_s, at_s = ends.popleft()
                 if attempt.done:
                     continue
-                if isinstance(attempt, GroupAttempt) and what is not None:
-                    for one, step in handler.group_ended(attempt, what, sent_s, at_s):
-                        self._follow(one, step, at_s)
-                    if attempt.in_parts:
-                        answered[attempt] = None
-                    continue
-                if isinstance(what, Frame):
-                    step = handler.answered(attempt, what, sent_s, at_s)
-                elif isinstance(what, SendError):
-                    step = handler.failed(attempt, what, sent_s, at_s)
-                elif isinstance(what, CheckResult):
-                    step = handler.verified(attempt, what, at_s)
-                else:  # its broker has said what it waited for
-                    handler.release(attempt)
-                    step = NextStep(attempt)
+                try:
+                    if isinstance(attempt, GroupAttempt) and what is not None:
+                        for one, step in handler.group_ended(attempt, what, sent_s, at_s):
+                            self._follow(one, step, at_s)
+                        if attempt.in_parts:
+                            answered[attempt] = None
+                        continue
+                    if isinstance(what, Frame):
+                        step = handler.answered(attempt, what, sent_s, at_s)
+                    elif isinstance(what, SendError):
+                        step = handler.failed(attempt, what, sent_s, at_s)
+                    elif isinstance(what, CheckResult):
+                        step = handler.verified(attempt, what, at_s)
+                    else:  # its broker's version is known now
+                        handler.release(attempt)
+                        step = NextStep(attempt)
+                except Exception as error:
+                    # The owner must not wait for an end that is lost.
+                    step = self._unhandled(attempt, error)
                 if type(step) is Completion:
                     self._complete(attempt, step, at_s)
                 else:
@@ -457,6 +466,42 @@ class SendEngine:
                 if not attempt.done:
                     self._send(attempt, now_s)
 
+    def _unhandled(self, attempt: SendAttempt, error: Exception) -> Completion:
+        """Return the completion of an attempt whose end cannot be dealt with."""
+        _LOG.exception("the end of a request at %s was not dealt with", attempt.address)
+        if attempt.broker is not None:
+            self._handler.release(attempt)
+        text = f"an answer of {attempt.address or 'a broker'} was not dealt with: {error!r}"
+        cause = UnknownOutcomeError(text, topic=attempt.request.topic)
+        cause.__cause__ = error
+        token = attempt.request.token
+        return Completion(token, cause.outcome, None, cause, maybe_duplicate=True)
+
+    def reset(self) -> None:
+        """Begin anew, after a step that was interrupted: nobody knows how far it came.
+
+        Requests that can be found complete: not sent, or unknown. All connections are closed.
+        """
+        # The counts may be wrong. None may fall below zero.
+        self.window.requests = self.window.bytes = sys.maxsize
+        for _ in range(_RESETS_MAX):
+            try:
+                self._abandon_pending(
+                    UnwrittenError("given up: a thread that sent was interrupted")
+                )
+                break
+            except Exception:  # of what the interrupt has left half done
+                _LOG.debug("a request was lost", exc_info=True)
+        self._handler.stopping = False
+        self._ends.clear()
+        self.waiting.drain_all()
+        self.waiting.ordered.clear()
+        self.client.reset()
+        self.routes.forget_look_ups()
+        self.heartbeats.forget_requests()
+        self.brokers.forget_requests()
+        self.window.requests = self.window.bytes = 0
+
     def _send(self, attempt: SendAttempt, now_s: float) -> None:
         """Bring it on its way; when it fails at once, what follows, until something waits."""
         to_send = [attempt]
@@ -464,7 +509,13 @@ class SendEngine:
             attempt = to_send.pop()
             try:
                 wait = self._dispatcher.send(attempt, now_s)
-            except SendError as error:
+            except Exception as caught:
+                error = caught
+                if not isinstance(error, SendError):
+                    _LOG.exception("a request was not sent")
+                    if attempt.channel is not None:
+                        continue  # its connection has it, and will end it
+                    error = UnwrittenError(f"it cannot be sent: {caught!r}")
                 step = self._handler.failed(attempt, error, None, now_s)
                 following = self._next_attempt(attempt, step, now_s)
                 if following is not None:

@@ -87,6 +87,11 @@ class Heartbeats:
         """Do with the next tick what else waits for its interval."""
         self._next_look_s = 0.0
 
+    def forget_requests(self) -> None:
+        """No heartbeat or probe is under way any more: the connections are closed."""
+        self._asked.clear()
+        self._probes.clear()
+
     def all_sent(self) -> bool:
         """Return whether all known brokers had a heartbeat on their present connection."""
         peek = self._client.peek

@@ -245,6 +245,12 @@ class Routes:
             if now_s - state.asked_s >= self._interval_s:
                 self.refresh(topic, now_s)
 
+    def forget_look_ups(self) -> None:
+        """No look-up is under way any more: the connections are closed."""
+        for state in list(self._topics.values()):
+            state.fetching = False
+        self.look_ups += 1
+
     def error(self, topic: str) -> SendError | None:
         """Why there is no route, as far as is known by now."""
         state = self._topics.get(topic)

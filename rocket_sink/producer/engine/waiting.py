@@ -26,6 +26,10 @@ class OrderedQueues:
     def __init__(self) -> None:
         self._queues: dict[MessageQueue, deque[SendAttempt]] = {}
 
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._queues.clear()
+
     def enter(self, attempt: SendAttempt, queue: MessageQueue) -> bool:
         """Take a place in the queue; True when it is the first there: go."""
         if attempt.turn is not None:

@@ -1,0 +1,237 @@
+"""Interrupts at any moment: no thread waits for ever, each send has an end, places add up.
+
+A script is interrupted some thousand times while it runs the package's code: the main thread by
+SIGINT, as by Ctrl-C, other threads by `PyThreadState_SetAsyncExc`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rocket_sink.errors import NotSentError, RequestTimeoutError, UnknownOutcomeError
+from rocket_sink.message import Message, MessageQueue
+from rocket_sink.producer.engine.response_handler import ResponseHandler
+from rocket_sink.testing import Drop, FakeCluster
+from rocket_sink.testing.script import is_send
+from tests.producer.waiting import until
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """\
+import ctypes, random, signal, sys, threading, time
+from rocket_sink import Message, Producer
+from rocket_sink.errors import SendError
+
+address, way, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+options = {"autoBatch": True} if way == "batches" else {}
+sys.setswitchinterval(1e-5)  # other threads run between any two steps
+p = Producer(nameServer=address, sendMsgTimeout=2000, **options)
+p.send(Message("orders", b"first"))
+session = p._session
+over, counts, futures = threading.Event(), {"main": 0, "other": 0}, []
+
+
+def is_ours(frame):
+    while frame is not None:
+        if "rocket_sink" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def interrupted(number, frame):
+    if is_ours(frame):
+        counts["main"] += 1
+        raise KeyboardInterrupt
+
+
+class Stop(BaseException):
+    pass
+
+
+class Failure(Exception):
+    pass
+
+
+def work(mine):
+    while not over.is_set():
+        try:
+            while not over.is_set():
+                if way == "sync" or random.random() < 0.1:
+                    p.send(Message("orders", b"x"))
+                else:
+                    futures.append(p.send_async(Message("orders", b"x")))
+        except (KeyboardInterrupt, Stop, Failure):
+            pass
+        except SendError:
+            pass
+
+
+def other(slot):
+    try:
+        work(slot)
+    except BaseException:
+        pass
+
+
+def interrupt():
+    rng = random.Random(7)
+    while counts["main"] + counts["other"] < count and time.monotonic() < until:
+        time.sleep(rng.random() * 0.001)
+        signal.raise_signal(signal.SIGINT)
+        if way == "threads":
+            victim = rng.choice(victims)
+            frame = sys._current_frames().get(victim.ident)
+            if frame is not None and is_ours(frame):
+                counts["other"] += 1
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(victim.ident), ctypes.py_object(rng.choice((Stop, Failure)))
+                )
+    over.set()
+
+
+signal.signal(signal.SIGINT, interrupted)
+until = time.monotonic() + 120
+others = range(1 if way == "sync" else 4)
+threads = [threading.Thread(target=other, args=(n,), daemon=True) for n in others]
+victims = threads[:2]
+for one in threads:
+    one.start()
+threading.Thread(target=interrupt, daemon=True).start()
+work(None)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+began = time.monotonic()
+for one in threads:
+    one.join(30)
+hung = sum(one.is_alive() for one in threads)
+engine, driver = session.engine, session.driver
+end = time.monotonic() + 30
+while time.monotonic() < end and not all(one.done() for one in futures):
+    time.sleep(0.05)
+undone = sum(not one.done() for one in futures)
+last = p.send(Message("orders", b"last"), timeout_ms=20_000).status
+while time.monotonic() < end and (engine.pending or engine.client.in_flight):
+    driver._drive_until(lambda: False, None, 0.05)
+print(counts["main"], counts["other"], hung, undone, last, engine.window.requests,
+      engine.window.bytes, engine.brokers.total_in_flight,
+      sum(one.in_flight for one in p.broker_health()))
+p.close()
+"""
+
+
+def interrupt(cluster: FakeCluster, tmp_path: Path, way: str, count: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, str(script), cluster.name_server, way, str(count)],
+        capture_output=True, text=True, timeout=600, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    main, other, *others = ended.stdout.split()
+    assert int(main) + int(other) > count / 20
+    # no thread hangs, no future is open, the last send works, all places are free
+    assert others == ["0", "0", "SEND_OK", "0", "0", "0", "0"], ended.stderr[-3000:]
+
+
+@pytest.mark.parametrize("way", ["sync", "async", "batches", "threads"])
+def test_interrupts_lose_no_send_and_no_place(cluster, tmp_path, way):
+    interrupt(cluster, tmp_path, way, 300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["sync", "async", "batches", "threads"])
+def test_thousands_of_interrupts(cluster, tmp_path, way):
+    interrupt(cluster, tmp_path, way, 5000)
+
+
+def places(producer):
+    engine = producer._session.engine
+    broker_requests = sum(one.in_flight for one in producer.broker_health())
+    return (
+        engine.window.requests, engine.window.bytes, engine.brokers.total_in_flight, broker_requests
+    )  # fmt: skip
+
+
+FREE = (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_an_answer_that_is_not_dealt_with_is_an_unknown_outcome(make_producer, monkeypatch, count):
+    producer = make_producer(sendMsgTimeout=60_000)
+    producer.send(Message("orders", b"x"))
+
+    def broken(*given, **more):
+        raise TypeError("a defect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ResponseHandler, "answered", broken)
+        patched.setattr(ResponseHandler, "group_ended", broken)
+        futures = [producer.send_async(Message("orders", b"x")) for _ in range(count)]
+        errors = [future.exception(30) for future in futures]
+        with pytest.raises(UnknownOutcomeError, match="a defect"):
+            producer.send(Message("orders", b"x"))
+    assert all(isinstance(one, UnknownOutcomeError) for one in errors)
+    assert "a defect" in str(errors[0])
+    assert producer.send(Message("orders", b"x")).status == "SEND_OK"
+    until(lambda: places(producer) == FREE)
+
+
+def test_a_step_that_was_interrupted_ends_the_sends_of_others(cluster, make_producer, monkeypatch):
+    """Those whose bytes left are unknown, the others were not sent."""
+    producer = make_producer(sendMsgTimeout=60_000)
+    producer.send_async(Message("orders", b"x")).result(30)
+    driver, engine = producer._session.driver, producer._session.engine
+    for broker in cluster.brokers:
+        broker.on_send(Drop(), times=None)
+    written = [producer.send_async(Message("orders", b"x")) for _ in range(100)]
+    until(lambda: len(sends(cluster)) == 101)
+    waiting = producer.send_async(Message("orders", b"x"), queue=MessageQueue("t", "b", 0))
+
+    def interrupted(request):
+        engine.window.take(1)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "try_submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.send(Message("orders", b"x"))
+    assert {type(one.exception(30)) for one in written} == {UnknownOutcomeError}
+    assert isinstance(waiting.exception(30), NotSentError)
+    assert places(producer) == FREE and not driver.is_leading
+    for broker in cluster.brokers:
+        broker.behave()
+    assert producer.send(Message("orders", b"x")).status == "SEND_OK"
+
+
+def test_a_leader_that_was_interrupted_is_followed_by_another_thread(make_producer):
+    producer = make_producer(sendMsgTimeout=60_000)
+    producer.send(Message("orders", b"x"))
+    producer._session.driver._leader = -1  # the name of a thread that does not lead
+    assert producer.send(Message("orders", b"x")).status == "SEND_OK"
+
+
+@pytest.mark.parametrize("way", ["send", "send_async"])
+def test_a_request_that_nobody_knows_any_more_ends_after_its_deadline(
+    make_producer, monkeypatch, way
+):
+    producer = make_producer(sendMsgTimeout=500)
+    producer.send_async(Message("orders", b"x")).result(30)
+    driver = producer._session.driver
+    monkeypatch.setattr("rocket_sink.producer.driver._LOST_S", 0.2)
+    monkeypatch.setattr(driver.engine, "take", list)  # completions get lost
+    if way == "send":
+        with pytest.raises(RequestTimeoutError, match="interrupted"):
+            producer.send(Message("orders", b"x"))
+    else:
+        error = producer.send_async(Message("orders", b"x")).exception(30)
+        assert isinstance(error, RequestTimeoutError)
+
+
+def sends(cluster):
+    return [one for broker in cluster.brokers for one in broker.requests if is_send(one)]
