@@ -17,7 +17,7 @@ import click
 from rocket_sink.commands.common.base import Command, json_option
 from rocket_sink.commands.common.output import cell, print_json, show, table
 from rocket_sink.commands.common.sink_input import absolute, resolved_options, sink_options
-from rocket_sink.errors import RocketSinkError
+from rocket_sink.errors import PermissionDeniedError, RocketSinkError
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import check_topic, with_namespace
 from rocket_sink.options import SinkOptions
@@ -25,7 +25,7 @@ from rocket_sink.text import counted
 
 if TYPE_CHECKING:
     from rocket_sink.producer.admin.admin import Admin
-    from rocket_sink.wire.route import TopicRoute
+    from rocket_sink.wire.route import BrokerData, TopicRoute
 
 _WRITE = 2
 _MASTER = 0
@@ -189,7 +189,7 @@ def _topic(options: SinkOptions) -> Iterator[Finding]:
                 yield from _missing_brokers(options, route)
             yield from _type(admin, options)
             for broker in route.brokers:
-                yield _tried(f"broker {broker.name}", _asked(admin, options.topic, route, broker))
+                yield _tried(f"broker {broker.name}", _asked(admin, options, route, broker))
     except RocketSinkError as error:
         yield Finding(f"topic {topic}", "fail", str(error))
 
@@ -302,7 +302,11 @@ def _sent_type(options: SinkOptions) -> str | None:
     return "FIFO" if options.ordering != "none" else None
 
 
-def _asked(admin: Any, topic: str, route: TopicRoute, broker: Any) -> Callable[[], str]:
+def _asked(
+    admin: Admin, options: SinkOptions, route: TopicRoute, broker: BrokerData
+) -> Callable[[], str]:
+    topic = with_namespace(options.namespace, options.topic)
+
     def ask() -> str:
         address = broker.addresses.get(_MASTER)
         if address is None:
@@ -310,12 +314,12 @@ def _asked(admin: Any, topic: str, route: TopicRoute, broker: Any) -> Callable[[
         has_queue = any(q.broker_name == broker.name and q.read for q in route.queues)
         if not has_queue:
             return f"{address}, not asked: no readable queue"
-        stored = admin.max_offset(MessageQueue(admin.queues(topic)[0].topic, broker.name, 0))
-        if (used := _disk_used(admin, broker.name, address)) > _DISK_FULL:
-            raise RocketSinkError(
-                f"{address} refuses all messages: the disk of its commit log is {used:.0%} full, "
-                f"and brokers stop at {_DISK_FULL:.0%} at the latest; free space there"
-            )
+        try:
+            stored = admin.max_offset(MessageQueue(topic, broker.name, 0))
+        except PermissionDeniedError as error:
+            if options.delivery == "effectively_once":
+                raise
+            return f"{address} answers; this user may send at most, not read or look up: {error}"
         return f"{address} answers (queue 0 is at offset {stored:,})"
 
     return ask

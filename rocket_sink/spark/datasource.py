@@ -43,6 +43,8 @@ from rocket_sink.spark.session_checks import (
     CONTINUOUS,
     FORMAT,
     check_budget,
+    check_files,
+    check_rights,
     refuse_speculation,
     speculates,
     task_slots,
@@ -152,6 +154,7 @@ class RocketMQDataSource(DataSource):
         options = read_options(self.options)
         refuse_speculation(options, is_on=self.speculates)
         needs_append(options, 'format("rocketmq")')
+        check_rights(options)
         return with_task_rate(without_files(options), slots=self.task_slots)
 
 

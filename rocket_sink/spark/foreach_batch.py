@@ -52,6 +52,7 @@ from rocket_sink.spark.frames import plan_of, select_needed
 from rocket_sink.spark.session_checks import (
     append_token,
     check_budget,
+    check_rights,
     check_session,
     has_budget,
     over_budget,
@@ -190,6 +191,7 @@ class BatchWriter:
         run = str(uuid.uuid4())
         session, token = df.sparkSession, None
         check_session(self._options, session)
+        check_rights(self._options)
         plan_of(df, self._options)  # what is refused has sent nothing, and notes nothing
         if self._options.ledger:
             place, token = self._ledger(session, on_driver=is_classic(session))
@@ -236,6 +238,7 @@ class BatchWriter:
     ) -> DataFrame:  # fmt: skip
         session = df.sparkSession
         check_session(self._options, session)
+        check_rights(self._options)
         needed, plan = select_needed(df, plan_of(df, self._options))
         send = Send(
             with_task_rate(self._options, session), plan, lane, epoch, query, run, group,

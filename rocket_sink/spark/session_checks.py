@@ -16,12 +16,21 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, OptionError
+from rocket_sink.errors import (
+    ConfigurationError,
+    DeliveryError,
+    LedgerError,
+    OptionError,
+    PermissionDeniedError,
+    RocketSinkError,
+)
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.table import LedgerToken, ensure_table, first_line, ledger_token
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.admin.admin import Admin
+from rocket_sink.producer.admin.stored_messages import LACKS_SUB
 from rocket_sink.producer.engine.limits import is_limited
 from rocket_sink.task.totals import exceeds
 
@@ -48,6 +57,34 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
         return
     warn_of_settings(session)
     refuse_speculation(options, is_on=speculates(session))
+
+
+@functools.lru_cache(maxsize=64)
+def _look_up(options: SinkOptions) -> None:
+    with Admin(options, timeout_s=2.0) as admin:
+        admin.query_by_unique_key(options.topic, "-", max_messages=1)
+
+
+def check_rights(options: SinkOptions) -> None:
+    """Ask the brokers whether the user may look messages up, before anything is sent.
+
+    A replay of `delivery=effectively_once` would fail for ever otherwise. Brokers that do not
+    answer are left to the first send.
+
+    Raises:
+        ConfigurationError: the user may not.
+    """
+    if options.delivery != "effectively_once" or not options.access_key or not options.topic:
+        return
+    try:
+        _look_up(options)
+    except PermissionDeniedError as error:
+        raise ConfigurationError(
+            f"delivery=effectively_once looks messages of the topic {options.topic!r} up by their "
+            f"ids, which this user may not: {error}. {LACKS_SUB}"
+        ) from error
+    except RocketSinkError as error:
+        _LOG.info("whether the user may look messages up is not known: %s", error)
 
 
 def speculates(session: Any) -> bool:

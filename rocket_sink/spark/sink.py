@@ -34,6 +34,7 @@ from rocket_sink.spark.foreach_task import ForeachTask, RowsByAccumulator, rows_
 from rocket_sink.spark.frames import plan_of, quoted, select_needed
 from rocket_sink.spark.listener import install_fold
 from rocket_sink.spark.session_checks import (
+    check_rights,
     check_session,
     refuse_budget,
     spool_token,
@@ -94,6 +95,7 @@ class RocketSink:
         """
         refuse_budget(self._options)
         needs_append(self._options, "foreach")
+        check_rights(self._options)
         plan = self.check(df)
         install_fold(self._options, df.sparkSession)
         token = spool_token(without_files(self._options), df.sparkSession)
@@ -155,6 +157,7 @@ class RocketSink:
         needs_append(self._options, "foreach, or a sink of Spark Connect,")
         check_session(self._options)
         install_fold(self._options)
+        check_rights(self._options)
         options = without_files(self._options)
         token = self._token or spool_token(options)
         return {

@@ -16,6 +16,7 @@ from rocket_sink.ledger.schema import DEAD_LETTER
 from rocket_sink.ledger.spool.files import sealed_files
 from rocket_sink.ledger.spool.stream import read_batches
 from rocket_sink.testing import FakeCluster
+from rocket_sink.wire.codes import PermName
 from tests.producer.admin.test_dlq import GROUP, TOPIC, give_up
 
 
@@ -124,3 +125,34 @@ def test_what_chooses_among_messages_wants_a_group(cluster: FakeCluster) -> None
     assert cli.main(["dlq", "list", "-n", cluster.name_server]) == 0
     for given in (("--topic", "orders"), ("--since", "1d"), ("--limit", "3"), ("--key", "k")):
         assert cli.main(["dlq", "list", "-n", cluster.name_server, *given]) == 2
+
+
+@pytest.mark.parametrize("closed", [["broker-a"], ["broker-a", "broker-b"]])
+@pytest.mark.parametrize(
+    "command",
+    [["list", "--group", GROUP], ["export", "--group", GROUP], ["resend", "--group", GROUP]],
+    ids=lambda command: command[0],
+)
+def test_letters_that_may_not_be_read_are_not_none(
+    cluster: FakeCluster, run: Cli, command: list[str], closed: list[str], tmp_path: Path
+) -> None:
+    """Java's client raises. Brokers up to 4.9 make such topics for writing only."""
+    cluster.create_topic(TOPIC, 1, perm=PermName.WRITE, brokers=closed)
+    if command[0] == "export":
+        command = [*command, "--out", str(tmp_path / "letters")]
+    out, err = run(*command, code=1)
+    assert "updateTopicPerm" in err and all(name in err for name in closed)
+    assert "0 dead letters" not in out
+    out, _ = run("list")
+    assert "3" in out  # messages are counted whether or not they may be read
+
+
+def test_check_and_tail_of_a_topic_that_may_not_be_read(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.create_topic("orders", 4, perm=PermName.WRITE)
+    assert cli.main(["check", "-n", cluster.name_server, "-t", "orders"]) == 0
+    assert "offset 0" in capsys.readouterr().out
+    for command in (["tail", "--last", "3"], ["tail", "--last", "3", "--json"]):
+        assert cli.main([*command, "-n", cluster.name_server, "-t", "orders"]) == 1
+        assert "updateTopicPerm" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any, Final
 
-from rocket_sink.errors import NoRouteError, SendError
+from rocket_sink.errors import NoRouteError, PermissionDeniedError, SendError
 from rocket_sink.message import MessageQueue
 from rocket_sink.message_rules import DLQ_PREFIX, with_namespace
 from rocket_sink.net.client import NetworkClient, invoke
@@ -106,15 +106,29 @@ class Admin:
         answers = self._ask(requests.get_all_topics()).values()
         return tuple(sorted({name for frame in answers for name in responses.decode_topics(frame)}))
 
-    def queues(self, topic: str) -> list[MessageQueue]:
-        """Return the readable queues on brokers with a master, sorted."""
+    def queues(self, topic: str, *, to_read: bool = True) -> list[MessageQueue]:
+        """Return all queues on brokers with a master, sorted.
+
+        Raises:
+            PermissionDeniedError: the messages of a broker cannot be read, with `to_read`.
+        """
         topic = with_namespace(self.options.namespace, topic)
         route = self.topic_route(topic)
         masters = _masters(route)
+        closed = [
+            data for data in route.queues if data.read and not data.perm & PermName.READ and to_read
+        ]
+        if closed:
+            names = ", ".join(data.broker_name for data in closed)
+            raise PermissionDeniedError(
+                f"topic {topic!r} may not be read on {names}: its messages there would be missing. "
+                f"Open it with mqadmin updateTopicPerm -t '{topic}' -p {closed[0].perm | 4}",
+                topic=topic, broker_name=closed[0].broker_name,
+            )  # fmt: skip
         return sorted(
             MessageQueue(topic, data.broker_name, queue_id)
             for data in route.queues
-            if data.broker_name in masters and data.perm & PermName.READ
+            if data.broker_name in masters
             for queue_id in range(data.read)
         )
 
@@ -192,8 +206,9 @@ class Admin:
         return responses.decode_runtime_info(answer)
 
     def count(self, topic: str) -> int:
-        """Number of messages in the topic's queues."""
-        return sum(self.max_offset(q) - self.min_offset(q) for q in self.queues(topic))
+        """Return the number of messages in the topic's queues, whether or not it may be read."""
+        queues = self.queues(topic, to_read=False)
+        return sum(self.max_offset(queue) - self.min_offset(queue) for queue in queues)
 
     def query_by_unique_key(
         self, topic: str, message_id: str, *, max_messages: int = 32, bodies: bool = True

@@ -16,6 +16,7 @@ from rocket_sink.errors import (
     AuthenticationError,
     BrokerError,
     DeliveryError,
+    PermissionDeniedError,
     RejectedError,
     SendError,
 )
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 _WINDOW: Final = 256
 """Look-ups in flight; a broker reads its log for each."""
 _ADVICE: Final = "Start the brokers that the messages were sent to."
+LACKS_SUB: Final = (
+    "Give it the rights Sub and Get of the topic beside Pub: docs/deploy/acl.md lists the rights "
+    "that each lane and delivery needs."
+)
 _NO_ID: Final = "-"
 """An id that no message has."""
 
@@ -150,6 +155,12 @@ class StoredMessages:
         error, engine = self._last_error, self._engine
         if error is not None and error.fatal:
             raise error
+        if isinstance(error, PermissionDeniedError):
+            raise DeliveryError(
+                f"this user may not look up which messages of the topic {topic!r} are stored "
+                f"already ({error}), so none of them is sent. {LACKS_SUB}",
+                first_error=str(error),
+            )
         unanswered = (*waiting, *self._again, *self._in_flight)
         if not unanswered or engine.clock() < self._heard_s + self._timeout_s:
             return

@@ -56,6 +56,16 @@ def test_failed_look_ups_are_asked_again(cluster, make_engine):
     assert StoredMessages(engine, since_ms=0).find("orders", asked, timed=False) == set(asked)
 
 
+def test_a_user_who_may_not_look_up_learns_the_right_that_is_missing(cluster, make_engine):
+    """The remark is that of AclAuthorizationHandler (5.3.3)."""
+    remark = "User:w has no permission to access Topic:orders from 127.0.0.1, no matched policies."
+    for broker in cluster.brokers:
+        broker.on(RequestCode.QUERY_MESSAGE, Answer(16, remark), times=None)
+    engine = make_engine(storedCheckTimeout=2000)
+    with pytest.raises(DeliveryError, match="rights Sub and Get"):
+        StoredMessages(engine, since_ms=0).find("orders", ["ID1"], timed=False)
+
+
 def test_silence_is_not_absence(cluster, make_engine):
     engine = make_engine(storedCheckTimeout=200)
     _send(engine, 1)

@@ -5,6 +5,7 @@ The modes run on both generations on the way: what is signed wrongly in one of t
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +13,16 @@ from dataclasses import dataclass, replace
 import pytest
 
 from rocket_sink.cluster import LocalCluster
-from rocket_sink.errors import AuthenticationError, BrokerTooOldError
+from rocket_sink.cluster.conf import CLUSTER_NAME
+from rocket_sink.commands.check import look
+from rocket_sink.errors import (
+    AuthenticationError,
+    BrokerTooOldError,
+    ConfigurationError,
+    DeliveryError,
+    PermissionDeniedError,
+    SendError,
+)
 from rocket_sink.message import Message
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
@@ -20,6 +30,7 @@ from rocket_sink.producer.admin.stored_messages import StoredMessages, read_topi
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
 from rocket_sink.producer.transactions import COMMIT, ROLLBACK
+from rocket_sink.spark.session_checks import check_rights
 from rocket_sink.wire.acl import Credentials
 from tests.clusters import make_topic
 from tests.producer.waiting import until
@@ -39,11 +50,70 @@ class Keys:
 KEYS = Keys()
 
 
+WRITER = Keys("writer", "5678-of-tests")
+"""A user who may publish to the topic `orders`, and has no other right."""
+_PACKAGE = "org.apache.rocketmq.auth.authorization.provider"
+_AUTHORIZATION = {
+    "authorizationEnabled": "true",
+    "authorizationProvider": f"{_PACKAGE}.DefaultAuthorizationProvider",
+    "authorizationMetadataProvider": f"{_PACKAGE}.LocalAuthorizationMetadataProvider",
+}
+
+
 @pytest.fixture(scope="module", params=["4.9.7", "5.3.3"])
 def guarded(request) -> Iterator[LocalCluster]:
-    with LocalCluster(brokers=1, version=request.param, acl=KEYS) as cluster:
+    config = {} if request.param.startswith("4.") else _AUTHORIZATION
+    with LocalCluster(brokers=1, version=request.param, acl=KEYS, broker_config=config) as cluster:
         make_topic(cluster, "orders")
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def writer(guarded) -> dict[str, str]:
+    """The options of a client of `WRITER`, whom mqadmin makes."""
+    make_topic(guarded, "closed")
+    user, where = [WRITER.access_key, WRITER.secret_key], ["-c", CLUSTER_NAME]
+    if guarded.version.startswith("4."):
+        rights = ["-i", "DENY", "-u", "DENY", "-t", "orders=PUB", "-m", "false"]
+        guarded.admin("updateAclConfig", *where, "-a", user[0], "-s", user[1], *rights)
+    else:
+        guarded.admin("createUser", *where, "-u", user[0], "-p", user[1], "-t", "Normal")
+        rights = ["-r", "Topic:orders", "-a", "Pub", "-d", "Allow"]
+        guarded.admin("createAcl", *where, "-s", f"User:{user[0]}", *rights)
+    options = {"nameServer": guarded.name_server, **WRITER.options()}
+
+    def is_known() -> bool:
+        with contextlib.suppress(SendError), Producer(options) as producer:
+            return bool(producer.send(Message("orders", b"known")))
+        return False
+
+    until(is_known, 30.0)
+    return options
+
+
+def test_a_missing_right_is_no_wrong_password(guarded, writer):
+    """One row of a closed topic must not end the write of the others."""
+    with Producer(writer) as producer:
+        with pytest.raises(PermissionDeniedError) as caught:
+            producer.send(Message("closed", b"x"))
+        assert not caught.value.fatal
+        assert producer.send(Message("orders", b"goes on")).status == "SEND_OK"
+    assert not found(guarded, "closed")
+
+
+def test_a_user_who_may_only_publish_learns_what_that_is_not_enough_for(guarded, writer):
+    options = SinkOptions.parse(topic="orders", **writer)
+    assert [one.state for one in look(options) if one.what.startswith("broker")] == ["ok"]
+    once = options.with_(delivery="effectively_once", ledger="/unused")
+    assert [one.state for one in look(once) if one.what.startswith("broker")] == ["fail"]
+    check_rights(options)
+    with pytest.raises(ConfigurationError, match="Sub"):
+        check_rights(once)
+    check_rights(once.with_(**KEYS.options()))
+    engine = SendEngine(options)
+    with pytest.raises(DeliveryError, match="Sub"):
+        StoredMessages(engine, since_ms=0).find("orders", ["ID"], timed=False)
+    engine.close()
 
 
 def found(cluster, topic="orders"):
