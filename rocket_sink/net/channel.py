@@ -26,6 +26,7 @@ from rocket_sink.net.tls import Security
 from rocket_sink.net.transport import (
     GATHER_BUFFERS,
     GATHER_BYTES,
+    READ_BYTES,
     StreamEnded,
     StreamState,
     Transport,
@@ -44,7 +45,11 @@ Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
 """A queued frame: owner, buffers (head first), size in bytes."""
 
 _READS: Final = 16
-"""Limit of reads in a turn of a channel, so that the other channels have theirs."""
+"""Most reads in one turn of a channel; then the others have theirs."""
+_UNASKED_MAX: Final = 64
+"""Frames in one turn that answer nothing, after which the turn ends and the next ones are small."""
+FLOOD_READ_BYTES: Final = 4096
+"""Bytes in a turn of a channel that was flooded: some 150 of the smallest frames."""
 
 
 class OnewayWrite:
@@ -183,6 +188,7 @@ class Channel:
         """The kernel may have taken bytes that are not counted yet."""
         self._on_request = on_request
         self._first_bytes = b""
+        self._read_bytes = READ_BYTES
 
     def __repr__(self) -> str:
         state = "draining" if self.draining else self.transport.state.value
@@ -238,28 +244,38 @@ class Channel:
             StreamEnded: the stream ended or is no RocketMQ stream.
             TlsError: the server refuses our certificate.
         """
+        unasked = 0
         for _ in range(_READS):
-            data = self.transport.read()
+            data = self.transport.read(self._read_bytes)
             if data is None:
                 return False
             if not self._first_bytes:
                 self._first_bytes = bytes(data[:16])
             self.heard_s = now_s
-            self._dispatch(self.connection.receive_data(data, now_s), now_s)
+            unasked += self._dispatch(self.connection.receive_data(data, now_s), now_s)
+            if unasked > _UNASKED_MAX or (unasked and self._read_bytes < READ_BYTES):
+                self._read_bytes = FLOOD_READ_BYTES
+                return True
+            self._read_bytes = READ_BYTES
             if len(data) < self.transport.full_read and not to_the_end:
                 return False
         return True
 
-    def _dispatch(self, events: Sequence[Event], now_s: float) -> None:
+    def _dispatch(self, events: Sequence[Event], now_s: float) -> int:
+        """Hand the events to their owners; returns the number of frames that answer nothing."""
+        unasked = 0
         for event in events:
             if type(event) is Answered:
                 event.token.on_answer(event.frame, event.sent_s, now_s)  # type: ignore[attr-defined]
             elif type(event) is AnsweredMany:
                 event.token.on_answers(event.answers, event.sent_s, now_s)  # type: ignore[attr-defined]
-            elif type(event) is PeerRequest:
-                self._on_request(self, event.frame)
             elif type(event) is Violation:
                 raise StreamEnded(self._unreadable(event.error)) from event.error
+            else:
+                unasked += 1
+                if type(event) is PeerRequest:
+                    self._on_request(self, event.frame)
+        return unasked
 
     def _unreadable(self, error: RemoteProtocolError) -> str:
         if self._first_bytes[:1] in (b"\x15", b"\x16"):

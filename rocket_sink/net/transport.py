@@ -166,15 +166,15 @@ class Transport:
             self.unsent = self._tls.unsent
         return count
 
-    def read(self) -> bytes | None:
-        """At most READ_BYTES received bytes; None without any.
+    def read(self, size: int = READ_BYTES) -> bytes | None:
+        """Return at most `size` received bytes; None without any.
 
         Raises:
             StreamEnded: also when the peer closed its side.
             TlsError: the server refuses our certificate; it has read no request.
         """
         try:
-            data: bytes = self._stream.recv(READ_BYTES)
+            data: bytes = self._stream.recv(size)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:

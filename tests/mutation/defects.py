@@ -251,6 +251,14 @@ ROUTING: tuple[Defect, ...] = (
 
 NET: tuple[Defect, ...] = (
     Defect(
+        "floods-take-all-turns",
+        "rocket_sink/net/channel.py",
+        "            if unasked > _UNASKED_MAX or (unasked and self._read_bytes < READ_BYTES):\n",
+        "            if unasked > 1 << 30:\n",
+        ("tests/net/test_transport.py",),
+        "a broker that floods a client makes sends to the others take a second",
+    ),
+    Defect(
         "one-address-of-a-name",
         "rocket_sink/net/transport.py",
         "        return now_s - self._since_s >= self._patience_s\n",

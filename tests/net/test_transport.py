@@ -24,13 +24,15 @@ from rocket_sink.errors import (
 )
 from rocket_sink.message import Message
 from rocket_sink.net import tls
+from rocket_sink.net.channel import FLOOD_READ_BYTES
 from rocket_sink.net.client import NetworkClient, invoke
 from rocket_sink.net.resolve import KEEP_S, Resolver
-from rocket_sink.net.transport import PATIENCE_S, StreamEnded, Transport, parse_address
+from rocket_sink.net.transport import PATIENCE_S, READ_BYTES, StreamEnded, Transport, parse_address
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.producer import Producer
 from rocket_sink.testing import FakeCluster
 from rocket_sink.testing.broker import FakeBroker
+from rocket_sink.wire.connection import Connection
 from rocket_sink.wire.frame import NEED_DATA, FrameReader, encode_frame
 from rocket_sink.wire.headers import Frame, response_to
 
@@ -245,8 +247,8 @@ def test_an_answer_costs_one_read(serve, client, monkeypatch):
     """A second one would be a system call that says that there is nothing."""
     reads, read = [], Transport.read
 
-    def counted(transport):
-        reads.append(read(transport))
+    def counted(transport, *size):
+        reads.append(read(transport, *size))
         return reads[-1]
 
     monkeypatch.setattr(Transport, "read", counted)
@@ -265,6 +267,46 @@ def test_a_request_of_a_peer_that_is_gone_is_not_answered(serve, client):
     client.respond(channel, Frame(9), 3)
     assert not channel.write_queue
     assert Asked(client, address).wait() == b"hello"
+
+
+@pytest.mark.parametrize("is_request", [True, False])
+def test_a_flood_from_one_peer_leaves_the_others_their_turn(monkeypatch, is_request):
+    """Each turn is some milliseconds, not all that the kernel holds: 65,536 bytes a read."""
+    frame = Frame(9) if is_request else response_to(Frame(9, opaque=5), 0)
+    frame.flag |= 2 * is_request  # oneway
+    data = encode_frame(frame)
+    listener = socket.create_server(("127.0.0.1", 0))
+    is_full, is_over = threading.Event(), threading.Event()
+
+    def flood() -> None:
+        peer = listener.accept()[0]
+        peer.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                peer.send(data * 1000)
+        is_full.set()
+        is_over.wait(60)
+
+    threading.Thread(target=flood, daemon=True).start()
+    turns, receive = [], Connection.receive_data
+
+    def counted(connection, received, now_s):
+        turns[-1] += len(received)
+        return receive(connection, received, now_s)
+
+    monkeypatch.setattr(Connection, "receive_data", counted)
+    client = NetworkClient(SinkOptions.parse(nameServer="unused:1"), on_request=lambda *_: True)
+    turns.append(0)
+    Asked(client, f"127.0.0.1:{listener.getsockname()[1]}", deadline_s=60.0)
+    assert is_full.wait(30)
+    while len(turns) < 50:
+        turns.append(0)
+        client.poll(1.0)
+    assert max(turns) <= 2 * READ_BYTES
+    assert sum(turn > FLOOD_READ_BYTES for turn in turns) <= 2
+    is_over.set()
+    client.close()
+    listener.close()
 
 
 def named(address, host):
