@@ -67,6 +67,10 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
     def create_dir(self, path: str, recursive: bool) -> None:
         if recursive:
             Path(self._root).mkdir(parents=True, exist_ok=True)
+        else:
+            with self._parent(path) as (handle, name), contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=handle)
+        # A folder is entered to see that it is one.
         with self._parent(f"{path}/-", makes=recursive):
             pass
 

@@ -125,6 +125,19 @@ def test_what_is_there_is_not_written_over(root: str) -> None:
     assert files.open_input_file(f"{root}/a").read() == b"first"
 
 
+def test_a_folder_is_made_below_folders_that_are_there(root: str) -> None:
+    files = plain_files(root)
+    with pytest.raises(FileNotFoundError):
+        files.create_dir(f"{root}/kind=send/sub", recursive=False)
+    for _ in range(2):
+        files.create_dir(f"{root}/kind=send", recursive=False)
+        files.create_dir(f"{root}/_spool/_folds", recursive=True)
+    assert Path(root, "kind=send").is_dir() and Path(root, "_spool/_folds").is_dir()
+    Path(root, "link").symlink_to(root)
+    with pytest.raises(PermissionError, match="is a link"):
+        files.create_dir(f"{root}/link", recursive=False)
+
+
 def test_folders_are_said_to_be_missing(root: str) -> None:
     files = plain_files(root)
     assert files.get_file_info(f"{root}/no/file").type is fs.FileType.NotFound
