@@ -44,6 +44,7 @@ from rocket_sink.ledger.append.delta_rs import (
     data_files,
     is_told,
     last_version,
+    open_any,
     open_table,
 )
 from rocket_sink.ledger.append.exclusive import store_refuses
@@ -75,6 +76,17 @@ _CONFLICT: Final = re.compile(
 )
 """Text of Delta's error when another commit came first."""
 _OURS: Final = "rocket_sink.errors."
+_SESSIONS: Final = {
+    "JavaPackage": "this Spark session has no Delta Lake, by which the ledger is made and read: "
+    "start it with rocket_sink.build_session, or give spark-submit --packages "
+    "io.delta:delta-spark_... of its Spark version",
+    "DELTA_CONFIGURE_SPARK_SESSION": "this Spark session has Delta's jar without its settings: set "
+    "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+    "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog before it "
+    "starts, or start it with rocket_sink.build_session",
+    "stopped SparkContext": "this Spark session was stopped: begin a new one",
+}
+"""Errors of sessions that cannot read the table, by a sign in their text."""
 _HISTORY: Final = 100
 """Commits of the table that are looked through for the rows of a fold that has just been made."""
 _UPGRADED: Final = tuple(map(str, range(1, SCHEMA_VERSION)))
@@ -259,9 +271,10 @@ def table_version(spark: SparkSession, place: LedgerPath) -> int:
     table = open_direct(spark, place)
     if table is not None:
         return int(table.version())
-    if is_classic(spark):
-        return int(_snapshot(spark, place).version())
-    return int(_delta_table().forPath(spark, place.uri).history(1).head()["version"])
+    with reading(place):
+        if is_classic(spark):
+            return int(_snapshot(spark, place).version())
+        return int(_delta_table().forPath(spark, place.uri).history(1).head()["version"])
 
 
 def is_in(spark: SparkSession, place: LedgerPath, token: str, version: int) -> bool | None:
@@ -483,7 +496,12 @@ def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
 
     try:
         yield
-    except (Py4JError, PySparkException) as error:
+    except (Py4JError, PySparkException, TypeError) as error:
+        wrong = next((words for sign, words in _SESSIONS.items() if sign in str(error)), None)
+        if wrong is not None:
+            raise LedgerError(f"{before}{wrong} (ledger {place.uri})", path=place.uri) from error
+        if isinstance(error, TypeError):
+            raise
         raise damaged(place, first_line(error), before=before) from error
 
 
@@ -609,6 +627,7 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
     try:
         names = _names(place)
         if not names:
+            _refuse_foreign(place)
             names = [uuid.uuid4().hex]
             NoteStore(place).write(f"{_FOLDER}/{names[0]}", "rocket-sink")
         return LedgerToken(place.uri, min(names), spools, place.storage)
@@ -618,6 +637,19 @@ def ledger_token(place: LedgerPath, *, spools: bool) -> LedgerToken:
             f"the ledger {place.uri}: {error}. Nothing was sent; {place.remedy}",
             path=place.uri,
         ) from error
+
+
+def _refuse_foreign(place: LedgerPath) -> None:
+    """Look before the first file is written there; by delta-rs, for there may be no session.
+
+    Raises:
+        LedgerError: the folder is another Delta table.
+    """
+    table = open_any(place)
+    if table is None or VERSION_PROPERTY in (metadata := table.metadata()).configuration:
+        return
+    if [field.name for field in table.schema().fields] != [column.name for column in COLUMNS]:
+        _checked(place, _Identity(str(metadata.id), None))
 
 
 def executors_token(spark: SparkSession, place: LedgerPath) -> LedgerToken | None:

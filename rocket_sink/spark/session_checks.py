@@ -50,12 +50,15 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
     """Refuse what would break the promise; warn once of settings that weaken it.
 
     Raises:
-        ConfigurationError: spark.speculation is on and `allowSpeculation` is not.
+        ConfigurationError: spark.speculation is on and `allowSpeculation` is not, or the session
+            was stopped.
     """
     session = session or active_session()
     if session is None:
         return
-    warn_of_settings(session)
+    if is_classic(session) and session.sparkContext._jsc is None:
+        raise ConfigurationError("this Spark session was stopped: begin a new one")
+    check_files(session)
     refuse_speculation(options, is_on=speculates(session))
 
 

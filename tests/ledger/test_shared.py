@@ -15,12 +15,18 @@ from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException
 
-from rocket_sink.errors import LedgerError
+from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.ledger import table as shared
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.table import LedgerToken, first_line, ledger_token
+from rocket_sink.options import SinkOptions
+from rocket_sink.spark.session_checks import check_session
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +166,43 @@ def test_spark_commits_on_a_store_that_executors_do_not_reach(
     reached = True
     monkeypatch.setattr(shared, "_not_before_s", {})
     assert shared.open_for_commits(session, place) is table
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_another_delta_table_is_refused_before_a_file_is_written_there(
+    tmp_path: Path, features: bool
+) -> None:
+    configuration = {"delta.enableDeletionVectors": "true"} if features else {}
+    schema = pa.schema({"price": pa.int64()})
+    DeltaTable.create(tmp_path, schema, configuration=configuration)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(LedgerError, match="is not a ledger of rocket-sink"):
+        ledger_token(resolve_path(tmp_path), spools=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (TypeError("'JavaPackage' object is not callable"), "has no Delta Lake"),
+        (AnalysisException("[DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG] This Delta "
+                           "operation requires"), "without its settings: set spark.sql.extensions"),
+        (Py4JError("Cannot call methods on a stopped SparkContext."), "was stopped"),
+        (Py4JError("Checkpoint is damaged"), "from a backup"),
+    ],
+)  # fmt: skip
+def test_a_session_that_cannot_read_the_table_is_told_from_a_damaged_table(
+    tmp_path: Path, error: Exception, words: str
+) -> None:
+    with pytest.raises(LedgerError, match=words) as caught, shared.reading(resolve_path(tmp_path)):
+        raise error
+    assert ("backup" in str(caught.value)) == ("backup" in words)
+
+
+def test_a_stopped_session_is_refused() -> None:
+    stopped: Any = SimpleNamespace(_jsparkSession=object(), sparkContext=SimpleNamespace(_jsc=None))
+    with pytest.raises(ConfigurationError, match="was stopped"):
+        check_session(SinkOptions.parse({"nameServer": "-:1"}), stopped)
 
 
 class Refusing(BaseHTTPRequestHandler):

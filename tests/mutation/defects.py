@@ -1491,6 +1491,26 @@ SPARK: tuple[Defect, ...] = (
         "a ledger that was deleted between epochs is made anew without its partitions",
     ),
     Defect(
+        "spools-into-another-delta-table",
+        "rocket_sink/ledger/table.py",
+        "            _refuse_foreign(place)\n",
+        "            pass\n",
+        (
+            "tests/ledger/test_shared.py::test_another_delta_table_is_refused_before_a_file_is_written_there",
+        ),
+        "a query sends everything and puts its spool into a table of other data",
+    ),
+    Defect(
+        "session-without-delta-is-a-damaged-table",
+        "rocket_sink/ledger/table.py",
+        "        if wrong is not None:\n",
+        "        if wrong is None and before:\n",
+        (
+            "tests/ledger/test_shared.py::test_a_session_that_cannot_read_the_table_is_told_from_a_damaged_table",
+        ),
+        "a session without Delta's settings is told to restore the ledger from a backup",
+    ),
+    Defect(
         "a-lost-answer-is-a-failed-commit",
         "rocket_sink/ledger/append/delta_rs.py",
         "            if _names(newer, files):\n",

@@ -79,6 +79,17 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
     """
     if place.is_local:
         check_files(place, log_only=True)
+    table = open_any(place, must=must)
+    if table is None:
+        return None
+    protocol = table.protocol()
+    is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
+    is_known = {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
+    return table if is_plain and is_known else None
+
+
+def open_any(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
+    """As `open_table`, also a table with features that only Spark's Delta knows."""
     if not _takes(place):
         return None
     from deltalake import DeltaTable
@@ -88,8 +99,7 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
         if not _has_log(place):
             return None
         uri, options = _where(place)
-        table = DeltaTable(uri, storage_options=options)
-        protocol = table.protocol()
+        return DeltaTable(uri, storage_options=options)
     except (DeltaError, OSError, LedgerError) as error:
         is_read = isinstance(error, DeltaError) and not isinstance(error, TableNotFoundError)
         if is_read and _UNSUPPORTED not in str(error):
@@ -97,9 +107,6 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
         if must and not isinstance(error, TableNotFoundError):
             raise _away(place.uri, error, ". Nothing was appended") from error
         return None
-    is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= 2
-    is_known = {*(protocol.writer_features or ())} <= _KNOWN_FEATURES
-    return table if is_plain and is_known else None
 
 
 def _refuse_damage(place: LedgerPath, error: Exception) -> None:
