@@ -275,9 +275,16 @@ class _Writer:
         ctx = RunContext(done[0].query_id, done[0].run_id, epoch or 0, lane=self.lane)
         from rocket_sink.ledger.spool.writer import SpoolWriter
 
-        spool = SpoolWriter(self._ledger().spools[0], ctx)
-        spool.append(confirmed_row(ctx, num_input_rows=rows, rows_in=rows))
-        spool.seal()
+        try:
+            spool = SpoolWriter(self._ledger().spools[0], ctx)
+            spool.append(confirmed_row(ctx, num_input_rows=rows, rows_in=rows))
+            spool.seal()
+        except Exception as error:
+            # The rows are sent, and a failed commit would send them again.
+            _LOG.warning(
+                "the ledger %s is not told that epoch %d is done: %s",
+                self._options.ledger, ctx.epoch, error,
+            )  # fmt: skip
 
     def _ledger(self) -> LedgerPath:
         if self._token is not None:

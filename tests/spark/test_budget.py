@@ -73,6 +73,17 @@ def test_a_write_whose_tasks_have_told_nothing_is_not_done(kind: Any, epoch: Any
             writer.commit(messages, *epoch)
 
 
+def test_an_epoch_whose_note_cannot_be_written_is_done_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A commit that fails ends the query, and its restart sends the epoch again."""
+    (tmp_path / "_spool").write_text("no folder")
+    options = SinkOptions.parse(nameServer="n:1", topic="t", ledger=str(tmp_path))
+    message = TaskMessage("q", "r", 7, TaskSummary(rows_in=5, acked=5))
+    ArrowStreamWriter(options, None).commit([message], 7)  # type: ignore[arg-type]
+    assert "is not told that epoch 7 is done" in caplog.text
+
+
 def test_rows_that_tasks_hand_over_are_kept_once(tmp_path: Path) -> None:
     """Spark calls `abort` after a commit that raised (V2TableWriteExec), in another process."""
     with FakeCluster(brokers=1) as cluster:
