@@ -1,26 +1,30 @@
-"""Sorting a task's rows by `order_by` in bounded memory.
+"""Sorting a task's rows by `order_by` in bounded memory, whatever their keys.
 
-Only the order inside a sharding key matters. So rows are partitioned by a hash of the key, spilled
-to temporary files above a memory limit, and each part is sorted at the end of the input.
+Above a memory limit the rows go to temporary files, each of which is sorted: a *run*. At the end of
+the input the runs are merged. A merge holds a few blocks of each run, and so many runs that their
+blocks stay within the limit: where there are more runs, they are merged into longer ones first.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from rocket_sink.routing.hashing import siphash_array
 from rocket_sink.rows.row_batch import RowBatch
 
-_PARTS: Final = 64
+_RUNS: Final = 64
+"""Runs that are merged at once. A block is that part of the memory limit."""
 _MEMORY_BYTES: Final = 32 << 20
+_ROW: Final = "__row"
+"""The number of a row in the input, which decides between equal values."""
 
 
 class RowSorter:
@@ -29,8 +33,11 @@ class RowSorter:
     def __init__(self, memory_bytes: int = _MEMORY_BYTES) -> None:
         self._limit = memory_bytes
         self._bytes = 0
+        self._count = 0
         self._batches: list[RowBatch] = []
         self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._runs: list[Path] = []
+        self._files = 0
 
     def add(self, rows: RowBatch) -> None:
         """Add rows that have `order_by`."""
@@ -40,18 +47,17 @@ class RowSorter:
             self._spill()
 
     def sorted_rows(self) -> Iterator[RowBatch]:
-        """All rows, sorted by `order_by` within each sharding key; equal values keep order."""
+        """All rows, sorted by `order_by`; equal values keep order."""
+        like = self._batches[0] if self._batches else None
         if self._directory is None:
-            if self._batches:
-                yield _sorted(_table(self._batches), self._batches[0])
-            self._batches = []
+            if like is not None:
+                yield _rows(self._sorted_batches(), like)
             return
-        like = self._batches[0] if self._batches else self._like
         self._spill()
-        for part in range(_PARTS):
-            tables = [_read(path) for path in self._files(part)]
-            if tables:
-                yield _sorted(pa.concat_tables(tables, promote_options="default"), like)
+        while len(self._runs) > _RUNS:
+            self._runs = [*self._runs[_RUNS:], self._write(_merged(self._runs[:_RUNS]))]
+        for table in _merged(self._runs):
+            yield _rows(table, self._like)
 
     def close(self) -> None:
         """Delete the files."""
@@ -60,6 +66,15 @@ class RowSorter:
             self._directory.cleanup()
             self._directory = None
 
+    def _sorted_batches(self) -> pa.Table:
+        """The rows in memory, which are then forgotten."""
+        table = _table(self._batches)
+        numbers = np.arange(self._count, self._count + len(table))
+        self._count += len(table)
+        self._batches, self._bytes = [], 0
+        table = table.append_column(_ROW, pa.array(numbers))
+        return table.take(_sort_indices(table))
+
     def _spill(self) -> None:
         if not self._batches:
             return
@@ -67,22 +82,49 @@ class RowSorter:
             self._directory = tempfile.TemporaryDirectory(
                 prefix="rocket-sink-", dir=scratch_folder()
             )
-            self._runs = 0
         self._like = self._batches[0]
-        table = _table(self._batches)
-        self._batches, self._bytes = [], 0
-        parts = _part_of(table)
-        for part in np.unique(parts).tolist():
-            path = Path(self._directory.name) / f"{part}-{self._runs}.arrow"
-            rows = table.take(pa.array(np.flatnonzero(parts == part)))
-            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, rows.schema) as out:
-                out.write_table(rows)
-        self._runs += 1
+        self._runs.append(self._write([self._sorted_batches()]))
 
-    def _files(self, part: int) -> list[Path]:
+    def _write(self, tables: Iterable[pa.Table]) -> Path:
+        """Write a run, in blocks; its rows come in order."""
         assert self._directory is not None
-        paths = [Path(self._directory.name) / f"{part}-{run}.arrow" for run in range(self._runs)]
-        return [path for path in paths if path.exists()]
+        path = Path(self._directory.name) / f"{self._files}.arrow"
+        self._files += 1
+        out = None
+        with pa.OSFile(str(path), "wb") as file:
+            for table in tables:
+                out = out or pa.ipc.new_stream(file, table.schema)
+                block_rows = len(table) * self._limit // (_RUNS * max(1, table.nbytes))
+                out.write_table(table, max_chunksize=max(1, block_rows))
+            if out is not None:
+                out.close()
+        return path
+
+
+class _Run:
+    """The rows of a run that are in memory, and the rest of its file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = pa.OSFile(str(path), "rb")
+        self._blocks = pa.ipc.open_stream(self._file)
+        self._block_rows = 1
+        self.rows: pa.Table = self._blocks.schema.empty_table()
+        self.is_read = False
+        """The file has no further rows."""
+
+    def fill(self) -> None:
+        """Have at least half a block, if the run has so many rows."""
+        while not self.is_read and 2 * len(self.rows) < self._block_rows:
+            try:
+                block = pa.Table.from_batches([self._blocks.read_next_batch()])
+            except StopIteration:
+                self.is_read = True
+                self._file.close()
+                self._path.unlink()
+                return
+            self._block_rows = len(block)
+            self.rows = pa.concat_tables([self.rows, block])
 
 
 def scratch_folder() -> str | None:
@@ -91,18 +133,35 @@ def scratch_folder() -> str | None:
     return local if local and os.access(local, os.W_OK) else None
 
 
-def _read(path: Path) -> pa.Table:
-    with pa.OSFile(str(path), "rb") as file:
-        return pa.ipc.open_stream(file).read_all()
+def _merged(paths: Sequence[Path]) -> Iterator[pa.Table]:
+    """The rows of sorted runs, sorted; the files are deleted."""
+    runs = [_Run(path) for path in paths]
+    # Columns that a run lacks are null there.
+    empty = pa.concat_tables([run.rows for run in runs], promote_options="permissive")
+    while True:
+        for run in runs:
+            run.fill()
+        runs = [run for run in runs if len(run.rows)]
+        if not runs:
+            return
+        table = pa.concat_tables([empty, *(run.rows for run in runs)], promote_options="permissive")
+        order = _sort_indices(table).to_numpy()
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        ends = np.cumsum([len(run.rows) for run in runs])
+        # A row may go before the rows that are still in the files: those come behind the last row
+        # in memory of their run.
+        lasts = [place[end - 1] for run, end in zip(runs, ends, strict=True) if not run.is_read]
+        count = int(min(lasts)) + 1 if lasts else len(order)
+        yield table.take(pa.array(order[:count]))
+        for run, places in zip(runs, np.split(place, ends[:-1]), strict=True):
+            run.rows = run.rows.slice(int(np.count_nonzero(places < count)))
 
 
-def _part_of(table: pa.Table) -> np.ndarray[Any, Any]:
-    if "sharding_key" not in table.column_names:
-        # The order of rows without a key goes over all runs, and other runs may have keys.
-        keys = pa.nulls(table.num_rows, pa.string())
-    else:
-        keys = table["sharding_key"]
-    return siphash_array(keys).view(np.uint64) % _PARTS
+def _sort_indices(table: pa.Table) -> pa.Array:
+    # Arrow's sort is not stable.
+    by = [_ROW] if pa.types.is_null(table["order_by"].type) else ["order_by", _ROW]
+    return pc.sort_indices(table, sort_keys=[(name, "ascending") for name in by])
 
 
 def _table(batches: list[RowBatch]) -> pa.Table:
@@ -116,11 +175,7 @@ def _table(batches: list[RowBatch]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def _sorted(table: pa.Table, like: RowBatch) -> RowBatch:
-    # Arrow's sort is not stable: the row number decides between equal values.
-    numbered = table.append_column("__row", pa.array(np.arange(table.num_rows)))
-    by = ["__row"] if pa.types.is_null(table["order_by"].type) else ["order_by", "__row"]
-    order = numbered.sort_by([(name, "ascending") for name in by])
+def _rows(order: pa.Table, like: RowBatch) -> RowBatch:
     names = [item.name for item in fields(RowBatch)]
     columns = {n: order[n].combine_chunks() for n in names if n in order.column_names}
     base = {"body": columns["body"], "topic": like.topic, "body_is_text": like.body_is_text}

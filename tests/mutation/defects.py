@@ -1180,10 +1180,26 @@ ROWS: tuple[Defect, ...] = (
     Defect(
         "sorter-forgets-the-rest",
         "rocket_sink/rows/sort.py",
-        "        like = self._batches[0] if self._batches else self._like\n        self._spill()\n",
-        "        like = self._batches[0] if self._batches else self._like\n",
+        "        self._spill()\n        while len(self._runs) > _RUNS:\n",
+        "        while len(self._runs) > _RUNS:\n",
         ("tests/task/test_task.py::TestOrderBy",),
         "rows that came after the last spill of a sorted task are never sent",
+    ),
+    Defect(
+        "sorter-merges-whole-runs",
+        "rocket_sink/rows/sort.py",
+        "        while not self.is_read and 2 * len(self.rows) < self._block_rows:\n",
+        "        while not self.is_read:\n",
+        ("tests/rows/test_sort.py::test_memory_stays_bounded_whatever_the_keys",),
+        "a task that sorts rows without a key takes all of its worker's memory",
+    ),
+    Defect(
+        "sorter-overtakes-files",
+        "rocket_sink/rows/sort.py",
+        "        count = int(min(lasts)) + 1 if lasts else len(order)\n",
+        "        count = int(max(lasts)) + 1 if lasts else len(order)\n",
+        ("tests/rows/test_sort.py::test_equal_values_keep_their_order",),
+        "rows of a large task go before rows that sort before them",
     ),
     Defect(
         "large-bodies-unweighed",
