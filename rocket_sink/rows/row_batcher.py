@@ -8,12 +8,15 @@ has no type; it is judged when its first value comes.
 
 from __future__ import annotations
 
+import calendar
 import datetime as dt
 import decimal
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from rocket_sink.errors import ColumnError
@@ -34,6 +37,8 @@ _SCALARS: Final[tuple[tuple[type, pa.DataType], ...]] = (
     (dt.time, pa.time64("us")),
     (dt.timedelta, pa.duration("us")),
 )
+_BELOW: Final = 1 << 62
+"""Makes all times positive, so that bytes sort as numbers."""
 _BODY_NAMES: Final = ("__rmq_body", "body", "value")
 GATHER_BYTES: Final = 16 << 20
 """Limit of the gathered bodies, however few rows they are: 8,000 rows of 16 KiB are 130 MB, and as
@@ -78,6 +83,12 @@ class RowBatcher:
         types = [self._type(name, values) for name, values in needed]
         self._check_types(types)
         arrays = [to_array(values, kind) for (_, values), kind in zip(needed, types, strict=True)]
+        order_by = self._plan.source("order_by")
+        if order_by is not None and [s for _, s in self._plan.sources].count(order_by) == 1:
+            # The type may be TIMESTAMP_NTZ. A column of another meaning, too, is a TIMESTAMP.
+            place = self._plan.needed.index(order_by)
+            if types[place] == _INSTANT:
+                arrays[place] = _sort_keys(needed[place][1])
         return pa.RecordBatch.from_arrays(arrays, names=list(self._plan.needed))
 
     def body_index(self, row: Any) -> int | None:
@@ -258,6 +269,35 @@ def _micros(value: dt.datetime | None) -> int | None:
         # too, which does not know the second one of an hour that comes twice.
         seconds = time.mktime(value.timetuple())
     return int(seconds) * 1_000_000 + value.microsecond
+
+
+def _sort_keys(times: Sequence[dt.datetime | None]) -> pa.Array:
+    """Keys that sort as the times do, whether Spark's type is TIMESTAMP or TIMESTAMP_NTZ.
+
+    Spark hands out both as times without a zone. A key is the moment in the worker's zone, then the
+    time as it is written. Only a TIMESTAMP_NTZ is in an hour that a clock skips: its moment is the
+    skip.
+    """
+    keys = np.zeros((len(times), 2), ">i8")
+    for number, value in enumerate(times):
+        if value is None:
+            continue
+        moment, written = _micros(value) or 0, calendar.timegm(value.timetuple())
+        seconds = moment // 1_000_000
+        if (skipped := _local(seconds) - written) > 0:
+            before, offset = seconds - skipped, _local(seconds) - seconds
+            seconds = before + bisect_left(
+                range(before, seconds), True, key=lambda at: _local(at) - at == offset
+            )
+            moment = seconds * 1_000_000
+        keys[number] = moment + _BELOW, written * 1_000_000 + value.microsecond + _BELOW
+    nulls = np.array([value is None for value in times])
+    return pa.array([bytes(key) for key in keys], pa.binary(16), mask=nulls)
+
+
+def _local(seconds: int) -> int:
+    """What a clock in the worker's zone shows, as seconds since 1970."""
+    return calendar.timegm(time.localtime(seconds))
 
 
 def _names(row: Any) -> list[str]:

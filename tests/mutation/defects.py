@@ -1202,6 +1202,16 @@ ROWS: tuple[Defect, ...] = (
         "rows of a large task go before rows that sort before them",
     ),
     Defect(
+        "skipped-hour-overtakes",
+        "rocket_sink/rows/row_batcher.py",
+        "        if (skipped := _local(seconds) - written) > 0:\n",
+        "        if (skipped := written - _local(seconds)) > 0:\n",
+        (
+            "tests/rows/test_row_batcher.py::test_times_without_a_zone_are_sorted_as_they_are_written",
+        ),
+        "foreach sends rows that are ordered by a TIMESTAMP_NTZ in the order of the worker's zone",
+    ),
+    Defect(
         "large-bodies-unweighed",
         "rocket_sink/rows/row_batcher.py",
         "        return self._seen >= self._limit or self._size >= GATHER_BYTES\n",

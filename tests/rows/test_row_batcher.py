@@ -6,6 +6,7 @@ import calendar
 import datetime as dt
 import decimal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from rocket_sink.rows import row_batcher as gathering
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.rows.normalise import normalise
 from rocket_sink.rows.row_batcher import RowBatcher, RowBuffer
+from rocket_sink.rows.sort import RowSorter
 
 OPTIONS = SinkOptions.parse({"nameServer": "n:1", "topic": "t"})
 
@@ -217,3 +219,50 @@ def test_the_end_of_the_year_9999_is_a_time(
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+ZONE_TIMES = {
+    # The clock goes from 02:00 to 03:00, and later from 02:00 back to 01:00.
+    "skipped": [(3, 10, hour, minute) for hour in (1, 2, 3, 4) for minute in (0, 15, 30, 59)],
+    "twice": [(11, 3, hour, minute) for hour in (0, 1, 2) for minute in (0, 30, 59)],
+}
+
+
+def in_order(times: list[dt.datetime | None]) -> list[dt.datetime | None]:
+    """The times of a foreach lane as its rows are sorted."""
+    rows = [Row(body=str(number), at=value) for number, value in enumerate(times)]
+    options = OPTIONS.with_(order_by="at")
+    batcher = RowBatcher(options)
+    sorter = RowSorter(memory_bytes=1 << 20)
+    sorter.add(normalise(batcher.batch(rows), batcher.plan))
+    return [times[int(body)] for part in sorter.sorted_rows() for body in part.body.to_pylist()]
+
+
+@pytest.fixture
+def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize("hours", ZONE_TIMES)
+def test_times_without_a_zone_are_sorted_as_they_are_written(hours: str, new_york: None) -> None:
+    """Spark sorts a TIMESTAMP_NTZ so, in whichever zone its workers are."""
+    written = [dt.datetime(2024, *parts, 0, 7) for parts in ZONE_TIMES[hours]]
+    written += [dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59)]
+    assert in_order([None, *reversed(written)]) == [*sorted(written), None]
+
+
+def test_moments_of_an_hour_that_comes_twice_keep_their_order(new_york: None) -> None:
+    """As TimestampType.fromInternal gives them."""
+    from pyspark.sql.types import TimestampType
+
+    begin_s = calendar.timegm((2024, 11, 3, 4, 30, 0))
+    moments = [
+        TimestampType().fromInternal((begin_s + minutes * 60) * 1_000_000)
+        for minutes in range(0, 180, 20)
+    ]
+    found = in_order(list(reversed(moments)))
+    assert [(at, at.fold) for at in found if at] == [(at, at.fold) for at in moments]
