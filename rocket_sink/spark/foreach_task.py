@@ -67,7 +67,7 @@ class _RowsInTask(AccumulatorParam[Rows]):
 
 
 class _RowsOnDriver(_RowsInTask):
-    """Writes what comes to the ledger's spool; keeps what cannot be written for the next time."""
+    """Writes rows to the spool on the driver's host, and keeps what fails for the next time."""
 
     def __init__(self, place: LedgerPath) -> None:
         self._place = place
@@ -76,7 +76,9 @@ class _RowsOnDriver(_RowsInTask):
         rows = value1 + value2
         while rows:
             try:
-                spool_handed(self._place, rows[0])
+                # This is the scheduler's thread: while it waits for a store, no task of the
+                # application ends. The next fold moves the rows from this host to the table.
+                spool_handed(self._place, rows[0], in_store=False)
             except Exception as error:
                 _LOG.error(
                     "the ledger %s lacks the rows of %d tasks that have sent: %s. They are kept in "

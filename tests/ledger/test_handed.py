@@ -25,6 +25,7 @@ from rocket_sink.ledger.table import LedgerToken
 from rocket_sink.option_spec import Secret
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
+from rocket_sink.spark.foreach_task import _RowsOnDriver
 from rocket_sink.task.runner import TaskRunner
 from rocket_sink.testing import FakeCluster
 
@@ -101,6 +102,20 @@ def test_where_the_store_fails_they_wait_on_the_drivers_host(
     assert place.driver_folder.root.startswith(f"{tmp_path}/state/rocket-sink/ledgers/")
     assert f"The rows wait in {place.driver_folder.spool}" in caplog.text
     assert place.driver_folder.uri == absent_store
+
+
+def test_foreach_rows_wait_for_no_store(
+    absent_store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark gives them to the driver on the thread that ends the tasks of all its jobs."""
+    place = resolve_path(absent_store)
+    assert len(place.spools) == 2
+    rest = _RowsOnDriver(place).addInPlace(
+        [], [rows_of(sends(context())), rows_of(letter(context()))]
+    )
+    assert rest == []
+    assert [row["kind"] for row in kept(place.driver_folder)] == ["send", "dead_letter"]
+    assert caplog.records == [], "the store was not asked"
 
 
 class NoAnswer:

@@ -1374,6 +1374,14 @@ SPARK: tuple[Defect, ...] = (
         "what a killed attempt sent is doubled without a word where it leaves no record",
     ),
     Defect(
+        "scheduler-waits-for-the-store",
+        "rocket_sink/spark/foreach_task.py",
+        "rows[0], in_store=False)",
+        "rows[0])",
+        ("tests/ledger/test_handed.py::test_foreach_rows_wait_for_no_store",),
+        "while a store is slow, no task of any job of the application ends",
+    ),
+    Defect(
         "close-does-not-wait",
         "rocket_sink/spark/foreach_task.py",
         "            self._flush()\n            self._run.finish()\n",

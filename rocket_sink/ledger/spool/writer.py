@@ -271,16 +271,18 @@ class RowsInMemory:
         return rows
 
 
-def spool_handed(place: LedgerPath, rows: HandedRows) -> None:
-    """Called on the driver: put the rows into the spool, durably.
+def spool_handed(place: LedgerPath, rows: HandedRows, *, in_store: bool = True) -> None:
+    """Put the rows into the spool, durably; called on the driver.
 
-    Into that of the driver's own folder where the store fails.
+    Args:
+        in_store: in that of the ledger's store, if there is one, and in that of the driver's own
+            folder if the store fails. False: only in the latter, since the caller must not wait.
 
     Raises:
         LedgerError: they can be written nowhere.
     """
     *others, last = place.spools
-    for spool in others:
+    for spool in others if in_store else ():
         try:
             _spool(spool, rows)
         except LedgerError as error:
