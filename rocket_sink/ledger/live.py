@@ -39,9 +39,9 @@ from rocket_sink.ledger.schema import (
     RESOLUTION,
     SEND,
 )
-from rocket_sink.ledger.sql import GROUP_SHARES, latency_class, percentile
+from rocket_sink.ledger.sql import GROUP_SHARES, Query, latency_class, percentile
 from rocket_sink.ledger.table import first_line, is_table, read_table
-from rocket_sink.ledger.views import OUTCOMES, queried
+from rocket_sink.ledger.views import OUTCOMES, reader
 from rocket_sink.net import log
 
 if TYPE_CHECKING:
@@ -276,14 +276,22 @@ def pending_by_reason(spark: SparkSession, place: LedgerPath) -> dict[str, int]:
         LedgerError: the table is no ledger of this version.
     """
     select = "SELECT reason, count(*) AS letters FROM pending_letters GROUP BY reason"
-    # Spark takes seconds for it, in which a view of the run would stand still.
+    query = quick_reader(spark, place)
+    rows = query(select).to_pylist() if query is not None else []
+    return {row["reason"]: row["letters"] for row in rows}
+
+
+def quick_reader(spark: SparkSession, place: LedgerPath) -> Query | None:
+    """Runs queries over the ledger's views, by DuckDB where it can; None if there is no table.
+
+    Raises:
+        LedgerError: the table is no ledger of this version.
+    """
+    # Spark takes seconds for a query, in which a view of the run would stand still.
     quick = open_quick(place.root) if place.is_local else None
     if quick is not None:
-        rows = quick.query(select).to_pylist()
-        return {row["reason"]: row["letters"] for row in rows}
-    if not is_table(spark, place):
-        return {}
-    return {row.reason: row.letters for row in queried(read_table(spark, place), select).collect()}
+        return quick.query
+    return reader(read_table(spark, place)) if is_table(spark, place) else None
 
 
 def _latencies(rows: pa.Table) -> Counter[int]:

@@ -113,6 +113,13 @@ VIEWS: Final = {
             SEMI JOIN (SELECT DISTINCT {", ".join(_ATTEMPT)} FROM died_in_flight) d
                 ON {_same("a", "d", _ATTEMPT)}
         ) a ON {_same("w", "a", (*_ATTEMPT, "request"))}""",
+    "query_topics": f"""
+        SELECT query_id, topic, min(epoch) AS first_epoch, min(at) AS first_at, max(at) AS last_at,
+            max(at) AS at
+        FROM answered
+        WHERE lane IN ('foreach', 'datasource', 'foreach_batch') AND request > 0
+            AND query_id LIKE '{"-".join("_" * n for n in (8, 4, 4, 4, 12))}'
+        GROUP BY query_id, topic""",
     "resolutions": _rows(RESOLUTION),
     "settled": f"""
         SELECT letter_id FROM resolutions GROUP BY letter_id

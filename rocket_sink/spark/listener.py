@@ -16,7 +16,7 @@ from rocket_sink.errors import LedgerError
 from rocket_sink.forks import ForkLock
 from rocket_sink.ledger.epoch_starts import query_of
 from rocket_sink.ledger.fold import FOLDERS, fold, spools_in_use
-from rocket_sink.ledger.live import follow, observe
+from rocket_sink.ledger.live import follow, observe, quick_reader
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.records import RunContext, confirmed_row
 from rocket_sink.ledger.schema import EPOCH
@@ -84,6 +84,8 @@ class FoldThread:
         self._names: dict[tuple[LedgerPath, str], str] = {}
         self._uncounted: dict[LedgerPath, dict[_Epoch, int]] = {}
         self._gone: set[LedgerPath] = set()
+        self._new: dict[LedgerPath, set[str]] = {}
+        """Queries of which the first epoch is done, and not yet looked for in the ledger."""
         self._wake = threading.Condition()
         self._events: list[Any] = []
         self._urgent = False
@@ -169,6 +171,8 @@ class FoldThread:
                 if urgent or now - folded.get(place, -interval_s) >= interval_s:
                     is_folded = self._fold(place)
                     now = folded[place] = time.monotonic()
+                    if is_folded:
+                        self._warn_of_successors(place)
                     if is_folded and (urgent or now - counted.get(place, -_COUNT_S) >= _COUNT_S):
                         self._count(place)
                         counted[place] = time.monotonic()
@@ -192,6 +196,8 @@ class FoldThread:
             # Rows of an aggregation's state come out of epochs that read none.
             if not progress.numInputRows and int(progress.sink.numOutputRows) <= 0:
                 continue
+            if not progress.batchId:
+                self._new.setdefault(place, set()).add(str(progress.id))
             try:
                 query = self._name(place, app_ids, str(progress.id))
                 if query is not None:
@@ -221,6 +227,25 @@ class FoldThread:
             waiting[query, ctx.run_id, ctx.epoch] = handed
             if len(waiting) > _UNCOUNTED:
                 del waiting[next(iter(waiting))]
+
+    def _warn_of_successors(self, place: LedgerPath) -> None:
+        """Say which queries with a new checkpoint write to the topics of an earlier query."""
+        # Workers import this module, too, and read no ledger.
+        from rocket_sink.ledger.report.queries import successors
+        from rocket_sink.ledger.sql import Scope, Scoped
+
+        for query_id in sorted(self._new.pop(place, ())):
+            try:
+                query = quick_reader(self._session, place)
+                for one in successors(Scoped(query, Scope(query_id))) if query else ():
+                    _LOG.warning(
+                        "the query %s begins at epoch 0 and writes to %s, as the query %s did "
+                        "before it: if its checkpoint was deleted, all rows are sent again. With "
+                        "the option appId such a start is refused",
+                        query_id, one.topic, one.earlier,
+                    )  # fmt: skip
+            except Exception as error:
+                _LOG.warning("cannot look for %s in %s: %s", query_id, place.uri, first_line(error))
 
     def _name(self, place: LedgerPath, app_ids: tuple[str, ...], query_id: str) -> str | None:
         """Under which name the query's tasks write to this ledger; None: they do not (yet)."""

@@ -195,3 +195,35 @@ def test_an_epoch_of_foreach_batch_needs_no_confirmation(tmp_path: Path) -> None
     assert (found.totals.epochs, found.totals.unconfirmed) == (2, 1)
     confirmed = {epoch.query_id: epoch.confirmed for epoch in found.epochs}
     assert confirmed == {"foreach_batch": True, "foreach": False}
+
+
+OLD, NEW = "5b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b", "6b2f11aa-0c4d-4f5e-9a6b-7c8d9e0f1a2b"
+
+
+@pytest.mark.parametrize(
+    ("query", "topic", "epoch", "minute", "successors"),
+    [
+        (NEW, "t", 0, 10, [(NEW, OLD, "t")]),
+        ("an-app-id", "t", 0, 10, []),
+        (NEW, "other", 0, 10, []),
+        (NEW, "t", 1, 10, []),  # the ledger has its beginning no more, or is another one's
+        (NEW, "t", 0, 3, []),  # it began while the other query still sent
+        (OLD, "t", 1, 10, []),
+    ],
+)
+def test_a_query_whose_checkpoint_may_have_been_deleted_is_told(
+    tmp_path: Path, query: str, topic: str, epoch: int, minute: int, successors: list[Any]
+) -> None:
+    def epoch_rows(query: str, topic: str, epoch: int, minute: int) -> list[pa.RecordBatch]:
+        ctx = context(query_id=query, epoch=epoch)
+        sent = send_rows([attempt(topic=topic)], ctx, requests=[1])
+        rows = [sent, accounts(ctx, acked=7), confirmed(ctx, 7, rows_in=7)]
+        return [at(batch, START + dt.timedelta(minutes=minute)) for batch in rows]
+
+    rows = epoch_rows(OLD, "t", 0, 0) + epoch_rows(OLD, "t", 5, 5)
+    rows += epoch_rows(query, topic, epoch, minute)
+    found = report_of(store(tmp_path, in_order(rows, 1 << 32)))
+    assert [(s.query_id, s.earlier, s.topic) for s in found.successors] == successors
+    assert [f.name for f in found.verdict if f.level != "note"] == (
+        ["query_began_again"] if successors else ["all_is_well"]
+    )

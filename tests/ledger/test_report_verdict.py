@@ -17,6 +17,7 @@ from rocket_sink.ledger.report.values import (
     DeadLetterFigures,
     Facts,
     IsolationSums,
+    Successor,
     Totals,
     WaitFigures,
 )
@@ -113,6 +114,10 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
      "look at the brokers' disks and replicas")),
     ("duplicates_announced", totals(duplicates_possible=7),
      "7 stored rows may be there twice, under one message id (UNIQ_KEY)"),
+    ("query_began_again", {"successors": [Successor("new", "old", "flights", AT)]},
+     ("The query new began at epoch 0 at 2024-05-06 14:15:03 UTC and writes to flights, as the "
+     "query old did before it: if a checkpoint was deleted, all rows are there twice; next: none "
+     "if they are two queries; with the option appId such a start is refused")),
     ("replays", totals(superseded_attempts=1, superseded_rows=50),
      "1 task attempt was run again: 50 rows sent before may be there twice"),
     ("broker_was_away", {"absences": [replace(GONE, back_at=LATER, left_route=False)]},

@@ -204,3 +204,26 @@ def test_a_continuous_trigger_is_refused_before_an_epoch_is_done(
     assert list((checkpoint / "commits").glob("[0-9]*")) == []
     (said,) = [r.getMessage() for r in caplog.records if query.id in r.getMessage()]
     assert "trigger(continuous=...) does not work" in said
+
+
+def test_a_query_whose_checkpoint_was_deleted_is_told_of_at_its_start(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n')
+    rows = spark.readStream.schema("body STRING").json(str(tmp_path / "in"))
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("flights", queues=1)
+        sink = RocketSink(
+            nameServer=cluster.name_server, topic="flights", ledger=str(tmp_path / "ledger")
+        )
+        for checkpoint in ("one", "one", "two"):
+            query = sink.stream(rows).option("checkpointLocation", str(tmp_path / checkpoint))
+            query = query.trigger(availableNow=True).start()
+            assert query.awaitTermination(DEADLINE_S)
+            Ledger(tmp_path / "ledger").sync(spark)
+        assert len(cluster.messages("flights")) == 2
+        wait_for(lambda: "begins at epoch 0" in caplog.text)
+    said = [r.getMessage() for r in caplog.records if "begins at epoch 0" in r.getMessage()]
+    assert len(said) == 1
+    assert query.id in said[0] and "appId" in said[0]

@@ -23,6 +23,7 @@ from rocket_sink.ledger.report.values import (
     ErrorFigures,
     IsolationFigures,
     IsolationSums,
+    Successor,
     Totals,
     WaitFigures,
 )
@@ -71,8 +72,8 @@ def figures(
     return Report(
         path, scope, totals, brokers, last_epochs, events, count, letters,
         _errors(read, errors), unfolded_epochs, quarantined_files,
-        absences=_absences(read), waiting=_waiting(read) if pending else [],
-        isolated=_isolation_sums(read), last_at=_last_at(read),
+        absences=_absences(read, brokers), waiting=_waiting(read) if pending else [],
+        successors=successors(read), isolated=isolated,
         series=read_series(read, brokers) if series else None,
         tuning=tune(query, path, scope, fewest=FEWEST) if series else None,
     )  # fmt: skip
@@ -256,6 +257,21 @@ def _stored_elsewhere(absence: Absence) -> str:
         f"AND at > {timestamp(absence.since)}{ended} THEN coalesce(frames, 1) END), 0) AS BIGINT) "
         f"AS {name}"
     )
+
+
+def successors(read: Scoped) -> list[Successor]:
+    """Streaming queries that may be earlier ones whose checkpoints were deleted.
+
+    A query without `appId` has Spark's id, which its checkpoint keeps.
+    """
+    rows = read(
+        f"""SELECT b.query_id, max_by(a.query_id, a.last_at) AS earlier, b.topic,
+            b.first_at AS began
+        FROM (SELECT * FROM query_topics WHERE first_epoch = 0 AND {read.where}) b
+        JOIN query_topics a ON a.topic = b.topic AND a.last_at < b.first_at
+        GROUP BY b.query_id, b.topic, b.first_at ORDER BY began, b.topic"""
+    )
+    return [Successor(**row) for row in rows]
 
 
 def _waiting(read: Scoped) -> list[WaitFigures]:

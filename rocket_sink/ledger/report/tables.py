@@ -25,6 +25,7 @@ from rocket_sink.ledger.report.values import (
     Finding,
     IsolationFigures,
     IsolationSums,
+    Successor,
     Totals,
     WaitFigures,
     plain,
@@ -65,6 +66,7 @@ class Report:
     quarantined_files: int = 0
     absences: list[Absence] = field(default_factory=list)
     waiting: list[WaitFigures] = field(default_factory=list)
+    successors: list[Successor] = field(default_factory=list)
     isolated: list[IsolationSums] = field(default_factory=list)
     last_at: dt.datetime | None = None
     series: Series | None = None
@@ -77,8 +79,8 @@ class Report:
         in_flight = sum(broker.outcomes.get("in_flight", 0) for broker in self.brokers)
         return Facts(
             self.ledger, self.totals, self.brokers, self.isolated, self.dead_letters,
-            self.absences, self.waiting, self.unfolded_epochs, self.quarantined_files,
-            in_flight, self.last_at, scoped=scope != Scope(),
+            self.absences, self.waiting, self.successors, self.unfolded_epochs,
+            self.quarantined_files, in_flight, scoped=scope != Scope(),
         )  # fmt: skip
 
     @property

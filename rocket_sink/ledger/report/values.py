@@ -183,6 +183,17 @@ class WaitFigures:
 
 
 @dataclass(frozen=True)
+class Successor:
+    """A streaming query without `appId` that began a topic from epoch 0, after an earlier one had
+    stopped to write to it: perhaps the earlier query, whose checkpoint was deleted."""
+
+    query_id: str
+    earlier: str
+    topic: str
+    began: dt.datetime
+
+
+@dataclass(frozen=True)
 class Finding:
     """A finding that a report says before its figures.
 
@@ -222,6 +233,7 @@ class Facts:
     dead_letters: list[DeadLetterFigures] = field(default_factory=list)
     absences: list[Absence] = field(default_factory=list)
     waiting: list[WaitFigures] = field(default_factory=list)
+    successors: list[Successor] = field(default_factory=list)
     unfolded_epochs: int = 0
     quarantined_files: int = 0
     in_flight: int = 0

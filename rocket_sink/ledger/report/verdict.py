@@ -281,6 +281,14 @@ def _replays(facts: Facts) -> Iterator[Case]:
         }
 
 
+def _successors(facts: Facts) -> Iterator[Case]:
+    for one in facts.successors[-1:]:
+        yield {
+            "query": clean(one.query_id, _NAMES), "earlier": clean(one.earlier, _NAMES),
+            "topic": clean(one.topic, _NAMES), "began": moment(one.began),
+        }  # fmt: skip
+
+
 RULES: Final = (
     Rule("broker_left_route", "problem", _left_route,
          "{broker} left the route at {since} and is not back{held}", "start {broker}{then}"),
@@ -310,6 +318,10 @@ RULES: Final = (
     Rule("letters_forbidden", "problem", _forbidden,
          "{pending} pending of topics closed to this account ({classes}){oldest}",
          "allow it to write there, then `{backfill} --reason permission`"),
+    Rule("query_began_again", "warning", _successors,
+         "The query {query} began at epoch 0 at {began} and writes to {topic}, as the query "
+         "{earlier} did before it: if a checkpoint was deleted, all rows are there twice",
+         "none if they are two queries; with the option appId such a start is refused"),
     Rule("not_folded", "warning", _counted("epochs", lambda f: f.unfolded_epochs, "epoch"),
          "rows of {epochs} are not folded yet and in no table below", "`{report} --fold`"),
     Rule("broker_isolated", "warning", _isolated_now,
