@@ -272,10 +272,10 @@ def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
         yield Finding(what, "note", f"its message.type and cleanup.policy are not known: {error}")
         return
     for name in (_TYPE, _POLICY):
-        values = sorted({one[name] for one in attributes.values() if one.get(name)})
+        values = sorted({own[name] for own in attributes.values() if own.get(name)})
         if values:
             yield Finding(what, "ok", f"{name} is {', '.join(values)}")
-    if any(one.get(_POLICY) == "COMPACTION" for one in attributes.values()):
+    if any(own.get(_POLICY) == "COMPACTION" for own in attributes.values()):
         yield Finding(
             what, "note",
             "cleanup.policy is COMPACTION, which wants keys in each row: rows without become dead "

@@ -214,7 +214,7 @@ class RequestBuilder:
             properties=f"WAIT\x01{'true' if first.wait_store else 'false'}\x02",
             message_id=",".join(ids),
             # With whitespace for a first key the broker may see none (StringUtils.isBlank).
-            lacks_keys=any(not one.keys or one.keys[0].isspace() for one in messages),
+            lacks_keys=any(not message.keys or message.keys[0].isspace() for message in messages),
         )
 
     def _too_large(self, message: Message) -> MessageError:

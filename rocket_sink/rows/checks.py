@@ -420,10 +420,10 @@ def lacks_keys(rows: RowBatch) -> Mask:
         return np.ones(len(rows), np.bool_)
     if not is_text(keys.type):
         keys = pc.binary_join(keys, KEY_SEPARATOR)
-    found = nulls_of(keys) | all_blank(keys)
+    mask = nulls_of(keys) | all_blank(keys)
     if int(bytes_of(keys).max(initial=0)) >= 0x80:
-        found |= _mask(pc.utf8_is_space(keys))
-    return found
+        mask |= _mask(pc.utf8_is_space(keys))
+    return mask
 
 
 def invalid_utf8(array: pa.Array) -> Mask:

@@ -1166,8 +1166,8 @@ ROWS: tuple[Defect, ...] = (
     Defect(
         "whitespace-is-a-key",
         "rocket_sink/rows/checks.py",
-        "    found = nulls_of(keys) | all_blank(keys)\n",
-        "    found = nulls_of(keys) | empty(keys)\n",
+        "    mask = nulls_of(keys) | all_blank(keys)\n",
+        "    mask = nulls_of(keys) | empty(keys)\n",
         ("tests/producer/engine/test_topic_policies.py",),
         "a row whose key is a tab is lost in a compaction topic",
     ),

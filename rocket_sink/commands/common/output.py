@@ -243,10 +243,10 @@ def step(text: str, *, quiet: bool = False, every_s: float = 5.0) -> Iterator[No
         yield
         return
     note(f"{text} ...")
-    ended, started_s = threading.Event(), time.monotonic()
+    is_over, started_s = threading.Event(), time.monotonic()
 
     def remind() -> None:
-        while not ended.wait(every_s):
+        while not is_over.wait(every_s):
             note(f"{text}: {time.monotonic() - started_s:.0f} s so far")
 
     reminder = threading.Thread(target=remind, daemon=True)
@@ -254,7 +254,7 @@ def step(text: str, *, quiet: bool = False, every_s: float = 5.0) -> Iterator[No
     try:
         yield
     finally:
-        ended.set()
+        is_over.set()
         reminder.join()
 
 

@@ -227,7 +227,7 @@ class Table:
 
     def _types(self, spark: SparkSession) -> dict[str, str]:
         """{column: type}, and the session's zone where it makes timestamps of texts."""
-        types = {one.name: one.dataType.simpleString() for one in self.frame.schema}
+        types = {field.name: field.dataType.simpleString() for field in self.frame.schema}
         timed = [name for name, kind in types.items() if re.search(r"\btimestamp\b", kind)]
         if timed:
             file = "" if self.is_text else next(iter(self.frame.inputFiles()), "")
