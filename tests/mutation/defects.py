@@ -1330,6 +1330,16 @@ TASK: tuple[Defect, ...] = (
 
 SPARK: tuple[Defect, ...] = (
     Defect(
+        "one-task-reads-all-letters",
+        "rocket_sink/spark/backfill/sources.py",
+        '        letters = letters.join(F.broadcast(queries), is_of_query).drop("_query")\n',
+        "        from pyspark.sql import Window\n\n"
+        '        over = Window.partitionBy("query_id")\n'
+        '        letters = letters.withColumn("_query_order", F.min(F.expr(ORDER)).over(over))\n',
+        (f"{_backfill}::TestDeadLetters::test_bodies_of_a_query_are_read_by_several_tasks",),
+        "a backfill of 300,000 letters of 10 KB plans for eight minutes in one task that spills",
+    ),
+    Defect(
         "types-are-not-compared",
         "rocket_sink/spark/backfill/sources.py",
         "        if before is None or before == now:\n",

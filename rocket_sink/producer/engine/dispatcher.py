@@ -292,8 +292,6 @@ class Dispatcher:
                 response_code=int(ResponseCode.MESSAGE_ILLEGAL),
                 remark="Required message key is missing",
             )  # fmt: skip
-        if wants_keys is None:
-            attempt.pinned = target.queue  # The answer is that of this broker.
         return wants_keys is not None
 
     def _out_of_time(self, attempt: SendAttempt) -> SendError:

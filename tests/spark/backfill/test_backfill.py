@@ -112,8 +112,8 @@ class TestDeadLetters:
         letters = DeadLetters().pending(spark, Ledger(options.ledger), Selection())
         assert letters is not None and letters.count() == 2
         plan = letters._jdf.queryExecution().optimizedPlan().toString()
-        shuffled = [text for text in plan.splitlines() if "windowspecdefinition(query_id" in text]
-        assert not [text for text in shuffled if "(query_id" in text and "epoch" not in text]
+        windows = [text for text in plan.splitlines() if "windowspecdefinition(query_id" in text]
+        assert [text for text in windows if "epoch" not in text] == []
 
     def test_tries_killed_backfills_and_parked_letters(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, run: Run
