@@ -161,6 +161,7 @@ def _print(state: ClusterState, *, as_json: bool) -> None:
     )  # fmt: skip
     if state.running:
         folder = "" if state.home == default_home() else f" --home {shlex.quote(str(state.home))}"
-        note(f"export NAMESRV_ADDR={state.name_server}    # then commands need no -n")
-        note(f"rocket-sink cluster topic NAME{folder}    # creates a topic on all brokers")
-        note(f"rocket-sink cluster down{folder}    # stops the cluster; its data stays")
+        note("name it to commands, create a topic on all its brokers, stop it:")
+        note(f"  export NAMESRV_ADDR={state.name_server}")
+        note(f"  rocket-sink cluster topic NAME{folder}")
+        note(f"  rocket-sink cluster down{folder}")

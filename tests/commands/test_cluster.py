@@ -36,8 +36,8 @@ def test_a_topic_is_made_on_all_brokers(
     ]  # fmt: skip
     err = capsys.readouterr().err
     assert "topic flights: 3 queues on each of broker-a, broker-b, broker-c" in err
-    assert f"export NAMESRV_ADDR={fake.name_server} " in err
-    assert "rocket-sink cluster down --home /home/clusters " in err
+    assert f"export NAMESRV_ADDR={fake.name_server}\n" in err
+    assert "rocket-sink cluster down --home /home/clusters\n" in err
 
 
 def test_without_a_cluster_it_says_how_to_get_one(
