@@ -320,6 +320,11 @@ def _asked(
             if options.delivery == "effectively_once":
                 raise
             return f"{address} answers; this user may send at most, not read or look up: {error}"
+        if (used := _disk_used(admin, broker.name, address)) > _DISK_FULL:
+            raise RocketSinkError(
+                f"{address} refuses all messages: the disk of its commit log is {used:.0%} full, "
+                f"and brokers stop at {_DISK_FULL:.0%} at the latest; free space there"
+            )
         return f"{address} answers (queue 0 is at offset {stored:,})"
 
     return ask

@@ -43,7 +43,6 @@ from rocket_sink.spark.session_checks import (
     CONTINUOUS,
     FORMAT,
     check_budget,
-    check_files,
     check_rights,
     refuse_speculation,
     speculates,

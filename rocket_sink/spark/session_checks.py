@@ -58,7 +58,7 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
         return
     if is_classic(session) and session.sparkContext._jsc is None:
         raise ConfigurationError("this Spark session was stopped: begin a new one")
-    check_files(session)
+    warn_of_settings(session)
     refuse_speculation(options, is_on=speculates(session))
 
 

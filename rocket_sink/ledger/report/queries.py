@@ -72,8 +72,8 @@ def figures(
     return Report(
         path, scope, totals, brokers, last_epochs, events, count, letters,
         _errors(read, errors), unfolded_epochs, quarantined_files,
-        absences=_absences(read, brokers), waiting=_waiting(read) if pending else [],
-        successors=successors(read), isolated=isolated,
+        absences=_absences(read), waiting=_waiting(read) if pending else [],
+        successors=successors(read), isolated=_isolation_sums(read), last_at=_last_at(read),
         series=read_series(read, brokers) if series else None,
         tuning=tune(query, path, scope, fewest=FEWEST) if series else None,
     )  # fmt: skip

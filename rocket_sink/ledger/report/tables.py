@@ -80,7 +80,7 @@ class Report:
         return Facts(
             self.ledger, self.totals, self.brokers, self.isolated, self.dead_letters,
             self.absences, self.waiting, self.successors, self.unfolded_epochs,
-            self.quarantined_files, in_flight, scoped=scope != Scope(),
+            self.quarantined_files, in_flight, self.last_at, scoped=scope != Scope(),
         )  # fmt: skip
 
     @property

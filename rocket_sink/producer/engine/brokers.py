@@ -208,13 +208,14 @@ class Brokers:
 
     # --- the order of brokers ----------------------------------------------------------------
 
-    def forget_requests(self) -> None:
-        """Count no request as in flight any more: the engine has begun anew."""
-        self.total_in_flight = 0
-        for broker in self._brokers.values():
-            broker.in_flight, broker.window = 0, None
-
-    # --- routing's Load ----------------------------------------------------------------------
+    def ranking(self, info: TopicPublishInfo, now_s: float) -> Ranking[SendTarget]:
+        """Return the brokers of a route in the order of their ranks now."""
+        if now_s >= self._next_view_s:
+            self.view(now_s)
+        known = self._rankings.get(info.topic)
+        if known is None or known.info is not info or known.version != self.ranks_version:
+            known = self._ranked(info, known)
+        return known.ranking
 
     def best_of(self, topic: str) -> list[Broker]:
         """Return the brokers that the topic's requests go to now; none if it has no ranking."""
@@ -285,6 +286,12 @@ class Brokers:
     def release(self, broker: Broker, requests: int = 1) -> None:
         """Count requests as not in flight any more."""
         broker.in_flight -= requests
+
+    def forget_requests(self) -> None:
+        """Count no request as in flight any more: the engine has begun anew."""
+        for broker in self._brokers.values():
+            broker.in_flight, broker.window = 0, None
+        self.ranks_version += 1
 
     def answered(self, broker: Broker, rtt_s: float, now_s: float, *, stored: bool) -> None:
         """Note an answer; a quick one of a broker without trouble costs no look at the table."""

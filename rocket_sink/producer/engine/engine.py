@@ -447,7 +447,7 @@ class SendEngine:
                         step = handler.failed(attempt, what, sent_s, at_s)
                     elif isinstance(what, CheckResult):
                         step = handler.verified(attempt, what, at_s)
-                    else:  # its broker's version is known now
+                    else:  # its broker has said what it waited for
                         handler.release(attempt)
                         step = NextStep(attempt)
                 except Exception as error:
