@@ -327,7 +327,7 @@ class Channel:
         self.write_queue = WriteQueue()
         for lost in self.connection.close():
             owner: Any = lost.token
-            # Of a group that went in part the first frames may be stored.
+            # The first frames of a group that was written in part may be stored.
             written = lost.written or (lost.grouped and owner is begun) or self._is_writing
             owner.on_failed(self._lost(cause, reason, written=written), now_s)
 
