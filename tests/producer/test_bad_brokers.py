@@ -109,13 +109,16 @@ def cluster() -> Iterator[FakeCluster]:
         yield fake
 
 
-def noted_ranks(engine: Any, broker: FakeBroker) -> list[int]:
-    """The ranks that a broker gets from now on."""
-    ranks, rank = [], engine.brokers.rank
+def noted_ranks(engine: Any, well: FakeBroker, bad: FakeBroker) -> list[int]:
+    """The ranks that the broker gets from now on. Once it is no better than the bad one, which may
+    then get requests, that one answers."""
+    ranks, rank, least = [0], engine.brokers.rank, rank_of(engine, bad)
 
     def noted(name: str, topic: str) -> int:
-        if name == broker.name:
+        if name == well.name:
             ranks.append(rank(name, topic))
+            if ranks[-1] >= least:
+                bad.thaw()
         return int(rank(name, topic))
 
     engine.brokers.rank = noted
@@ -133,12 +136,11 @@ def is_proof(mode: str, fault: str) -> bool:
                 producer.send(Message("orders", b"warm"), queue=queue_of(broker))
             stuck = made_bad(producer, bad, fault)
             before, engine = sends(bad), producer._session.engine
-            ranks, least = noted_ranks(engine, well), rank_of(engine, bad)
+            least, ranks = rank_of(engine, bad), noted_ranks(engine, well, bad)
             well.on_send(Delay(20), times=None)
             for count in counts:
                 send(producer, count)
-            if max(ranks, default=0) >= least:
-                bad.thaw()
+            if max(ranks) >= least:
                 return False
             if fault == "frozen":
                 bad.thaw()
@@ -171,7 +173,7 @@ def test_an_isolation_by_another_worker_counts_the_same(
     engine.brokers.table.profile = NEVER_LATE
     before, began_s = sends(bad), engine.clock()
     assert rank_of(other, bad) == ISOLATED
-    ranks = noted_ranks(engine, well)
+    ranks = noted_ranks(engine, well, bad)
     while engine.clock() < began_s + 2 * VIEW_S:
         time.sleep(VIEW_S)
     well.on_send(Delay(20), times=None)

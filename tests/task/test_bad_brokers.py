@@ -101,13 +101,15 @@ class Trial:
             broker.behave()
         self.make_bad(fault)
         before, stuck = sends(self.bad), self.engine.brokers.of(self.bad.name).in_flight
-        ranks, least = noted_ranks(self.engine, self.well), rank_of(self.engine, self.bad)
+        least = rank_of(self.engine, self.bad)
+        ranks = noted_ranks(self.engine, self.well, self.bad)
         self.well.on_send(Delay(20), times=None)
         for _ in range(1 if self.options.ordering == "best_effort" else 6):
             self.feed(ROWS)
             self.run.drive()
-        self.drive(lambda: self.engine.pending <= (stuck if fault == "frozen" else 0))
-        counted = max(ranks, default=0) < least
+        waits = stuck if fault == "frozen" else 0
+        self.drive(lambda: self.engine.pending <= waits or max(ranks) >= least)
+        counted = max(ranks) < least
         self.bad.thaw()
         summary = self.run.finish()
         assert summary.acked > ROWS and not summary.dead

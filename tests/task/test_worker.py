@@ -19,7 +19,12 @@ from rocket_sink.testing import Answer, FakeCluster
 CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
 
 
-PATIENT = {"sendMsgTimeout": 60_000, "suspectAfterMs": 60_000}
+PATIENT = {
+    "sendMsgTimeout": 60_000,
+    "suspectAfterMs": 60_000,
+    "latencyMax": "60000",
+    "notAvailableDuration": "1000",
+}
 """A busy machine must not make a broker look slow: best_effort then moves keys to the other one."""
 
 
