@@ -2,11 +2,13 @@
 
 One listener per session, one background thread for all its ledgers. Events come late and those of a
 shutdown may never come, so a fold takes everything that is finished and `Ledger.sync` stays the
-sure way. The thread is a daemon: at the driver's end what is left waits in the spool.
+sure way. The thread is a daemon: at the driver's end what is left waits in the spool. The end of
+Python waits for the fold that is under way, for it would crash on a thread within delta-rs.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable
@@ -27,6 +29,7 @@ from rocket_sink.ledger.table import first_line, is_table
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.spark.session_checks import refuse_continuous
+from rocket_sink.producer.process_end import finish_at_end
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +39,8 @@ _LOG: Final = log.logger(__name__)
 _LOCK: Final = ForkLock()
 _COUNT_S: Final = 30.0
 """Shortest time between two counts of a ledger's rows: each is a query of the table."""
+_END_S: Final = 60.0
+"""Longest wait for a fold when the driver ends."""
 _UNCOUNTED: Final = 10_000
 """Epochs that wait for a count; of more, as when no fold succeeds, the oldest go uncounted."""
 
@@ -93,6 +98,17 @@ class FoldThread:
         self._running: set[str] = set()
         """Runs that Spark has told of, and not yet of their end."""
         self._thread: threading.Thread | None = None
+        self._is_finished = False
+        self.of_pid = os.getpid()
+        finish_at_end(self)
+
+    def finish(self) -> None:
+        """Fold nothing more; wait for the fold that is under way."""
+        with self._wake:
+            self._is_finished = True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join(_END_S)
 
     def add(self, place: LedgerPath, interval_s: float, app_id: str = "") -> None:
         """Fold this ledger too, to which queries write under this `appId` as well, if any.
@@ -144,7 +160,7 @@ class FoldThread:
         with self._wake:
             self._events += events
             self._urgent |= urgent
-            if self._thread is None:
+            if self._thread is None and not self._is_finished:
                 self._thread = threading.Thread(
                     target=self._run, name="rocket-sink-fold", daemon=True
                 )
@@ -158,7 +174,7 @@ class FoldThread:
             with self._wake:
                 self._ending = False
                 self._wake.notify_all()
-                while not (self._events or self._urgent):
+                while not (self._events or self._urgent or self._is_finished):
                     self._wake.wait()
                 events, self._events = self._events, []
                 urgent = self._ending = self._urgent
@@ -168,14 +184,17 @@ class FoldThread:
             for place, interval_s in places.items():
                 self._confirm(place, app_ids[place], events)
                 now = time.monotonic()
+                if self._is_finished:
+                    continue
                 if urgent or now - folded.get(place, -interval_s) >= interval_s:
                     is_folded = self._fold(place)
                     now = folded[place] = time.monotonic()
-                    if is_folded:
-                        self._warn_of_successors(place)
-                    if is_folded and (urgent or now - counted.get(place, -_COUNT_S) >= _COUNT_S):
+                    is_due = urgent or now - counted.get(place, -_COUNT_S) >= _COUNT_S
+                    if is_folded and is_due and not self._is_finished:
                         self._count(place)
                         counted[place] = time.monotonic()
+            if self._is_finished:
+                return
 
     def _fold(self, place: LedgerPath) -> bool:
         """Whether all that was finished is in the table."""

@@ -1675,6 +1675,16 @@ SPARK: tuple[Defect, ...] = (
         "the spool of a stream grows for weeks, and its dead letters are in no view",
     ),
     Defect(
+        "folds-crash-the-end",
+        "rocket_sink/spark/listener.py",
+        "            self._thread.join(_END_S)\n",
+        "            pass\n",
+        (
+            "tests/spark/test_listener.py::test_the_end_of_python_waits_for_the_fold_that_is_under_way",
+        ),
+        "a script that ends while the ledger is folded ends by SIGSEGV",
+    ),
+    Defect(
         "writes-replace-each-other",
         "rocket_sink/spark/datasource.py",
         '        return f"{options.app_id}/{run}"\n',
@@ -1981,8 +1991,8 @@ GROUPS: tuple[Defect, ...] = (
     Defect(
         "group-gone-in-part",
         "rocket_sink/net/channel.py",
-        "            written = lost.written or (lost.grouped and owner is begun) or self._is_writing\n",
-        "            written = lost.written\n",
+        "lost.written or (lost.grouped and owner is begun) or self._is_writing\n",
+        "lost.written or self._is_writing\n",
         ("tests/net/test_write_queue.py",),
         "messages that a broker stored count as not sent, and are sent again without a word",
     ),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import deltalake
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import StructType
@@ -227,3 +231,38 @@ def test_a_query_whose_checkpoint_was_deleted_is_told_of_at_its_start(
     said = [r.getMessage() for r in caplog.records if "begins at epoch 0" in r.getMessage()]
     assert len(said) == 1
     assert query.id in said[0] and "appId" in said[0]
+
+
+ENDING = """\
+import sys, threading, time
+from types import SimpleNamespace
+import deltalake, pyarrow
+from rocket_sink.ledger.path import resolve_path
+from rocket_sink.spark import listener
+
+place, begun = resolve_path(sys.argv[1]), threading.Event()
+table = pyarrow.table({"a": list(range(20_000))})
+
+def fold(session, place, wait_s):
+    for _ in range(10):
+        deltalake.write_deltalake(sys.argv[1] + "/t", table, mode="append")
+        begun.set()
+    return SimpleNamespace(busy=True)
+
+listener.fold = fold
+thread = listener.FoldThread(SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None)))
+thread.add(place, 0.0)
+thread.ended("run")
+begun.wait()
+"""
+
+
+def test_the_end_of_python_waits_for_the_fold_that_is_under_way(tmp_path: Path) -> None:
+    """A thread within delta-rs at that moment ended the process by SIGSEGV, each time."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING, str(tmp_path)],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert deltalake.DeltaTable(f"{tmp_path}/t").version() == 9
