@@ -15,7 +15,7 @@ from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.schema import DEAD_LETTER
 from rocket_sink.ledger.spool.files import sealed_files
 from rocket_sink.ledger.spool.stream import read_batches
-from rocket_sink.testing import FakeCluster
+from rocket_sink.testing import Answer, FakeCluster
 from rocket_sink.wire.codes import PermName
 from tests.producer.admin.test_dlq import GROUP, TOPIC, give_up
 
@@ -125,6 +125,23 @@ def test_what_chooses_among_messages_wants_a_group(cluster: FakeCluster) -> None
     assert cli.main(["dlq", "list", "-n", cluster.name_server]) == 0
     for given in (("--topic", "orders"), ("--since", "1d"), ("--limit", "3"), ("--key", "k")):
         assert cli.main(["dlq", "list", "-n", cluster.name_server, *given]) == 2
+
+
+def test_a_resend_names_what_failed_and_tells_degraded_from_stored(
+    run: Cli, cluster: FakeCluster
+) -> None:
+    """The first of three letters is stored, the second not flushed, the third refused."""
+    cluster.delete_topic("orders")
+    cluster.create_topic("orders", 4, brokers=["broker-a"])
+    letters = [json.loads(line) for line in run("list", "-g", GROUP, "--json")[0].splitlines()]
+    assert json.loads(run("resend", "-g", GROUP, "--limit", "1", "--json")[0])["resent"] == 1
+    for answer in (Answer(10), Answer(13, "no such message")):
+        cluster.broker("broker-a").on_send(answer)
+    done = json.loads(run("resend", "-g", GROUP, "--json", code=1)[0])
+    assert (done["already"], done["resent"], done["degraded"], done["failed"]) == (1, 1, 1, 1)
+    (failure,) = done["failures"]
+    assert failure["message_id"] == letters[2]["message_id"] and failure["topic"] == "orders"
+    assert failure["code"] == "MESSAGE_ILLEGAL" and "no such message" in failure["error"]
 
 
 @pytest.mark.parametrize("closed", [["broker-a"], ["broker-a", "broker-b"]])

@@ -179,6 +179,8 @@ def test_all_is_well() -> None:
         "All is well: 1,000 rows of 3 epochs are stored and none waits; 2 brokers, p99 at most 13 "
         "ms; last send 2024-05-06 14:25:03 UTC"
     )
+    (sends,) = verdict(replace(HEALTHY, totals=Totals()))
+    assert "0 rows" not in sends.text and sends.text.startswith("All is well: no epoch")
     (nothing,) = verdict(Facts("/data/ledger", Totals()))
     assert nothing.text == "There is nothing in the ledger yet: no epoch and no send"
 

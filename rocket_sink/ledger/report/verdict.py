@@ -100,9 +100,10 @@ def _well(facts: Facts) -> Finding:
         of = "this part of the ledger" if facts.scoped else "the ledger"
         return Finding("empty", "well", f"There is nothing in {of} yet: no epoch and no send")
     brokers = _brokers(facts)
-    rows = totals.acked + totals.degraded
-    of = counted(totals.epochs, "epoch", "is", "are", of=rows)
-    text = f"All is well: {counted(rows, 'row')} of {of} stored and none waits"
+    rows = f"{totals.acked + totals.degraded:,} rows of {_many(totals.epochs, 'epoch')} are stored"
+    if not totals.epochs:
+        rows = "no epoch is in it, only sends as those of a backfill,"
+    text = f"All is well: {rows} and none waits"
     p99 = max((b.p99_ms for b in brokers if b.p99_ms is not None), default=None)
     if p99 is not None:
         text += f"; {counted(len(brokers), 'broker')}, p99 at most {_ms(p99)}"

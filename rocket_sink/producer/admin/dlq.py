@@ -31,6 +31,7 @@ DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 RESENDS: Final = "ROCKET_SINK_RESENDS"
 """User property: number of resends from a dead-letter topic."""
 MAX_RESENDS: Final = 3
+FAILURES_MAX: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -152,13 +153,15 @@ def _first_offset(admin: Admin, queue: MessageQueue, since_ms: int | None) -> in
 
 @dataclass
 class ResendReport:
-    """Numbers of dead letters.
+    """Numbers of dead letters, and the first `FAILURES_MAX` that failed.
 
-    `already`: the topic has an earlier resend. `left_alone`: the limit of resends is reached.
+    `degraded` of `resent` are stored, but not flushed or replicated in time. `already`: the topic
+    has an earlier resend. `left_alone`: the limit of resends is reached.
     `homeless`: the origin topic is unknown.
     """
 
     resent: int = 0
+    degraded: int = 0
     already: int = 0
     left_alone: int = 0
     homeless: int = 0
@@ -166,6 +169,7 @@ class ResendReport:
     failed: int = 0
     codes: Counter[str] = field(default_factory=Counter)
     first_error: str = ""
+    failures: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def settled(self) -> bool:
@@ -227,9 +231,10 @@ class Resender:
         except (MessageError, SendError) as error:
             if getattr(error, "fatal", False):
                 raise
-            self._failed(error, key)
+            self._failed(dead_letter, error, key)
             return None
         report.resent += 1
+        report.degraded += result.status != "SEND_OK"
         return result
 
     def _is_done(self, dead_letter: DeadLetter, topic: str) -> bool:
@@ -246,9 +251,14 @@ class Resender:
             return True
         return False
 
-    def _failed(self, error: MessageError | SendError, key: tuple[str, str]) -> None:
+    def _failed(
+        self, dead_letter: DeadLetter, error: MessageError | SendError, key: tuple[str, str]
+    ) -> None:
         report = self.report
         report.failed += 1
+        if len(report.failures) < FAILURES_MAX:
+            failure = {"message_id": dead_letter.message_id, "topic": key[0]}
+            report.failures.append({**failure, "code": error.code, "error": str(error)})
         report.codes[error.code] += 1
         report.first_error = report.first_error or str(error)
         if key[1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,7 +133,11 @@ def test_whatever_java_sends_is_sent_again(cluster: FakeCluster, run: Run, text:
 def test_a_topic_that_is_not_there_is_left_to_the_send(cluster: FakeCluster, admin: Admin) -> None:
     give_up(cluster, 1)
     sent: list[Message] = []
-    send: Any = sent.append
+
+    def send(message: Message) -> Any:
+        sent.append(message)
+        return SimpleNamespace(status="SEND_OK")
+
     resender = Resender(admin, send, to_topic="new")
     for letter in dlq.read(admin, DlqQuery(GROUP)):
         resender.resend(letter)
