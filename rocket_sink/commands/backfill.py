@@ -286,6 +286,7 @@ def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
         return
     parts = [f"{done.resent:,} stored"]
     parts += [f"{count:,} {text}" for count, text in (
+        (done.degraded, "of these without the durability asked for"),
         (done.found, "found at a broker, stored by an earlier send"),
         (done.failed, "failed"), (done.held_back, "held back behind a failed one of their key"),
         (done.left_out, "left out, settled since (as by `ledger park`)"),

@@ -1455,6 +1455,22 @@ SPARK: tuple[Defect, ...] = (
         "two reads of adjoining times both give the message between them",
     ),
     Defect(
+        "backfills-name-no-letter",
+        "rocket_sink/spark/backfill/resend.py",
+        '            self.total.add_failures({number: f"{failure.code}: {failure.text}"})\n',
+        "",
+        ("tests/spark/backfill/test_resend.py",),
+        "backfill --json says how many letters failed, and not which",
+    ),
+    Defect(
+        "resends-name-no-letter",
+        "rocket_sink/producer/admin/dlq.py",
+        "        if len(report.failures) < FAILURES_MAX:\n",
+        "        if len(report.failures) > FAILURES_MAX:\n",
+        ("tests/commands/test_dlq.py",),
+        "dlq resend --json says how many letters failed, and not which",
+    ),
+    Defect(
         "failed-letter-is-overtaken",
         "rocket_sink/spark/backfill/resend.py",
         '        failures = [self._failed[number] for number in chunk["message_id"].to_pylist()]\n'

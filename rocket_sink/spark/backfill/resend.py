@@ -24,10 +24,10 @@ and the broker is named. Only `move_keys` sends it to another queue.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -128,12 +128,24 @@ CHUNK: Final = 2000
 take longer than a second."""
 FOUND: Final = "found at a broker: an earlier send had stored it"
 
-_COUNTS: Final = ("resent", "found", "failed", "held_back", "not_tried", "moved", "left_out")
+FAILURES_MAX: Final = 1000
+"""Letters of a backfill whose failures are named."""
+_COUNTS: Final = (
+    "resent",
+    "degraded",
+    "found",
+    "failed",
+    "held_back",
+    "not_tried",
+    "moved",
+    "left_out",
+)
 _BY_NAME: Final = ("waiting", "codes")
 RESULT_SCHEMA: Final = pa.schema(
     [
         *((name, pa.int64()) for name in _COUNTS),
         *((name, pa.map_(pa.string(), pa.int64())) for name in _BY_NAME),
+        ("failures", pa.map_(pa.string(), pa.string())),
         ("first_error", pa.string()),
     ]
 )
@@ -141,6 +153,7 @@ RESULT_DDL: Final = ", ".join(
     [
         *(f"{name} BIGINT" for name in _COUNTS),
         *(f"{name} MAP<STRING,BIGINT>" for name in _BY_NAME),
+        "failures MAP<STRING,STRING>",
         "first_error STRING",
     ]
 )
@@ -150,13 +163,16 @@ RESULT_DDL: Final = ", ".join(
 class Resent:
     """The result of a task, or of a whole backfill, in numbers of dead letters.
 
-    `found` were stored already: by an earlier backfill that did not live to note it, or by the send
+    `degraded` of `resent` are stored without the durability asked for. `failures` has code and text
+    of the first `FAILURES_MAX` letters that failed, by message id. `found` were stored already: by
+    an earlier backfill that did not live to note it, or by the send
     that got no answer. `waiting` were left pending, by the broker (or queue) that no route names;
     `moved` of `resent` went to another queue than their own, as `move_keys` wants it.
     `left_out` were settled by others since the plan, as parked by hand.
     """
 
     resent: int = 0
+    degraded: int = 0
     found: int = 0
     failed: int = 0
     held_back: int = 0
@@ -165,6 +181,7 @@ class Resent:
     left_out: int = 0
     waiting: Counter[str] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, str] = field(default_factory=dict)
     first_error: str = ""
 
     @property
@@ -183,15 +200,21 @@ class Resent:
             setattr(self, name, getattr(self, name) + row[name])
         self.waiting.update(row["waiting"] or {})
         self.codes.update(row["codes"] or {})
+        self.add_failures(row["failures"] or {})
         self.first_error = self.first_error or (row["first_error"] or "")
+
+    def add_failures(self, failures: Mapping[str, str]) -> None:
+        """Name letters that failed, while there is room."""
+        room = FAILURES_MAX - len(self.failures)
+        self.failures.update(itertools.islice(failures.items(), room))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values; `dataclasses.asdict` breaks a Counter before Python 3.12."""
         return {**vars(self), "codes": dict(self.codes), "waiting": dict(self.waiting)}
 
     def as_batch(self) -> pa.RecordBatch:
-        """Return a row of RESULT_SCHEMA."""
-        maps = {"codes": list(self.codes.items()), "waiting": list(self.waiting.items())}
+        """One row of RESULT_SCHEMA."""
+        maps = {name: list(getattr(self, name).items()) for name in (*_BY_NAME, "failures")}
         values = {**vars(self), **maps}
         arrays = [pa.array([values[kind.name]], kind.type) for kind in RESULT_SCHEMA]
         return pa.RecordBatch.from_arrays(arrays, schema=RESULT_SCHEMA)
@@ -380,7 +403,9 @@ class Resender:
             names = ("message_id", "last_error_code", "last_error", "outcome")
             for number, *failure in zip(*(rows[name].to_pylist() for name in names), strict=True):
                 self._failed[number] = _Failure(*(text or "" for text in failure))
-        elif kind is not None and kind != EPOCH:
+        elif kind == EPOCH:
+            self.total.degraded += pc.sum(rows["degraded"]).as_py() or 0
+        elif kind is not None:
             self._spool.append(rows)
 
     def _without_stopped_keys(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
@@ -400,12 +425,13 @@ class Resender:
             return
         failures = [self._failed[number] for number in chunk["message_id"].to_pylist()]
         self._stop_keys(chunk)
-        for failure in failures:
+        for number, failure in zip(chunk["message_id"].to_pylist(), failures, strict=True):
             if failure.code == "HELD_BACK":
                 self.total.held_back += 1
                 continue
             self.total.failed += 1
             self.total.codes[failure.code] += 1
+            self.total.add_failures({number: f"{failure.code}: {failure.text}"})
             self.total.first_error = self.total.first_error or failure.text
         self._spool.append(
             not_stored(
@@ -510,7 +536,7 @@ def _parts(letters: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut where `was_stored` changes: the one kind is not sent as the other is."""
     kinds = letters["was_stored"].to_numpy(zero_copy_only=False)
     cuts = (np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist()
-    for start, end in pairwise([0, *cuts, len(kinds)]):
+    for start, end in itertools.pairwise([0, *cuts, len(kinds)]):
         yield letters.slice(start, end - start)
 
 

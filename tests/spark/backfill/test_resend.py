@@ -219,6 +219,32 @@ def test_what_a_broker_refuses_stays_pending(
     assert "no" in resender.total.first_error
 
 
+def test_what_failed_is_named_and_degraded_is_told_from_stored(
+    cluster: FakeCluster, options: SinkOptions, engine: SendEngine
+) -> None:
+    """One letter is refused, one is stored without the durability asked for, one is stored."""
+    resender, _ = make(options, engine)
+    outcomes = {"refused": Answer(13, "no such message"), "less": Answer(10), "stored": None}
+    for number, answer in enumerate(outcomes.values()):
+        for broker in cluster.brokers:
+            broker.behave()
+            if answer is not None:
+                broker.on_send(answer, times=None)
+        resender.send(letters([None] * 3).slice(number, 1))
+    total = resent_of(resender)
+    assert (total.failed, total.resent, total.degraded) == (1, 2, 1)
+    assert total.failures.keys() == {f"{0:032X}"}
+    assert "MESSAGE_ILLEGAL" in total.failures[f"{0:032X}"]
+
+
+def resent_of(resender: Resender) -> resend.Resent:
+    """What the driver makes of the task's row."""
+    total = resend.Resent()
+    (row,) = resender.total.as_batch().to_pylist()
+    total.add({name: dict(row[name]) if isinstance(row[name], list) else row[name] for name in row})
+    return total
+
+
 def test_each_request_of_a_task_has_a_number_of_its_own(
     cluster: FakeCluster, options: SinkOptions, engine: SendEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
