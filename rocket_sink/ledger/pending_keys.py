@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import LedgerPath, failing, path_part
+from rocket_sink.ledger.path import LedgerPath, failing, path_part, path_part_sql
 from rocket_sink.ledger.records import RunContext
 from rocket_sink.ledger.spool.files import spooled_epochs
-from rocket_sink.ledger.table import is_table
+from rocket_sink.ledger.table import is_table, reading
 from rocket_sink.ledger.views import queried
 
 if TYPE_CHECKING:
@@ -145,10 +145,12 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
         unfolded = {
             epoch for spool in place.spools for epoch in spooled_epochs(spool, spool.filesystem())
         }
-        rows = spark.read.format("delta").load(place.uri)
-        attempts = _Attempts(rows, min(note.epoch for note in notes), unfolded)
-        known = [note for note in notes if attempts.knows(note)]
-        pending = _pending(rows) if any(not attempts.overruled(note) for note in known) else set()
+        with reading(place):
+            rows = spark.read.format("delta").load(place.uri)
+            attempts = _Attempts(rows, notes, unfolded)
+            known = [note for note in notes if attempts.knows(note)]
+            counted = any(not attempts.overruled(note) for note in known)
+            pending = _pending(rows) if counted else set()
         gone = 0
         for note in known:
             keys = {} if attempts.overruled(note) else _read(store, note.path)
@@ -159,26 +161,40 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
 
 
 class _Attempts:
-    """The complete task attempts in the table, from one epoch on; `unfolded` are
-    (query, epoch) with files in the spool."""
+    """The complete task attempts in the table that the notes ask for, and each query's last epoch.
 
-    def __init__(self, rows: DataFrame, first_epoch: int, unfolded: set[tuple[str, str]]) -> None:
+    Args:
+        unfolded: (query, epoch) with files in the spool.
+    """
+
+    def __init__(self, rows: DataFrame, notes: list[_Note], unfolded: set[tuple[str, str]]) -> None:
+        from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
+
         self._unfolded = unfolded
         self._last: dict[str, int] = {}
         self._places: set[tuple[str, int, str]] = set()
         self._counts: dict[tuple[str, int, str, str, str], bool] = {}
-        found = queried(
+        first_epoch = min(note.epoch for note in notes)
+        attempts = queried(
             rows,
-            "SELECT query_id, epoch, CAST(partition AS STRING) AS partition, run_id, "  # noqa: S608
+            f"SELECT {path_part_sql('query_id')} AS query, epoch, "  # noqa: S608 (names of ours)
+            "coalesce(CAST(partition AS STRING), 'None') AS partition, run_id, "
             "CAST(task_attempt_id AS STRING) AS task, counts FROM accounts "
             f"WHERE complete AND epoch >= {first_epoch}",
         )
-        for query_id, epoch, partition, run_id, task, counts in found.collect():
-            place = path_part(query_id), epoch, str(partition)
-            self._last[place[0]] = max(epoch, self._last.get(place[0], epoch))
-            self._places.add(place)
-            attempt = (*place, _run_part(run_id), str(task))
-            self._counts[attempt] = counts
+        # The driver gets a row per query that holds keys, whatever else the ledger has.
+        places = {f"{note.epoch}~{note.partition}" for note in notes}
+        is_asked = F.concat_ws("~", "epoch", "partition").isin(*places)
+        asked = F.struct("epoch", "partition", "run_id", "task", "counts")
+        by_query = attempts.where(F.col("query").isin(*{note.query for note in notes}))
+        found = by_query.groupBy("query").agg(
+            F.max("epoch").alias("last"), F.collect_list(F.when(is_asked, asked)).alias("asked")
+        )
+        for query, last, rows_asked in found.collect():
+            self._last[query] = last
+            for epoch, partition, run_id, task, counts in rows_asked:
+                self._places.add((query, epoch, partition))
+                self._counts[query, epoch, partition, _run_part(run_id), str(task)] = counts
 
     def knows(self, note: _Note) -> bool:
         """The dead letters of the note's attempt are in the table, if they count.

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rocket_sink.ledger.ledger import Ledger
-from rocket_sink.ledger.path import resolve_path
-from rocket_sink.ledger.pending_keys import PendingKeys, _pending, release
+from rocket_sink.ledger.notes import NoteStore
+from rocket_sink.ledger.path import path_part, resolve_path
+from rocket_sink.ledger.pending_keys import PendingKeys, _Attempts, _notes, _pending, release
 from rocket_sink.ledger.records import resolution_rows
 from rocket_sink.ledger.spool.writer import SpoolWriter
 
@@ -144,3 +145,23 @@ def test_keys_of_a_file_that_is_not_folded_yet_are_held(spark: Any, tmp_path: Pa
     assert keys.held_for(later) == {"t": {"a"}}
     ledger.sync(spark)
     assert keys.held_for(later) == {"t": {"a"}}, "its letter is pending"
+
+
+def test_the_driver_gets_the_attempts_that_hold_keys_alone(spark: Any, tmp_path: Path) -> None:
+    """Each other attempt of any query cost the driver 1.4 KB, at each fold."""
+    ledger, place = Ledger(tmp_path), resolve_path(tmp_path)
+    names = ("plain", "of a/team: \u00e9\U0001f600 'x'", "n" * 90, "n" * 90 + "o")
+    others = [
+        accounts(context(query_id=query, epoch=epoch, partition=partition), acked=1)
+        for query in (*names, "other") for epoch in (3, 4, 5) for partition in range(4)
+    ]  # fmt: skip
+    for query in names:
+        PendingKeys(place).note(context(query_id=query, epoch=4, partition=2), {"t": {query}})
+    ledger.append(spark, *others)
+    notes = list(_notes(NoteStore(place)))
+    attempts = _Attempts(ledger.rows(spark), notes, set())
+    assert len(notes) == len(attempts._counts) == len(names)
+    assert all(attempts.knows(note) and not attempts.overruled(note) for note in notes)
+    assert attempts._last == {path_part(query): 5 for query in names}
+    # No dead letter of theirs is pending.
+    assert release(spark, place) == len(names)

@@ -52,7 +52,7 @@ _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _STACK: Final = re.compile(r"\n\s+0: ")
 _LONGEST_REASON: Final = 400
 _UNSUPPORTED: Final = "Unsupported"
-"""What delta-rs says of a table whose features it does not know."""
+"""A word of delta-rs's error about a table whose features it does not know."""
 _BACKUP: Final = (
     "When files of its _delta_log are damaged or missing, put them back from a backup. Without "
     "one, begin a new ledger in another folder and move _spool there: what is not folded yet is "
@@ -89,7 +89,7 @@ def open_table(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
 
 
 def open_any(place: LedgerPath, *, must: bool = False) -> DeltaTable | None:
-    """As `open_table`, also a table with features that only Spark's Delta knows."""
+    """Open the newest version, also of a table with features that only Spark's Delta knows."""
     if not _takes(place):
         return None
     from deltalake import DeltaTable
@@ -382,7 +382,7 @@ def commit(
     filesystem = place.filesystem()
     # In a store each is a request; there it is enough to see whether the folder was deleted.
     looked_at = [one.path for one in (files if place.is_local else files[:1])]
-    # Without the commit before it, this one would begin a log that nobody can read.
+    # A commit without the one before it would begin a log that nobody can read.
     looked_at.append(f"{LOG_FOLDER}/{table.version():020}.json")
     for info in filesystem.get_file_info([f"{place.root}/{path}" for path in looked_at]):
         if not info.is_file:

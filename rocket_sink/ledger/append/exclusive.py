@@ -39,7 +39,7 @@ _REFUSED: Final = ("Status Code: 412", "FileAlreadyExistsException", "RemoteFile
 """S3A of an object that is there (3.5.0: the last, with the first); other errors tell nothing."""
 
 _PAUSES_S: Final = (1.0, 2.0, 4.0)
-"""Between two questions to a store that did not answer one."""
+"""Pauses after questions that a store did not answer."""
 
 _known: dict[tuple[str, str], bool] = {}
 """Whether Spark's Delta commits exclusively, by application and bucket."""
