@@ -85,7 +85,7 @@ class PlainFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no 
     def move(self, src: str, dest: str) -> None:
         with self._parent(src) as (source, name), self._parent(dest) as (target, new_name):
             os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
-            # Both names are durable when their folders are.
+            # The new name is durable when its folder is.
             os.fsync(target)
 
     def open_input_file(self, path: str) -> pa.PythonFile:

@@ -186,7 +186,7 @@ def _rows_of(kind: str, paths: list[str]) -> str:
         if c.name != "kind"
     )
     terms = {c.name: _name(c.name) for c in COLUMNS}
-    # Every row has one: where the column is not there, its name in the file is damaged.
+    # A row without query_id is of a file in which the column's name is damaged.
     terms |= {"kind": _quoted([kind]), "query_id": "coalesce(query_id, error('no query_id'))"}
     return (
         f"SELECT {_terms(terms)} FROM read_parquet([{_quoted(paths)}], hive_partitioning=false, "  # noqa: S608

@@ -210,7 +210,7 @@ def fold(
         lock = LedgerLock(spool)
         if not lock.acquire(wait_s):
             return replace(summary, busy=True, holder=lock.holder())
-        # What is no plain file below the folder is refused: it may be of anybody.
+        # The file system refuses links: somebody else may have put them there.
         refused = failing(f"cannot fold the ledger {place.uri}", place.uri, "", (PermissionError,))
         try:
             with refused:

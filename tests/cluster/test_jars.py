@@ -85,7 +85,7 @@ def test_an_incomplete_cache_is_filled_again(tmp_path: Path, registry: FakeRegis
 def test_a_jar_that_was_changed_in_the_cache_is_fetched_again(
     tmp_path: Path, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, locked: bool
 ) -> None:
-    """Of a version without a lock, the digests are those of the first fetch."""
+    """The digests of a version without a lock are those of its first fetch."""
     if not locked:
         monkeypatch.setattr(jars, "load_lock", lambda _version: None)
         monkeypatch.setattr(jars.IvyRun, "resolve", resolve_three)
@@ -105,10 +105,10 @@ def resolve_three(run: jars.IvyRun, version: str, into: Path) -> None:
 def test_what_no_lock_checks_the_registrys_checksums_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool, checksums: str
 ) -> None:
-    seen: list[str] = []
+    settings: list[str] = []
 
     def watch(run: jars.IvyRun, command: list[str]) -> tuple[int, list[str]]:
-        seen.append(Path(command[command.index("-settings") + 1]).read_text())
+        settings.append(Path(command[command.index("-settings") + 1]).read_text())
         return 0, []
 
     monkeypatch.delenv(jars.SETTINGS_ENV, raising=False)
@@ -118,7 +118,7 @@ def test_what_no_lock_checks_the_registrys_checksums_do(
         run.resolve("9.9.9", tmp_path)
     else:
         run.fetch(ARTIFACTS, tmp_path, 1)
-    assert f'name="ivy.checksums" value="{checksums}"' in seen[0]
+    assert f'name="ivy.checksums" value="{checksums}"' in settings[0]
 
 
 def test_the_cache_folder_is_the_argument_then_the_environment(

@@ -57,9 +57,9 @@ def test_a_secret_that_everybody_sees_in_ps_is_warned_of(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given("-O", "secretKey=hunter2", "-O", "accessKey=env:KEY", "-O", "topic=t")
-    said = capsys.readouterr().err
-    assert "secretKey" in said and "env:NAME" in said
-    assert "accessKey" not in said and "hunter2" not in said
+    note = capsys.readouterr().err
+    assert "secretKey" in note and "env:NAME" in note
+    assert "accessKey" not in note and "hunter2" not in note
 
 
 def test_the_environment_stands_in_for_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def append_by_hand(ledger: Path, path: str, kind: str) -> None:
 
 
 def test_sql_in_a_partition_value_runs_nothing(tmp_path: Path) -> None:
-    """It wrote any file, as a `.pth` file in the reader's environment, and read any."""
+    """SQL wrote any file, as a `.pth` file in the reader's environment, and read any."""
     ledger, target = tmp_path / "ledger", tmp_path / "written.pth"
     path = store(ledger, [accounts(context(), acked=1)])
     (file,) = ledger.glob("kind=epoch/*.parquet")

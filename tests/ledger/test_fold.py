@@ -227,7 +227,7 @@ def stranger_behind(root: Path, link: str) -> tuple[Path, dict[Path, bytes]]:
 
 
 def test_a_manifest_deletes_nothing_behind_a_link(spark, tables):
-    """It appended and deleted another ledger's spool file, or any `*.arrow` of any folder."""
+    """A fold appended and deleted another ledger's spool file, or any `*.arrow` of any folder."""
     before = partitions(spark, tables)
     link, files = stranger_behind(tables, "_spool/q-x")
     (victim,) = files

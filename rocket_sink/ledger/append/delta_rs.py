@@ -59,7 +59,8 @@ _BACKUP: Final = (
     "in it"
 )
 _DATA_FILE: Final = re.compile(r"(?:[\w=-][\w=.-]*/)*[\w=-][\w=.-]*", re.ASCII)
-"""Below the table, and the same for readers that decode it or look for patterns in it."""
+"""The path of a data file below the table; readers that decode paths or look for patterns in them
+read the same one."""
 _KNOWN_FEATURES: Final = {"appendOnly", "invariants"}
 
 

@@ -259,7 +259,7 @@ class TestDeadLetters:
     def test_a_filter_calls_no_java_and_asks_no_other_table(
         self, spark: Any, cluster: FakeCluster, options: SinkOptions, where: str
     ) -> None:
-        """Whoever passes on a text of somebody else's would run it."""
+        """A user who passes on somebody else's text must not run it."""
         write_letters(spark, options, 1)
         with pytest.raises(OptionError, match="is refused"):
             Backfill(spark, options, Selection(where=where)).plan()
