@@ -28,8 +28,8 @@ from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.table import first_line, is_table
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.spark.session_checks import refuse_continuous
 from rocket_sink.producer.process_end import finish_at_end
+from rocket_sink.spark.session_checks import refuse_continuous
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -189,6 +189,8 @@ class FoldThread:
                 if urgent or now - folded.get(place, -interval_s) >= interval_s:
                     is_folded = self._fold(place)
                     now = folded[place] = time.monotonic()
+                    if is_folded:
+                        self._warn_of_successors(place)
                     is_due = urgent or now - counted.get(place, -_COUNT_S) >= _COUNT_S
                     if is_folded and is_due and not self._is_finished:
                         self._count(place)

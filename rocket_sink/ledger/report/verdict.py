@@ -100,10 +100,13 @@ def _well(facts: Facts) -> Finding:
         of = "this part of the ledger" if facts.scoped else "the ledger"
         return Finding("empty", "well", f"There is nothing in {of} yet: no epoch and no send")
     brokers = _brokers(facts)
-    rows = f"{totals.acked + totals.degraded:,} rows of {_many(totals.epochs, 'epoch')} are stored"
+    rows = totals.acked + totals.degraded
+    stored = (
+        f"{counted(rows, 'row')} of {counted(totals.epochs, 'epoch', 'is', 'are', of=rows)} stored"
+    )
     if not totals.epochs:
-        rows = "no epoch is in it, only sends as those of a backfill,"
-    text = f"All is well: {rows} and none waits"
+        stored = "no epoch is in it, only sends as those of a backfill,"
+    text = f"All is well: {stored} and none waits"
     p99 = max((b.p99_ms for b in brokers if b.p99_ms is not None), default=None)
     if p99 is not None:
         text += f"; {counted(len(brokers), 'broker')}, p99 at most {_ms(p99)}"
