@@ -9,13 +9,16 @@ from collections import Counter
 import pytest
 
 from rocket_sink.errors import Outcome
-from rocket_sink.message import Message
+from rocket_sink.message import Message, MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.admin.admin import Admin
 from rocket_sink.producer.admin.stored_messages import await_dispatched, read_topic
 from rocket_sink.producer.engine.attempt import SendRequest
 from rocket_sink.producer.engine.engine import SendEngine
 from rocket_sink.producer.producer import Producer
+from rocket_sink.routing.selectors import SILENT
+from tests.producer.test_bad_brokers import keep_the_others_well
+from tests.producer.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -92,6 +95,36 @@ def test_a_broker_fails_and_nothing_is_lost(real, topic, fault, capsys):
     assert set(stored) == set(range(number))
     marked = {c.token for c in done if c.maybe_duplicate}
     assert {body for body, count in stored.items() if count > 1} <= marked
+
+
+@pytest.mark.parametrize("count", [64, 2000])
+def test_a_frozen_broker_gets_nothing_new(real, topic, count):
+    """But what was on its way when it froze: the broker's own queues say how much is there."""
+    frozen, well = real.brokers
+    queues = [MessageQueue(topic, broker.name, 0) for broker in (frozen, well)]
+    with Producer(nameServer=real.name_server, sendMsgTimeout="600s") as producer:
+        for _ in range(20):
+            for queue in queues:
+                producer.send(Message(topic, b"warm"), queue=queue)
+        frozen.freeze()
+        try:
+            stuck = producer.send_async(Message(topic, b"stuck"), queue=queues[0])
+            engine = producer._session.engine
+            until(lambda: engine.brokers.rank(frozen.name, topic) & SILENT, 60)
+            keep_the_others_well(engine, frozen)
+            futures = [producer.send_async(Message(topic, b"new")) for _ in range(count)]
+            used = {future.result(120).queue.broker_name for future in futures}
+        finally:
+            frozen.thaw()
+        stuck.result(60)
+    assert used == {well.name}
+    stored = Counter((m.body, m.store_host[1]) for m in read_topic(real.name_server, topic))
+    assert stored == {
+        (b"warm", _port(real, queues[0])): 20,
+        (b"stuck", _port(real, queues[0])): 1,
+        (b"warm", _port(real, queues[1])): 20,
+        (b"new", _port(real, queues[1])): count,
+    }
 
 
 def test_strict_order_over_a_freeze(real, topic):
