@@ -316,6 +316,8 @@ def _asked(
             return f"{address}, not asked: no readable queue"
         try:
             stored = admin.max_offset(MessageQueue(topic, broker.name, 0))
+            if options.delivery == "effectively_once":
+                admin.query_by_unique_key(options.topic, "-", max_messages=1)
         except PermissionDeniedError as error:
             if options.delivery == "effectively_once":
                 raise

@@ -50,7 +50,7 @@ class Keys:
 KEYS = Keys()
 
 
-WRITER = Keys("writer", "5678-of-tests")
+WRITER = Keys("publisher", "5678-of-tests")
 """A user who may publish to the topic `orders`, and has no other right."""
 _PACKAGE = "org.apache.rocketmq.auth.authorization.provider"
 _AUTHORIZATION = {
