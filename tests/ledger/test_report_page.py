@@ -405,10 +405,10 @@ def test_hostile_texts_stay_texts(browser: Page, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     quick = open_quick(words[words.index("--ledger") + 1])
     assert quick is not None
-    found = quick.query(
+    count = quick.query(
         f"SELECT count(*) AS n FROM sends WHERE {words[words.index('--where') + 1]}"
     )
-    assert found.to_pylist() == [{"n": 2}]
+    assert count.to_pylist() == [{"n": 2}]
     assert browser.complaints() == []
     assert browser.requested() <= {"file", "data"}
 
