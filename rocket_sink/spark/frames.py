@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
-from rocket_sink.spark.session_checks import case_sensitive
+from rocket_sink.spark.session_checks import case_sensitive, refuse_own_input
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -18,7 +18,9 @@ def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
 
     Raises:
         ColumnError: names the column or option that mends it.
+        ConfigurationError: the ledger is inside a folder that the frame reads.
     """
+    refuse_own_input(df, options.ledger)
     return resolve_columns(df.schema, options, case_sensitive=case_sensitive(df.sparkSession))
 
 

@@ -28,8 +28,7 @@ from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.table import first_line, is_table
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.process_end import finish_at_end
-from rocket_sink.spark.session_checks import refuse_continuous
+from rocket_sink.spark.session_checks import refuse_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -351,7 +350,7 @@ def _listener(folder: FoldThread, session: SparkSession) -> StreamingQueryListen
     class FoldListener(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:  # noqa: N802 (Spark's names)
             folder.started(str(event.runId))
-            refuse_continuous(session, str(event.id))
+            refuse_query(session, str(event.id), folder.ledgers)
 
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802
             folder.progressed(event.progress)

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import (
@@ -35,7 +37,7 @@ from rocket_sink.producer.engine.limits import is_limited
 from rocket_sink.task.totals import exceeds
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 _LOG: Final = log.logger(__name__)
@@ -108,25 +110,83 @@ def refuse_speculation(options: SinkOptions, *, is_on: bool) -> None:
         )
 
 
-def refuse_continuous(session: Any, query_id: str) -> None:
-    """Let a query of the sink that has a continuous trigger fail before its first epoch.
+def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> None:
+    """Let a query of the sink fail before its first epoch if it would lose rows, or read its own
+    files.
 
-    Spark never calls `write` of a Python data source there, and foreach in Python ends in a thread
-    that Spark does not watch. Both commit epochs whose rows nobody has sent.
+    Under a continuous trigger Spark never calls `write` of a Python data source, and foreach in
+    Python ends in a thread that Spark does not watch. Both commit epochs whose rows nobody has
+    sent.
+
+    Args:
+        ledgers: URIs of those that the session's queries write to.
     """
     running = session._jsparkSession.streams().get(query_id)
     query = running.streamingQuery() if running is not None else None
-    if query is None or query.getClass().getSimpleName() != "ContinuousExecution":
+    if query is None:
         return
     sink = query.sink()
     kind = sink.getClass().getSimpleName()
     if kind == "ForeachWriterTable":
         kind = sink.writer().getClass().getSimpleName()
-    if kind == "PythonForeachWriter" or (kind == "PythonTable" and sink.name() == FORMAT):
-        _LOG.error("the query %s is ended: %s", query_id, CONTINUOUS)
-        # `stop` would end the query as if it had succeeded. Without its job it fails.
+    ours = kind == "PythonForeachWriter" or (kind == "PythonTable" and sink.name() == FORMAT)
+    files = [("ledger", ledger) for ledger in ledgers]
+    if ours:
+        files.append(("checkpoint", query.resolvedCheckpointRoot()))
+    reason = _own_input(query.analyzedPlan(), files)
+    if query.getClass().getSimpleName() == "ContinuousExecution":
+        reason = CONTINUOUS
+    if reason and (ours or kind == "ForeachBatchSink"):
+        _LOG.error("the query %s is ended: %s", query_id, reason)
+        # `stop` would end the query as if it had succeeded. Without its jobs it fails.
         jobs = session.sparkContext._jsc.sc()
-        jobs.cancelJobGroupAndFutureJobs(query.runId().toString(), CONTINUOUS)
+        jobs.cancelJobGroupAndFutureJobs(query.runId().toString(), reason)
+
+
+def refuse_own_input(df: DataFrame, ledger: str) -> None:
+    """
+    Raises:
+        ConfigurationError: the frame reads a folder in which the ledger is.
+    """
+    if ledger and is_classic(df.sparkSession):
+        reason = _own_input(df._jdf.queryExecution().analyzed(), [("ledger", ledger)])
+        if reason:
+            raise ConfigurationError(reason)
+
+
+def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
+    """Why the plan must not run: it reads one of these folders as well; empty if it does not."""
+    for folder in _input_folders(plan):
+        pattern = str(PurePosixPath(resolve_path(folder).uri))
+        for name, path in files:
+            place = PurePosixPath(resolve_path(path).uri)
+            if any(fnmatchcase(str(parent), pattern) for parent in (place, *place.parents)):
+                return (
+                    f"the {name} {path} is inside {folder}, which this query reads: its files "
+                    f"would be sent as rows. Put the {name} into another folder"
+                )
+    return ""
+
+
+def _input_folders(plan: Any) -> list[str]:
+    """The folders of plain files that Spark's plan reads, as far as the plan shows them.
+
+    A folder of a table is left out, since the table's log names the files that belong to it.
+    """
+    folders: list[str] = []
+    # The classes are Spark's own: a version may have others, and shows nothing then.
+    with contextlib.suppress(Exception):
+        leaves = plan.collectLeaves()
+        for leaf in map(leaves.apply, range(leaves.size())):
+            kind = leaf.getClass().getSimpleName()
+            if kind == "StreamingRelation" and leaf.sourceName().startswith("FileSource["):
+                folders.append(leaf.sourceName()[len("FileSource[") : -1])
+            elif kind == "LogicalRelation":
+                index = leaf.relation().location()
+                if index.getClass().getSimpleName() == "InMemoryFileIndex":
+                    paths = index.rootPaths()
+                    folders += [paths.apply(n).toString() for n in range(paths.size())]
+    return folders
 
 
 def warn_of_settings(session: Any) -> None:

@@ -1378,7 +1378,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "continuous-trigger-runs",
         "rocket_sink/spark/listener.py",
-        "            refuse_continuous(session, str(event.id))\n",
+        "            refuse_query(session, str(event.id), folder.ledgers)\n",
         "",
         (
             "tests/spark/test_listener.py::test_a_continuous_trigger_is_refused_before_an_epoch_is_done",
@@ -1400,6 +1400,14 @@ SPARK: tuple[Defect, ...] = (
         "rows[0])",
         ("tests/ledger/test_handed.py::test_foreach_rows_wait_for_no_store",),
         "while a store is slow, no task of any job of the application ends",
+    ),
+    Defect(
+        "ledger-inside-the-input",
+        "rocket_sink/spark/session_checks.py",
+        "for parent in (place, *place.parents)",
+        "for parent in (place,)",
+        ("tests/spark/test_listener.py::test_a_ledger_or_checkpoint_inside_the_input_is_refused",),
+        "the next query reads the ledger's own files, and sends them",
     ),
     Defect(
         "close-does-not-wait",

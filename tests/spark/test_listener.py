@@ -19,6 +19,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import StructType
 
 from rocket_sink.commands.common.stream_run import stream_writer
+from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.spool.writer import SpoolWriter
@@ -266,3 +267,32 @@ def test_the_end_of_python_waits_for_the_fold_that_is_under_way(tmp_path: Path) 
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (0, "")
     assert deltalake.DeltaTable(f"{tmp_path}/t").version() == 9
+
+
+def test_a_ledger_or_checkpoint_inside_the_input_is_refused(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark would read their files: 154 rows came of 3."""
+    read, outside = tmp_path / "in", str(tmp_path / "ledger")
+    read.mkdir()
+    (read / "1.json").write_text('{"body": "one"}\n')
+    rows = spark.readStream.schema("body STRING").json(str(read))
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("flights", queues=1)
+
+        def sink(ledger: str) -> RocketSink:
+            return RocketSink(nameServer=cluster.name_server, topic="flights", ledger=ledger)
+
+        inside = sink(str(read / "sub" / "ledger"))
+        with pytest.raises(ConfigurationError, match=r"ledger .*in/sub/ledger is inside"):
+            inside.stream(rows)
+        for folder in (read, f"{tmp_path}/i*"):
+            with pytest.raises(ConfigurationError, match="is inside"):
+                inside.write(spark.read.schema("body STRING").json(str(folder)))
+        writer = sink(outside).stream(rows)
+        query = writer.option("checkpointLocation", str(read / "checkpoint")).start()
+        with pytest.raises(StreamingQueryException):
+            query.awaitTermination(DEADLINE_S)
+        assert f"checkpoint file:{read}/checkpoint is inside {read}" in caplog.text
+        assert cluster.messages("flights") == []
+        assert sink(outside).write(spark.read.schema("body STRING").json(str(read))).acked == 1
