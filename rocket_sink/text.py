@@ -58,9 +58,11 @@ def clean_trace(trace: str) -> str:
     return "\n".join(f"  {clean(line)}" for line in trace.rstrip("\n").split("\n"))
 
 
-def counted(count: int, noun: str, one: str = "", many: str = "", of: int | None = None) -> str:
+def counted(
+    count: int, noun: str, singular: str = "", plural: str = "", of: int | None = None
+) -> str:
     """Return `1 row`, `2 rows`; with the verb for `of` (by default `count`) things."""
-    verb = one if (count if of is None else of) == 1 else many
+    verb = singular if (count if of is None else of) == 1 else plural
     return f"{count:,} {noun}{'' if count == 1 else 's'}{' ' if verb else ''}{verb}"
 
 

@@ -273,11 +273,11 @@ def _end(state: ClusterState) -> bool:
 
 
 def _tell_differences(running: ClusterState, wanted: Wanted, progress: Progress | None) -> None:
-    found = _settings(running)
-    if progress and found != (wanted.version, wanted.brokers, wanted.queues, wanted.tls):
+    settings = _settings(running)
+    if progress and settings != (wanted.version, wanted.brokers, wanted.queues, wanted.tls):
         progress(
-            f"a cluster of version {found[0]} with {counted(found[1], 'broker')}, "
-            f"{counted(found[2], 'queue')} each and TLS {found[3] or 'disabled'} runs in "
+            f"a cluster of version {settings[0]} with {counted(settings[1], 'broker')}, "
+            f"{counted(settings[2], 'queue')} each and TLS {settings[3] or 'disabled'} runs in "
             f"{running.home} already; take it down first to change that"
         )
 

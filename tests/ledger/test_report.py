@@ -135,16 +135,16 @@ def test_isolations_noted_by_two_workers_are_one(report):
 
 
 def test_a_broker_that_died_since_the_last_fold_is_named(spark, tmp_path):
-    made = Ledger(tmp_path)
-    made.create(spark)
-    writer = SpoolWriter(made.path, context())
+    ledger = Ledger(tmp_path)
+    ledger.create(spark)
+    writer = SpoolWriter(ledger.path, context())
     failed = attempt(
         broker_name="broker-b", outcome=Outcome.NOT_SENT, error_code="CONNECT", response_code=None
     )
     writer.append(send_rows([failed], context(), requests=[1]))
-    found = made.report(spark)
-    assert [one.broker for one in found.absences] == ["broker-b"]
-    assert found.brokers == [], "its file is not folded: its task still runs"
+    report = ledger.report(spark)
+    assert [absence.broker for absence in report.absences] == ["broker-b"]
+    assert report.brokers == [], "its file is not folded: its task still runs"
     writer.abort()
 
 

@@ -34,58 +34,58 @@ def report_of(path: str, scope: Scope = Scope(), **lists: Any) -> Report:  # noq
 
 def sends(*from_to_s: tuple[int, int]) -> pa.RecordBatch:
     """A send a second to each of two brokers; the second one is away between these seconds."""
-    made = []
+    attempts = []
     for second in range(600):
         is_away = any(begin <= second < end for begin, end in from_to_s)
         failed: dict[str, Any] = {
             "outcome": Outcome.NOT_SENT, "error_code": "CONNECT", "response_code": None
         } if is_away else {}  # fmt: skip
         started = int(START.timestamp() + second) * 1000
-        made.append(attempt(broker_name="broker-a", started_ms=started))
-        made.append(attempt(broker_name="broker-b", started_ms=started + 500, **failed))
-    return send_rows(made, context(), requests=list(range(1, len(made) + 1)))
+        attempts.append(attempt(broker_name="broker-a", started_ms=started))
+        attempts.append(attempt(broker_name="broker-b", started_ms=started + 500, **failed))
+    return send_rows(attempts, context(), requests=list(range(1, len(attempts) + 1)))
 
 
 def isolation(from_s: float, to_s: float) -> pa.RecordBatch:
-    one = Isolation("broker-b", "CONNECT", 2.0, from_s, to_s)
-    return isolation_rows([one], context(), now_s=0.0, now_us=int(START.timestamp() * 1e6))
+    event = Isolation("broker-b", "CONNECT", 2.0, from_s, to_s)
+    return isolation_rows([event], context(), now_s=0.0, now_us=int(START.timestamp() * 1e6))
 
 
 def test_two_outages_are_two(tmp_path: Path) -> None:
-    """Between 40 s and 30 s the broker was there for minutes; a send that got through in the
-    first second of an outage ends none."""
-    found = report_of(store(tmp_path, in_order([sends((60, 62), (63, 100), (480, 510))], 1 << 32)))
-    lengths = [(one.back_at - one.since).total_seconds() for one in found.absences if one.back_at]
+    """The broker is there for minutes between them. A send that got through in the first seconds
+    of an outage does not end it."""
+    report = report_of(store(tmp_path, in_order([sends((60, 62), (63, 100), (480, 510))], 1 << 32)))
+    lengths = [(a.back_at - a.since).total_seconds() for a in report.absences if a.back_at]
     assert lengths == [40.0, 30.0]
-    assert [one.stored_elsewhere for one in found.absences] == [40, 30]
-    (line,) = [str(one) for one in found.verdict if one.name == "broker_was_away"]
+    assert [a.stored_elsewhere for a in report.absences] == [40, 30]
+    (line,) = [str(finding) for finding in report.verdict if finding.name == "broker_was_away"]
     assert "2 times, 70.0 s in all, the last from 2026-03-01 13:53:00 UTC" in line
 
 
 def test_penalties_that_overlap_are_one_isolation(tmp_path: Path) -> None:
     spans = [(0, 10), (8, 18), (9, 12), (18, 20), (100, 130)]
     rows = [isolation(*span) for span in spans]
-    (found,) = report_of(store(tmp_path, in_order(rows, 1 << 32))).isolated
+    (sums,) = report_of(store(tmp_path, in_order(rows, 1 << 32))).isolated
     seconds = {second for span in spans for second in range(*span)}
-    assert (found.times, found.length_ms) == (2, 1000 * len(seconds))
-    assert (found.last_start - START).total_seconds() == 100
+    assert (sums.times, sums.length_ms) == (2, 1000 * len(seconds))
+    assert (sums.last_start - START).total_seconds() == 100
 
 
 def test_a_broker_that_died_since_the_last_fold_is_named(tmp_path: Path) -> None:
-    """Its failures are in the spool alone, in the file of a task that still runs."""
+    """The failures are in the spool alone, in the file of a task that still runs."""
     path = store(tmp_path, in_order([sends()], 1 << 32))
     late = at(sends((0, 600)), START + dt.timedelta(minutes=11))
     writer = SpoolWriter(path, context(epoch=7))
     writer.append(late, isolation(655, 700))
-    found = report_of(path, unfolded_epochs=1)
-    names = [str(one) for one in found.verdict]
+    report = report_of(path, unfolded_epochs=1)
+    names = [str(finding) for finding in report.verdict]
     assert names[0].startswith(
         "broker-b has stored nothing since 2026-03-01 13:56:00 UTC (CONNECT)"
     )
-    assert [one.broker for one in found.isolated] == ["broker-b"]
-    assert sum(one.requests for one in found.brokers) == 1200, "what is in the table counts once"
+    assert [sums.broker for sums in report.isolated] == ["broker-b"]
+    assert sum(b.requests for b in report.brokers) == 1200, "what is in the table counts once"
     writer.append(at(sends(), START + dt.timedelta(minutes=12)))
-    assert [one.name for one in report_of(path).verdict][:1] == ["all_is_well"]
+    assert [finding.name for finding in report_of(path).verdict][:1] == ["all_is_well"]
     writer.abort()
 
 

@@ -170,7 +170,7 @@ _OUT_OF_ROUTE: Final = ("NO_ROUTE", "INVALID_QUEUE")
 _ABSENT: Final = 20
 """Most brokers that are looked at."""
 _OUTAGES: Final = 50
-"""Most outages that are shown, the last ones."""
+"""The number of outages that are shown, the last ones."""
 _FEW: Final = 20
 """Requests that others stored meanwhile: with fewer, a broker may only not have had its turn."""
 _ONE_OUTAGE_US: Final = 10_000_000
@@ -213,22 +213,19 @@ def _absences(read: Scoped) -> list[Absence]:
     outages: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in rows:
         outages.setdefault((row["broker"], row["outage"]), []).append(row)
-    candidates = [one for failed in outages.values() if (one := _absence(failed)) is not None]
-    candidates = sorted(candidates, key=lambda absence: absence.since)[-_OUTAGES:]
+    absences = filter(None, map(_absence, outages.values()))
+    candidates = sorted(absences, key=lambda absence: absence.since)[-_OUTAGES:]
     if not candidates:
         return []
     (stored,) = read(
         f"SELECT {', '.join(map(_stored_elsewhere, candidates))} "
         f"FROM latest_answers WHERE {STORED} AND {read.where}"
     )
-    absences = [
-        replace(one, stored_elsewhere=requests)
-        for one, requests in zip(candidates, stored.values(), strict=True)
-    ]
     return [
-        one for one in absences
-        if one.back_at or one.cause in _UNREACHABLE or one.stored_elsewhere >= _FEW
-    ]  # fmt: skip
+        replace(absence, stored_elsewhere=requests)
+        for absence, requests in zip(candidates, stored.values(), strict=True)
+        if absence.back_at or absence.cause in _UNREACHABLE or requests >= _FEW
+    ]
 
 
 def _absence(failed: Sequence[dict[str, Any]]) -> Absence | None:
@@ -239,11 +236,11 @@ def _absence(failed: Sequence[dict[str, Any]]) -> Absence | None:
         failed = gone
     if not failed:
         return None
-    left = any(row["error_code"] in _OUT_OF_ROUTE for row in failed)
+    is_out_of_route = any(row["error_code"] in _OUT_OF_ROUTE for row in failed)
     return Absence(
         newest["broker"], min(row["first_at"] for row in failed),
         max(row["last_at"] for row in failed), newest["back_at"], 0,
-        left and newest["back_at"] is None,
+        is_out_of_route and newest["back_at"] is None,
         max(gone or failed, key=lambda row: (row["attempts"], row["error_code"]))["error_code"],
     )  # fmt: skip
 

@@ -150,7 +150,7 @@ class ErrorFigures:
 
 @dataclass(frozen=True)
 class Absence:
-    """One outage of a broker, from the rows that are folded and those that are not yet.
+    """An outage of a broker, from the rows that are folded and those that are not yet.
 
     `since` is when the first attempt failed, `last_failed_at` when the last one did, `back_at` when
     the broker stored something again (None: not yet). `stored_elsewhere` counts the requests that

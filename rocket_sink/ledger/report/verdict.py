@@ -168,7 +168,7 @@ def _was_away(facts: Facts) -> Iterator[Case]:
     for broker in dict.fromkeys(absence.broker for absence in ended):
         outages = [absence for absence in ended if absence.broker == broker]
         last = outages[-1]
-        length_s = sum((one.back_at - one.since).total_seconds() for one in outages if one.back_at)
+        length_s = sum((o.back_at - o.since).total_seconds() for o in outages if o.back_at)
         yield {
             "broker": clean(broker, _NAMES), "since": moment(last.since),
             "back": moment(last.back_at or last.last_failed_at),
