@@ -111,6 +111,8 @@ def status(home: Path | None, as_json: bool) -> int:
     _print(state, as_json=as_json)
     if not state.ready:
         note("its start is under way, or was cut short: rocket-sink cluster up waits, or starts it")
+    elif not state.running:
+        note("rocket-sink cluster up starts what has ended, and lets the others go on")
     return 0 if state.running else 1
 
 
