@@ -28,6 +28,7 @@ from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.table import first_line, is_table
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
+from rocket_sink.producer.process_end import finish_at_end
 from rocket_sink.spark.session_checks import refuse_query
 
 if TYPE_CHECKING:
