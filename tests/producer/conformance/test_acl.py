@@ -83,7 +83,7 @@ def writer(guarded) -> dict[str, str]:
     options = {"nameServer": guarded.name_server, **WRITER.options()}
 
     def is_known() -> bool:
-        with contextlib.suppress(SendError), Producer(options) as producer:
+        with contextlib.suppress(SendError), Producer(**options) as producer:
             return bool(producer.send(Message("orders", b"known")))
         return False
 
@@ -93,7 +93,7 @@ def writer(guarded) -> dict[str, str]:
 
 def test_a_missing_right_is_no_wrong_password(guarded, writer):
     """One row of a closed topic must not end the write of the others."""
-    with Producer(writer) as producer:
+    with Producer(**writer) as producer:
         with pytest.raises(PermissionDeniedError) as caught:
             producer.send(Message("closed", b"x"))
         assert not caught.value.fatal
