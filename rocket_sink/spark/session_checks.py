@@ -130,7 +130,10 @@ def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> None:
     if kind == "ForeachWriterTable":
         kind = sink.writer().getClass().getSimpleName()
     ours = kind == "PythonForeachWriter" or (kind == "PythonTable" and sink.name() == FORMAT)
-    files = [("ledger", ledger) for ledger in ledgers]
+    # The ledger of `RocketSink.stream` was judged with its frame; others of the session are not
+    # this query's.
+    is_foreach = kind == "PythonForeachWriter"
+    files = [("ledger", ledger) for ledger in ledgers if not is_foreach]
     if ours:
         files.append(("checkpoint", query.resolvedCheckpointRoot()))
     reason = _own_input(query.analyzedPlan(), files)
