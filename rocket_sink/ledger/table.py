@@ -152,17 +152,6 @@ def upgrade_table(spark: SparkSession, place: LedgerPath) -> None:
         _made(spark, place, create=False)
 
 
-def check_readable(spark: SparkSession, place: LedgerPath) -> None:
-    """Read all of the table's log: Spark's Delta appends without that, and cannot read the rows.
-
-    Raises:
-        LedgerError: a file of the log is damaged or missing.
-    """
-    if open_direct(spark, place) is None:
-        with reading(place):
-            spark.read.format("delta").load(place.uri).inputFiles()
-
-
 def check_table(spark: SparkSession, place: LedgerPath) -> str:
     """The ledger's id, when the table is there and is a ledger of this schema version.
 

@@ -37,7 +37,6 @@ from rocket_sink.ledger.storage import is_classic
 from rocket_sink.ledger.table import (
     LedgerToken,
     check_not_ahead,
-    check_readable,
     ensure_table,
     last_txn_version,
     prove_executors,
@@ -158,7 +157,6 @@ class BatchWriter:
             first = query not in self._started
             if first:
                 ensure_table(session, place)
-                check_readable(session, place)
                 self._claim(session, place)
                 check_not_ahead(session, place, query, epoch)
             transactions = self._transactions(session)
@@ -196,7 +194,6 @@ class BatchWriter:
         if self._options.ledger:
             place, token = self._ledger(session, on_driver=is_classic(session))
             ensure_table(session, place)
-            check_readable(session, place)
         transactions = self._transactions(session)
         group = transactions.group if transactions is not None else ""
         query, version, again = self._begin_write(session, run)

@@ -895,14 +895,6 @@ LEDGER: tuple[Defect, ...] = (
         "the error advises to delete the only file that knows the older rows",
     ),
     Defect(
-        "sends-before-the-log-is-read",
-        "rocket_sink/ledger/table.py",
-        "    if open_direct(spark, place) is None:\n        with reading(place):\n",
-        "    if not place.uri:\n        with reading(place):\n",
-        ("tests/ledger/test_damaged_log.py::test_nothing_is_sent_with_a_damaged_log",),
-        "on stores that only Spark commits to, all is sent before the damage is seen",
-    ),
-    Defect(
         "folders-behind-links-are-entered",
         "rocket_sink/plain_files.py",
         "        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=handle)\n",
