@@ -140,7 +140,7 @@ class WriteQueue:
         Returns their owners in order.
         """
         kept: deque[Entry] = deque()
-        taken = []
+        owners = []
         for position, entry in enumerate(self._entries):
             touched = position == 0 and self._first_done > 0
             if owner is None:
@@ -151,9 +151,9 @@ class WriteQueue:
                 kept.append(entry)
                 continue
             self.size -= entry[2]
-            taken.append(entry[0])
+            owners.append(entry[0])
         self._entries = kept
-        return taken
+        return owners
 
 
 class Channel:
@@ -323,12 +323,12 @@ class Channel:
         """
         self.ended, reason = cause, str(cause)
         self.transport.close()
-        begun = self.write_queue.begun_owner
+        begun_owner = self.write_queue.begun_owner
         self.write_queue = WriteQueue()
         for lost in self.connection.close():
             owner: Any = lost.token
             # The first frames of a group that was written in part may be stored.
-            written = lost.written or (lost.grouped and owner is begun) or self._is_writing
+            written = lost.written or (lost.grouped and owner is begun_owner) or self._is_writing
             owner.on_failed(self._lost(cause, reason, written=written), now_s)
 
     def _lost(self, cause: Exception, reason: str, *, written: bool) -> SendError:

@@ -505,13 +505,13 @@ def invoke(client: NetworkClient, address: str, frame: Frame, timeout_s: float) 
     Raises:
         NotSentError, UnknownOutcomeError: of the connection.
     """
-    ended: list[tuple[Frame | None, SendError | None]] = []
+    results: list[tuple[Frame | None, SendError | None]] = []
     now_s = client.clock()
-    call = Call(lambda answer, error, _: ended.append((answer, error)))
+    call = Call(lambda answer, error, _: results.append((answer, error)))
     client.call(address, frame, call, deadline_s=now_s + timeout_s, now_s=now_s)
-    while not ended:
+    while not results:
         client.poll(timeout_s)
-    answer, error = ended[0]
+    answer, error = results[0]
     if answer is None:
         assert error is not None
         raise error

@@ -27,9 +27,9 @@ _MORE: Final = f" (more of these are only counted for {EVERY_S:g} s)"
 
 def logger(name: str) -> logging.Logger:
     """The logger of a module; `extra={"peer": address}` names the peer of a record."""
-    found = logging.getLogger(name)
-    found.addFilter(_GUARD)
-    return found
+    module_logger = logging.getLogger(name)
+    module_logger.addFilter(_GUARD)
+    return module_logger
 
 
 def flush() -> None:
@@ -99,8 +99,8 @@ class RateLimit:
 
     def _take(self, until_s: float) -> list[tuple[Kind, int]]:
         over = [kind for kind, count in self._counts.items() if count.since_s <= until_s]
-        taken = ((kind, self._counts.pop(kind).held) for kind in over)
-        return [(kind, held) for kind, held in taken if held]
+        counts = ((kind, self._counts.pop(kind).held) for kind in over)
+        return [(kind, held_count) for kind, held_count in counts if held_count]
 
 
 class _Guard(logging.Filter):
@@ -128,10 +128,10 @@ class _Guard(logging.Filter):
         self._log_counts(self._limit.rest())
 
     def _log_counts(self, due: list[tuple[Kind, int]]) -> None:
-        for kind, held in due:
+        for kind, held_count in due:
             where = f" from {kind.peer}" if kind.peer else ""
-            text = f"{held:,} more of these{where} were not logged: {kind.text!r}"
-            logging.getLogger(kind.logger).log(kind.level, text, extra={"held_back": held})
+            text = f"{held_count:,} more of these{where} were not logged: {kind.text!r}"
+            logging.getLogger(kind.logger).log(kind.level, text, extra={"held_back": held_count})
 
 
 _GUARD: Final = _Guard(RateLimit())

@@ -61,26 +61,26 @@ class Resolver:
         if literal.error is None:
             return literal
         key, now_s = (host, port), self._clock()
-        found, since_s = self._known.get(key, (None, 0.0))
+        last_look_up, since_s = self._known.get(key, (None, 0.0))
         # a running look-up is not repeated
-        fresh = found is not None and now_s - since_s < KEEP_S and found.error is None
-        if found is not None and (not found.done or fresh):
-            return found
-        begun = LookUp()
-        self._known[key] = (begun, now_s)
+        fresh = last_look_up is not None and now_s - since_s < KEEP_S and last_look_up.error is None
+        if last_look_up is not None and (not last_look_up.done or fresh):
+            return last_look_up
+        look_up = LookUp()
+        self._known[key] = (look_up, now_s)
         work = threading.Thread(
-            target=self._work, args=(begun, host, port), name="rocket-sink-look-up", daemon=True
+            target=self._work, args=(look_up, host, port), name="rocket-sink-look-up", daemon=True
         )
         try:
             work.start()
         except RuntimeError:  # at interpreter exit
-            begun.run(host, port)
-        return begun
+            look_up.run(host, port)
+        return look_up
 
     def forget(self, host: str, port: int) -> None:
         """Drop the cached answer, after no address could be connected to."""
-        found, _ = self._known.get((host, port), (None, 0.0))
-        if found is not None and found.done:
+        look_up, _ = self._known.get((host, port), (None, 0.0))
+        if look_up is not None and look_up.done:
             del self._known[host, port]
 
     def note(self, host: str, port: int, address: Any, *, works: bool) -> None:

@@ -73,8 +73,8 @@ def _new_context(options: SinkOptions) -> ssl.SSLContext:
 
 
 def _load_client_certificate(options: SinkOptions, context: ssl.SSLContext) -> None:
-    given, cert, key = options.tls_key_password, options.tls_cert, options.tls_key
-    password = resolve_secret("tlsKeyPassword", given).reveal() if given else ""
+    secret, cert, key = options.tls_key_password, options.tls_cert, options.tls_key
+    password = resolve_secret("tlsKeyPassword", secret).reveal() if secret else ""
     try:
         context.load_cert_chain(cert, key or None, password=lambda: password)
     except (OSError, ssl.SSLError) as error:
@@ -85,15 +85,15 @@ def _load_client_certificate(options: SinkOptions, context: ssl.SSLContext) -> N
 
 
 def _stamps(paths: Iterable[str]) -> list[tuple[int, int, int] | None]:
-    found: list[tuple[int, int, int] | None] = []
+    stamps: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:
             state = Path(path).stat()
         except OSError:
-            found.append(None)
+            stamps.append(None)
         else:
-            found.append((state.st_mtime_ns, state.st_size, state.st_ino))
-    return found
+            stamps.append((state.st_mtime_ns, state.st_size, state.st_ino))
+    return stamps
 
 
 _NAME_MISMATCH: Final = {62, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, IP_ADDRESS_MISMATCH
@@ -309,11 +309,11 @@ class TlsStream:
 
 
 def _first_bytes(buffers: Sequence[Any], limit: int) -> bytes:
-    parts, left = [], limit
+    parts, remaining_bytes = [], limit
     for buffer in buffers:
-        part = memoryview(buffer).cast("B")[:left]
+        part = memoryview(buffer).cast("B")[:remaining_bytes]
         parts.append(part)
-        left -= len(part)
-        if not left:
+        remaining_bytes -= len(part)
+        if not remaining_bytes:
             break
     return b"".join(parts)

@@ -243,11 +243,11 @@ class Transport:
         )
 
     def _resolved(self) -> None:
-        found = self._look_up
-        if found.error is not None:
+        look_up = self._look_up
+        if look_up.error is not None:
             self.state = StreamState.CLOSED
-            raise self._unknown_host(_text(found.error)) from found.error
-        self._targets = self._resolver.in_order(self._host, self._port, found.targets)
+            raise self._unknown_host(_text(look_up.error)) from look_up.error
+        self._targets = self._resolver.in_order(self._host, self._port, look_up.targets)
         self.state = StreamState.CONNECTING
         self._next_target()
 
@@ -358,17 +358,17 @@ def port_of(text: str) -> int | None:
 
 
 def _new_socket(family: int, kind: int, protocol: int) -> socket.socket:
-    made = socket.socket(family, kind, protocol)
+    new_socket = socket.socket(family, kind, protocol)
     try:
-        made.setblocking(False)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        new_socket.setblocking(False)
+        new_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if _USER_TIMEOUT is not None:
-            made.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, USER_TIMEOUT_MS)
+            new_socket.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, USER_TIMEOUT_MS)
     except OSError:
-        made.close()
+        new_socket.close()
         raise
-    return made
+    return new_socket
 
 
 def _text(error: OSError | None) -> str:

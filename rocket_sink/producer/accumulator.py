@@ -85,8 +85,8 @@ class BatchAccumulator:
                 due_earlier = self._due_s is not None and (
                     before_s is None or self._due_s < before_s
                 )
-        for one in full:
-            self._send(one)
+        for full_batch in full:
+            self._send(full_batch)
         if due_earlier:
             self._driver.reschedule()
 

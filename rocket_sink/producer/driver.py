@@ -175,11 +175,11 @@ class SubmissionQueue:
     def _submit_together(self, together: list[SendRequest]) -> None:
         """Submit requests as a group, or in their order; what there is no room for goes back."""
         if len(together) >= GROUP_LEAST:
-            left = [] if self._submit(group_request(together)) else together
+            unsubmitted = [] if self._submit(group_request(together)) else together
         else:
-            taken = itertools.takewhile(self._submit, together)
-            left = together[sum(1 for _ in taken) :]
-        self.requests.extendleft(reversed(left))
+            submitted = itertools.takewhile(self._submit, together)
+            unsubmitted = together[sum(1 for _ in submitted) :]
+        self.requests.extendleft(reversed(unsubmitted))
 
     def _submit(self, request: SendRequest) -> bool:
         """False: there is no room."""
@@ -472,17 +472,17 @@ class Driver:
         Raises:
             NoRouteError, NameServerUnavailableError
         """
-        found: list[TopicPublishInfo] = []
+        routes: list[TopicPublishInfo] = []
         deadline_s = self.engine.clock() + (timeout_s or self._timeout_s)
 
         def step() -> bool:
             info = self.engine.known_route(topic, deadline_s)
             if info is not None:
-                found.append(info)
+                routes.append(info)
             return info is not None
 
         self.call(step)
-        return found[0]
+        return routes[0]
 
     def invoke(self, address: str, frame: Frame) -> Frame:
         """Send an administrative request and wait for its answer, of any code. Repeated once when
@@ -501,10 +501,10 @@ class Driver:
         return answer
 
     def _invoke_once(self, address: str, frame: Frame) -> Frame:
-        waiter, ended = Waiter(), list[tuple[Frame | None, SendError | None]]()
+        waiter, results = Waiter(), list[tuple[Frame | None, SendError | None]]()
 
         def on_end(answer: Frame | None, error: SendError | None, now_s: float) -> None:
-            ended.append((answer, error))
+            results.append((answer, error))
             waiter.wake()
 
         with self.lock:
@@ -515,11 +515,11 @@ class Driver:
                 address, frame, Call(on_end), deadline_s=now_s + self._timeout_s, now_s=now_s
             )
             self._in_step = False
-        while not ended:
-            self._drive_until(lambda: bool(ended), waiter, _IDLE_S)
-            if not ended and self.engine.clock() >= now_s + self._timeout_s + _LOST_S:
+        while not results:
+            self._drive_until(lambda: bool(results), waiter, _IDLE_S)
+            if not results and self.engine.clock() >= now_s + self._timeout_s + _LOST_S:
                 raise _lost()
-        answer, error = ended[0]
+        answer, error = results[0]
         if answer is None:
             assert error is not None
             raise error
@@ -622,7 +622,7 @@ class Driver:
             return
         with self.lock:
             self._look_at_futures()
-            taken = [future for _, future in self._older_futures]
+            futures = [future for _, future in self._older_futures]
         try:
             self._run_tasks(float("inf"))
             with self.lock:
@@ -632,7 +632,11 @@ class Driver:
             self._finish_pending(self._last_deadline_s())
             self._run_tasks(float("inf"))  # traces of what has just ended
         finally:
-            undone = [one for one in taken if not one.done() or one.exception() is not None]
+            undone = [
+                send_future
+                for send_future in futures
+                if not send_future.done() or send_future.exception() is not None
+            ]
             if undone:
                 why = undone[0].exception() if undone[0].done() else "there was no time"
                 _LOG.error(
@@ -756,11 +760,11 @@ class Driver:
     def _take_completions(self) -> list[tuple[Token, Completion]]:
         """Take completions and wake their waiters; returns those with a callback."""
         called = []
-        ended = self.engine.take()
+        completions = self.engine.take()
         if self._submissions.refused:
-            ended += self._submissions.refused
+            completions += self._submissions.refused
             self._submissions.refused.clear()
-        for completion in ended:
+        for completion in completions:
             waiter = completion.token
             if waiter.on_done is not None:
                 called.append((waiter, completion))
@@ -779,7 +783,7 @@ class Driver:
         futures, now_s = self.futures, self.engine.clock()
         new = [(now_s, futures.popleft()) for _ in range(len(futures))]
         self._older_futures = [
-            known for known in (*self._older_futures, *new) if not known[1].done()
+            entry for entry in (*self._older_futures, *new) if not entry[1].done()
         ]
 
     def _end_lost(self) -> None:
@@ -789,7 +793,11 @@ class Driver:
         with self.lock:
             self._next_look_s = now_s + _IDLE_S
             self._look_at_futures()
-            lost = [one for since_s, one in self._older_futures if now_s >= since_s + longest_s]
+            lost = [
+                lost_future
+                for since_s, lost_future in self._older_futures
+                if now_s >= since_s + longest_s
+            ]
         end_all((future, None, _lost()) for future in lost)
 
     def _until_task_s(self, wait_s: float) -> float:

@@ -418,9 +418,9 @@ class Producer:
     def _route_of_keys(self, info: TopicPublishInfo) -> TopicPublishInfo:
         """The route by which strict order places keys: while a broker is in no route, the one in
         which it was, so that its keys wait for it and the others stay where they are."""
-        known = self._placed.get(info.topic)
-        if known is not None and not known.masters.keys() <= info.masters.keys():
-            return known
+        route = self._placed.get(info.topic)
+        if route is not None and not route.masters.keys() <= info.masters.keys():
+            return route
         self._placed[info.topic] = info
         return info
 
@@ -470,14 +470,14 @@ class Producer:
         *,
         one_at_a_time: bool = False,
     ) -> list[SendResult]:
-        begun: Iterable[Waiter | NotSentError] = (
+        waiters: Iterable[Waiter | NotSentError] = (
             self._begin(session, part, timeout_ms) for part in parts
         )
         if not one_at_a_time:
-            begun = list(begun)
+            waiters = list(waiters)
         results: list[SendResult] = []
         failure: BaseException | None = None
-        for part, waiter in zip(parts, begun, strict=True):
+        for part, waiter in zip(parts, waiters, strict=True):
             try:
                 results += self._batch_results(session, part, waiter, timeout_ms)
             except SendError as error:

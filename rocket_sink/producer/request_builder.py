@@ -138,12 +138,12 @@ class RequestBuilder:
             if len(body) > self._limit:
                 raise self._too_large(message)
             properties = properties_of(message, message_id=message_id, extra=extra)
-            one = encode_inner(body, properties, message.flag)
-            if batch and (size + len(one) > limit or len(batch) == BATCH_MAX_MESSAGES):
+            encoded_message = encode_inner(body, properties, message.flag)
+            if batch and (size + len(encoded_message) > limit or len(batch) == BATCH_MAX_MESSAGES):
                 yield start, batch
                 start, size, batch = number, 0, []
-            batch.append(one)
-            size += len(one)
+            batch.append(encoded_message)
+            size += len(encoded_message)
         yield start, batch
 
     def batch_bytes(self, message: Message) -> int:

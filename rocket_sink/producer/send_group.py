@@ -81,7 +81,10 @@ class SendGroup:
     def frames(self, template: SendTemplate, **fields: Any) -> bytes:
         """Return the frames of all messages (see `SendTemplate.frames`)."""
         return template.frames(
-            ((one.body, one.properties, one.sys_flag, one.flag) for one in self._requests),
+            (
+                (request.body, request.properties, request.sys_flag, request.flag)
+                for request in self._requests
+            ),
             **fields,
         )
 

@@ -118,10 +118,10 @@ _INITIAL: Final = tuple(c ^ key for c, key in zip(_CONSTANTS, 2 * _GUAVA_KEYS, s
 def sip_hash24(data: bytes) -> int:
     """SipHash-2-4 as Guava's `asLong()` gives it: a signed 64-bit integer."""
     v0, v1, v2, v3 = _INITIAL
-    whole = len(data) & ~7
-    last = int.from_bytes(data[whole:], "little") | (len(data) & 0xFF) << 56
-    for start in range(0, whole + 1, 8):
-        word = int.from_bytes(data[start : start + 8], "little") if start < whole else last
+    whole_bytes = len(data) & ~7
+    last = int.from_bytes(data[whole_bytes:], "little") | (len(data) & 0xFF) << 56
+    for start in range(0, whole_bytes + 1, 8):
+        word = int.from_bytes(data[start : start + 8], "little") if start < whole_bytes else last
         v3 ^= word
         for _ in range(2):
             v0, v1, v2, v3 = _round(v0, v1, v2, v3)
@@ -159,12 +159,12 @@ def sip_hash24_block(data: IntArray, offsets: IntArray) -> IntArray:
     words = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))  # unaligned, overlapping
     count = len(sizes)
     state = [np.full(count, initial, np.uint64) for initial in _INITIAL]
-    whole = sizes >> 3
-    for index in range(int(whole[0]) if count else 0):
-        active = int(np.searchsorted(-whole, -index, side="left"))
+    word_counts = sizes >> 3
+    for index in range(int(word_counts[0]) if count else 0):
+        active = int(np.searchsorted(-word_counts, -index, side="left"))
         _absorb([part[:active] for part in state], words[starts[:active] + 8 * index])
-    rest = (sizes & 7).astype(np.uint64) << np.uint64(3)
-    tail = words[starts + 8 * whole] & ((np.uint64(1) << rest) - np.uint64(1))
+    tail_bits = (sizes & 7).astype(np.uint64) << np.uint64(3)
+    tail = words[starts + 8 * word_counts] & ((np.uint64(1) << tail_bits) - np.uint64(1))
     _absorb(state, tail | (sizes.astype(np.uint64) & np.uint64(0xFF)) << np.uint64(56))
     state[2] ^= np.uint64(0xFF)
     for _ in range(4):
@@ -284,11 +284,11 @@ def _hash_column(keys: Any, block: Block, dtype: Any) -> IntArray:
         return np.concatenate(parts) if parts else np.empty(0, dtype)
     if pa.types.is_dictionary(keys.type):
         # The null's hash is last, at index -1.
-        known = _hash_column(keys.dictionary, block, dtype)
-        table = np.append(known, _empty_hash(block).astype(dtype))
+        value_hashes = _hash_column(keys.dictionary, block, dtype)
+        table = np.append(value_hashes, _empty_hash(block).astype(dtype))
         indices = keys.indices.fill_null(-1) if keys.null_count else keys.indices
-        found: IntArray = table[indices.to_numpy(zero_copy_only=False)]
-        return found
+        row_hashes: IntArray = table[indices.to_numpy(zero_copy_only=False)]
+        return row_hashes
     data, offsets = _buffers(keys)
     hashes = np.empty(len(keys), dtype)
     for first, last in _blocks(offsets):

@@ -194,11 +194,11 @@ def decide(
         earlier: the classes of the request's earlier errors (GO_AWAY leads once to a new
             connection; a missing topic or queue once to a fresh route).
     """
-    facts, left, waits = _facts(error), max_attempts - attempt, attempt
+    facts, attempts_left, waits = _facts(error), max_attempts - attempt, attempt
     if retry_while_busy and max_attempts > 1 and _costs_only_time(error):
-        facts, left = replace(facts, counts=False), max(left, 1)
-        waits += sum(one is type(error) for one in earlier)
-    again = _may_retry(error, earlier, ordering, fixed_queue, policies, attempts_left=left)
+        facts, attempts_left = replace(facts, counts=False), max(attempts_left, 1)
+        waits += sum(error_class is type(error) for error_class in earlier)
+    again = _may_retry(error, earlier, ordering, fixed_queue, policies, attempts_left=attempts_left)
     remaining_s = deadline_s - now_s
     if error_is(error, "fatal"):
         return replace(facts, action=Action.FATAL)

@@ -181,15 +181,15 @@ def by_share(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
 def by_latency(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
     """Brokers by their number of queues over their latency: twice as slow, half as many."""
     brokers = equals.brokers
-    weights = [one.share / max(one.load.latency_s, LATENCY_FLOOR_S) for one in brokers]
+    weights = [broker.share / max(broker.load.latency_s, LATENCY_FLOOR_S) for broker in brokers]
     return _drawn(brokers, weights, rng)
 
 
 def _drawn(brokers: list[RouteBroker[Any]], weights: list[float], rng: Rng) -> RouteBroker[Any]:
-    rest = rng.random() * sum(weights)
+    remaining_weight = rng.random() * sum(weights)
     for broker, weight in zip(brokers, weights, strict=True):
-        rest -= weight
-        if rest < 0:
+        remaining_weight -= weight
+        if remaining_weight < 0:
             return broker
     return brokers[-1]  # by a rounding error
 
@@ -235,7 +235,9 @@ class Ranking(Generic[Target]):
         if ranks != self._ranks:
             self._ranks = dict(ranks)
             self._least = min(ranks.values()) & ~FAR
-            self.best = [one for one in self.brokers if ranks[one.name] & ~FAR == self._least]
+            self.best = [
+                broker for broker in self.brokers if ranks[broker.name] & ~FAR == self._least
+            ]
             self._groups.clear()
 
     def take(self, requests: int, *, last: str | None = None, worse: bool = False) -> Target | None:

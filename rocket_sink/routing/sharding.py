@@ -59,8 +59,8 @@ def _by_rendezvous(hashes: IntArray, info: TopicPublishInfo) -> IntArray:
         [np.asarray(queues, np.int64) for queues in info.queues_by_broker.values()]
     )
     starts = np.concatenate(([0], np.cumsum(weights)[:-1])).astype(np.int64)
-    found: IntArray = indices[starts[brokers] + inside]
-    return found
+    queue_indices: IntArray = indices[starts[brokers] + inside]
+    return queue_indices
 
 
 _JAVA: Final[dict[str, tuple[Callable[[str], int], Callable[[Any], IntArray]]]] = {
@@ -82,11 +82,11 @@ def fallback_queue(
     `home` while its broker is available, or when no broker is. Else a queue of an available broker,
     by rendezvous hashing of the home queue's name, so that all workers choose the same one.
     """
-    known = info.index_of(home) is not None
-    if known and available(info.broker_of(home)):
+    has_home = info.index_of(home) is not None
+    if has_home and available(info.broker_of(home)):
         return home
     usable = [name for name in info.queues_by_broker if available(name)]
-    if not usable and known:
+    if not usable and has_home:
         return home
     names = usable or list(info.queues_by_broker)
     if not names:

@@ -189,8 +189,8 @@ class TopicPublishInfo:
         ids = sorted(listed | hosts.keys())
         queues_by_broker: dict[str, list[int]] = {}
         static: dict[MessageQueue, tuple[int, str]] = {}
-        for index, known in enumerate(ids):
-            host, (queue_id, name) = hosts.get(known, NO_BROKER), known
+        for index, queue_key in enumerate(ids):
+            host, (queue_id, name) = hosts.get(queue_key, NO_BROKER), queue_key
             queues_by_broker.setdefault(host, []).append(index)
             static[MessageQueue(topic, name, queue_id)] = index, host
         frozen = {name: tuple(indices) for name, indices in queues_by_broker.items()}

@@ -148,12 +148,12 @@ def decode_poll(
     Raises: as `decode_stored`.
     """
     messages: list[StoredMessage] = []
-    left = DEFAULT_LIMITS.poll_bytes
+    remaining_bytes = DEFAULT_LIMITS.poll_bytes
     for message in _iter_stored(buffer, DEFAULT_LIMITS):
         if begin is not None and message.queue_offset < begin:
             continue
-        left -= memory_bytes(message)
-        if left < 0 and messages:
+        remaining_bytes -= memory_bytes(message)
+        if remaining_bytes < 0 and messages:
             return messages, message.queue_offset
         messages.append(message)
     return messages, None
@@ -315,7 +315,7 @@ def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -
     topic = message.topic.encode()
     properties = encode_properties(message.properties).encode() + b"\0" * message.torn
     long_topic = len(topic) > 127
-    rest = b"".join(
+    tail = b"".join(
         (
             born,
             _INT.pack(message.born_host[1]),
@@ -331,7 +331,7 @@ def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -
         )
     )
     head = _HEAD.pack(
-        _HEAD.size + len(rest),
+        _HEAD.size + len(tail),
         MAGIC_V2 if long_topic else MAGIC_V1,
         # Java keeps the CRC's low 31 bits (UtilAll.crc32).
         zlib.crc32(body) & 0x7FFFFFFF,
@@ -342,4 +342,4 @@ def encode_stored(message: StoredMessage, *, stored_body: bytes | None = None) -
         sys_flag,
         message.born_ms,
     )
-    return head + rest
+    return head + tail

@@ -548,7 +548,7 @@ PRODUCER = (
     Defect(
         "old-addresses",
         "rocket_sink/producer/engine/routes.py",
-        "for state in sorted(self._topics.values(), key=lambda one: one.fetched_s):\n",
+        "for state in sorted(self._topics.values(), key=lambda entry: entry.fetched_s):\n",
         "for state in list(self._topics.values()):\n",
         (
             "tests/producer/engine/test_moved_brokers.py::test_the_newest_route_says_where_a_broker_is",
@@ -558,8 +558,8 @@ PRODUCER = (
     Defect(
         "strict-keys-move",
         "rocket_sink/producer/producer.py",
-        "        if known is not None and not known.masters.keys() <= info.masters.keys():\n",
-        "        if known is not None and not info.masters:\n",
+        "        if route is not None and not route.masters.keys() <= info.masters.keys():\n",
+        "        if route is not None and not info.masters:\n",
         (
             "tests/producer/test_producer.py::test_with_strict_order_no_key_moves_while_a_broker_has_no_master",
         ),
@@ -612,8 +612,8 @@ PRODUCER = (
     Defect(
         "slots-are-used-up",
         "rocket_sink/producer/engine/mapped_table.py",
-        "            if found is None or not found[1]:\n",
-        "            if found is None or not found[0]:\n",
+        "            if entry is None or not entry[1]:\n",
+        "            if entry is None or not entry[0]:\n",
         (
             "tests/producer/engine/test_shared_state.py::test_topics_that_were_isolated_do_not_fill_the_table",
         ),
@@ -2017,7 +2017,7 @@ GROUPS: tuple[Defect, ...] = (
     Defect(
         "group-gone-in-part",
         "rocket_sink/net/channel.py",
-        "lost.written or (lost.grouped and owner is begun) or self._is_writing\n",
+        "lost.written or (lost.grouped and owner is begun_owner) or self._is_writing\n",
         "lost.written or self._is_writing\n",
         ("tests/net/test_write_queue.py",),
         "messages that a broker stored count as not sent, and are sent again without a word",

@@ -88,16 +88,16 @@ class Admin:
         """
         answers = self._ask(requests.get_broker_cluster_info())
         merged: dict[str, dict[int, str]] = {}
-        known: set[tuple[str, str]] = set()
+        merged_addresses: set[tuple[str, str]] = set()
         for server, frame in answers.items():
             brokers = responses.decode_cluster_info(frame)
             addresses = broker_addresses(brokers)
-            if known and addresses and not known & addresses:
+            if merged_addresses and addresses and not merged_addresses & addresses:
                 raise NoRouteError(
                     f"the name servers {', '.join(answers)} know different clusters, {server} that "
                     f"of {', '.join(brokers)}: take the wrong one out of the option nameServer"
                 )
-            known |= addresses
+            merged_addresses |= addresses
             merged |= brokers
         return merged
 
@@ -245,14 +245,14 @@ class Admin:
             return key in properties.get(KEYS, "").split(KEY_SEPARATOR)
 
         allowance = Allowance()
-        found: list[StoredMessage] = []
+        messages: list[StoredMessage] = []
         # The route of now: a broker may be new, or at another address.
         for broker_name, address in _masters(self.topic_route(topic)).items():
             answer = self._call(broker_name, address, frame, {0, ResponseCode.QUERY_NOT_FOUND})
-            found += responses.decode_query_answer(
+            messages += responses.decode_query_answer(
                 answer, allowance=allowance, wanted=wanted, bodies=bodies
             )
-        return found
+        return messages
 
     # --- topics ------------------------------------------------------------------------------
 
@@ -287,12 +287,12 @@ class Admin:
         topic = with_namespace(self.options.namespace, topic)
         frame = requests.get_topic_config(topic)
         unknown = {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST}
-        found = {}
+        attributes = {}
         for name, address in _masters(self._route(topic)).items():
             answer = self._call(name, address, frame, {0, *unknown})
             if answer.code not in unknown:
-                found[name] = responses.decode_topic_attributes(answer)
-        return found
+                attributes[name] = responses.decode_topic_attributes(answer)
+        return attributes
 
     # --- requests ----------------------------------------------------------------------------
 
@@ -325,12 +325,12 @@ class Admin:
 
     def _ask(self, frame: Frame, *, of_all: bool = True) -> Answers:
         """Ask the name servers as `NameServers.ask`."""
-        ended: list[tuple[Answers, SendError | None, float]] = []
+        results: list[tuple[Answers, SendError | None, float]] = []
         now_s = self._client.clock()
-        self._name_servers.ask(frame, lambda *end: ended.append(end), now_s, of_all=of_all)
-        while not ended:
+        self._name_servers.ask(frame, lambda *end: results.append(end), now_s, of_all=of_all)
+        while not results:
             self._client.poll(self._timeout_s)
-        answers, error, _ = ended[0]
+        answers, error, _ = results[0]
         if error is not None:
             raise error
         return answers

@@ -114,8 +114,8 @@ class DlqQuery:
 
 def groups(admin: Admin) -> dict[str, int]:
     """{group: messages in its dead-letter topic} of all groups with such a topic."""
-    found = (topic for topic in admin.topics() if topic.startswith(PREFIX))
-    return {topic.removeprefix(PREFIX): admin.count(topic) for topic in found}
+    dlq_topics = (topic for topic in admin.topics() if topic.startswith(PREFIX))
+    return {topic.removeprefix(PREFIX): admin.count(topic) for topic in dlq_topics}
 
 
 def read(admin: Admin, query: DlqQuery) -> Iterator[DeadLetter]:

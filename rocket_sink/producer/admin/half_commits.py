@@ -120,9 +120,9 @@ class _Commits:
         self._committer.committed(self._lane, len(answers))
 
     def on_failed(self, error: SendError, now_s: float) -> None:
-        left = self._positions[self._is_open]
+        open_positions = self._positions[self._is_open]
         self._is_open[:] = False
-        for position in left.tolist():
+        for position in open_positions.tolist():
             self._committer.ended(self._lane, position, None, error)
 
 
@@ -183,19 +183,19 @@ class HalfMessageCommitter:
         self._headers = _headers(halves)
         self._lane_of = _lanes(halves, by_queue=self._ordered)
         self._topics = halves.column("topic").unique().to_pylist()
-        left = np.arange(len(halves))
+        pending = np.arange(len(halves))
         for topic in self._topics:
             engine.publish_info(topic)
         if doubtful:
-            left = self._not_visible(left)
+            pending = self._not_visible(pending)
         wait_s = _FIRST_WAIT_S
-        while len(left):
+        while len(pending):
             before = self._report.committed
-            self._round(left)
-            left = self._left_of(left)
+            self._round(pending)
+            pending = self._left_of(pending)
             progressed = self._report.committed > before
             wait_s = _FIRST_WAIT_S if progressed else min(2 * wait_s, _LONGEST_WAIT_S)
-            if len(left):
+            if len(pending):
                 for topic in self._topics:
                     engine.routes.refresh(topic, engine.clock())
                 engine.drive_for(wait_s)
@@ -207,15 +207,15 @@ class HalfMessageCommitter:
     def _left_of(self, tried: Positions) -> Positions:
         """The half messages to retry, in order, without those found visible."""
         again, self._again = np.array(self._again, np.int64), []
-        left = tried[np.isin(tried, again)]
+        pending = tried[np.isin(tried, again)]
         if self._doubtful:
-            asked, self._doubtful = np.array(sorted(self._doubtful)), set()
-            is_asked = np.isin(left, asked)
-            absent = self._not_visible(left[is_asked])
-            left = left[~is_asked | np.isin(left, absent)]
-        if len(left) and self._engine.clock() >= self._heard_s + self._timeout_s:
-            raise DeliveryError(self._silence(left), first_error=str(self._error or ""))
-        return left
+            doubtful, self._doubtful = np.array(sorted(self._doubtful)), set()
+            is_doubtful = np.isin(pending, doubtful)
+            absent = self._not_visible(pending[is_doubtful])
+            pending = pending[~is_doubtful | np.isin(pending, absent)]
+        if len(pending) and self._engine.clock() >= self._heard_s + self._timeout_s:
+            raise DeliveryError(self._silence(pending), first_error=str(self._error or ""))
+        return pending
 
     def _half(self, position: int) -> Half:
         return Half(*(column[position].as_py() for column in self._halves.columns))
@@ -271,9 +271,9 @@ class HalfMessageCommitter:
             )
             return
         for position in positions.tolist():
-            ended = functools.partial(self.ended, lane, position)
+            on_end = functools.partial(self.ended, lane, position)
             frame = self._frame(self._half(position))
-            client.call(address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
+            client.call(address, frame, Call(on_end), deadline_s=deadline_s, now_s=now_s)
 
     def _check_lock(self, ahead_s: float = 0.0) -> None:
         try:
@@ -348,11 +348,11 @@ class HalfMessageCommitter:
             return positions
         visible: list[int] = []
         rows = self._halves.select(["topic", "broker_name", "message_id"]).take(positions)
-        asked: dict[str, dict[str, dict[str, int]]] = {}
+        queries: dict[str, dict[str, dict[str, int]]] = {}
         columns = (column.to_pylist() for column in rows.columns)
-        for position, topic, broker, one in zip(positions.tolist(), *columns, strict=True):
-            asked.setdefault(topic, {}).setdefault(broker, {})[one] = position
-        for topic, by_broker in sorted(asked.items()):
+        for position, topic, broker, half_id in zip(positions.tolist(), *columns, strict=True):
+            queries.setdefault(topic, {}).setdefault(broker, {})[half_id] = position
+        for topic, by_broker in sorted(queries.items()):
             try:
                 self._stored_at(topic, by_broker).settle(topic)
                 for broker, by_id in sorted(by_broker.items()):
@@ -393,8 +393,8 @@ def _headers(halves: pa.Table) -> pa.RecordBatch:
 
 def _lanes(halves: pa.Table, *, by_queue: bool) -> Positions:
     """A number for each half message, which those have in common that share a lane."""
-    found = np.zeros(len(halves), np.int64)
+    lanes = np.zeros(len(halves), np.int64)
     for name in ("topic", "broker_name", "queue_id")[: 3 if by_queue else 2]:
         values = halves.column(name).combine_chunks().dictionary_encode()
-        found = found * len(values.dictionary) + values.indices.to_numpy()
-    return found
+        lanes = lanes * len(values.dictionary) + values.indices.to_numpy()
+    return lanes

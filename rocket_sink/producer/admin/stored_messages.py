@@ -95,7 +95,10 @@ class StoredMessages:
         names = self._names(topic)
         self._found, self.torn = set(), {}
         queries = [
-            (name, at, one) for one in ids for at in topics_of(topic, timed=timed) for name in names
+            (name, at, wanted_id)
+            for wanted_id in ids
+            for at in topics_of(topic, timed=timed)
+            for name in names
         ]
         self._ask(queries, topic)
         for message_id in self._found:

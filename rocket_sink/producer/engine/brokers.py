@@ -212,19 +212,23 @@ class Brokers:
         """Return the brokers of a route in the order of their ranks now."""
         if now_s >= self._next_view_s:
             self.view(now_s)
-        known = self._rankings.get(info.topic)
-        if known is None or known.info is not info or known.version != self.ranks_version:
-            known = self._ranked(info, known)
-        return known.ranking
+        topic_ranking = self._rankings.get(info.topic)
+        if (
+            topic_ranking is None
+            or topic_ranking.info is not info
+            or topic_ranking.version != self.ranks_version
+        ):
+            topic_ranking = self._ranked(info, topic_ranking)
+        return topic_ranking.ranking
 
     def best_of(self, topic: str) -> list[Broker]:
         """Return the brokers that the topic's requests go to now; none if it has no ranking."""
-        known = self._rankings.get(topic)
-        if known is None:
+        topic_ranking = self._rankings.get(topic)
+        if topic_ranking is None:
             return []
-        if known.version != self.ranks_version:
-            known = self._ranked(known.info, known)
-        return [self.of(one.name) for one in known.ranking.best]
+        if topic_ranking.version != self.ranks_version:
+            topic_ranking = self._ranked(topic_ranking.info, topic_ranking)
+        return [self.of(broker.name) for broker in topic_ranking.ranking.best]
 
     def rank(self, name: str, topic: str) -> int:
         """Return the broker's rank for a topic; 0 is the best."""
@@ -256,9 +260,13 @@ class Brokers:
             self.ranks_version += 1  # for those that wait for brokers of such a topic
         ranking = known.ranking if known is not None and known.info is info else None
         if ranking is None:
-            turns = {} if known is None else {one.name: one.turn for one in known.ranking.brokers}
+            turns = (
+                {}
+                if known is None
+                else {broker.name: broker.turn for broker in known.ranking.brokers}
+            )
             ranking = Ranking(self._route_brokers(info, turns), self._selector, self._rng)
-        ranks = {one.name: self.rank(one.name, info.topic) for one in ranking.brokers}
+        ranks = {broker.name: self.rank(broker.name, info.topic) for broker in ranking.brokers}
         if self.table.profile.better_half and min(ranks.values(), default=0) >= ISOLATED:
             better = self.table.better_half(ranks, self._viewed_s)
             ranks = {name: rank | WORSE_HALF * (name not in better) for name, rank in ranks.items()}

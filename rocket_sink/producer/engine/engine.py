@@ -359,7 +359,9 @@ class SendEngine:
     def late_answers(self) -> int:
         """Answers that came after their request was given up."""
         client = self.client
-        return client.late_answers + sum(one.connection.late_answers for one in client.channels)
+        return client.late_answers + sum(
+            channel.connection.late_answers for channel in client.channels
+        )
 
     @property
     def closed(self) -> bool:
@@ -431,22 +433,22 @@ class SendEngine:
         answered: dict[GroupAttempt, None] = {}
         while True:
             while ends:
-                attempt, what, sent_s, at_s = ends.popleft()
+                attempt, result, sent_s, at_s = ends.popleft()
                 if attempt.done:
                     continue
                 try:
-                    if isinstance(attempt, GroupAttempt) and what is not None:
-                        for one, step in handler.group_ended(attempt, what, sent_s, at_s):
-                            self._follow(one, step, at_s)
+                    if isinstance(attempt, GroupAttempt) and result is not None:
+                        for part, step in handler.group_ended(attempt, result, sent_s, at_s):
+                            self._follow(part, step, at_s)
                         if attempt.in_parts:
                             answered[attempt] = None
                         continue
-                    if isinstance(what, Frame):
-                        step = handler.answered(attempt, what, sent_s, at_s)
-                    elif isinstance(what, SendError):
-                        step = handler.failed(attempt, what, sent_s, at_s)
-                    elif isinstance(what, CheckResult):
-                        step = handler.verified(attempt, what, at_s)
+                    if isinstance(result, Frame):
+                        step = handler.answered(attempt, result, sent_s, at_s)
+                    elif isinstance(result, SendError):
+                        step = handler.failed(attempt, result, sent_s, at_s)
+                    elif isinstance(result, CheckResult):
+                        step = handler.verified(attempt, result, at_s)
                     else:  # its broker has said what it waited for
                         handler.release(attempt)
                         step = NextStep(attempt)
@@ -608,13 +610,13 @@ class SendEngine:
         self._ends.append((attempt, result, None, now_s))
 
     def _is_written(self, write: OnewayWrite, deadline_s: float, now_s: float) -> bool:
-        channel, ended = write.channel, write.channel.ended
-        if write.sent and not isinstance(ended, TlsError):
+        channel, cause = write.channel, write.channel.ended
+        if write.sent and not isinstance(cause, TlsError):
             return True
-        if isinstance(ended, NotSentError):
-            raise ended.copy() from ended
-        if ended is not None:
-            raise UnwrittenError(f"the oneway message was not sent: {ended}")
+        if isinstance(cause, NotSentError):
+            raise cause.copy() from cause
+        if cause is not None:
+            raise UnwrittenError(f"the oneway message was not sent: {cause}")
         if now_s < deadline_s:
             return False
         if channel.write_queue.withdraw(write):

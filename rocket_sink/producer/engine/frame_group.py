@@ -108,18 +108,18 @@ class GroupAttempt(SendAttempt):
         self._ended += last - index
         request = group.leave(index, last)
         kind, body, size = attempt_kind(request)
-        made = kind(self.ends, request, body, size, self.ordering, self.ready_s, self.deadline_s)
+        attempt = kind(self.ends, request, body, size, self.ordering, self.ready_s, self.deadline_s)
         self.body_bytes -= size
-        made.number, made.counted = self.number, self.counted
-        made.target, made.broker, made.channel = self.target, self.broker, self.channel
-        made.handed_s, made.wall_ms = self.handed_s, self.wall_ms
-        made.wire_bytes = self.wire_bytes // self.size
+        attempt.number, attempt.counted = self.number, self.counted
+        attempt.target, attempt.broker, attempt.channel = self.target, self.broker, self.channel
+        attempt.handed_s, attempt.wall_ms = self.handed_s, self.wall_ms
+        attempt.wire_bytes = self.wire_bytes // self.size
         if self.history is not None:
-            made.history = history = AttemptHistory()
+            attempt.history = history = AttemptHistory()
             history.earlier = list(self.history.earlier)
             history.last_error, history.unknown = self.history.last_error, self.history.unknown
             history.last_broker = self.history.last_broker
-        return made
+        return attempt
 
     def leave_all(self) -> list[SendAttempt]:
         """Attempts of all messages that are open."""
@@ -145,12 +145,12 @@ class GroupAttempt(SendAttempt):
         if len(parts) == 1:
             return parts[0]
         return StoredFrames(
-            np.concatenate([one.indices for one in parts]),
-            np.concatenate([one.queue_offsets for one in parts]),
-            np.concatenate([one.offset_message_ids for one in parts]),
-            _joined([one.transaction_ids for one in parts]),
-            _joined([one.recall_handles for one in parts]),
-            np.concatenate([one.rtt_ms for one in parts]),
+            np.concatenate([part.indices for part in parts]),
+            np.concatenate([part.queue_offsets for part in parts]),
+            np.concatenate([part.offset_message_ids for part in parts]),
+            _joined([part.transaction_ids for part in parts]),
+            _joined([part.recall_handles for part in parts]),
+            np.concatenate([part.rtt_ms for part in parts]),
         )
 
     def _columns_of(self, answers: SendAnswers, rtt_s: float) -> StoredFrames:
@@ -175,13 +175,13 @@ class GroupAttempt(SendAttempt):
 
 
 def _columns_of_singles(answers: Sequence[tuple[int, SendAnswer, float]]) -> StoredFrames:
-    indices, found, rtts_s = zip(*answers, strict=True)
+    indices, send_answers, rtts_s = zip(*answers, strict=True)
     return StoredFrames(
         np.array(indices, np.int64),
-        np.array([answer.queue_offset for answer in found], np.int64),
-        np.array([answer.offset_message_id for answer in found], "S"),
-        _column([answer.transaction_id for answer in found]),
-        _column([answer.recall_handle for answer in found]),
+        np.array([answer.queue_offset for answer in send_answers], np.int64),
+        np.array([answer.offset_message_id for answer in send_answers], "S"),
+        _column([answer.transaction_id for answer in send_answers]),
+        _column([answer.recall_handle for answer in send_answers]),
         np.array(rtts_s) * 1000,
     )
 
@@ -193,8 +193,8 @@ def _column(texts: Sequence[str | None]) -> Texts | None:
 
 def _joined(columns: Sequence[Texts | None]) -> Texts | None:
     """None when one is missing."""
-    given = [column for column in columns if column is not None]
-    return np.concatenate(given) if len(given) == len(columns) else None
+    present_columns = [column for column in columns if column is not None]
+    return np.concatenate(present_columns) if len(present_columns) == len(columns) else None
 
 
 def attempt_kind(request: SendRequest) -> tuple[type[SendAttempt], Sequence[Any], int]:

@@ -48,12 +48,12 @@ class HeaderTemplates:
         self.signer: Signer | None = self._credentials.signer() if self._credentials else None
 
     def template(self, topic: str, *, batch: bool, reply: bool = False) -> SendTemplate:
-        found = self.templates.get((topic, batch, reply))
-        if found is None:
+        template = self.templates.get((topic, batch, reply))
+        if template is None:
             if len(self.templates) >= TOPICS_MAX:
                 self.templates.clear()
             serialize: Serialize = "rocketmq" if self._options.serializer == "rocketmq" else "json"
-            found = self.templates[topic, batch, reply] = SendTemplate(
+            template = self.templates[topic, batch, reply] = SendTemplate(
                 producer_group=self._group,
                 topic=topic,
                 batch=batch,
@@ -63,7 +63,7 @@ class HeaderTemplates:
                 serialize=serialize,
                 signer=self.signer,
             )
-        return found
+        return template
 
     def sign(self, ext: Mapping[str, str], body: Any) -> Mapping[str, str]:
         """The fields that sign any other request; none without credentials."""
@@ -71,9 +71,9 @@ class HeaderTemplates:
 
     def hide(self, remark: str) -> str:
         """Return a peer's remark without the credentials."""
-        for one in (self._credentials, self._replaced):
-            if one is not None:
-                remark = one.masked(remark)
+        for credentials in (self._credentials, self._replaced):
+            if credentials is not None:
+                remark = credentials.masked(remark)
         return remark
 
     def reread(self, signed_s: float, now_s: float) -> bool:

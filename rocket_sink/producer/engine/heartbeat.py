@@ -97,7 +97,7 @@ class Heartbeats:
         peek = self._client.peek
         addresses = set(self._routes.addresses().values())
         return all(
-            (seen := self._sent.get(address)) is not None and seen[0] is peek(address)
+            (heartbeat := self._sent.get(address)) is not None and heartbeat[0] is peek(address)
             for address in addresses
         )
 
@@ -125,9 +125,9 @@ class Heartbeats:
                 continue
             self._asked.add(channel)
 
-            ended = Call(lambda answer, error, at_s, one=channel: self._asked.discard(one))  # type: ignore[misc]
+            on_end = Call(lambda answer, error, at_s, peer=channel: self._asked.discard(peer))  # type: ignore[misc]
             frame = self._heartbeat()
-            self._client.call_on(channel, frame, ended, deadline_s=oldest.deadline_s, now_s=now_s)
+            self._client.call_on(channel, frame, on_end, deadline_s=oldest.deadline_s, now_s=now_s)
 
     def _heartbeat(self) -> Frame:
         return requests.heartbeat(
@@ -170,9 +170,9 @@ class Heartbeats:
         """Ask brokers that did not answer (LatencyFaultToleranceImpl.detectByOneRound)."""
         brokers = self._brokers
         topics = {name: self._routes.topic_on(name) for name in addresses}
-        known = {name: topic for name, topic in topics.items() if topic is not None}
-        for name in brokers.table.due_for_probe(now_s, known):
-            address, topic = addresses[name], known[name]
+        known_topics = {name: topic for name, topic in topics.items() if topic is not None}
+        for name in brokers.table.due_for_probe(now_s, known_topics):
+            address, topic = addresses[name], known_topics[name]
             if name in self._probes:
                 continue
             failed_s = self._driven_s + self._detect_timeout_s
@@ -201,17 +201,21 @@ class Heartbeats:
     def _expire_probes(self, now_s: float) -> None:
         """A probe fails when it is unanswered for `detectTimeout` while a thread reads the answers:
         between the sends of a synchronous caller none does."""
-        for name in [one for one, failed_s in self._probes.items() if self._driven_s >= failed_s]:
+        for name in [
+            broker_name
+            for broker_name, failed_s in self._probes.items()
+            if self._driven_s >= failed_s
+        ]:
             del self._probes[name]
             self._brokers.probed(name, now_s, alive=False)
 
     def unregister(self, timeout_s: float) -> None:
         """Unregister at the brokers that are connected."""
-        client, left = self._client, [0]
+        client, pending = self._client, [0]
         now_s = client.clock()
 
         def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
-            left[0] -= 1
+            pending[0] -= 1
 
         frame = requests.unregister_client(
             client_id=self._identity.client_id, producer_group=self._identity.group
@@ -219,7 +223,7 @@ class Heartbeats:
         for address in set(self._routes.addresses().values()):
             channel = client.peek(address)
             if channel is not None and channel.is_open:
-                left[0] += 1
+                pending[0] += 1
                 client.call(address, frame, Call(ended), deadline_s=now_s + timeout_s, now_s=now_s)
-        while left[0] and client.clock() < now_s + timeout_s:
+        while pending[0] and client.clock() < now_s + timeout_s:
             client.poll(0.05)

@@ -48,12 +48,12 @@ class MappedTable:
         """The value last put, or None."""
         wanted = key.encode()
         for slot in self._chain(wanted):
-            found = self._read(slot)
-            if found is None:
+            entry = self._read(slot)
+            if entry is None:
                 continue
-            if found[0] == wanted:
-                return found[1]
-            if not found[0]:
+            if entry[0] == wanted:
+                return entry[1]
+            if not entry[0]:
                 return None
         return None
 
@@ -82,10 +82,10 @@ class MappedTable:
         changed = (now != self._seen).reshape(self._count, self._slot_bytes).any(axis=1)
         self._seen = now
         for slot in np.flatnonzero(changed).tolist():
-            found = self._read(slot)
+            entry = self._read(slot)
             self._items.pop(slot, None)
-            if found is not None and found[1]:
-                self._items[slot] = found[0].decode(), found[1]
+            if entry is not None and entry[1]:
+                self._items[slot] = entry[0].decode(), entry[1]
         return list(self._items.values())
 
     def _chain(self, key: bytes) -> Iterator[int]:
@@ -99,12 +99,12 @@ class MappedTable:
         """
         free = None
         for slot in self._chain(key):
-            found = self._read(slot)
-            if found is not None and found[0] == key:
+            entry = self._read(slot)
+            if entry is not None and entry[0] == key:
                 return slot
-            if found is None or not found[1]:
+            if entry is None or not entry[1]:
                 free = slot if free is None else free
-                if found is not None and not found[0]:
+                if entry is not None and not entry[0]:
                     break
         return free
 
@@ -118,18 +118,18 @@ class MappedTable:
             end = start + _SLOT.size + key_length + length
             if end > start + self._slot_bytes:
                 continue
-            rest = self._file.data[start + 4 : end]
-            if zlib.crc32(rest) == crc:
-                body = rest[_SLOT.size - 4 :]
+            checked_bytes = self._file.data[start + 4 : end]
+            if zlib.crc32(checked_bytes) == crc:
+                body = checked_bytes[_SLOT.size - 4 :]
                 return body[:key_length], body[key_length:]
         return None
 
     def _write(self, slot: int, key: bytes, value: bytes) -> None:
         start = self._offset + slot * self._slot_bytes
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
-        whole = _SLOT.pack(0, self._sequence, len(key), 0, len(value)) + key + value
-        whole = zlib.crc32(whole[4:]).to_bytes(4, "little") + whole[4:]
-        self._file.data[start : start + len(whole)] = whole
+        record = _SLOT.pack(0, self._sequence, len(key), 0, len(value)) + key + value
+        record = zlib.crc32(record[4:]).to_bytes(4, "little") + record[4:]
+        self._file.data[start : start + len(record)] = record
 
 
 class MappedFile:
@@ -149,11 +149,11 @@ class MappedFile:
             OSError: as the constructor.
         """
         with cls._guard:
-            found = cls._opened.get(path)
-            if found is None or not found.is_at(path):
-                found = cls._opened[path] = cls(path, size)
-            found.users += 1
-            return found
+            mapped_file = cls._opened.get(path)
+            if mapped_file is None or not mapped_file.is_at(path):
+                mapped_file = cls._opened[path] = cls(path, size)
+            mapped_file.users += 1
+            return mapped_file
 
     def __init__(self, path: Path, size: int) -> None:
         """Open or create.

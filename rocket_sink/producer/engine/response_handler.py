@@ -257,12 +257,12 @@ class ResponseHandler:
         self, attempt: SendAttempt, result: CheckResult, now_s: float
     ) -> Completion | NextStep:
         """The broker was asked whether it stored an attempt without an answer."""
-        found, error = result.found, result.error
-        if found is not None:
+        message, error = result.found, result.error
+        if message is not None:
             code = int(ResponseCode.SUCCESS)
             answer = SendAnswer(
-                code, SEND_STATUS[code], found.offset_message_id, found.queue_id,
-                found.queue_offset, None, DEFAULT_REGION, None, trace_on=True,
+                code, SEND_STATUS[code], message.offset_message_id, message.queue_id,
+                message.queue_offset, None, DEFAULT_REGION, None, trace_on=True,
             )  # fmt: skip
             records = self._recorded(attempt, now_s, None, Outcome.ACKED, answer=answer)
             if records:
@@ -353,7 +353,7 @@ class ResponseHandler:
         ):
             return Decision(Action.RETRY_NOW, counts=False)
         tried = [type(error), *history.earlier]
-        refused = sum(issubclass(one, ConnectError) for one in tried)
+        refused = sum(issubclass(error_class, ConnectError) for error_class in tried)
         return decide(
             error,
             attempt=attempt.counted,

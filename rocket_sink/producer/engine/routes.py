@@ -223,8 +223,8 @@ class Routes:
     def _forget(self) -> None:
         """Forget half of the topics: those whose routes are the oldest, for a topic in use is asked
         for each `pollNameServerInterval`. Who sends to one of them again waits for a look-up."""
-        idle = [one for one in list(self._topics.items()) if not self.fetching(one[0])]
-        idle.sort(key=lambda one: one[1].fetched_s)
+        idle = [entry for entry in list(self._topics.items()) if not self.fetching(entry[0])]
+        idle.sort(key=lambda entry: entry[1].fetched_s)
         for topic, _ in idle[: TOPICS_MAX // 2]:
             self._topics.pop(topic, None)
 
@@ -291,12 +291,12 @@ class Routes:
         # Routes change at the end of a look-up, or come with their topic from another worker.
         as_of = self.look_ups, len(self._topics)
         if as_of != self._addresses[0]:
-            found: dict[str, str] = {}
+            addresses: dict[str, str] = {}
             # A copy: other threads add topics.
-            for state in sorted(self._topics.values(), key=lambda one: one.fetched_s):
+            for state in sorted(self._topics.values(), key=lambda entry: entry.fetched_s):
                 if state.info is not None:
-                    found.update(state.info.masters)
-            self._addresses = as_of, found
+                    addresses.update(state.info.masters)
+            self._addresses = as_of, addresses
         return self._addresses[1]
 
     def topic_on(self, broker_name: str) -> str | None:
@@ -314,16 +314,16 @@ class Routes:
         self, topic: str, state: _Topic, now_s: float, *, of_any_age: bool = False
     ) -> None:
         """Take the route that another worker has found."""
-        found = self._shared.route(topic)
+        shared_route = self._shared.route(topic)
         oldest_s = float("inf") if of_any_age else self._interval_s
-        if found is None or not 0 <= now_s - found[1] < oldest_s:
+        if shared_route is None or not 0 <= now_s - shared_route[1] < oldest_s:
             return
         try:
-            info = TopicPublishInfo.of(topic, self._decoded(found[0]))
+            info = TopicPublishInfo.of(topic, self._decoded(shared_route[0]))
         except RemoteProtocolError:
             return
         if info.ok:
-            state.info, state.fetched_s, state.error = info, found[1], None
+            state.info, state.fetched_s, state.error = info, shared_route[1], None
 
     def _keep(self, topic: str, state: _Topic, now_s: float) -> None:
         """The name servers cannot tell: stay with the route, or begin with another worker's."""

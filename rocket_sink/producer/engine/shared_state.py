@@ -69,8 +69,8 @@ class SharedBrokerState:
     def get(self, name: str) -> FaultItem | None:
         if self._file is None:
             return self._memory.get(name)
-        found = self._faults.get(name)
-        return _item(name, found) if found else None
+        value = self._faults.get(name)
+        return _item(name, value) if value else None
 
     def put(self, name: str, item: FaultItem) -> None:
         """Keep it. In a full table it takes the place of what is free to be sent to soonest; of an
@@ -95,17 +95,17 @@ class SharedBrokerState:
     def items(self) -> list[FaultItem]:
         if self._file is None:
             return self._memory.items()
-        found = (_item(name, value) for name, value in self._faults.items())
-        return [item for item in found if item is not None]
+        fault_items = (_item(name, value) for name, value in self._faults.items())
+        return [item for item in fault_items if item is not None]
 
     def route(self, topic: str) -> tuple[bytes, float] | None:
         """The topic's route body and the monotonic time (s) at which it was fetched."""
         if self._file is None:
             return self._memory_routes.get(topic)
-        found = self._routes.get(topic)
-        if not found or len(found) < _TIME.size:
+        value = self._routes.get(topic)
+        if not value or len(value) < _TIME.size:
             return None
-        return found[_TIME.size :], _TIME.unpack_from(found)[0]
+        return value[_TIME.size :], _TIME.unpack_from(value)[0]
 
     def put_route(self, topic: str, body: bytes, now_s: float) -> None:
         """Keep it for the other workers; silently not, when it is too long or the table full."""
@@ -137,9 +137,9 @@ def local_directory() -> Path:
     Raises:
         OSError: it cannot be made, or is another user's.
     """
-    given = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0].strip()
-    if given and Path(given).is_dir():
-        return Path(given)
+    spark_folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0].strip()
+    if spark_folder and Path(spark_folder).is_dir():
+        return Path(spark_folder)
     folder = Path(tempfile.gettempdir()) / f"rocket-sink-{os.getuid()}-{os.getppid()}"
     if not folder.exists():
         _remove_orphans(folder)

@@ -127,10 +127,10 @@ def _found(answer: Frame, message_id: str) -> StoredMessage | None:
         raise error or InvalidAnswerError(f"a look-up was answered by code {answer.code}")
     if answer.code != ResponseCode.SUCCESS:
         return None
-    found = decode_query_answer(
+    matches = decode_query_answer(
         answer, wanted=lambda properties: properties.get(UNIQ_KEY) == message_id, bodies=False
     )
-    return min(found, key=lambda message: message.torn, default=None)
+    return min(matches, key=lambda message: message.torn, default=None)
 
 
 class CheckResult(NamedTuple):
@@ -264,20 +264,20 @@ class StoredChecks:
             self._decide(check, now_s)
 
     def _decide(self, check: StoredCheck, now_s: float) -> None:
-        ids, found = check.attempt.request.verify_ids, check.found
-        if all(one in found and not found[one].torn for one in ids):
-            self._end(check, CheckResult(check.error, found[ids[0]]), now_s)
+        ids, messages = check.attempt.request.verify_ids, check.found
+        if all(message_id in messages and not messages[message_id].torn for message_id in ids):
+            self._end(check, CheckResult(check.error, messages[ids[0]]), now_s)
             return
-        missing = len(ids) - len(found)
+        missing = len(ids) - len(messages)
         if check.failed:
             check.since_s = None
         elif check.since_s is None or missing != check.missing:
             check.since_s, check.missing = now_s, missing
         since_s = check.since_s
         if since_s is not None and now_s >= since_s + self._delay_s:
-            if found:
+            if messages:
                 check.error.facts["partly_stored"] = check.attempt.home
-            self._end(check, CheckResult(check.error, decided=not found), now_s)
+            self._end(check, CheckResult(check.error, decided=not messages), now_s)
             return
         check.next_s = now_s + check.wait_s
         check.wait_s = min(check.wait_s * _GROWTH, _LONGEST_WAIT_S)

@@ -155,9 +155,9 @@ class WaitingRequests:
             return [attempt for _, attempt in line]
         due = []
         for broker in brokers.best_of(place) if isinstance(place, str) else (place,):
-            taken = 0
-            while line and (room := broker.room_for(line[0][1].requests, taken)):
-                taken += room
+            reserved = 0
+            while line and (room := broker.room_for(line[0][1].requests, reserved)):
+                reserved += room
                 due.append(line.popleft()[1])
         if now_s >= self._next_look_s:
             due += [attempt for due_s, attempt in line if now_s >= due_s]
@@ -170,10 +170,10 @@ class WaitingRequests:
 
     def _routed(self, topic: str, now_s: float) -> list[SendAttempt]:
         routes = self._routes
-        known = routes.get(topic, now_s) is not None and not routes.fetching(topic)
-        known = known or routes.is_unresolvable(topic)
+        is_resolved = routes.get(topic, now_s) is not None and not routes.fetching(topic)
+        is_resolved = is_resolved or routes.is_unresolvable(topic)
         line = self._awaiting_route.pop(topic)
-        kept = deque(other for other in line if not known and now_s < other.deadline_s)
+        kept = deque(other for other in line if not is_resolved and now_s < other.deadline_s)
         if kept:
             self._awaiting_route[topic] = kept
-        return [other for other in line if known or now_s >= other.deadline_s]
+        return [other for other in line if is_resolved or now_s >= other.deadline_s]

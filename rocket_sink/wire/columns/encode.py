@@ -142,11 +142,11 @@ def cut_requests(
     """
     sizes = offsets[bounds[1:]] - offsets[bounds[:-1]]
     counts = np.diff(bounds)
-    whole = (sizes <= max_bytes) & (counts <= max_messages)
+    is_one_slice = (sizes <= max_bytes) & (counts <= max_messages)
     slices: list[RequestSlice] = []
     for group in np.flatnonzero(counts).tolist():
         first, last = int(bounds[group]), int(bounds[group + 1])
-        if whole[group]:
+        if is_one_slice[group]:
             slices.append(RequestSlice(group, first, last))
         else:
             slices.extend(_cut_one(offsets, group, first, last, max_bytes, max_messages))
