@@ -45,7 +45,7 @@ Entry: TypeAlias = "tuple[Any, Sequence[Any], int]"
 """A queued frame: owner, buffers (head first), size in bytes."""
 
 _READS: Final = 16
-"""Most reads in one turn of a channel; then the others have theirs."""
+"""The number of reads in one turn of a channel, after which other channels have their turn."""
 _UNASKED_MAX: Final = 64
 """Frames in one turn that answer nothing, after which the turn ends and the next ones are small."""
 FLOOD_READ_BYTES: Final = 4096
@@ -340,7 +340,7 @@ class Channel:
         elif may_be_stored:
             error = ConnectionLostError(f"the connection to {self.address} ended: {reason}")
         elif isinstance(cause, NotSentError):
-            # Each owner gets an error of its own, because callers add facts of their message.
+            # Copy the error for each owner, because callers add facts of their message.
             error = cause.copy()
         else:
             error = UnwrittenError(f"the connection to {self.address} ended: {reason}")

@@ -68,7 +68,7 @@ class Readiness:
 
     @property
     def channels(self) -> set[Channel]:
-        """All that are watched."""
+        """The watched channels."""
         keys = self._selector.get_map().values()
         return {key.data for key in keys if key.data is not None} | set(self._unresolved)
 
@@ -79,7 +79,7 @@ class Readiness:
             self._selector.unregister(number)
 
     def wait(self, timeout_s: float) -> list[tuple[Channel, int]]:
-        """Nothing is ready once another thread has closed it."""
+        """Return the ready channels with their events; none once another thread has closed this."""
         ready = []
         try:
             for key, mask in self._selector.select(timeout_s):
@@ -284,9 +284,12 @@ class NetworkClient:
         deadline_s: float,
         now_s: float,
     ) -> int:
-        """As `call`, of requests that differ in some header fields; `columns` as `fill_frames`.
+        """Send requests that differ in some header fields; return the first opaque id.
 
-        The owner gets each answer; what is not answered fails as one. Returns the first opaque id.
+        The owner gets each answer. `on_failed` is called once for the requests without an answer.
+
+        Args:
+            columns: {header field: its text in each frame} (`fill_frames`).
         """
         try:
             channel = self.channel(address, now_s)
@@ -436,8 +439,8 @@ class NetworkClient:
     def _expire(self, channel: Channel, now_s: float) -> None:
         oldest = channel.connection.oldest
         if oldest is None or oldest.sent_s is None or oldest.sent_s >= channel.heard_s:
-            # Nothing was received since the expired request was written, or it was never written:
-            # new requests get a new connection, those in flight here may still be answered.
+            # The connection was silent since the expired request was written, or the request was
+            # never written. So new requests get a new connection; those in flight may be answered.
             self.drain(channel, now_s)
         channel.expire(now_s)
 

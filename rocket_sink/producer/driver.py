@@ -842,7 +842,7 @@ class Driver:
             try:
                 self._drive_until(self._is_finished, None, _IDLE_S)
             except BaseException:
-                # Nobody else would drive, and no future would end.
+                # Go on: without this thread nothing drives the engine, and no future ends.
                 _LOG.exception("the producer's thread goes on after an error")
                 time.sleep(STEP_S)
         if self._is_abandoned:
@@ -856,8 +856,11 @@ class Driver:
         return bool(self.engine.pending or self._submissions.requests)
 
     def _gives_way(self, deadline_s: float) -> bool:
-        """Another thread has waited for half of its time, and has less left than one until
-        `deadline_s`: a thread that leads sees each place first, and would take them all."""
+        """Return whether to leave the free places to another thread: it has waited for half of its
+        time, and its deadline is before `deadline_s`.
+
+        The leading thread sees each free place first, and would take them all.
+        """
         if not self._window_waiters:
             return False
         now_s = self.engine.clock()

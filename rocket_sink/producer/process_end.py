@@ -20,7 +20,7 @@ _LAST: Final = -100
 
 
 class Sender(Protocol):
-    """What sends in the background."""
+    """A producer that sends in the background."""
 
     of_pid: int
 

@@ -104,7 +104,7 @@ class FaultItem:
     """The end of isolation that was last reported."""
 
     def is_available(self, now_s: float) -> bool:
-        """It is not isolated (Java: FaultItem.isAvailable)."""
+        """Return whether the broker is not isolated (Java: FaultItem.isAvailable)."""
         return not now_s < self.start_s  # another process's table may hold NaN: no isolation
 
 
@@ -121,7 +121,7 @@ class FaultStore(Protocol):
         """Remove it; unknown names are no error."""
 
     def items(self) -> list[FaultItem]:
-        """All items, in any order; a snapshot."""
+        """Return a snapshot of the items, in any order."""
 
 
 class MemoryFaultStore:
@@ -154,7 +154,7 @@ class Isolation:
     until_s: float
     reachable: bool = True
     topic: str | None = None
-    """Only this topic is affected."""
+    """The only topic that is affected; None for all topics."""
 
 
 class LatencyFaultTolerance:
@@ -240,7 +240,7 @@ class LatencyFaultTolerance:
         return isolated, unreachable, pairs
 
     def is_available(self, name: str, now_s: float, topic: str | None = None) -> bool:
-        """Neither the broker nor the topic on it is isolated now."""
+        """Return whether neither the broker nor the topic on it is isolated now."""
         item = self.store.get(name)
         if item is not None and not item.is_available(now_s):
             return False

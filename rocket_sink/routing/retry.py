@@ -54,7 +54,7 @@ each such attempt may store the message twice."""
 
 _SLAVE_NOT_AVAILABLE: Final = 11
 _SILENT: Final = (ConnectError, UnwrittenError, RequestTimeoutError, ConnectionLostError)
-"""No answer from the address: the detector probes it."""
+"""Errors without an answer from the address: the detector probes it."""
 _ONCE: Final = (TopicNotFoundError, InvalidQueueError, RequesterGoneError)
 """Retried once: with a fresh route, or by another broker."""
 _NO_CHOICE: Final = (NameServerUnavailableError, NoRouteError, LocalResourcesError)
@@ -288,7 +288,8 @@ def _may_retry(
     strict = ordering is Ordering.STRICT
     if isinstance(error, BrokerTooOldError) and (strict or fixed_queue):
         return False
-    # Without a code the queue is missing in our route, perhaps because its master is down.
+    # An error without a code came from our route: the queue is missing there, perhaps because its
+    # master is down.
     if isinstance(error, _ONCE) and code and type(error) in earlier:
         return False
     if isinstance(error, InvalidQueueError) and code and (strict or fixed_queue):

@@ -21,26 +21,26 @@ from rocket_sink.routing.rate_limit import AimdWindow
 from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 
 FAR: Final = 1
-"""Not of the own machine room, or of weight 0: a preference among equals, not a fault."""
+"""The broker is of another machine room, or of weight 0: a preference among equals, no fault."""
 SUSPECT: Final = 2
-"""It has left a request unanswered for longer than is usual."""
+"""The broker has left a request unanswered for longer than is usual."""
 ISOLATED: Final = 4
-"""It failed, or answered late, a short time ago."""
+"""The broker failed, or answered late, a short time ago."""
 WORSE_HALF: Final = 8
 """Profile 4.x, with every broker isolated: it is not in the better half."""
 SILENT: Final = 16
-"""It gives no sign of life now, though it was asked for one: frozen, or cut off."""
+"""The broker gives no sign of life, although it was asked for one: it is frozen, or cut off."""
 LAST: Final = 32
 """The request's attempt before this one failed there."""
 UNREACHABLE: Final = 64
-"""It is isolated, and nothing has answered at its address since."""
+"""The broker is isolated, and nothing has answered at its address since."""
 # A broker's rank is the sum of what holds for it, so the worst of it decides. In Java, too,
 # available comes before reachable, and both before the rest (MQFaultStrategy 5.3).
 
 FREE_IN_FLIGHT: Final = 16
 """Requests that a broker may have in flight however quick its equals are."""
 LOAD_FACTOR: Final = 1.25
-"""Beyond `FREE_IN_FLIGHT`, the multiple of its fair share that a broker may have in flight. So a
+"""The multiple of its fair share that a broker may have in flight beyond `FREE_IN_FLIGHT`. So a
 broker that stops answering cannot collect the whole window before it is suspect."""
 EXPLORE: Final = 1 / 32
 """Share of `least_latency`'s choices made round robin: latency is known only of brokers in use."""
@@ -74,7 +74,7 @@ class Load(Protocol):
 
 
 class RouteBroker(Generic[Target]):
-    """One broker of a route, with its queues, which take turns.
+    """A broker of a route, with its queues, which take turns.
 
     Attributes:
         share: the part of the route's messages that is fair, relative to the other brokers.
@@ -144,14 +144,14 @@ Selector = Callable[[Equals[Any], Rng], RouteBroker[Any]]
 
 
 def round_robin(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Each queue in turn (Java: ThreadLocalIndex)."""
+    """Choose the queues in turn (Java: ThreadLocalIndex)."""
     turn, slots = equals.turn, equals.slots
     equals.turn = turn + 1 if turn + 1 < len(slots) else 0
     return slots[turn]
 
 
 def random_queue(equals: Equals[Any], rng: Rng) -> RouteBroker[Any]:
-    """Each queue with the same chance (Java: SelectMessageQueueByRandom)."""
+    """Choose a queue at random, each with the same chance (Java: SelectMessageQueueByRandom)."""
     return equals.slots[rng.randrange(len(equals.slots))]
 
 
@@ -225,7 +225,7 @@ class Ranking(Generic[Target]):
         self._selector = selector
         self._rng = rng
         self.best: list[RouteBroker[Target]] = []
-        """Those that nothing but their distance makes worse than another."""
+        """The brokers of the best rank, with `FAR` left out of the rank."""
         self._ranks: dict[str, int] = {}
         self._least = 0
         self._groups: dict[str | None, list[Equals[Target]]] = {}

@@ -568,8 +568,8 @@ PRODUCER = (
     Defect(
         "producers-thread-ends",
         "rocket_sink/producer/driver.py",
-        "            except BaseException:\n                # Nobody else would drive",
-        "            except KeyError:\n                # Nobody else would drive",
+        "            except BaseException:\n                # Go on: without this thread",
+        "            except KeyError:\n                # Go on: without this thread",
         (
             "tests/producer/test_ends.py::test_an_error_of_a_round_does_not_end_the_producers_thread",
         ),

@@ -270,7 +270,7 @@ class SendAttempt:
         "target", "turn", "waits", "wall_ms", "wire_bytes",
     )  # fmt: skip
 
-    # These are attributes of the class, because each message reads them; a group has its own.
+    # The class has these attributes, because each message reads them; a group sets its own.
     requests: int = 1
     """Requests that it has in flight."""
     places: int = 1

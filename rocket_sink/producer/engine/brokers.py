@@ -109,8 +109,11 @@ class Broker:
 
 
 class SendTarget(NamedTuple):
-    """Where a request goes: `home` is the real broker (a static topic's queue names a logical
-    one), `address` its master's, empty when there is none."""
+    """The queue and the broker that a request goes to.
+
+    `home` names the real broker; a static topic's queue names a logical one. `address` is that of
+    its master, empty when there is none.
+    """
 
     queue: MessageQueue
     home: str
@@ -120,7 +123,7 @@ class SendTarget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BrokerHealth:
-    """What a producer knows of one broker at one moment.
+    """The state of one broker as a producer sees it at one moment.
 
     Attributes:
         available: it is not isolated; `available_in_ms`: how long it still is.
@@ -153,7 +156,7 @@ class _TopicRanking(NamedTuple):
 
 
 class Brokers:
-    """All brokers of an engine, with the fault table."""
+    """The brokers of an engine, with the fault table."""
 
     def __init__(
         self, options: SinkOptions, shared: SharedBrokerState, rng: Random | None = None

@@ -32,7 +32,7 @@ from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.wire.codes import ResponseCode, version_name
 
 _JOINED_BYTES: Final = 2048
-"""Below this copying a body costs less than one more buffer in the gathered write."""
+"""Frame size below which head and body are copied into one buffer, which is cheaper there."""
 
 
 class Dispatcher:
@@ -297,7 +297,7 @@ class Dispatcher:
     def _out_of_time(self, attempt: SendAttempt) -> SendError:
         """Return the error of the last attempt that got further, if any, else what it waits for."""
         if attempt.history is not None and attempt.history.last_error is not None:
-            # Each message gets an error of its own: callers add facts to it.
+            # Copy the error for each message, because callers add facts to it.
             return attempt.history.last_error.copy()
         if attempt.waits is Wait.TURN:
             return UnwrittenError("its turn in the queue did not come")

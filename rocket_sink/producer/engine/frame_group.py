@@ -187,12 +187,12 @@ def _columns_of_singles(answers: Sequence[tuple[int, SendAnswer, float]]) -> Sto
 
 
 def _column(texts: Sequence[str | None]) -> Texts | None:
-    """None when one is missing."""
+    """Return the texts as an array; None if a text is missing."""
     return None if None in texts else np.array(texts, "S")
 
 
 def _joined(columns: Sequence[Texts | None]) -> Texts | None:
-    """None when one is missing."""
+    """Join the columns; return None if a column is missing."""
     present_columns = [column for column in columns if column is not None]
     return np.concatenate(present_columns) if len(present_columns) == len(columns) else None
 

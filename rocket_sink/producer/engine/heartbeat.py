@@ -88,7 +88,7 @@ class Heartbeats:
         self._next_look_s = 0.0
 
     def forget_requests(self) -> None:
-        """No heartbeat or probe is under way any more: the connections are closed."""
+        """Forget the heartbeats and probes under way: their connections are closed."""
         self._asked.clear()
         self._probes.clear()
 

@@ -87,7 +87,7 @@ class ResponseHandler:
 
     Attributes:
         stopping: the engine completes all that it has: nothing is tried again.
-        fatal: a request ended in a way that no other would fare better than.
+        fatal: a request failed in a way in which all others would fail, too.
     """
 
     def __init__(

@@ -246,7 +246,7 @@ class Routes:
                 self.refresh(topic, now_s)
 
     def forget_look_ups(self) -> None:
-        """No look-up is under way any more: the connections are closed."""
+        """Forget the look-ups under way: their connections are closed."""
         for state in list(self._topics.values()):
             state.fetching = False
         self.look_ups += 1

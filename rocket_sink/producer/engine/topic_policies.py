@@ -1,4 +1,4 @@
-"""Which topics want keys, by their brokers' word, before a batch without keys goes to a broker.
+"""Ask brokers which topics want keys, before a batch without keys goes to a broker.
 
 A broker refuses a single message without keys in a topic with `cleanup.policy=COMPACTION`
 (MESSAGE_ILLEGAL), but takes such messages in a batch, where no consumer ever sees them

@@ -150,7 +150,7 @@ class WaitingRequests:
         """Take out those that there is room for, and those whose wait is over."""
         brokers, line = self._brokers, self._throttled[place]
         if self._ranks_version != brokers.ranks_version:
-            # Another broker may be the best one now.
+            # The ranks have changed: another broker may be the best one now.
             del self._throttled[place]
             return [attempt for _, attempt in line]
         due = []
