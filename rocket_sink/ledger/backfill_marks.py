@@ -116,8 +116,8 @@ class ClaimCheck:
             failing(f"cannot read {path}", path),
             self._place.filesystem().open_input_stream(path) as stream,
         ):
-            found = bytes(stream.read()).decode(errors="replace")
-        if found != self._token:
+            current_token = bytes(stream.read()).decode(errors="replace")
+        if current_token != self._token:
             raise LedgerError(
                 f"another backfill of the ledger {self._place.uri} has taken over: the driver of "
                 "this one was killed, or taken for dead. This one sends nothing more",
@@ -162,11 +162,11 @@ def tries(rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     outcome, code = f.col("outcome"), f.col("error_code")
-    ended = outcome != IN_FLIGHT
-    blamed = ended & ~code.isin(*sorted(NO_WAY))
+    has_ended = outcome != IN_FLIGHT
+    blamed = has_ended & ~code.isin(*sorted(NO_WAY))
     marks = rows.where(f.col("kind") == BACKFILL)
     by_run = marks.groupBy("letter_id", "query_id").agg(
-        f.max(ended).alias("ended"), f.max(blamed).alias("blamed"),
+        f.max(has_ended).alias("ended"), f.max(blamed).alias("blamed"),
         f.max(outcome == "unknown").alias("unknown"),
     )  # fmt: skip
     unsure = ~f.col("ended") | f.col("unknown")
@@ -213,5 +213,5 @@ def _resolutions(filesystem: fs.FileSystem, path: str) -> Iterator[tuple[str, st
     import pyarrow.parquet as pq
 
     with filesystem.open_input_file(path) as file:
-        found = pq.read_table(file, columns=["letter_id", "resolution"], partitioning=None)
-    yield from zip(found["letter_id"].to_pylist(), found["resolution"].to_pylist(), strict=True)
+        table = pq.read_table(file, columns=["letter_id", "resolution"], partitioning=None)
+    yield from zip(table["letter_id"].to_pylist(), table["resolution"].to_pylist(), strict=True)

@@ -210,7 +210,7 @@ def _terms(terms: Mapping[str, str]) -> str:
 
 def _in_duckdb(text: str) -> str:
     """`at` is a word of DuckDB's own; in a literal it is text."""
-    return re.sub(r"('[^']*')|\bat\b", lambda found: found[1] or '"at"', text)
+    return re.sub(r"('[^']*')|\bat\b", lambda match: match[1] or '"at"', text)
 
 
 def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:

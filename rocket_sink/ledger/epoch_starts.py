@@ -143,9 +143,9 @@ class EpochStarts:
         if self._checked_s and now_s - self._checked_s < _CHECK_S:
             return
         self._checked_s = now_s
-        mine = (self._generation, self._mine()[0])
+        own_run = (self._generation, self._mine()[0])
         for note in self._notes(NoteStore(self._place)):
-            if (note.generation, note.run) > mine:
+            if (note.generation, note.run) > own_run:
                 raise CheckpointError(
                     f"another driver (run {note.run}) has taken the query {self._ctx.query_id} "
                     "over: two drivers use its checkpoint, or this one was taken for dead. This "
@@ -169,7 +169,7 @@ class EpochStarts:
         run, partition, stage_attempt = map(str, self._mine())
         notes = self._notes(store)
         self._prune(store, {note.epoch for note in notes})
-        found = []
+        paths = []
         for note in notes:
             if note.name == own or note.epoch < self._ctx.epoch:
                 continue
@@ -179,8 +179,8 @@ class EpochStarts:
                 or note.partition == partition
                 or note.stage_attempt != stage_attempt
             ):
-                found.append(note.path)
-        return found
+                paths.append(note.path)
+        return paths
 
     def _prune(self, store: NoteStore, epochs: Iterable[int]) -> None:
         for epoch in epochs:

@@ -112,8 +112,8 @@ def unfinished(store: NoteStore) -> list[Manifest]:
     Raises:
         LedgerError: one cannot be read; the text names it.
     """
-    found = (_read(store, path) for path in store.paths(_FOLDER))
-    return sorted(found, key=lambda manifest: manifest.number)
+    manifests = (_read(store, path) for path in store.paths(_FOLDER))
+    return sorted(manifests, key=lambda manifest: manifest.number)
 
 
 def _read(store: NoteStore, path: str) -> Manifest:
@@ -285,21 +285,21 @@ class _Folder:
 
     def run(self) -> FoldSummary:
         self._step("locked")
-        left = unfinished(self._notes)
+        manifests = unfinished(self._notes)
         files = sealed_files(self._spool, self._fs)
-        if not left and not files:
+        if not manifests and not files:
             upgrade_table(self._spark, self._place)
             return self._summary
         ledger_id = ensure_table(self._spark, self._place)
-        taken: set[str] = set()
-        for manifest in left:
+        folded_paths: set[str] = set()
+        for manifest in manifests:
             if manifest.ledger_id == ledger_id:
                 self._complete(manifest)
                 self._add(recovered=1)
-                taken.update(manifest.paths(self._spool))
+                folded_paths.update(manifest.paths(self._spool))
             else:  # of a table that is gone: this one has none of its rows
                 self._notes.remove(manifest.path)
-        files = [info for info in files if info.path not in taken]
+        files = [info for info in files if info.path not in folded_paths]
         self._step("listed")
         for share in _shares(files, DRIVER_BYTES if self._driver_reads else FOLD_BYTES):
             self._complete(self._next_manifest(ledger_id, share))

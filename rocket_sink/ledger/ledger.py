@@ -187,8 +187,8 @@ class Ledger:
         their brokers do not have any more. Half messages of attempts that failed before the
         epoch's append are in no ledger: they are never committed, and brokers drop them.
         """
-        found = views.view(self.rows(spark), "transactions")
-        return found.where("open") if pending else found
+        transactions = views.view(self.rows(spark), "transactions")
+        return transactions.where("open") if pending else transactions
 
     def isolations(self, spark: SparkSession) -> DataFrame:
         """Return a row per isolation, with `isolated_ms`."""
@@ -300,11 +300,11 @@ def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
             spark.conf.set(name, value)
         yield
     finally:
-        for name, given in before.items():
-            if given is None:
+        for name, previous in before.items():
+            if previous is None:
                 spark.conf.unset(name)
             else:
-                spark.conf.set(name, given)
+                spark.conf.set(name, previous)
 
 
 def _in_utc(moment: dt.datetime | None) -> dt.datetime | None:

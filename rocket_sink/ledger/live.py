@@ -84,13 +84,13 @@ class LedgerFollower:
             ValueError: a commit is no JSON.
         """
         while (actions := self._commit(self._version + 1)) is not None:
-            found = [
+            file_rows = [
                 (str(add["partitionValues"]["kind"]), rows)
                 for add in actions
                 if add["dataChange"] and (rows := self._rows(unquote(add["path"]))) is not None
             ]
             self._version += 1
-            yield from found
+            yield from file_rows
 
     def _newest(self) -> int:
         selector = fs.FileSelector(f"{self._place.root}/{LOG_FOLDER}", allow_not_found=True)
@@ -119,8 +119,10 @@ class LedgerFollower:
         arrays = {}
         for name in self._columns:
             type_ = LEDGER_SCHEMA.field(name).type
-            known = name in rows.column_names
-            arrays[name] = rows.column(name).cast(type_) if known else pa.nulls(len(rows), type_)
+            has_column = name in rows.column_names
+            arrays[name] = (
+                rows.column(name).cast(type_) if has_column else pa.nulls(len(rows), type_)
+            )
         return pa.table(arrays)
 
 
@@ -199,11 +201,11 @@ class LiveFigures:
         with self._lock:
             if time.monotonic() - self._read_s < _MOST_OFTEN_S:
                 return False
-            found = False
+            has_new_rows = False
             self._answered.clear()
             try:
                 for kind, rows in self._follower.new_rows():
-                    found = True
+                    has_new_rows = True
                     self._add(kind, rows)
                 if self._count_pending is not None and self._pending_is_old:
                     self.pending = self._count_pending()
@@ -213,7 +215,7 @@ class LiveFigures:
                     "the ledger %s cannot be followed now: %s", self.place.uri, first_line(error)
                 )
             self._read_s = time.monotonic()
-            return found
+            return has_new_rows
 
     def _add(self, kind: str, rows: pa.Table) -> None:
         if self.run_id is not None:
@@ -237,10 +239,10 @@ class LiveFigures:
         names = rows["broker_name"].fill_null(_NO_BROKER)
         is_stored = pc.field("outcome").isin(_STORED)
         for name in pc.unique(names).to_pylist():
-            ours = rows.filter(pc.equal(names, name))
+            broker_rows = rows.filter(pc.equal(names, name))
             sums = self.brokers.setdefault(name, BrokerSums())
-            sent = ours.filter(pc.field("wire_bytes") != 0)  # the others are waits
-            stored, failed = sent.filter(is_stored), ours.filter(~is_stored)
+            sent = broker_rows.filter(pc.field("wire_bytes") != 0)  # the others are waits
+            stored, failed = sent.filter(is_stored), broker_rows.filter(~is_stored)
             sums.requests += _sum(sent["frames"].fill_null(1))
             sums.retries += _sum(pc.greater(sent["attempt"], 1))
             sums.messages += _sum(stored["message_count"])
@@ -296,21 +298,21 @@ def quick_reader(spark: SparkSession, place: LedgerPath) -> Query | None:
 
 def _latencies(rows: pa.Table) -> Counter[int]:
     """Classes of the answers' latencies, as reports have them."""
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     frames = rows["frames"].to_numpy()
     alone = np.isnan(frames) if frames.dtype.kind == "f" else np.zeros(len(frames), bool)
     longest = rows["rtt_ms"].to_numpy()
-    _count(found, longest[alone], np.ones(int(alone.sum())))
+    _count(counts, longest[alone], np.ones(int(alone.sum())))
     for column, share in GROUP_SHARES:
         ms = rows[column].to_numpy()[~alone]
         ms = np.where(np.isnan(ms), longest[~alone], ms)
-        _count(found, ms, frames[~alone] * share)
-    return found
+        _count(counts, ms, frames[~alone] * share)
+    return counts
 
 
 def _count(found: Counter[int], ms: npt.NDArray[Any], weights: npt.NDArray[Any]) -> None:
-    for one, weight in zip(latency_class(ms).tolist(), weights.tolist(), strict=True):
-        found[one] += weight
+    for class_, weight in zip(latency_class(ms).tolist(), weights.tolist(), strict=True):
+        found[class_] += weight
 
 
 def _sum(column: pa.ChunkedArray) -> int:
@@ -361,8 +363,8 @@ def _of_brokers(name: str) -> Callable[[LiveFigures], Values]:
 def _counted(name: str, attribute: str) -> Callable[[LiveFigures], Values]:
     def values(found: LiveFigures) -> Values:
         for broker, sums in list(found.brokers.items()):
-            for what, count in list(getattr(sums, name).items()):
-                yield count, {"broker": broker, attribute: what}
+            for label, count in list(getattr(sums, name).items()):
+                yield count, {"broker": broker, attribute: label}
 
     return values
 
@@ -455,9 +457,9 @@ def _callback(
     from opentelemetry.metrics import Observation
 
     def observed(_: CallbackOptions) -> Iterable[Observation]:
-        for place, found in list(followed.items()):
-            found.refresh()
-            for value, attributes in metric.values(found):
+        for place, figures in list(followed.items()):
+            figures.refresh()
+            for value, attributes in metric.values(figures):
                 yield Observation(value, {"ledger": place.uri, **attributes})
 
     return observed

@@ -78,7 +78,7 @@ class NoteStore:
         if commit is None:
             raise OSError(f"{claim} cannot be made: {error or 'another process removed it'}")
         actions = map(json.loads, commit.splitlines())
-        text = next(one["metaData"]["description"] for one in actions if "metaData" in one)
+        text = next(action["metaData"]["description"] for action in actions if "metaData" in action)
         return str(text).encode()
 
     def _claim(self, path: str) -> str:

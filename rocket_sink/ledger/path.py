@@ -246,18 +246,18 @@ def _scheme(uri: str) -> str:
 def _remote(uri: str, storage: Properties) -> tuple[fs.FileSystem, str]:
     scheme = _scheme(uri)
     try:
-        found = open_store(uri, storage)
-        if found is None and scheme in _KNOWN:
+        store = open_store(uri, storage)
+        if store is None and scheme in _KNOWN:
             from pyarrow import fs
 
-            found = fs.FileSystem.from_uri(f"{scheme}:{uri.partition(':')[2]}")
+            store = fs.FileSystem.from_uri(f"{scheme}:{uri.partition(':')[2]}")
     except (OSError, ValueError, NotImplementedError) as error:
         raise LedgerError(
             f"pyarrow, by which driver and tasks write the files beside the ledger {uri}, cannot "
             f"reach it: {error}; {_remedy(scheme)}",
             path=uri,
         ) from error
-    if found is None:
+    if store is None:
         raise LedgerError(
             f"the ledger {uri} can have no files beside its table: pyarrow, by which tasks write "
             f"them, has no file system for {uri.partition(':')[0]}: (it has local folders, s3, gs, "
@@ -266,7 +266,7 @@ def _remote(uri: str, storage: Properties) -> tuple[fs.FileSystem, str]:
             "ordering=strict, onPendingKey=hold and ledgerVia=spool; backfills cannot",
             path=uri,
         )
-    filesystem, root = found
+    filesystem, root = store
     return filesystem, root.rstrip("/")
 
 

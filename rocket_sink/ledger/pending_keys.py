@@ -77,7 +77,7 @@ class PendingKeys:
 
     def held_for(self, ctx: RunContext) -> Keys:
         """Keys that a task must hold back: those of its own epoch's earlier attempts are not."""
-        query, found = path_part(ctx.query_id), Keys()
+        query, held_keys = path_part(ctx.query_id), Keys()
         own = query, ctx.epoch, str(ctx.partition)
         with _errors(self._place):
             store = NoteStore(self._place)
@@ -87,8 +87,8 @@ class PendingKeys:
                 if note.query == query and note.epoch >= ctx.epoch:
                     continue
                 for topic, keys in _read(store, note.path).items():
-                    found.setdefault(topic, set()).update(keys)
-        return found
+                    held_keys.setdefault(topic, set()).update(keys)
+        return held_keys
 
     def note(self, ctx: RunContext, keys: Mapping[str, Iterable[str]]) -> None:
         """Hold these keys from now on; durable on return."""
@@ -148,11 +148,11 @@ def release(spark: SparkSession, place: LedgerPath) -> int:
         with reading(place):
             rows = spark.read.format("delta").load(place.uri)
             attempts = _Attempts(rows, notes, unfolded)
-            known = [note for note in notes if attempts.knows(note)]
-            counted = any(not attempts.overruled(note) for note in known)
+            known_notes = [note for note in notes if attempts.knows(note)]
+            counted = any(not attempts.overruled(note) for note in known_notes)
             pending = _pending(rows) if counted else set()
         gone = 0
-        for note in known:
+        for note in known_notes:
             keys = {} if attempts.overruled(note) else _read(store, note.path)
             if not any((t, k) in pending for t, names in keys.items() for k in names):
                 store.remove(note.path)
@@ -185,12 +185,12 @@ class _Attempts:
         # The driver gets a row per query that holds keys, whatever else the ledger has.
         places = {f"{note.epoch}~{note.partition}" for note in notes}
         is_asked = F.concat_ws("~", "epoch", "partition").isin(*places)
-        asked = F.struct("epoch", "partition", "run_id", "task", "counts")
+        attempt = F.struct("epoch", "partition", "run_id", "task", "counts")
         by_query = attempts.where(F.col("query").isin(*{note.query for note in notes}))
-        found = by_query.groupBy("query").agg(
-            F.max("epoch").alias("last"), F.collect_list(F.when(is_asked, asked)).alias("asked")
+        queries = by_query.groupBy("query").agg(
+            F.max("epoch").alias("last"), F.collect_list(F.when(is_asked, attempt)).alias("asked")
         )
-        for query, last, rows_asked in found.collect():
+        for query, last, rows_asked in queries.collect():
             self._last[query] = last
             for epoch, partition, run_id, task, counts in rows_asked:
                 self._places.add((query, epoch, partition))

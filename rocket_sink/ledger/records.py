@@ -96,7 +96,9 @@ class GroupFacts(NamedTuple):
             brokers_ids = stored.offset_message_ids.astype(str).tolist()
             offsets = stored.queue_offsets.tolist()
             each = zip(brokers_ids, offsets, ids.to_pylist(), strict=True)
-            halves = BETWEEN_HALVES.join(f"{broker_id}:{at}:{one}" for broker_id, at, one in each)
+            halves = BETWEEN_HALVES.join(
+                f"{broker_id}:{at}:{message_id}" for broker_id, at, message_id in each
+            )
         least, p50, p95, p99 = np.percentile(stored.rtt_ms, (0, 50, 95, 99)).tolist()
         last = ids[int(stored.indices.argmax())].as_py()
         return cls(len(stored), last, least, p50, p95, p99, halves)
@@ -219,8 +221,8 @@ def epoch_row(
             kind has; names that it does not have are left out, so `TaskSummary.as_dict()` does.
         complete: the attempt reached the end of its input with every row accounted for.
     """
-    known = set(columns_of(EPOCH))
-    values = {name: value for name, value in counts.items() if name in known}
+    column_names = set(columns_of(EPOCH))
+    values = {name: value for name, value in counts.items() if name in column_names}
     values["first_error"] = storable(values.get("first_error") or None, secrets=secrets)
     values |= {"complete": complete, "duration_ms": duration_ms}
     return build_rows(EPOCH, 1, values, ctx)
@@ -309,10 +311,10 @@ def build_rows(kind: str, count: int, values: Mapping[str, Any], ctx: RunContext
     if unknown:
         raise ValueError(f"{kind} rows have no column {', '.join(sorted(unknown))}")
     arrays = list(_few_nulls(count) if count <= _FEW else _nulls(count))
-    given = {name: value for name, value in values.items() if value is not None}
-    given.setdefault("at", time.time_ns() // 1000)
-    given |= {name: getattr(ctx, name) for name in RUN_COLUMNS}
-    for name, value in given.items():
+    columns = {name: value for name, value in values.items() if value is not None}
+    columns.setdefault("at", time.time_ns() // 1000)
+    columns |= {name: getattr(ctx, name) for name in RUN_COLUMNS}
+    for name, value in columns.items():
         place, field = fields[name]
         arrays[place] = _column(field, value, count)
     arrays[_KIND] = _column(LEDGER_SCHEMA.field(_KIND), kind, count)
@@ -397,19 +399,19 @@ def dead_letter_rows(
     Raises:
         ValueError: an unknown column or reason, columns of different lengths.
     """
-    given = _named(columns)
-    count = _count(given)
-    _check_reasons(given["reason"])
+    values = _named(columns)
+    count = _count(values)
+    _check_reasons(values["reason"])
     for name in _TEXTS:
-        if name in given:
-            given[name] = _clean(given[name], tuple(secrets))
-    lengths = _body_lengths(given.get("body"), count)
-    given.setdefault("body_bytes", pa.array(lengths, pa.int64()))
+        if name in values:
+            values[name] = _clean(values[name], tuple(secrets))
+    lengths = _body_lengths(values.get("body"), count)
+    values.setdefault("body_bytes", pa.array(lengths, pa.int64()))
     ordinals = np.arange(first_ordinal, first_ordinal + count, dtype=np.int64)
-    given["ordinal"] = pa.array(ordinals)
-    given.setdefault("letter_id", _letter_ids(ordinals))
+    values["ordinal"] = pa.array(ordinals)
+    values.setdefault("letter_id", _letter_ids(ordinals))
     return [
-        _rows(_slice(given, start, stop), stop - start, ctx, include_body=include_body)
+        _rows(_slice(values, start, stop), stop - start, ctx, include_body=include_body)
         for start, stop in _cuts(lengths)
     ]
 
@@ -430,18 +432,18 @@ def _rows(
 
 def _named(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The kind's own names for the row contract's, and its types where they differ."""
-    given = {n: v for n, v in columns.items() if v is not None and n not in _IGNORED}
-    if "delivery_timestamp_ms" in given:
-        given["delivery_timestamp"] = given.pop("delivery_timestamp_ms")
-    if "event_time_ms" in given:
-        given["event_time"] = _instants(given.pop("event_time_ms"))
-    keys = given.get("keys")
+    values = {n: v for n, v in columns.items() if v is not None and n not in _IGNORED}
+    if "delivery_timestamp_ms" in values:
+        values["delivery_timestamp"] = values.pop("delivery_timestamp_ms")
+    if "event_time_ms" in values:
+        values["event_time"] = _instants(values.pop("event_time_ms"))
+    keys = values.get("keys")
     if isinstance(keys, pa.Array) and not pa.types.is_list(keys.type):
-        given["keys"] = _one_each(keys)
-    unknown = set(given) - set(columns_of(DEAD_LETTER))
+        values["keys"] = _one_each(keys)
+    unknown = set(values) - set(columns_of(DEAD_LETTER))
     if unknown:
         raise ValueError(f"dead letters have no column {', '.join(sorted(unknown))}")
-    return given
+    return values
 
 
 def _instants(millis: pa.Array) -> pa.Array:
@@ -470,9 +472,9 @@ def _count(given: Mapping[str, Any]) -> int:
 
 
 def _check_reasons(reasons: Any) -> None:
-    found = {reasons} if isinstance(reasons, str) else set(reasons.unique().to_pylist())
-    if not found <= set(REASONS):
-        wrong = ", ".join(sorted(repr(reason) for reason in found - set(REASONS)))
+    unique_reasons = {reasons} if isinstance(reasons, str) else set(reasons.unique().to_pylist())
+    if not unique_reasons <= set(REASONS):
+        wrong = ", ".join(sorted(repr(reason) for reason in unique_reasons - set(REASONS)))
         raise ValueError(f"reason {wrong} is none of {', '.join(REASONS)}")
 
 

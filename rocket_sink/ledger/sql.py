@@ -85,12 +85,12 @@ def full_id(query: Query, given: str, path: str) -> str:
         LedgerError: no query, or several, whose id begins so.
     """
     begins = is_text("query_id", given, f"substr({{}}, 1, {len(given)})")
-    found = query(f"SELECT DISTINCT query_id FROM ledger_rows WHERE {begins}")  # noqa: S608
-    ids = sorted(found.column("query_id").to_pylist())
+    rows = query(f"SELECT DISTINCT query_id FROM ledger_rows WHERE {begins}")  # noqa: S608
+    ids = sorted(rows.column("query_id").to_pylist())
     if given in ids or len(ids) == 1:
         return given if given in ids else str(ids[0])
     if ids:
-        shown = ", ".join(clean(one, 60) for one in ids[:_IDS_SHOWN])
+        shown = ", ".join(clean(query_id, 60) for query_id in ids[:_IDS_SHOWN])
         raise LedgerError(
             f"{len(ids)} queries of the ledger have ids that begin with {given!r}: {shown}"
             f"{', ...' if len(ids) > _IDS_SHOWN else ''}; give more of the id",
@@ -132,8 +132,8 @@ def class_of(column: str) -> str:
 
 def latency_class(ms: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The classes of latencies, as `class_of` tells them."""
-    found: npt.NDArray[Any] = np.floor(np.log(np.maximum(ms, _LEAST_MS)) * _CLASSES).astype(int)
-    return found
+    classes: npt.NDArray[Any] = np.floor(np.log(np.maximum(ms, _LEAST_MS)) * _CLASSES).astype(int)
+    return classes
 
 
 def percentile(

@@ -52,9 +52,9 @@ def remember(properties: Properties, uri: str = "") -> None:
 
 def properties_for(uri: str) -> Properties:
     """Return the properties of a ledger's store: remembered ones, else the Spark session's."""
-    known = _remembered.get(uri, _remembered.get(""))
-    if known is not None:
-        return known
+    properties = _remembered.get(uri, _remembered.get(""))
+    if properties is not None:
+        return properties
     session = active_session()
     return session_properties(session, uri) if is_classic(session) else {}
 
@@ -132,7 +132,9 @@ def delta_rs_options(uri: str, properties: Mapping[str, Secret]) -> dict[str, st
         LedgerError: the environment has a session token of other keys, which delta-rs would send.
     """
     arguments = _s3_arguments(urlsplit(uri).netloc, properties)
-    options = {name: arguments[ours] for ours, name in _DELTA_RS.items() if ours in arguments}
+    options = {
+        name: arguments[argument] for argument, name in _DELTA_RS.items() if argument in arguments
+    }
     token = _DELTA_RS["session_token"]
     if "access_key" in arguments and token not in options and os.environ.get(token):
         raise LedgerError(
@@ -156,13 +158,13 @@ def keeps_transactions() -> bool:
 
     A package manager may leave one that another package wants.
     """
-    given = os.environ.get("RUST_LOG")
+    log_level = os.environ.get("RUST_LOG")
     # Read at the import. Its warnings are of commits that came first, which is no fault.
-    os.environ["RUST_LOG"] = given or "error"
+    os.environ["RUST_LOG"] = log_level or "error"
     try:
         from deltalake import __version__
     finally:
-        if given is None:
+        if log_level is None:
             del os.environ["RUST_LOG"]
     return tuple(map(int, __version__.split(".")[:2])) >= (1, 6)
 
@@ -179,12 +181,12 @@ def _s3(arguments: Mapping[str, Any]) -> fs.FileSystem:
 
 
 def _values(conf: Any, names: Iterable[str]) -> Properties:
-    found = {}
+    properties = {}
     for name in names:
         value = conf.getPassword(name)
         if value is not None and (text := "".join(value).strip()):
-            found[name] = Secret(text)
-    return found
+            properties[name] = Secret(text)
+    return properties
 
 
 def _names(uri: str) -> Iterator[str]:
@@ -201,34 +203,34 @@ def _names(uri: str) -> Iterator[str]:
 
 def _s3_arguments(bucket: str, properties: Mapping[str, Secret]) -> dict[str, Any]:
     """Return arguments for a bucket; its own properties win, as in Hadoop."""
-    found = {}
+    settings = {}
     for name in _S3A:
         value = properties.get(f"{_BUCKET}{bucket}.{name}", properties.get(f"fs.s3a.{name}"))
-        found[name] = value.reveal() if value is not None else ""
+        settings[name] = value.reveal() if value is not None else ""
     arguments: dict[str, Any] = {}
-    if found["access.key"] and found["secret.key"]:
-        arguments |= {"access_key": found["access.key"], "secret_key": found["secret.key"]}
-        if found["session.token"]:
-            arguments["session_token"] = found["session.token"]
-    if found["endpoint.region"]:
-        arguments["region"] = found["endpoint.region"]
-    if found["endpoint"]:
-        is_plain = found["connection.ssl.enabled"].lower() == "false"
-        arguments |= _endpoint(found["endpoint"], "http" if is_plain else "https")
+    if settings["access.key"] and settings["secret.key"]:
+        arguments |= {"access_key": settings["access.key"], "secret_key": settings["secret.key"]}
+        if settings["session.token"]:
+            arguments["session_token"] = settings["session.token"]
+    if settings["endpoint.region"]:
+        arguments["region"] = settings["endpoint.region"]
+    if settings["endpoint"]:
+        is_plain = settings["connection.ssl.enabled"].lower() == "false"
+        arguments |= _endpoint(settings["endpoint"], "http" if is_plain else "https")
     return arguments
 
 
 def _oss_arguments(properties: Mapping[str, Secret]) -> dict[str, Any]:
     """OSS speaks the S3 protocol at the same address, with the bucket in the host's name."""
-    found = {name: properties.get(f"fs.oss.{name}", Secret("")).reveal() for name in _OSS}
-    if not (found["endpoint"] and found["accessKeyId"] and found["accessKeySecret"]):
+    settings = {name: properties.get(f"fs.oss.{name}", Secret("")).reveal() for name in _OSS}
+    if not (settings["endpoint"] and settings["accessKeyId"] and settings["accessKeySecret"]):
         return {}
     arguments: dict[str, Any] = {
-        "access_key": found["accessKeyId"], "secret_key": found["accessKeySecret"],
-        "force_virtual_addressing": True, **_endpoint(found["endpoint"], "https"),
+        "access_key": settings["accessKeyId"], "secret_key": settings["accessKeySecret"],
+        "force_virtual_addressing": True, **_endpoint(settings["endpoint"], "https"),
     }  # fmt: skip
-    if found["securityToken"]:
-        arguments["session_token"] = found["securityToken"]
+    if settings["securityToken"]:
+        arguments["session_token"] = settings["securityToken"]
     # oss-cn-hangzhou.aliyuncs.com and oss-cn-hangzhou-internal.aliyuncs.com are in cn-hangzhou.
     host = arguments["endpoint_override"].partition(".")[0]
     if host.startswith("oss-"):
@@ -238,8 +240,8 @@ def _oss_arguments(properties: Mapping[str, Secret]) -> dict[str, Any]:
 
 def _endpoint(address: str, scheme: str) -> dict[str, str]:
     """Return the endpoint of `host`, `host:port` or a URL."""
-    given, _, host = address.rpartition("://")
-    return {"endpoint_override": host.rstrip("/"), "scheme": given or scheme}
+    address_scheme, _, host = address.rpartition("://")
+    return {"endpoint_override": host.rstrip("/"), "scheme": address_scheme or scheme}
 
 
 def _azure(

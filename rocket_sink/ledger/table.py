@@ -140,10 +140,10 @@ def ensure_table(spark: SparkSession, place: LedgerPath) -> str:
     Raises:
         LedgerError: as `check_table`, or the table cannot be made.
     """
-    found = _identity(spark, place) if is_table(spark, place) else None
-    if found is None or found.version is None or found.version in _UPGRADED:
-        found = _made(spark, place, create=True)
-    return _checked(place, found)
+    identity = _identity(spark, place) if is_table(spark, place) else None
+    if identity is None or identity.version is None or identity.version in _UPGRADED:
+        identity = _made(spark, place, create=True)
+    return _checked(place, identity)
 
 
 def upgrade_table(spark: SparkSession, place: LedgerPath) -> None:
@@ -158,11 +158,11 @@ def check_table(spark: SparkSession, place: LedgerPath) -> str:
     Raises:
         LedgerError: no table, not a ledger, another version; the text says what to do.
     """
-    found = _identity(spark, place)
-    if found.version is None and _has_our_columns(spark, place):
+    identity = _identity(spark, place)
+    if identity.version is None and _has_our_columns(spark, place):
         # The table is being made: another process is between the two steps of `_made`.
-        return found.ledger_id
-    return _checked(place, found)
+        return identity.ledger_id
+    return _checked(place, identity)
 
 
 def _checked(place: LedgerPath, found: _Identity) -> str:
@@ -287,8 +287,8 @@ def is_in(spark: SparkSession, place: LedgerPath, token: str, version: int) -> b
 def written_rows(spark: SparkSession, place: LedgerPath, token: str) -> int:
     """The rows of the fold whose manifest has that token; 0 when the log does not tell."""
     history = _delta_table().forPath(spark, place.uri).history(_HISTORY)
-    ours = history.where(history["userMetadata"] == token).select("operationMetrics").head()
-    return int(ours[0].get("numOutputRows", 0)) if ours else 0
+    row = history.where(history["userMetadata"] == token).select("operationMetrics").head()
+    return int(row[0].get("numOutputRows", 0)) if row else 0
 
 
 def check_not_ahead(
@@ -366,8 +366,8 @@ def _create(spark: SparkSession, place: LedgerPath) -> None:
     if is_classic(spark) and (place.is_local or _may_commit(spark, place)):
         columns = [pa.field(c.name, c.arrow_type, metadata={"comment": c.comment}) for c in COLUMNS]
         version = {VERSION_PROPERTY: str(SCHEMA_VERSION)}
-        made = create_table(place, pa.schema(columns), {**_PROPERTIES, **version})
-        if made or is_table(spark, place):
+        is_created = create_table(place, pa.schema(columns), {**_PROPERTIES, **version})
+        if is_created or is_table(spark, place):
             return
     writer = spark.createDataFrame([], _spark_schema()).write.format("delta").mode("append")
     for name, value in _PROPERTIES.items():
@@ -436,15 +436,17 @@ def _spark_schema() -> StructType:
 def _identity(spark: SparkSession, place: LedgerPath) -> _Identity:
     table = open_direct(spark, place)
     if table is not None:
-        found = table.metadata()
-        return _Identity(str(found.id), found.configuration.get(VERSION_PROPERTY))
+        table_metadata = table.metadata()
+        return _Identity(str(table_metadata.id), table_metadata.configuration.get(VERSION_PROPERTY))
     if not is_table(spark, place):
         raise missing(place)
     with reading(place):
         if is_classic(spark):
             metadata = _snapshot(spark, place).metadata()
-            given = metadata.configuration().get(VERSION_PROPERTY)
-            return _Identity(str(metadata.id()), str(given.get()) if given.isDefined() else None)
+            version = metadata.configuration().get(VERSION_PROPERTY)
+            return _Identity(
+                str(metadata.id()), str(version.get()) if version.isDefined() else None
+            )
         row = _delta_table().forPath(spark, place.uri).detail().select("id", "properties").head()
         return _Identity(str(row["id"]), row["properties"].get(VERSION_PROPERTY))
 
@@ -502,9 +504,9 @@ def first_line(error: BaseException) -> str:
     """
     text = str(error)
     lines = (*text.splitlines(), *str(getattr(error, "_stackTrace", "")).splitlines())
-    ours = next((line.partition(_OURS)[2] for line in lines if _OURS in line), None)
-    if ours is not None:
-        return ours
+    message = next((line.partition(_OURS)[2] for line in lines if _OURS in line), None)
+    if message is not None:
+        return message
     # py4j's own first line only says that an error occurred; at a driver's end Java is gone.
     with contextlib.suppress(Exception):
         java = getattr(error, "java_exception", None)
@@ -675,10 +677,10 @@ def _prove(spark: SparkSession, place: LedgerPath, token: LedgerToken) -> None:
     try:
         context.parallelize(range(tasks), tasks).foreachPartition(lambda _: token.check())
     except Exception as error:
-        said = said_by_task(error, place)
-        if said is None:
+        task_error = said_by_task(error, place)
+        if task_error is None:
             raise
-        raise said from error
+        raise task_error from error
     _proved.add(key)
 
 
@@ -731,8 +733,8 @@ def _names(place: LedgerPath) -> list[str]:
         return []
     from pyarrow import fs
 
-    found = place.filesystem().get_file_info(fs.FileSelector(folder, allow_not_found=True))
-    return [info.base_name for info in found if info.is_file and info.base_name.isalnum()]
+    infos = place.filesystem().get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    return [info.base_name for info in infos if info.is_file and info.base_name.isalnum()]
 
 
 def _exists(place: LedgerPath, path: str) -> bool:

@@ -806,7 +806,7 @@ LEDGER: tuple[Defect, ...] = (
     Defect(
         "recovered-files-taken-twice",
         "rocket_sink/ledger/fold.py",
-        "        files = [info for info in files if info.path not in taken]\n",
+        "        files = [info for info in files if info.path not in folded_paths]\n",
         "",
         (
             "tests/ledger/test_fold.py::test_killed_at_each_step_and_repeated_each_row_is_there_once",
@@ -1683,8 +1683,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "all-attempts-go-to-the-driver",
         "rocket_sink/ledger/pending_keys.py",
-        '            F.max("epoch").alias("last"), F.collect_list(F.when(is_asked, asked))',
-        '            F.max("epoch").alias("last"), F.collect_list(asked)',
+        '            F.max("epoch").alias("last"), F.collect_list(F.when(is_asked, attempt))',
+        '            F.max("epoch").alias("last"), F.collect_list(attempt)',
         (
             "tests/ledger/test_pending_keys.py::test_the_driver_gets_the_attempts_that_hold_keys_alone",
         ),

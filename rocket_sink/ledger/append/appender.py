@@ -80,8 +80,8 @@ class Append:
         last = last_version(place, table, app_id) if table is not None and app_id else None
         self._is_held = last is not None and last >= version
         self.is_own = False
-        seen = table_version(spark, place) if table is None else table.version()
-        self.sequence = (seen + 1) << 32
+        current_version = table_version(spark, place) if table is None else table.version()
+        self.sequence = (current_version + 1) << 32
 
     def made_by_tasks(self, frame: DataFrame, make: OverBatches) -> DataFrame:
         """For `save`: its one action makes the ledger rows, by `mapInArrow(make)`."""
@@ -112,10 +112,10 @@ class Append:
                 return []
             files = told_files(made.collect())
         except Exception as error:
-            said = said_by_task(error, self.place)
-            if said is None:
+            task_error = said_by_task(error, self.place)
+            if task_error is None:
                 raise
-            raise said from error  # Spark's own says nothing of the reason
+            raise task_error from error  # Spark's own says nothing of the reason
         self._commit(self._table, files)
         return files
 

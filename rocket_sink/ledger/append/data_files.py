@@ -108,12 +108,12 @@ def write_and_tell(
     """For `mapInArrow`: writes the ledger rows that `make` makes, and yields `FILES_DDL`."""
     files = write_data_files(place, make(batches))
     if files:
-        yield pa.RecordBatch.from_pydict({"files": [json.dumps([asdict(one) for one in files])]})
+        yield pa.RecordBatch.from_pydict({"files": [json.dumps([asdict(file) for file in files])]})
 
 
 def told_files(rows: Iterable[Any]) -> list[DataFile]:
     """The files of collected `FILES_DDL`."""
-    return [DataFile(**one) for row in rows for one in json.loads(row.files)]
+    return [DataFile(**fields) for row in rows for fields in json.loads(row.files)]
 
 
 class _KindFile:
@@ -173,13 +173,13 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
     places = {groups[0].column(n).path_in_schema: n for n in range(groups[0].num_columns)}
     least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
     for name in STATS_COLUMNS:
-        found = [group.column(places[name]).statistics for group in groups]
-        nulls[name] = sum(one.null_count for one in found)
+        column_stats = [group.column(places[name]).statistics for group in groups]
+        nulls[name] = sum(stats.null_count for stats in column_stats)
         # Columns of nulls, and groups with too long texts, have no bounds.
-        bounded = [one for one in found if one.num_values]
-        if bounded and all(one.has_min_max for one in bounded):
-            least[name] = _in_json(min(one.min for one in bounded))
-            most[name] = _in_json(max(one.max for one in bounded))
+        bounded = [stats for stats in column_stats if stats.num_values]
+        if bounded and all(stats.has_min_max for stats in bounded):
+            least[name] = _in_json(min(stats.min for stats in bounded))
+            most[name] = _in_json(max(stats.max for stats in bounded))
     return {
         "numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls,
     }  # fmt: skip

@@ -156,7 +156,7 @@ def _spoilt_files(place: LedgerPath) -> list[str]:
                 log_folder.joinpath(name).unlink()
                 with contextlib.suppress(DeltaError):
                     DeltaTable(folder)
-                    return [f"{place.root}/{LOG_FOLDER}/{one}" for one in sums[:count]]
+                    return [f"{place.root}/{LOG_FOLDER}/{base_name}" for base_name in sums[:count]]
         except OSError:
             return []
     return []
@@ -233,10 +233,10 @@ def last_version(place: LedgerPath, table: DeltaTable, app_id: str) -> int | Non
     from deltalake.exceptions import DeltaError
 
     try:
-        found: int | None = table.transaction_version(app_id)
+        version: int | None = table.transaction_version(app_id)
     except (DeltaError, OSError) as error:
         raise _away(place.uri, error) from error
-    return found
+    return version
 
 
 def is_told(place: LedgerPath, table: DeltaTable, token: str, since: int) -> bool | None:
@@ -256,7 +256,7 @@ def is_told(place: LedgerPath, table: DeltaTable, token: str, since: int) -> boo
             raise _away(place.uri, error) from error
         if actions is None:
             return None
-        if any(one.get("commitInfo", {}).get(_USER_METADATA) == token for one in actions):
+        if any(action.get("commitInfo", {}).get(_USER_METADATA) == token for action in actions):
             return True
     return False
 
@@ -285,9 +285,11 @@ def rows_of_epoch(
     from pyarrow import dataset
 
     field = dataset.field
-    ours = field("kind").isin(kinds) & (field("query_id") == query_id) & (field("epoch") == epoch)
+    row_filter = (
+        field("kind").isin(kinds) & (field("query_id") == query_id) & (field("epoch") == epoch)
+    )
     try:
-        return table.to_pyarrow_dataset().to_table(columns=list(columns), filter=ours)
+        return table.to_pyarrow_dataset().to_table(columns=list(columns), filter=row_filter)
     except (OSError, pa.ArrowException) as error:
         is_gone = isinstance(error, (FileNotFoundError, pa.ArrowException))
         if not is_gone and "not found" not in str(error):
@@ -382,7 +384,7 @@ def commit(
 
     filesystem = place.filesystem()
     # In a store each is a request; there it is enough to see whether the folder was deleted.
-    looked_at = [one.path for one in (files if place.is_local else files[:1])]
+    looked_at = [file.path for file in (files if place.is_local else files[:1])]
     # A commit without the one before it would begin a log that nobody can read.
     looked_at.append(f"{LOG_FOLDER}/{table.version():020}.json")
     for info in filesystem.get_file_info([f"{place.root}/{path}" for path in looked_at]):
@@ -393,18 +395,18 @@ def commit(
             )
     now_ms = time.time_ns() // 1_000_000
     actions: list[Any] = [
-        AddAction(one.path, one.size, {"kind": one.kind}, one.modified_ms, True, one.stats)
-        for one in files
+        AddAction(file.path, file.size, {"kind": file.kind}, file.modified_ms, True, file.stats)
+        for file in files
     ]
-    ours = [Transaction(app_id, version, now_ms)] if app_id else None
-    told = {_USER_METADATA: token} if token else None
+    transactions = [Transaction(app_id, version, now_ms)] if app_id else None
+    metadata = {_USER_METADATA: token} if token else None
     ledger_id, tries = table.metadata().id, 0
     while True:
         tries += 1
         try:
             table.create_write_transaction(
                 actions, "append", table.schema(), ["kind"],
-                commit_properties=CommitProperties(told, app_transactions=ours),
+                commit_properties=CommitProperties(metadata, app_transactions=transactions),
                 # An error of these would look as if the commit had failed.
                 post_commithook_properties=PostCommitHookProperties(False, False),
             )  # fmt: skip

@@ -97,11 +97,11 @@ def warn_if_shared(spark: SparkSession, place: LedgerPath) -> None:
     key = str(spark.sparkContext.applicationId), f"{parts.scheme}://{parts.netloc}"
     if key in _known:
         return
-    found = commits_exclusively(spark, place)
-    if found is None:
+    is_exclusive = commits_exclusively(spark, place)
+    if is_exclusive is None:
         return
-    _known[key] = found
-    if not found:
+    _known[key] = is_exclusive
+    if not is_exclusive:
         _LOG.warning(
             "only this driver may append to the ledger %s: of two that append at once one "
             "overwrites the commit of the other, whose rows are lost. Delta's log store for S3 "

@@ -129,8 +129,8 @@ def chart_library() -> str:
 
     # A tab in a string of a script is written as an escape here, as all that is not printable.
     bundle: Any = vl_convert.javascript_bundle  # its stub asks for an argument that may be left out
-    made: str = bundle().replace("\t", "\\t")
-    return re.sub(r"</(?=script)", r"<\\/", made, flags=re.IGNORECASE)
+    script: str = bundle().replace("\t", "\\t")
+    return re.sub(r"</(?=script)", r"<\\/", script, flags=re.IGNORECASE)
 
 
 def _asset(name: str) -> str:
@@ -140,8 +140,8 @@ def _asset(name: str) -> str:
 def _json(data: Any) -> str:
     """For a script element: no character of it can end the element."""
     text = json_text(data)
-    for one in "<>&":
-        text = text.replace(one, f"\\u{ord(one):04x}")
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
@@ -154,20 +154,20 @@ _TEXTS: Final = frozenset({
 def _plain_series(series: Series | None) -> dict[str, Any] | None:
     if series is None:
         return None
-    found: dict[str, Any] = {
+    plain_values: dict[str, Any] = {
         name: getattr(series, name) for name in ("step_ms", "first_ms", "last_ms")
     }
     texts: dict[str, int] = {}
     for name, columns in COLUMNS.items():
         coded = [column in _TEXTS for column in columns]
-        found[name] = [
+        plain_values[name] = [
             [
                 texts.setdefault(value, len(texts)) if is_text and value is not None else value
                 for value, is_text in zip(plain(list(row)), coded, strict=True)
             ]
             for row in getattr(series, name)
         ]
-    return {**found, "texts": list(texts)}
+    return {**plain_values, "texts": list(texts)}
 
 
 def _header(figures: Mapping[str, Any], *, charts: bool) -> str:
@@ -175,7 +175,7 @@ def _header(figures: Mapping[str, Any], *, charts: bool) -> str:
     parts = [f"ledger {figures['ledger']}"]
     parts += [f"query {scope['query_id']}"] if scope["query_id"] else []
     parts += [f"{name} {scope[name]}" for name in ("since", "until") if scope[name]]
-    made = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+    now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
     choices = [
         ("zone", "Times", (("local", "local zone"), ("utc", "UTC"))),
         ("theme", "Colours", (("auto", "as the system"), ("light", "light"), ("dark", "dark"))),
@@ -188,7 +188,7 @@ def _header(figures: Mapping[str, Any], *, charts: bool) -> str:
     )
     return (
         '<a class="skip" href="#main">To the report</a>\n<header>\n<h1>rocket-sink report</h1>\n'
-        f'<p class="where">{_text(", ".join(parts))}; made {_at(made)} (<span data-zone>UTC</span>)'
+        f'<p class="where">{_text(", ".join(parts))}; made {_at(now)} (<span data-zone>UTC</span>)'
         f'</p>\n</header>\n<div class="controls" role="group" aria-label="What is shown">'
         f"{controls}</div>"
     )
@@ -200,13 +200,15 @@ def _options(values: Iterable[tuple[str, str]]) -> str:
 
 def _verdict(findings: Sequence[Mapping[str, str]]) -> str:
     items = []
-    for one in findings:
+    for finding in findings:
         following = (
-            f'<span class="next">Next: {_commands(one["next"])}</span>' if one["next"] else ""
+            f'<span class="next">Next: {_commands(finding["next"])}</span>'
+            if finding["next"]
+            else ""
         )
         items.append(
-            f'<li class="{one["level"]}"><span class="level">{one["level"]}</span>'
-            f"{_text(one['text'])}{following}</li>"
+            f'<li class="{finding["level"]}"><span class="level">{finding["level"]}</span>'
+            f"{_text(finding['text'])}{following}</li>"
         )
     return f'<h2>Verdict</h2>\n<ul class="verdict" id="verdict">{"".join(items)}</ul>'
 
@@ -221,8 +223,8 @@ def _commands(text: str) -> str:
 
 def _tiles(figures: Mapping[str, Any]) -> str:
     totals, letters = figures["totals"], figures["dead_letters"]
-    resolved = sum(one["resolved"] for one in letters)
-    pending = sum(one["pending"] for one in letters)
+    resolved = sum(row["resolved"] for row in letters)
+    pending = sum(row["pending"] for row in letters)
     tiles = (
         ("rows_in", "rows in", totals["rows_in"], f"{counted(totals['epochs'], 'epoch')}"),
         ("acked", "stored", totals["acked"], ""),
@@ -279,11 +281,11 @@ def _what_if(tuning: Tuning, figures: Mapping[str, Any]) -> str:
         f"fault strategy with other settings. {_text(tuning.note)}{'. ' if tuning.note else ''}"
         f"{command} says the same.</p>"
     ]
-    parts += [_comparison(one) for one in tuning.comparisons]
+    parts += [_comparison(comparison) for comparison in tuning.comparisons]
     parts.append(_options_to_paste(tuning))
     why = "".join(
-        f"<li>{verb} <code>{_text(what)}</code>: {_text(reason)}</li>"
-        for verb, what, reason in tuning.reasons
+        f"<li>{verb} <code>{_text(setting)}</code>: {_text(reason)}</li>"
+        for verb, setting, reason in tuning.reasons
     )
     return _what_if_section("".join(parts) + f'<ul class="why">{why}</ul>')
 
@@ -298,8 +300,8 @@ def _what_if_section(body: str) -> str:
 def _tune_command(figures: Mapping[str, Any]) -> str:
     scope = figures["scope"]
     words = ["rocket-sink", "tune", figures["ledger"]]
-    given = {"--query": scope["query_id"], "--since": scope["since"], "--until": scope["until"]}
-    for flag, value in given.items():
+    flags = {"--query": scope["query_id"], "--since": scope["since"], "--until": scope["until"]}
+    for flag, value in flags.items():
         words += [flag, value] if value else []
     return shlex.join(words)
 
@@ -374,7 +376,7 @@ QUERY_SHOWN: Final = 8
 
 
 def _tables(figures: Mapping[str, Any]) -> str:
-    made = []
+    sections = []
     for name, title, columns in _TABLES:
         rows = figures[name]
         head = "".join(
@@ -392,8 +394,10 @@ def _tables(figures: Mapping[str, Any]) -> str:
             if rows
             else '<p class="none">Nothing.</p>'
         )
-        made.append(f'<section class="card" id="table-{name}"><h2>{title}</h2>{shown}</section>')
-    return f'<div class="tables">{"".join(made)}</div>'
+        sections.append(
+            f'<section class="card" id="table-{name}"><h2>{title}</h2>{shown}</section>'
+        )
+    return f'<div class="tables">{"".join(sections)}</div>'
 
 
 def _caption(name: str, figures: Mapping[str, Any]) -> str:

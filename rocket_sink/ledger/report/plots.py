@@ -43,8 +43,8 @@ def latency_heat(series: Series) -> altair.LayerChart:
         .mark_rule(color="#c62828", strokeWidth=3)
         .encode(x="since:T", x2="until:T", y="broker:N", tooltip=["broker:N", "cause:N", "since:T"])
     )
-    made: altair.LayerChart = alt.layer(heat, isolated).properties(width=_WIDTH)
-    return made
+    chart: altair.LayerChart = alt.layer(heat, isolated).properties(width=_WIDTH)
+    return chart
 
 
 def latency_by_broker(series: Series) -> altair.Chart:
@@ -55,7 +55,7 @@ def latency_by_broker(series: Series) -> altair.Chart:
     rows = _rows(series, "latency")
     for row in rows:
         row["p999"] = row.pop("p99.9")
-    made: altair.Chart = (
+    chart: altair.Chart = (
         alt.Chart(alt.Data(values=rows))
         .transform_fold(shares, as_=["share", "ms"])
         .mark_point(filled=True, size=60)
@@ -67,14 +67,14 @@ def latency_by_broker(series: Series) -> altair.Chart:
         )
         .properties(width=_WIDTH)
     )  # fmt: skip
-    return made
+    return chart
 
 
 def failures_by_class(errors: Sequence[ErrorFigures]) -> altair.Chart:
     """Failed attempts by error."""
     alt = _altair()
-    rows = [{"error": one.error_code, "attempts": one.attempts} for one in errors]
-    made: altair.Chart = (
+    rows = [{"error": row.error_code, "attempts": row.attempts} for row in errors]
+    chart: altair.Chart = (
         alt.Chart(alt.Data(values=rows))
         .mark_bar()
         .encode(
@@ -83,7 +83,7 @@ def failures_by_class(errors: Sequence[ErrorFigures]) -> altair.Chart:
         )
         .properties(width=_WIDTH)
     )  # fmt: skip
-    return made
+    return chart
 
 
 _WIDTH: Final = 640
@@ -91,7 +91,7 @@ _WIDTH: Final = 640
 
 def _over_time(series: Series, name: str, amount: str, colour: str, title: str) -> altair.Chart:
     alt = _altair()
-    made: altair.Chart = (
+    chart: altair.Chart = (
         alt.Chart(_data(series, name, end=True))
         .mark_bar()
         .encode(
@@ -101,7 +101,7 @@ def _over_time(series: Series, name: str, amount: str, colour: str, title: str) 
         )
         .properties(width=_WIDTH)
     )  # fmt: skip
-    return made
+    return chart
 
 
 def _altair() -> Any:

@@ -117,14 +117,14 @@ def _brokers(read: Scoped) -> list[BrokerFigures]:
         f"SELECT {BROKER} AS broker, queue_wait_ms AS ms, CAST(coalesce(frames, 1) AS DOUBLE) "
         f"AS weight FROM answered WHERE queue_wait_ms IS NOT NULL AND {read.where}",
     )
-    found = []
+    brokers = []
     for name in sorted({row["broker"] for row in counted}):
         rows = {row["outcome"]: row for row in counted if row["broker"] == name}
         stored = [rows[outcome] for outcome in ("acked", "acked_degraded") if outcome in rows]
         longest = [row["max_ms"] for row in rows.values() if row["max_ms"] is not None]
         classes, most = latency.get(name, []), max(longest, default=None)
         p50, p95, p99, p999 = (percentile(classes, x, most) for x in (0.5, 0.95, 0.99, 0.999))
-        found.append(
+        brokers.append(
             BrokerFigures(
                 name,
                 sum(row["requests"] for row in rows.values()),
@@ -139,7 +139,7 @@ def _brokers(read: Scoped) -> list[BrokerFigures]:
                 p999,
             )
         )  # fmt: skip
-    return found
+    return brokers
 
 
 def _last_at(read: Scoped) -> dt.datetime | None:
@@ -153,13 +153,13 @@ def _last_at(read: Scoped) -> dt.datetime | None:
 
 def _histogram(read: Scoped, rows: str) -> dict[str, list[tuple[int, float]]]:
     """{broker: its (class, weight), sorted}."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    histograms: dict[str, list[tuple[int, float]]] = {}
     for row in read(
         f"SELECT broker, {class_of('ms')} AS class, sum(weight) AS weight FROM ({rows}) l "
         "GROUP BY 1, 2 ORDER BY 1, 2"
     ):
-        found.setdefault(row["broker"], []).append((row["class"], row["weight"]))
-    return found
+        histograms.setdefault(row["broker"], []).append((row["class"], row["weight"]))
+    return histograms
 
 
 _UNREACHABLE: Final = ("CONNECT", "CONNECTION_LOST", "UNKNOWN_HOST", "NO_ROUTE", "INVALID_QUEUE")
@@ -248,11 +248,11 @@ def _absence(failed: Sequence[dict[str, Any]]) -> Absence | None:
 def _stored_elsewhere(absence: Absence) -> str:
     """Return the term that counts what other brokers stored during an outage."""
     name = f"others_{micros(absence.since)}_{absence.broker.encode().hex()}"
-    ended = "" if absence.back_at is None else f" AND at < {timestamp(absence.back_at)}"
+    end_sql = "" if absence.back_at is None else f" AND at < {timestamp(absence.back_at)}"
     return (
         f"CAST(coalesce(sum(CASE WHEN NOT ({is_text('broker_name', absence.broker)}) "
-        f"AND at > {timestamp(absence.since)}{ended} THEN coalesce(frames, 1) END), 0) AS BIGINT) "
-        f"AS {name}"
+        f"AND at > {timestamp(absence.since)}{end_sql} THEN coalesce(frames, 1) END), 0) AS BIGINT)"
+        f" AS {name}"
     )
 
 

@@ -127,9 +127,9 @@ def step_of(length_s: float) -> int:
 
 
 def _span(read: Scoped) -> tuple[dt.datetime, dt.datetime] | None:
-    (found,) = read(f"SELECT min(at) AS first, max(at) AS last FROM answered WHERE {read.where}")
+    (answers,) = read(f"SELECT min(at) AS first, max(at) AS last FROM answered WHERE {read.where}")
     (letters,) = read(f"SELECT min(at) AS first, max(at) AS last FROM letters WHERE {read.where}")
-    moments = [m for row in (found, letters) for m in row.values() if m is not None]
+    moments = [m for row in (answers, letters) for m in row.values() if m is not None]
     return (min(moments), max(moments)) if moments else None
 
 

@@ -92,10 +92,10 @@ class Report:
         """Plain values; times as ISO 8601 text in UTC."""
         values = asdict(replace(self, series=None, tuning=None))
         del values["series"], values["tuning"]
-        found: dict[str, Any] = plain(
+        figures: dict[str, Any] = plain(
             {"verdict": [asdict(finding) for finding in self.verdict], **values}
         )
-        return found
+        return figures
 
     def plot_rows(self) -> altair.Chart:
         """Messages over time by outcome; a figure of altair, as all `plot_` methods return.
@@ -176,7 +176,7 @@ def _verdict(findings: Sequence[Finding]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    lines = [Text(str(one), style=_STYLES[one.level]) for one in findings[:LINES]]
+    lines = [Text(str(finding), style=_STYLES[finding.level]) for finding in findings[:LINES]]
     more = len(findings) - LINES
     if more > 0:
         lines[-1].append(f" (and {more} more, below)", style="dim")
@@ -187,7 +187,9 @@ def _more_findings(findings: Sequence[Finding]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    return Group(*(Text(str(one), style=_STYLES[one.level]) for one in findings[LINES:]))
+    return Group(
+        *(Text(str(finding), style=_STYLES[finding.level]) for finding in findings[LINES:])
+    )
 
 
 def _accounts(report: Report) -> RenderableType:

@@ -57,7 +57,7 @@ class Rule:
 def verdict(facts: Facts) -> list[Finding]:
     """Return the findings, the gravest first; without a problem or a warning, that all is well."""
     commands = _commands(facts.ledger)
-    found = [
+    findings = [
         Finding(
             rule.name, rule.level, rule.says.format_map({**commands, **case}),
             rule.next.format_map({**commands, **case}),
@@ -66,10 +66,10 @@ def verdict(facts: Facts) -> list[Finding]:
         for case in rule.when(facts)
     ]  # fmt: skip
     levels = ("problem", "warning", "note")
-    found.sort(key=lambda finding: levels.index(finding.level))
-    if any(finding.level != "note" for finding in found):
-        return found
-    return [_well(facts), *found]
+    findings.sort(key=lambda finding: levels.index(finding.level))
+    if any(finding.level != "note" for finding in findings):
+        return findings
+    return [_well(facts), *findings]
 
 
 def backfill_command(ledger: str) -> str:
@@ -148,25 +148,25 @@ def _unreachable(facts: Facts) -> Iterator[Case]:
 
 def _absent(facts: Facts, absence: Absence) -> Case:
     waits = [w for w in facts.waiting if w.broker == absence.broker]
-    held = ""
+    wait_text = ""
     then = ""
     if waits:
         rows, keys = sum(w.rows for w in waits), sum(w.keys for w in waits)
-        held = (
+        wait_text = (
             f"; {counted(rows, 'row')} of {counted(keys, 'key', 'waits', 'wait', of=rows)} for it"
         )
         then = f", then `{_commands(facts.ledger)['backfill']}`"
     return {
         "broker": clean(absence.broker, _NAMES), "since": moment(absence.since),
-        "cause": clean(absence.cause, _NAMES), "held": held, "then": then,
+        "cause": clean(absence.cause, _NAMES), "held": wait_text, "then": then,
     }  # fmt: skip
 
 
 def _was_away(facts: Facts) -> Iterator[Case]:
     """Yield one case per broker, of its last outage and of how many there were."""
-    ended = [absence for absence in facts.absences if absence.back_at is not None]
-    for broker in dict.fromkeys(absence.broker for absence in ended):
-        outages = [absence for absence in ended if absence.broker == broker]
+    past_absences = [absence for absence in facts.absences if absence.back_at is not None]
+    for broker in dict.fromkeys(absence.broker for absence in past_absences):
+        outages = [absence for absence in past_absences if absence.broker == broker]
         last = outages[-1]
         length_s = sum((o.back_at - o.since).total_seconds() for o in outages if o.back_at)
         yield {
@@ -191,16 +191,16 @@ def _keys_wait(facts: Facts) -> Iterator[Case]:
 
 
 def _letters(facts: Facts, *reasons: str) -> Iterator[Case]:
-    found = [d for d in facts.dead_letters if d.reason in reasons and d.pending]
-    if not found:
+    letters = [d for d in facts.dead_letters if d.reason in reasons and d.pending]
+    if not letters:
         return
     by_class: dict[str, int] = {}
-    for d in found:
+    for d in letters:
         name = f"{d.reason} {clean(d.error_code, _NAMES)}"
         by_class[name] = by_class.get(name, 0) + d.pending
     parts = sorted(by_class.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{count:,} {name}" for name, count in parts[:3])
-    oldest = [d.oldest for d in found if d.oldest is not None]
+    oldest = [d.oldest for d in letters if d.oldest is not None]
     pending = sum(by_class.values())
     yield {
         "pending": counted(pending, "dead letter", "is", "are"),
@@ -212,9 +212,9 @@ def _letters(facts: Facts, *reasons: str) -> Iterator[Case]:
 
 def _sent_again(facts: Facts) -> Iterator[Case]:
     """Unless the line of a broker that is gone, or of keys that wait, has told of all of them."""
-    told = sum(w.rows - w.forbidden for w in facts.waiting)
+    waiting_rows = sum(w.rows - w.forbidden for w in facts.waiting)
     for case in _letters(facts, *_SENT_AGAIN):
-        if case["count"] != told:
+        if case["count"] != waiting_rows:
             yield case
 
 
@@ -236,29 +236,31 @@ def _gone(facts: Facts) -> set[str]:
 
 def _isolated_now(facts: Facts) -> Iterator[Case]:
     last = facts.last_at
-    for one in _isolated(facts):
-        if last is not None and one.last_end > last:
+    for isolation in _isolated(facts):
+        if last is not None and isolation.last_end > last:
             yield {
-                "broker": clean(one.broker, _NAMES), "since": moment(one.last_start),
-                "cause": clean(one.cause, _NAMES),
+                "broker": clean(isolation.broker, _NAMES), "since": moment(isolation.last_start),
+                "cause": clean(isolation.cause, _NAMES),
             }  # fmt: skip
 
 
 def _was_isolated(facts: Facts) -> Iterator[Case]:
     last = facts.last_at
-    for one in _isolated(facts):
-        if last is None or one.last_end <= last:
+    for isolation in _isolated(facts):
+        if last is None or isolation.last_end <= last:
             yield {
-                "broker": clean(one.broker, _NAMES), "times": counted(one.times, "time"),
-                "length": _seconds(one.length_ms / 1000), "last": moment(one.last_start),
-                "cause": clean(one.cause, _NAMES),
+                "broker": clean(isolation.broker, _NAMES),
+                "times": counted(isolation.times, "time"),
+                "length": _seconds(isolation.length_ms / 1000),
+                "last": moment(isolation.last_start),
+                "cause": clean(isolation.cause, _NAMES),
             }  # fmt: skip
 
 
 def _isolated(facts: Facts) -> Iterator[IsolationSums]:
     """Yield isolations of brokers that no line says to be gone."""
     gone = _gone(facts)
-    yield from (one for one in facts.isolated if one.broker not in gone)
+    yield from (isolation for isolation in facts.isolated if isolation.broker not in gone)
 
 
 def _slow(facts: Facts) -> Iterator[Case]:
@@ -286,10 +288,10 @@ def _replays(facts: Facts) -> Iterator[Case]:
 
 
 def _successors(facts: Facts) -> Iterator[Case]:
-    for one in facts.successors[-1:]:
+    for successor in facts.successors[-1:]:
         yield {
-            "query": clean(one.query_id, _NAMES), "earlier": clean(one.earlier, _NAMES),
-            "topic": clean(one.topic, _NAMES), "began": moment(one.began),
+            "query": clean(successor.query_id, _NAMES), "earlier": clean(successor.earlier, _NAMES),
+            "topic": clean(successor.topic, _NAMES), "began": moment(successor.began),
         }  # fmt: skip
 
 

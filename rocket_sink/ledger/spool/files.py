@@ -112,9 +112,9 @@ def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileIn
     Query by query; a query's by epoch, and an epoch's in the order in which they were begun.
     """
     infos = _files(place, filesystem)
-    found = [info for info in infos if info.extension == SEALED[1:]]
+    files = [info for info in infos if info.extension == SEALED[1:]]
     latest: dict[tuple[str, str], int] = {}
-    for info in found:
+    for info in files:
         task = _task(info)
         latest[task] = max(_number(info.base_name), latest.get(task, 0))
     for info in infos:
@@ -122,12 +122,12 @@ def sealed_files(place: LedgerPath, filesystem: fs.FileSystem) -> list[fs.FileIn
             folder, partition = _task(info)
             later = max(latest.get((folder, name), 0) for name in (partition, _DRIVER))
             if _is_abandoned(info, is_over=_number(info.base_name) < later):
-                found += _take(info, filesystem)
+                files += _take(info, filesystem)
     first_ns: dict[str, int] = {}
-    for info in found:
+    for info in files:
         query, _ = _epoch(info)
         first_ns[query] = min(info.mtime_ns or 0, first_ns.get(query, info.mtime_ns or 0))
-    return sorted(found, key=lambda info: (first_ns[_epoch(info)[0]], *_order_in_query(info)))
+    return sorted(files, key=lambda info: (first_ns[_epoch(info)[0]], *_order_in_query(info)))
 
 
 def _task(info: fs.FileInfo) -> tuple[str, str]:
@@ -166,8 +166,8 @@ def waiting_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> int:
 
 def spooled_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> set[tuple[str, str]]:
     """Return the epochs in the spool: the query as `path_part` has it, and the number."""
-    found = (_epoch(info) for info in _files(place, filesystem))
-    return {(query.removeprefix(_part("")), epoch) for query, epoch in found}
+    epochs = (_epoch(info) for info in _files(place, filesystem))
+    return {(query.removeprefix(_part("")), epoch) for query, epoch in epochs}
 
 
 def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
@@ -195,8 +195,8 @@ def _epoch(info: fs.FileInfo) -> tuple[str, str]:
     """The query, as a component of a path, and the epoch."""
     above, folder, name = info.path.split("/")[-3:]
     if name.startswith("q-"):
-        query, _, rest = name.partition("_")
-        return query, rest.partition("_")[0]
+        query, _, tail = name.partition("_")
+        return query, tail.partition("_")[0]
     # In stores an older version put the epoch into the file's name.
     return (folder, name.partition("-")[0]) if folder.startswith("q-") else (above, folder)
 
@@ -269,8 +269,8 @@ def _take(info: fs.FileInfo, filesystem: fs.FileSystem) -> list[fs.FileInfo]:
         filesystem.move(info.path, target)
     except FileNotFoundError:
         return []  # its owner, or another fold, was faster
-    taken = filesystem.get_file_info(target)
-    return [taken] if taken.is_file else []
+    target_info = filesystem.get_file_info(target)
+    return [target_info] if target_info.is_file else []
 
 
 _AT_ONCE: Final = 8

@@ -91,24 +91,24 @@ def read_batches(path: str, filesystem: fs.FileSystem) -> Iterator[pa.RecordBatc
     # Arrow reads a stream in small parts, each of which would be a request to a store.
     buffer_bytes = _CHUNK if is_object_store(filesystem) else None
     with filesystem.open_input_stream(path, buffer_size=buffer_bytes) as stream:
-        found = checked_batches(stream, path)
+        batches = checked_batches(stream, path)
         number = 0
         while True:
             try:
-                batch = next(found, None)
+                batch = next(batches, None)
             except LedgerError:
                 raise
             # Arrow raises what it likes: its own errors, OSError, ValueError, MemoryError.
             except Exception as error:
                 _check_storage(path, filesystem)
                 if is_whole(path, filesystem):
-                    what = "was written whole and is damaged"
+                    damage = "was written whole and is damaged"
                 elif _goes_on(path, filesystem, number):
-                    what = "is not only cut: it is damaged before its last batch"
+                    damage = "is not only cut: it is damaged before its last batch"
                 else:
                     return
                 raise DamagedSpoolError(
-                    f"the spool file {path} {what}: {_first_line(error)}", path=path
+                    f"the spool file {path} {damage}: {_first_line(error)}", path=path
                 ) from error
             if batch is None:
                 return
@@ -131,9 +131,9 @@ def _goes_on(path: str, filesystem: fs.FileSystem, number: int) -> bool:
     while (at := data.find(_MARK, at + 1)) >= 0:
         stream.seek(at)
         with contextlib.suppress(pa.ArrowException, OSError, EOFError):
-            found = pa.ipc.read_message(stream)
+            message = pa.ipc.read_message(stream)
             # The mark must be ours: the body of a dead letter may be an Arrow stream, too.
-            if found.type == "record batch" and _CRC in found.metadata.to_pybytes():
+            if message.type == "record batch" and _CRC in message.metadata.to_pybytes():
                 return True
     return False
 
@@ -153,16 +153,16 @@ def checked_batches(stream: Any, path: str) -> Iterator[pa.RecordBatch]:
             batch, metadata = reader.read_next_batch_with_custom_metadata()
         except StopIteration:
             break
-        given = (metadata or {}).get(_CRC)
-        if given is not None or has_checksums:
+        stored_crc = (metadata or {}).get(_CRC)
+        if stored_crc is not None or has_checksums:
             crc = _next_crc(crc, batch)
-            if given != str(crc).encode():
+            if stored_crc != str(crc).encode():
                 raise pa.ArrowInvalid("the checksum of a batch is wrong")
         batch.validate(full=True)
         names = set(batch.schema.names)
         batch = _fitted(batch, path)
         _check_values(batch, names)
-        if given is None:
+        if stored_crc is None:
             _check_old_values(batch)
         yield batch
     if stream.read(1):
@@ -210,8 +210,8 @@ def _check_old_values(batch: pa.RecordBatch) -> None:
     """Refuse values that the versions without checksums cannot have written."""
     import pyarrow.compute as pc
 
-    for name, known in _KNOWN.items():
-        _check_known(batch, name, known)
+    for name, values in _KNOWN.items():
+        _check_known(batch, name, values)
     for name in _NEVER_NEGATIVE:
         least = pc.min(batch.column(name)).as_py()
         if least is not None and least < 0:
@@ -228,8 +228,8 @@ def _check_known(batch: pa.RecordBatch, name: str, known: Iterable[str]) -> None
 
 def _fitted(batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
     """The batch in `LEDGER_SCHEMA`; an older rocket-sink's columns are fewer."""
-    found = dict(zip(batch.schema.names, batch.columns, strict=True))
-    unknown = set(found) - set(LEDGER_SCHEMA.names)
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    unknown = set(columns) - set(LEDGER_SCHEMA.names)
     if unknown:
         raise LedgerError(
             f"the spool file {path} has columns that this rocket-sink does not know "
@@ -237,13 +237,13 @@ def _fitted(batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
             "one",
             path=path,
         )
-    if len(found) != batch.num_columns:
+    if len(columns) != batch.num_columns:
         raise pa.ArrowInvalid("two columns have one name")
     for field in LEDGER_SCHEMA:
-        if field.name in found and found[field.name].type != field.type:
+        if field.name in columns and columns[field.name].type != field.type:
             raise pa.ArrowInvalid(f"{field.name} is of another type")
     arrays = [
-        found[field.name] if field.name in found else pa.nulls(batch.num_rows, field.type)
+        columns[field.name] if field.name in columns else pa.nulls(batch.num_rows, field.type)
         for field in LEDGER_SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=LEDGER_SCHEMA)

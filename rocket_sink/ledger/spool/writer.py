@@ -196,11 +196,11 @@ class SpoolWriter:
                 "the rows that were not folded yet; the task must run again. Leave _spool alone "
                 "while queries run"
             )
-        taken = self._path.removesuffix(OPEN) + SEALED
-        if Path(taken).exists():
+        sealed_path = self._path.removesuffix(OPEN) + SEALED
+        if Path(sealed_path).exists():
             return (
-                f"the spool file {self._path} is gone: a fold took it, as {taken}, because this "
-                "process seemed dead; the task must run again"
+                f"the spool file {self._path} is gone: a fold took it, as {sealed_path}, because "
+                "this process seemed dead; the task must run again"
             )
         return (
             f"the spool file {self._path} is gone: it was deleted, or a fold took it because this "

@@ -94,10 +94,10 @@ def read_attempts(read: Scoped, limit: int) -> Attempts:
 
 def _isolating() -> set[str]:
     """Codes of failures that a broker answers for."""
-    found = [errors.SendError]
-    for kind in found:
-        found += kind.__subclasses__()
-    return {kind.code for kind in found if kind.isolates is errors.Isolate.BROKER}
+    kinds = [errors.SendError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return {kind.code for kind in kinds if kind.isolates is errors.Isolate.BROKER}
 
 
 def _hosts(workers: pa.ChunkedArray) -> pa.ChunkedArray:

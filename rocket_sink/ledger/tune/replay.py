@@ -83,7 +83,7 @@ class _Tables:
 def replay(attempts: Attempts, profile: FaultProfile | None) -> Replayed:
     """Send the attempts again under a profile; None: as they were."""
     tables = None if profile is None else _Tables(attempts, profile)
-    ended: list[_Ended] = []
+    in_flight: list[_Ended] = []
     last_good: dict[int, tuple[float, float]] = {}
     moved_requests: set[int] = set()
     failed: dict[int, tuple[float, int]] = {}
@@ -100,8 +100,8 @@ def replay(attempts: Attempts, profile: FaultProfile | None) -> Replayed:
     )  # fmt: skip
     for number, (start_s, wait_ms, rtt_ms, group_ms, messages, frames, broker, host, stored,
                  isolates, request) in enumerate(columns):  # fmt: skip
-        while ended and ended[0].at_s <= start_s:
-            attempt = heapq.heappop(ended)
+        while in_flight and in_flight[0].at_s <= start_s:
+            attempt = heapq.heappop(in_flight)
             if tables is not None:
                 tables.ended(attempt)
             if not attempt.isolates:
@@ -117,10 +117,10 @@ def replay(attempts: Attempts, profile: FaultProfile | None) -> Replayed:
                 moved += messages
                 moved_requests |= {request} - {-1}
                 at_s = start_s + (wait_ms + rtt_ms) / 1000
-                heapq.heappush(ended, _Ended(at_s, number, host, other, rtt_ms, False))
+                heapq.heappush(in_flight, _Ended(at_s, number, host, other, rtt_ms, False))
                 continue
         at_s = start_s + (wait_ms + rtt_ms) / 1000
-        heapq.heappush(ended, _Ended(at_s, number, host, broker, rtt_ms, isolates))
+        heapq.heappush(in_flight, _Ended(at_s, number, host, broker, rtt_ms, isolates))
         if not stored:
             before = failed.get(request, _NONE)[0]
             failed[request] = (before + wait_ms + rtt_ms, messages)

@@ -65,14 +65,14 @@ def tune(
     if len(attempts) < max(1, fewest):
         return Tuning(path, scope, len(attempts), None, None, limited=False)
     tried = profiles()
-    found: list[Candidate] = []
+    results: list[Candidate] = []
     for name, profile in tried.items():
-        found.append(_candidate(name, profile, replay(attempts, profile)))
+        results.append(_candidate(name, profile, replay(attempts, profile)))
         if progress is not None:
-            progress(len(found), len(tried))
-    candidates = _with_best(found)
+            progress(len(results), len(tried))
+    candidates = _with_best(results)
     suspicion = _with_least(suspicions(attempts))
-    made = [
+    advice = [
         *_table_option(candidates),
         *_suspicion_option(suspicion),
         *_batches(attempts),
@@ -80,22 +80,22 @@ def tune(
     return Tuning(
         path, scope, len(attempts), _moment(attempts.start_s[0]), _moment(attempts.start_s[-1]),
         limited=len(attempts) >= limit, candidates=candidates, suspicion=suspicion,
-        suggestions=[one for one in made if isinstance(one, Suggestion)],
-        kept=[one for one in made if isinstance(one, str)], note=_few(len(attempts)),
+        suggestions=[item for item in advice if isinstance(item, Suggestion)],
+        kept=[item for item in advice if isinstance(item, str)], note=_few(len(attempts)),
     )  # fmt: skip
 
 
 def profiles() -> dict[str, FaultProfile | None]:
     """Return what is compared: the record, the profiles, and 5.x with its classes moved."""
     default = PROFILES["5.x"]
-    found: dict[str, FaultProfile | None] = {
+    variants: dict[str, FaultProfile | None] = {
         RECORDED: None, DEFAULT: default, "4.x": PROFILES["4.x"]
     }  # fmt: skip
     first_ms = _first_isolating_ms(default)
     for wanted_ms in _FIRST_CLASSES_MS:
         classes = tuple(round(ms * wanted_ms / first_ms) for ms in default.latency_max_ms)
-        found[f"from {wanted_ms:,} ms"] = replace(default, latency_max_ms=classes)
-    return found
+        variants[f"from {wanted_ms:,} ms"] = replace(default, latency_max_ms=classes)
+    return variants
 
 
 def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
@@ -111,10 +111,10 @@ def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
     slow_ms = np.maximum(_first_isolating_ms(PROFILES["5.x"]), _UNUSUAL * usual_ms)
     trouble = attempts.isolates | (attempts.stored & (attempts.rtt_ms > slow_ms[attempts.broker]))
     well = attempts.rtt_ms[attempts.stored & ~trouble]
-    found = []
+    figures = []
     for after_ms in _SUSPECT_MS:
         late_ms = attempts.rtt_ms[trouble] - after_ms
-        found.append(
+        figures.append(
             SuspicionFigures(
                 after_ms,
                 float((well > after_ms).mean()) if len(well) else 0.0,
@@ -122,7 +122,7 @@ def suspicions(attempts: Attempts) -> list[SuspicionFigures]:
                 float(late_ms.clip(0).sum() / 1000),
             )
         )
-    return found
+    return figures
 
 
 def _p95(latencies_ms: Any) -> float:
@@ -147,23 +147,27 @@ def _candidate(name: str, profile: FaultProfile | None, made: Replayed) -> Candi
 
 def _with_best(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Mark the one to take: the default, unless another's tail is clearly shorter."""
-    tried = {one.name: one for one in candidates if one.p999_ms is not None}
+    tried = {candidate.name: candidate for candidate in candidates if candidate.p999_ms is not None}
     default = tried.pop(DEFAULT, None)
     tried.pop(RECORDED, None)
     best = default
     if default is not None and tried:
-        shortest = min(one.p999_ms or 0.0 for one in tried.values())
+        shortest = min(candidate.p999_ms or 0.0 for candidate in tried.values())
         if shortest < _BETTER * (default.p999_ms or 0.0):
-            good = [one for one in tried.values() if (one.p999_ms or 0.0) <= _AS_GOOD * shortest]
-            best = min(good, key=lambda one: (one.isolated_s, one.p999_ms))
-    return [replace(one, suggested=one is best) for one in candidates]
+            good = [
+                candidate
+                for candidate in tried.values()
+                if (candidate.p999_ms or 0.0) <= _AS_GOOD * shortest
+            ]
+            best = min(good, key=lambda candidate: (candidate.isolated_s, candidate.p999_ms))
+    return [replace(candidate, suggested=candidate is best) for candidate in candidates]
 
 
 def _with_least(figures: Sequence[SuspicionFigures]) -> list[SuspicionFigures]:
     """Mark the smallest value that few of the stored requests pass."""
-    good = [one for one in figures if one.late_share <= _LATE_SHARE]
+    good = [row for row in figures if row.late_share <= _LATE_SHARE]
     best = good[0] if good else figures[-1]
-    return [replace(one, suggested=one is best) for one in figures]
+    return [replace(row, suggested=row is best) for row in figures]
 
 
 def _few(attempts: int) -> str:
@@ -174,8 +178,8 @@ def _few(attempts: int) -> str:
 
 
 def _table_option(candidates: Sequence[Candidate]) -> Iterator[Suggestion | str]:
-    best = next((one for one in candidates if one.suggested), None)
-    default = next((one for one in candidates if one.name == DEFAULT), None)
+    best = next((candidate for candidate in candidates if candidate.suggested), None)
+    default = next((candidate for candidate in candidates if candidate.name == DEFAULT), None)
     if best is None or default is None:
         return
     if best is default:
@@ -196,8 +200,8 @@ def _table_option(candidates: Sequence[Candidate]) -> Iterator[Suggestion | str]
 
 def _suspicion_option(figures: Sequence[SuspicionFigures]) -> Iterator[Suggestion | str]:
     now_ms = SinkOptions().suspect_after_ms
-    best = next(one for one in figures if one.suggested)
-    now = next((one for one in figures if one.suspect_after_ms == now_ms), best)
+    best = next(row for row in figures if row.suggested)
+    now = next((row for row in figures if row.suspect_after_ms == now_ms), best)
     if best.suspect_after_ms == now_ms:
         yield f"suspectAfterMs: {now.late_share:.2%} of the usual requests took longer than it"
     elif best.suspect_after_ms > now_ms:

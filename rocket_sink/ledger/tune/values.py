@@ -97,7 +97,7 @@ class Tuning:
     @property
     def options(self) -> dict[str, str]:
         """{option: value} to paste."""
-        return {one.option: one.value for one in self.suggestions}
+        return {suggestion.option: suggestion.value for suggestion in self.suggestions}
 
     @property
     def comparisons(self) -> tuple[Comparison, Comparison]:
@@ -108,19 +108,19 @@ class Tuning:
                 ("table", "isolations", "isolated s", "messages moved", "p50 ms", "p99 ms",
                  "p99.9 ms", "max ms", ""),
                 [
-                    (one.name, one.isolations, round(one.isolated_s, 1), one.moved,
-                     _ms(one.p50_ms), _ms(one.p99_ms), _ms(one.p999_ms), _ms(one.max_ms),
-                     _mark(one.suggested))
-                    for one in self.candidates
+                    (row.name, row.isolations, round(row.isolated_s, 1), row.moved,
+                     _ms(row.p50_ms), _ms(row.p99_ms), _ms(row.p999_ms), _ms(row.max_ms),
+                     _mark(row.suggested))
+                    for row in self.candidates
                 ],
             ),
             Comparison(
                 "suspectAfterMs: false alarms, and trouble noticed before its end",
                 ("suspectAfterMs", "false alarms %", "troubles", "sooner s", ""),
                 [
-                    (one.suspect_after_ms, round(100 * one.late_share, 3), one.troubles,
-                     round(one.sooner_s, 1), _mark(one.suggested))
-                    for one in self.suspicion
+                    (row.suspect_after_ms, round(100 * row.late_share, 3), row.troubles,
+                     round(row.sooner_s, 1), _mark(row.suggested))
+                    for row in self.suspicion
                 ],
             ),
         )  # fmt: skip
@@ -128,10 +128,13 @@ class Tuning:
     @property
     def reasons(self) -> list[tuple[str, str, str]]:
         """("keep", options, why) and ("set", option=value, why)."""
-        kept = [one.split(": ", 1) for one in self.kept]
+        kept = [advice.split(": ", 1) for advice in self.kept]
         return [
-            *(("keep", what, why) for what, why in kept),
-            *(("set", f"{one.option}={one.value}", one.reason) for one in self.suggestions),
+            *(("keep", options, why) for options, why in kept),
+            *(
+                ("set", f"{advice.option}={advice.value}", advice.reason)
+                for advice in self.suggestions
+            ),
         ]
 
     def as_dict(self) -> dict[str, Any]:
@@ -150,8 +153,8 @@ class Tuning:
             f"{self.first_at:%Y-%m-%d %H:%M:%S} to {self.last_at:%Y-%m-%d %H:%M:%S} UTC"
         )
         yield f"{self.note}\n"
-        for one in self.comparisons:
-            yield table(*one)
+        for comparison in self.comparisons:
+            yield table(*comparison)
         yield table("", ("", "option", "why"), self.reasons)
         yield from self._paste()
 
