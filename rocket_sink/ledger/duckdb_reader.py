@@ -168,7 +168,7 @@ def _readable(path: str) -> Iterator[None]:
     ) as error:  # fmt: skip
         raise unreadable(path, error) from error
     except duckdb.Error as error:
-        # What the Parquet reader finds damaged has no class of its own; lack of memory has.
+        # DuckDB raises the base class for a damaged Parquet file, a subclass for lack of memory.
         if type(error) is not duckdb.Error:
             raise
         raise unreadable(path, error) from error
@@ -244,7 +244,7 @@ def open_quick(path: str | os.PathLike[str]) -> QuickLedger | None:
 
 
 def _has_whole_log(place: LedgerPath) -> bool:
-    """There are commits, and each line of them is JSON."""
+    """Return whether each line of the log's commits is JSON, and a commit has lines."""
     commits = sorted(Path(place.root, LOG_FOLDER).glob("*.json"))
     try:
         for commit in commits:

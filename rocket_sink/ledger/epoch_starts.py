@@ -185,7 +185,7 @@ class EpochStarts:
     def _prune(self, store: NoteStore, epochs: Iterable[int]) -> None:
         for epoch in epochs:
             if 0 <= epoch <= self._ctx.epoch - _KEPT:
-                # Another task may prune, too; the next one prunes what remains.
+                # Removal may fail if another task prunes, too. The next task prunes what remains.
                 with contextlib.suppress(OSError):
                     store.remove_folder(f"{self._folder}/{epoch}")
 

@@ -69,8 +69,14 @@ _FOLDER: Final = f"{SPOOL}/{FOLDS}"
 
 @dataclass(frozen=True)
 class Manifest:
-    """One fold. `files` are paths below the spool, `token` names this manifest in Delta's log,
-    whose commits up to `table_version` are earlier; an older rocket-sink does not note that."""
+    """The files of a fold and the table that it appends them to.
+
+    Attributes:
+        files: paths below the spool.
+        token: the name of this manifest in Delta's log.
+        table_version: a version of the table from before the fold, so only later commits can be
+            the fold's. It is 0 for a local spool, and if an older rocket-sink wrote the manifest.
+    """
 
     ledger_id: str
     number: int

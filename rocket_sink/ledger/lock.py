@@ -147,7 +147,7 @@ class Lease:
             return now_s - before[1] > min(int(words[2]) / 1000, _LONGEST_LEASE_S)
         if not text:
             return now_s - before[1] > self._lease_s
-        # Of an older version, without heartbeats.
+        # An older version wrote this lock: it has no heartbeats.
         if alive:
             return False
         changed_ns = self._fs.get_file_info(self._path).mtime_ns or time.time_ns()

@@ -77,8 +77,8 @@ def _rows(kind: str, **instead: str) -> str:
 
 _EPOCH_QUERY: Final = """CASE WHEN partition IS NULL AND complete IS NOT NULL AND query_id = 'local'
     THEN concat('local/', worker) ELSE query_id END"""
-"""Once every `TableProducer` wrote the query id `local` and epochs from 1 on: there the process
-tells them apart."""
+"""The query id, made unique. `TableProducer` of an older version always wrote the id `local` and
+epochs from 1 on, so `worker` tells its processes apart."""
 _EVENT_TIME: Final = f"""CASE WHEN unix_micros(event_time)
     BETWEEN {MOMENTS_US[0]} AND {MOMENTS_US[1]} THEN event_time END"""
 """Tables may have times beyond Python's, of which one would keep all letters from being read."""
@@ -207,8 +207,8 @@ VIEWS: Final = {
             GROUP BY {", ".join(_ATTEMPT)}, request
             HAVING bool_or({_PERHAPS_STORED}) OR bool_and(outcome = '{IN_FLIGHT}')
         ) r GROUP BY {", ".join(_ATTEMPT)}""",
-    # All that brokers may have stored of attempts that do not count. A killed attempt may still
-    # run as long as no other one has taken its place.
+    # The view sums all that brokers may have stored of attempts that do not count. A killed attempt
+    # may still run as long as no other attempt has taken its place.
     "superseded": f"""
         SELECT query_id, epoch, count(*) AS superseded_attempts,
             CAST(sum(perhaps_stored) AS BIGINT) AS superseded_rows

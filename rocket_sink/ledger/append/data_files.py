@@ -123,7 +123,7 @@ class _KindFile:
         self._path = f"{root}/{self._name}"
         self._filesystem = filesystem
         if not is_object_store(filesystem):
-            # Only the kind's folder is made: a ledger's folder that was deleted must not come back.
+            # Make the kind's folder only. A ledger's folder that was deleted must not come back.
             filesystem.create_dir(f"{root}/kind={kind}", recursive=False)
         import pyarrow.parquet as pq
 

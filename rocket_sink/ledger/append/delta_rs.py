@@ -372,7 +372,7 @@ def commit(
 
     Args:
         table: a version in which the transaction is not.
-        token: told in the table's history.
+        token: the commit's `userMetadata` in the table's history.
 
     Raises:
         LedgerError: another process has committed it since, or the commit failed. No row is in,

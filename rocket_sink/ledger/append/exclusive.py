@@ -118,7 +118,7 @@ def commits_exclusively(spark: SparkSession, place: LedgerPath) -> bool | None:
     try:
         return _ask(spark, place, _refuses)
     except Exception as error:
-        # No right to write there, or a file system without such streams or options.
+        # The session may not write there, or the file system lacks such streams or options.
         _LOG.info("it cannot be tried how %s takes a commit: %s", place.uri, error)
         return None
 

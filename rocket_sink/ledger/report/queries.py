@@ -168,7 +168,7 @@ _SILENT: Final = (*_UNREACHABLE, "REQUEST_TIMEOUT", "UNWRITTEN")
 """Error codes of a broker that does not answer; it may only be slow."""
 _OUT_OF_ROUTE: Final = ("NO_ROUTE", "INVALID_QUEUE")
 _ABSENT: Final = 20
-"""Most brokers that are looked at."""
+"""The number of brokers whose outages are looked for: those with the most failed attempts."""
 _OUTAGES: Final = 50
 """The number of outages that are shown, the last ones."""
 _FEW: Final = 20

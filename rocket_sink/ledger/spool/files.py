@@ -173,8 +173,8 @@ def spooled_epochs(place: LedgerPath, filesystem: fs.FileSystem) -> set[tuple[st
 def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
     """Return the sends and isolations that no fold has taken in yet, under the kinds of `UNFOLDED`.
 
-    Tasks that still run have written some of them. A fold may have taken in a file that it has not
-    deleted yet. If there are many files, only the newest are read.
+    Tasks that still run have written some of them. A file may be in the table already, if a fold
+    has not deleted it yet. If there are many files, only the newest are read.
     """
     parts, size = [LEDGER_SCHEMA.empty_table()], 0
     for place in places:
