@@ -66,16 +66,16 @@ class SuspectEntries:
 def suspect_entries(batch: RowBatch) -> SuspectEntries:
     """Return all entries that may be illegal; some of them may turn out to be legal."""
     names, values, offsets = entries_of(batch.properties)
-    found = np.zeros(len(names), np.bool_)
+    is_suspect = np.zeros(len(names), np.bool_)
     for part in (names, values):
-        found |= with_separator(part) | invalid_utf8(part) | all_blank(part)
+        is_suspect |= with_separator(part) | invalid_utf8(part) | all_blank(part)
     reserved = [*sorted(RESERVED_PROPERTIES)]
     if batch.event_time_ms is not None:
         reserved.append(EVENT_TIME_PROPERTY)
-    found |= pc.is_in(names, value_set=pa.array(reserved, names.type)).to_numpy(
+    is_suspect |= pc.is_in(names, value_set=pa.array(reserved, names.type)).to_numpy(
         zero_copy_only=False
     )
-    return SuspectEntries(found, _rows_of(found, offsets))
+    return SuspectEntries(is_suspect, _rows_of(is_suspect, offsets))
 
 
 def _rows_of(entries: Mask, offsets: Int64s) -> Mask:
@@ -133,8 +133,10 @@ def property_bytes_over(batch: RowBatch, limit: int) -> Int64s:
     if longest <= limit:
         return np.zeros(len(batch), np.int64)
     sizes = property_pieces(len(batch), **batch.property_columns()).sizes
-    made = np.ones(len(batch), np.bool_) if batch.message_id is None else nulls_of(batch.message_id)
-    sizes = sizes + np.where(made, _ID_BYTES, 0)
+    lacks_id = (
+        np.ones(len(batch), np.bool_) if batch.message_id is None else nulls_of(batch.message_id)
+    )
+    sizes = sizes + np.where(lacks_id, _ID_BYTES, 0)
     over: Int64s = np.where(sizes > limit, sizes, 0)
     return over
 
@@ -186,8 +188,8 @@ def validate(batch: RowBatch, options: SinkOptions) -> Checked:
     if options.property_policy == "drop":
         batch = drop_illegal(batch)
     suspects = np.zeros(len(batch), np.bool_)
-    for found in _screens(batch, options):
-        suspects |= found
+    for mask in _screens(batch, options):
+        suspects |= mask
     too_large = property_bytes_over(batch, _property_limit(options))
     refused = [
         Refused(row, error.code, error.text)
@@ -257,27 +259,27 @@ def _suspect_keys(keys: pa.Array) -> Mask:
     if is_text(keys.type):
         return _suspect_texts(keys) | with_blank(keys)
     flat = pc.list_flatten(keys)
-    found = _suspect_texts(flat) | with_blank(flat)
+    is_suspect = _suspect_texts(flat) | with_blank(flat)
     rows = np.zeros(len(keys), np.bool_)
-    if found.any():
-        rows[pc.list_parent_indices(keys).to_numpy()[found]] = True
+    if is_suspect.any():
+        rows[pc.list_parent_indices(keys).to_numpy()[is_suspect]] = True
     return rows
 
 
 def _suspect_delays(batch: RowBatch) -> Mask:
-    given = np.zeros(len(batch), np.int64)
-    found = np.zeros(len(batch), np.bool_)
+    delay_counts = np.zeros(len(batch), np.int64)
+    is_suspect = np.zeros(len(batch), np.bool_)
     if batch.delay_level is not None:
         levels = ints_of(batch.delay_level, 0)
-        given += levels != 0
-        found |= (levels < 0) | (levels > DELAY_LEVEL_MAX)
+        delay_counts += levels != 0
+        is_suspect |= (levels < 0) | (levels > DELAY_LEVEL_MAX)
     for delay in (batch.delay_ms, batch.delivery_timestamp_ms):
         if delay is not None:
-            given += ~nulls_of(delay)
-            found |= ints_of(delay, 0) < 0
+            delay_counts += ~nulls_of(delay)
+            is_suspect |= ints_of(delay, 0) < 0
     if batch.delay_ms is not None:
-        found |= ints_of(batch.delay_ms, 0) > DELAY_MAX_S * 1000
-    return found | (given > 1)
+        is_suspect |= ints_of(batch.delay_ms, 0) > DELAY_MAX_S * 1000
+    return is_suspect | (delay_counts > 1)
 
 
 def _suspect_queues(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
@@ -382,8 +384,8 @@ def only_printable_ascii(array: pa.Array, *, spaces: bool) -> bool:
 
 def empty(array: pa.Array) -> Mask:
     """True where the text is not null and has no bytes."""
-    found: Mask = lengths_of(array) == 0
-    return found & ~nulls_of(array) if array.null_count else found
+    is_empty: Mask = lengths_of(array) == 0
+    return is_empty & ~nulls_of(array) if array.null_count else is_empty
 
 
 def with_control(array: pa.Array) -> Mask:
@@ -409,8 +411,8 @@ def all_blank(array: pa.Array) -> Mask:
     data = bytes_of(array)
     if not len(data) or int(data.min()) > 0x20:
         return empty(array)
-    found: Mask = ~_rows_with(array, data > 0x20)
-    return found & ~nulls_of(array) if array.null_count else found
+    is_blank: Mask = ~_rows_with(array, data > 0x20)
+    return is_blank & ~nulls_of(array) if array.null_count else is_blank
 
 
 def lacks_keys(rows: RowBatch) -> Mask:
@@ -428,11 +430,11 @@ def lacks_keys(rows: RowBatch) -> Mask:
 
 def invalid_utf8(array: pa.Array) -> Mask:
     """True where the bytes are not UTF-8."""
-    found = np.zeros(len(array), np.bool_)
+    is_invalid = np.zeros(len(array), np.bool_)
     data = bytes_of(array)
     if len(data) and int(data.max()) >= 0x80:
-        _mark_invalid(as_binary(array), found)
-    return found
+        _mark_invalid(as_binary(array), is_invalid)
+    return is_invalid
 
 
 def _mark_invalid(array: pa.Array, found: Mask) -> None:
@@ -466,9 +468,9 @@ def _rows_with_up_to(array: pa.Array, greatest: int) -> Mask:
 
 def _rows_with(array: pa.Array, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Mask:
     """True for the non-null rows with one of the wanted bytes of `bytes_of`."""
-    found = np.zeros(len(array), np.bool_)
+    has_wanted = np.zeros(len(array), np.bool_)
     positions = np.flatnonzero(wanted)
     if len(positions):
         offsets = offsets_of(array)
-        found[np.searchsorted(offsets - offsets[0], positions, side="right") - 1] = True
-    return found & ~nulls_of(array) if array.null_count else found
+        has_wanted[np.searchsorted(offsets - offsets[0], positions, side="right") - 1] = True
+    return has_wanted & ~nulls_of(array) if array.null_count else has_wanted

@@ -208,7 +208,7 @@ def resolve_columns(
     finder = _Finder(fields_of(schema), case_sensitive)
     named = finder.named(json=options.body_format == "json")
     mapped = finder.mapped(options)
-    sources, known = {**named, **mapped}, set(named.values())
+    sources, named_sources = {**named, **mapped}, set(named.values())
     if options.topic:
         check_topic_option("topic", with_namespace(options.namespace, options.topic))
         sources.pop("topic", None)
@@ -221,7 +221,7 @@ def resolve_columns(
     finder.check_kinds(sources, json_columns)
     _check_combinations(sources, options, finder)
     if options.strict_columns and not json_columns:
-        _check_strict(finder, {*known, *mapped.values()})
+        _check_strict(finder, {*named_sources, *mapped.values()})
     return ColumnPlan(tuple(sources.items()), options.topic, json_columns)
 
 
@@ -253,25 +253,25 @@ class _Finder:
 
     def named(self, *, json: bool) -> dict[str, str]:
         """{contract column: source} of the columns with names of the contract."""
-        found = {}
+        sources = {}
         for column in CONTRACT:
             # with bodyFormat=json a column `value` is data
             alias = "" if json and column.name == "body" else column.alias
             for name in (_PREFIX + column.name, column.name, alias):
                 source = self.find(name) if name else None
                 if source is not None:
-                    found[column.name] = source
+                    sources[column.name] = source
                     break
-        return found
+        return sources
 
     def mapped(self, options: SinkOptions) -> dict[str, str]:
         """{contract column: source} of the options `columns` and `orderBy`."""
-        found = {}
+        sources = {}
         for wanted, source in options.columns:
-            found[_contract_column(wanted)] = self._existing(source, "columns")
+            sources[_contract_column(wanted)] = self._existing(source, "columns")
         if options.order_by:
-            found["order_by"] = self._existing(options.order_by, "orderBy")
-        return found
+            sources["order_by"] = self._existing(options.order_by, "orderBy")
+        return sources
 
     def _existing(self, source: str, option: str) -> str:
         name = self.find(source)

@@ -32,7 +32,7 @@ def normalise(batch: pa.RecordBatch | pa.Table, plan: ColumnPlan) -> RowBatch:
     columns = {name: _plain(_column(batch, source, plan)) for name, source in plan.sources}
     body = columns.pop("body")
     topic = plan.topic or _all_text(columns.pop("topic"))
-    made = {
+    fields = {
         _FIELD_NAMES.get(name, name): _CASTS[name](array)
         for name, array in columns.items()
         if not _all_null(array) or name == _KEPT
@@ -43,7 +43,7 @@ def normalise(batch: pa.RecordBatch | pa.Table, plan: ColumnPlan) -> RowBatch:
         body_is_text=_is_string(body.type),
         **{
             n: array
-            for n, array in made.items()
+            for n, array in fields.items()
             if array is not None and (not _all_null(array) or n == _KEPT)
         },
     )

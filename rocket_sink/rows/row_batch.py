@@ -164,23 +164,23 @@ class RowBatch:
         return tuple(_text_of(key) or "" for key in self.keys[row].values)
 
     def _properties(self, row: int) -> dict[str, str]:
-        found = {}
+        properties = {}
         if self.properties is not None:
             entries = self.properties[row].values
             names, values = (entries.field(i) for i in (0, 1))
-            found = {
+            properties = {
                 _text_of(name) or "": _text_of(value) or ""
                 for name, value in zip(names, values, strict=True)
             }
         event_time = self._value("event_time_ms", row)
         if event_time is None:
-            return found
-        if EVENT_TIME_PROPERTY in found:
+            return properties
+        if EVENT_TIME_PROPERTY in properties:
             raise MessageError(
                 f"the property name {EVENT_TIME_PROPERTY!r} is taken by the column event_time",
                 code="RESERVED_PROPERTY",
             )
-        return {**found, EVENT_TIME_PROPERTY: str(event_time)}
+        return {**properties, EVENT_TIME_PROPERTY: str(event_time)}
 
 
 _PROPERTY_COLUMNS: Final = (

@@ -101,8 +101,8 @@ class RowBatcher:
         return next((names.index(w.lower()) for w in wanted if w and w.lower() in names), None)
 
     def _check_types(self, types: list[pa.DataType]) -> None:
-        seen = tuple(types)
-        if seen in self._checked:
+        signature = tuple(types)
+        if signature in self._checked:
             return
         kinds = dict(zip(self.plan.needed, types, strict=True))
         schema = pa.schema([(column, kinds[source]) for column, source in self.plan.sources])
@@ -111,7 +111,7 @@ class RowBatcher:
             columns=(), orderBy="", strictColumns=False, bodyFormat="column"
         )
         resolve_columns(schema, plain)
-        self._checked.add(seen)
+        self._checked.add(signature)
 
     def _type(self, name: str, values: Sequence[Any]) -> pa.DataType:
         first = next((value for value in values if value is not None), None)
@@ -181,9 +181,9 @@ class RowBuffer:
         """
         if not self.rows:
             return None
-        taken = self.rows[:]
-        batch = self._gatherer.batch(taken)
-        del self.rows[: len(taken)]
+        rows = self.rows[:]
+        batch = self._gatherer.batch(rows)
+        del self.rows[: len(rows)]
         self._begin()
         return batch
 
@@ -236,7 +236,7 @@ def _list_type(lists: Sequence[list[Any] | None]) -> pa.DataType:
     """Return the type of the first element, for structs of each field; void if all are empty."""
 
     def elements() -> Iterator[Any]:
-        return (one for some in lists for one in some or () if one is not None)
+        return (element for values in lists for element in values or () if element is not None)
 
     first = next(elements(), None)
     if first is None:
@@ -245,7 +245,7 @@ def _list_type(lists: Sequence[list[Any] | None]) -> pa.DataType:
     if not names:
         return pa.list_(type_of(first))
     parts = [
-        next((one[place] for one in elements() if one[place] is not None), "")
+        next((element[place] for element in elements() if element[place] is not None), "")
         for place in range(len(names))
     ]
     return pa.list_(pa.struct(list(zip(names, map(type_of, parts), strict=True))))
@@ -296,7 +296,7 @@ def _sort_keys(times: Sequence[dt.datetime | None]) -> pa.Array:
 
 
 def _local(seconds: int) -> int:
-    """What a clock in the worker's zone shows, as seconds since 1970."""
+    """Return what a clock in the worker's zone shows, as seconds since 1970."""
     return calendar.timegm(time.localtime(seconds))
 
 

@@ -47,7 +47,7 @@ class RowSorter:
             self._spill()
 
     def sorted_rows(self) -> Iterator[RowBatch]:
-        """All rows, sorted by `order_by`; equal values keep order."""
+        """Yield all rows, sorted by `order_by`; rows with equal values keep their order."""
         like = self._batches[0] if self._batches else None
         if self._directory is None:
             if like is not None:
@@ -165,7 +165,7 @@ def _sort_indices(table: pa.Table) -> pa.Array:
 
 
 def _table(batches: list[RowBatch]) -> pa.Table:
-    """One table; columns that a batch lacks are null there."""
+    """Return the batches as one table; columns that a batch lacks are null."""
     tables = []
     for rows in batches:
         columns: dict[str, Any] = rows.columns()

@@ -82,14 +82,14 @@ def register(spark: SparkSession, *, ledger: str = "") -> None:
     warn_of_settings(spark)
     # The writer's process has no session, so what it must know of this one goes with the class,
     # which Spark pickles by value since no module has it.
-    known: dict[str, Any] = {"task_slots": task_slots(spark), "speculates": speculates(spark)}
+    attributes: dict[str, Any] = {"task_slots": task_slots(spark), "speculates": speculates(spark)}
     if is_classic(spark):
-        known["storage"] = all_properties(spark)
+        attributes["storage"] = all_properties(spark)
     from rocket_sink.spark.listener import install_fold
 
     thread = install_fold(SinkOptions.parse({"ledger": ledger}), spark)
-    known["folded"] = thread.ledgers if thread is not None else frozenset()
-    source = type(RocketMQDataSource.__name__, (RocketMQDataSource,), known)
+    attributes["folded"] = thread.ledgers if thread is not None else frozenset()
+    source = type(RocketMQDataSource.__name__, (RocketMQDataSource,), attributes)
     try:
         spark.dataSource.register(source)
     except AnalysisException as error:
@@ -320,7 +320,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._end(well=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing to undo: what is sent is sent, and the spool says what."""
+        """Keep the ledger rows of the tasks; messages that were sent cannot be undone."""
         self._keep_handed(messages)
         self._end(well=False)
 
@@ -340,7 +340,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 class _Stream(_Writer):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._confirm(messages, batchId)
-        # Each epoch has a process of its own; users watch the first epoch of a stream.
+        # A new process runs each epoch: warn in the first one only, which users watch.
         if batchId == 0 and not self._folded:
             _LOG.warning(
                 "nothing folds the ledger %s while this query runs, so its rows pile up in its "
@@ -350,7 +350,7 @@ class _Stream(_Writer):
             )  # fmt: skip
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing to undo: what is sent is sent, and the spool says what."""
+        """Keep the ledger rows of the tasks; messages that were sent cannot be undone."""
         self._keep_handed(messages)
 
 
@@ -367,8 +367,8 @@ class RowStreamWriter(_Stream, DataSourceStreamWriter):
                 pile.rows.append(row)
                 if len(pile.rows) >= pile.look_at and pile.is_full():
                     run.feed(pile.take(), self._plan)
-            if (rest := pile.take()) is not None:
-                run.feed(rest, self._plan)
+            if (remainder := pile.take()) is not None:
+                run.feed(remainder, self._plan)
 
         return self._send(feed)
 

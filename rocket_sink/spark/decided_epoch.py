@@ -84,9 +84,9 @@ def _by_spark(spark: SparkSession, place: LedgerPath, query_id: str, epoch: int)
         f"SELECT {columns}, query_id, epoch FROM decided_halves "  # noqa: S608 (names of ours)
         f"UNION ALL SELECT {columns}, query_id, epoch FROM epoch_ends",
     )
-    ours = (rows.query_id == query_id) & (rows.epoch == epoch)
+    is_of_epoch = (rows.query_id == query_id) & (rows.epoch == epoch)
     with reading(place):
-        return rows.where(ours).select(*_COLUMNS).toArrow()
+        return rows.where(is_of_epoch).select(*_COLUMNS).toArrow()
 
 
 def _direct(table: DeltaTable, query_id: str, epoch: int) -> pa.Table:

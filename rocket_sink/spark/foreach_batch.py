@@ -122,8 +122,8 @@ class Send:
         yield from self._taken(rows)
 
     def _taken(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        taken, rows[:] = list(rows), []
-        for batch in taken:
+        batches, rows[:] = list(rows), []
+        for batch in batches:
             yield batch if self.sequence is None else placed(batch, self.sequence)
 
 
@@ -286,16 +286,16 @@ class BatchWriter:
         With effectively once the id is that one's, so that tasks ask for what it has sent; the
         ledger may have it, when it died before it could say so.
         """
-        given = self._options
-        if not given.app_id:
+        options = self._options
+        if not options.app_id:
             return run, 0, False
-        if not given.ledger:
-            return f"{given.app_id}/{run}", 0, False
-        place = resolve_path(given.ledger)
-        write, again = begin_write(place, given.app_id, run)
-        if not again or given.delivery != "effectively_once" or not is_classic(session):
-            return f"{given.app_id}/{run}", 0, again
-        query = f"{given.app_id}/{write}"
+        if not options.ledger:
+            return f"{options.app_id}/{run}", 0, False
+        place = resolve_path(options.ledger)
+        write, again = begin_write(place, options.app_id, run)
+        if not again or options.delivery != "effectively_once" or not is_classic(session):
+            return f"{options.app_id}/{run}", 0, again
+        query = f"{options.app_id}/{write}"
         last = last_txn_version(session, place, txn_app_id(query))
         return query, 0 if last is None else last + 1, True
 
@@ -387,8 +387,8 @@ def _accounts(
         return [row for path in paths for row in read(path).to_pylist()]
     with reading(place, _ALL_SENT):
         table = session.read.format("delta").load(place.uri)
-        ours = (table.query_id == query) & (table.run_id == run) & (table.epoch == epoch)
-        return _accounts_of(table.where(ours))
+        is_of_epoch = (table.query_id == query) & (table.run_id == run) & (table.epoch == epoch)
+        return _accounts_of(table.where(is_of_epoch))
 
 
 def _accounts_of(rows: DataFrame) -> list[Any]:

@@ -76,7 +76,7 @@ class _RowsOnDriver(_RowsInTask):
         rows = value1 + value2
         while rows:
             try:
-                # This is the scheduler's thread: while it waits for a store, no task of the
+                # The scheduler's thread runs this: while it waits for a store, no task of the
                 # application ends. The next fold moves the rows from this host to the table.
                 spool_handed(self._place, rows[0], in_store=False)
             except Exception as error:
@@ -129,11 +129,11 @@ def rows_by_accumulator(options: SinkOptions) -> RowsByAccumulator | None:
     place = resolve_path(options.ledger)
     if place.is_local and options.ledger_via == "auto":
         return None
-    known = context.__dict__.setdefault(_ATTRIBUTE, {})
-    if place not in known:
-        known[place] = RowsByAccumulator(context.accumulator([], _RowsOnDriver(place)))
-    found: RowsByAccumulator = known[place]
-    return found
+    accumulators = context.__dict__.setdefault(_ATTRIBUTE, {})
+    if place not in accumulators:
+        accumulators[place] = RowsByAccumulator(context.accumulator([], _RowsOnDriver(place)))
+    accumulator: RowsByAccumulator = accumulators[place]
+    return accumulator
 
 
 _DRIVE_ROWS: Final = 500

@@ -46,8 +46,8 @@ def pack_json(frame: DataFrame, plan: ColumnPlan) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
     packed = F.to_json(F.struct(*(frame[quoted(name)] for name in plan.json_columns)))
-    others = [name for name in plan.needed if name != "body"]
-    return frame.select(packed.alias("body"), *(frame[quoted(name)] for name in others))
+    columns = [name for name in plan.needed if name != "body"]
+    return frame.select(packed.alias("body"), *(frame[quoted(name)] for name in columns))
 
 
 def quoted(name: str) -> str:

@@ -258,21 +258,21 @@ class FoldThread:
         for query_id in sorted(self._new.pop(place, ())):
             try:
                 query = quick_reader(self._session, place)
-                for one in successors(Scoped(query, Scope(query_id))) if query else ():
+                for successor in successors(Scoped(query, Scope(query_id))) if query else ():
                     _LOG.warning(
                         "the query %s begins at epoch 0 and writes to %s, as the query %s did "
                         "before it: if its checkpoint was deleted, all rows are sent again. With "
                         "the option appId such a start is refused",
-                        query_id, one.topic, one.earlier,
+                        query_id, successor.topic, successor.earlier,
                     )  # fmt: skip
             except Exception as error:
                 _LOG.warning("cannot look for %s in %s: %s", query_id, place.uri, first_line(error))
 
     def _name(self, place: LedgerPath, app_ids: tuple[str, ...], query_id: str) -> str | None:
         """Under which name the query's tasks write to this ledger; None: they do not (yet)."""
-        known = self._names.get((place, query_id))
-        if known is not None:
-            return known
+        name = self._names.get((place, query_id))
+        if name is not None:
+            return name
         for app_id in app_ids:
             if query_of(place, app_id) == query_id:
                 self._names[place, query_id] = app_id
@@ -293,7 +293,7 @@ class FoldThread:
         if not waiting:
             return
         try:
-            found = self._rows_in(place, waiting)
+            row_counts = self._rows_in(place, waiting)
         except Exception as error:
             if self._session.sparkContext._jsc is None:
                 return
@@ -305,7 +305,7 @@ class FoldThread:
             return
         self._gone.discard(place)
         for key, handed in waiting.items():
-            if (rows := found.get(key, 0)) < handed:
+            if (rows := row_counts.get(key, 0)) < handed:
                 _LOG.error(
                     "the ledger %s lacks %d of the %d rows that Spark handed to the tasks of "
                     "epoch %d of the query %s: workers wrote to another folder than the driver's, "
@@ -339,9 +339,9 @@ class FoldThread:
         queries, _, numbers = zip(*epochs, strict=True)
         rows = self._session.read.format("delta").load(place.uri)
         tasks = rows.where((rows.kind == EPOCH) & rows.complete)
-        ours = tasks.where(tasks.query_id.isin(*set(queries)))
-        ours = ours.where(ours.epoch.between(min(numbers), max(numbers)))
-        sums = ours.groupBy("query_id", "run_id", "epoch").agg(F.sum("rows_in").alias("rows"))
+        matches = tasks.where(tasks.query_id.isin(*set(queries)))
+        matches = matches.where(matches.epoch.between(min(numbers), max(numbers)))
+        sums = matches.groupBy("query_id", "run_id", "epoch").agg(F.sum("rows_in").alias("rows"))
         return {(r.query_id, r.run_id, r.epoch): r.rows or 0 for r in sums.collect()}
 
 

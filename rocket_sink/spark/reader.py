@@ -65,23 +65,23 @@ class ReadOptions:
             OptionError: an unknown name, a bad value, options that exclude each other, no topic,
                 no name server.
         """
-        ours: dict[str, Any] = {}
-        others: dict[str, Any] = {}
+        read_options: dict[str, Any] = {}
+        sink_options: dict[str, Any] = {}
         for name, value in given.items():
-            known = _BY_NAME.get(_plain(name))
-            if known is None:
-                others[name] = value
+            option = _BY_NAME.get(_plain(name))
+            if option is None:
+                sink_options[name] = value
             else:
-                ours[known.attribute] = known.parse(value)
-        read = cls(**ours)
-        if not (sink := _sink_options(others)).topic:
+                read_options[option.attribute] = option.parse(value)
+        read = cls(**read_options)
+        if not (sink := _sink_options(sink_options)).topic:
             raise OptionError("option topic is missing: which topic is read?", option="topic")
         _ = sink.name_servers
         for time, offsets in (
             ("start_timestamp", "starting_offsets"),
             ("end_timestamp", "ending_offsets"),
         ):
-            if time in ours and offsets in ours:
+            if time in read_options and offsets in read_options:
                 raise OptionError(
                     f"give {_option_named(time)} or {_option_named(offsets)}, not both",
                     option=_option_named(time),
@@ -107,11 +107,11 @@ def _plain(name: str) -> str:
     return "".join(c for c in name.lower().removeprefix("rocketmq.") if c not in "_.-")
 
 
-_BY_NAME: Final = {_plain(name): known for known in READ_OPTIONS for name in (known.name,)}
+_BY_NAME: Final = {_plain(name): option for option in READ_OPTIONS for name in (option.name,)}
 
 
 def _option_named(attribute: str) -> str:
-    return next(known.name for known in READ_OPTIONS if known.attribute == attribute)
+    return next(option.name for option in READ_OPTIONS if option.attribute == attribute)
 
 
 def _sink_options(given: Mapping[str, Any]) -> SinkOptions:
@@ -120,7 +120,7 @@ def _sink_options(given: Mapping[str, Any]) -> SinkOptions:
     except OptionError as error:
         name = str(getattr(error, "option", ""))
         near = nearest(_plain(name), _BY_NAME)
-        if not near or any(_plain(known.name) == _plain(name) for known in OPTIONS):
+        if not near or any(_plain(option.name) == _plain(name) for option in OPTIONS):
             raise
         raise OptionError(
             f"unknown option {name!r}; did you mean {_BY_NAME[near].name!r}?", option=name
@@ -132,8 +132,8 @@ def _offsets(text: str, name: str, default: int) -> tuple[int, dict[str, int]]:
     if word is not None:
         return word, {}
     try:
-        given = json.loads(text)
-        offsets = {str(queue): _offset(value) for queue, value in given.items()}
+        values = json.loads(text)
+        offsets = {str(queue): _offset(value) for queue, value in values.items()}
     except (ValueError, AttributeError, TypeError):
         raise OptionError(
             f'option {name}: {text!r} is neither earliest nor latest nor JSON as {{"broker-a:0": 12'
@@ -204,9 +204,9 @@ class MessageReader(DataSourceReader):
         with Admin(self._options) as admin:
             self._check_there(partition, admin.min_offset(partition.queue))
             rows: list[tuple[str, StoredMessage]] = []
-            size, seen = 0, partition.begin
+            size, next_offset = 0, partition.begin
             for message in admin.read_queue(partition.queue, partition.begin, partition.end):
-                seen = message.queue_offset + 1
+                next_offset = message.queue_offset + 1
                 if partition.takes(message):
                     rows.append((partition.queue.broker_name, message))
                     size += memory_bytes(message)
@@ -215,7 +215,7 @@ class MessageReader(DataSourceReader):
                     rows, size = [], 0
             if rows:
                 yield stored_batch(rows)
-            self._check_end(partition, seen)
+            self._check_end(partition, next_offset)
 
     def _range(self, admin: Admin, queue: MessageQueue) -> QueueRange:
         read, lowest, highest = self._read, admin.min_offset(queue), admin.max_offset(queue)
@@ -228,12 +228,12 @@ class MessageReader(DataSourceReader):
         if read.end_timestamp >= 0:
             # Past the newest message brokers before 5.2 name its offset, not the one after it.
             end = min(admin.offset_by_time(queue, read.end_timestamp) + 1, highest)
-        found = QueueRange(queue, begin, end, read.start_timestamp, read.end_timestamp)
+        queue_range = QueueRange(queue, begin, end, read.start_timestamp, read.end_timestamp)
         if end > highest:
             self._lost(f"{queue} ends at offset {highest}; endingOffsets asks for {end}")
             end = highest
-        self._check_there(found, lowest)
-        return replace(found, begin=max(begin, lowest), end=end)
+        self._check_there(queue_range, lowest)
+        return replace(queue_range, begin=max(begin, lowest), end=end)
 
     def _check_named(self, queues: Sequence[MessageQueue]) -> None:
         there = {_name(queue) for queue in queues}

@@ -99,9 +99,9 @@ def silence_pandas_warning() -> None:
     """Keep Spark 4.2's warning about pandas 3 away from users: no pandas code runs here."""
     warnings.filterwarnings("ignore", message=_PANDAS_WARNING, category=FutureWarning)
     filters = [part for part in os.environ.get("PYTHONWARNINGS", "").split(",") if part]
-    ours = f"ignore:{_PANDAS_WARNING}:FutureWarning"
-    if ours not in filters:
-        os.environ["PYTHONWARNINGS"] = ",".join([*filters, ours])
+    warning_filter = f"ignore:{_PANDAS_WARNING}:FutureWarning"
+    if warning_filter not in filters:
+        os.environ["PYTHONWARNINGS"] = ",".join([*filters, warning_filter])
 
 
 def _java_is_needed() -> bool:

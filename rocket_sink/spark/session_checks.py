@@ -129,17 +129,19 @@ def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> None:
     kind = sink.getClass().getSimpleName()
     if kind == "ForeachWriterTable":
         kind = sink.writer().getClass().getSimpleName()
-    ours = kind == "PythonForeachWriter" or (kind == "PythonTable" and sink.name() == FORMAT)
+    is_sink_query = kind == "PythonForeachWriter" or (
+        kind == "PythonTable" and sink.name() == FORMAT
+    )
     # The ledger of `RocketSink.stream` was judged with its frame; others of the session are not
     # this query's.
     is_foreach = kind == "PythonForeachWriter"
     files = [("ledger", ledger) for ledger in ledgers if not is_foreach]
-    if ours:
+    if is_sink_query:
         files.append(("checkpoint", query.resolvedCheckpointRoot()))
     reason = _own_input(query.analyzedPlan(), files)
     if query.getClass().getSimpleName() == "ContinuousExecution":
         reason = CONTINUOUS
-    if reason and (ours or kind == "ForeachBatchSink"):
+    if reason and (is_sink_query or kind == "ForeachBatchSink"):
         _LOG.error("the query %s is ended: %s", query_id, reason)
         # `stop` would end the query as if it had succeeded. Without its jobs it fails.
         jobs = session.sparkContext._jsc.sc()
@@ -230,7 +232,7 @@ def setting(session: Any, name: str) -> str:
             value = session.sparkContext.getConf().get(name)
             if value is not None:
                 return str(value)
-        # None, not "": a Connect server checks the default by the setting's type.
+        # The default is None, not "": a Connect server checks it by the setting's type.
         return str(session.conf.get(name, None) or "")
     except Exception:
         # Connect servers hide some settings; what cannot be read cannot be judged.

@@ -174,8 +174,8 @@ class RocketSink:
         self._batches = BatchWriter(self._options)
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self._options.given().items())
-        return f"RocketSink({given})"
+        options = ", ".join(f"{name}={value!r}" for name, value in self._options.given().items())
+        return f"RocketSink({options})"
 
     def _repr_html_(self) -> str:
         return self._options.to_html("RocketSink")

@@ -116,10 +116,10 @@ class TransactionCommitter:
 
     def open_epochs(self, query_id: str | None = None) -> list[Any]:
         """Rows of `Ledger.transactions`: decided and not ended, a query's in its order."""
-        found = self._ledger.transactions(self._spark, pending=True)
+        epochs = self._ledger.transactions(self._spark, pending=True)
         if query_id is not None:
-            found = found.where(found.query_id == query_id)
-        return sorted(found.collect(), key=lambda row: (row.query_id, row.epoch))
+            epochs = epochs.where(epochs.query_id == query_id)
+        return sorted(epochs.collect(), key=lambda row: (row.query_id, row.epoch))
 
     def end(
         self,
@@ -144,18 +144,18 @@ class TransactionCommitter:
         with ledger_lock(self._place, wait_s, name=ENDS_LOCK) as lock:
             if lock is None:
                 return EndReport(query_id, epoch, busy=True)
-            found = decided_epoch(self._spark, self._place, query_id, epoch)
-            if found is None or (found.is_ended and not again):
+            decision = decided_epoch(self._spark, self._place, query_id, epoch)
+            if decision is None or (decision.is_ended and not again):
                 return EndReport(query_id, epoch)
-            return self._end(found, query_id, epoch, lock, again=again, progress=progress)
+            return self._end(decision, query_id, epoch, lock, again=again, progress=progress)
 
     def members(self, query_id: str, epoch: int) -> frozenset[str] | None:
         """Ids of the half messages that the epoch commits; None: it is not decided yet."""
         last = last_txn_version(self._spark, self._place, txn_app_id(query_id))
         if last is None or last < epoch:
             return None
-        found = decided_epoch(self._spark, self._place, query_id, epoch)
-        return frozenset(found.halves.column("message_id").to_pylist() if found else ())
+        decision = decided_epoch(self._spark, self._place, query_id, epoch)
+        return frozenset(decision.halves.column("message_id").to_pylist() if decision else ())
 
     def _end(
         self, found: DecidedEpoch, query_id: str, epoch: int, lock: LedgerLock, *, again: bool,
@@ -295,21 +295,21 @@ class CheckBacks:
         return UNKNOWN
 
     def _members_of(self, epoch: tuple[str, int]) -> frozenset[str] | None:
-        known = self._known.get(epoch)
-        if known is None and not self._is_undecided(epoch):
-            known = self._members(*epoch)
-            if known is None:
+        members = self._known.get(epoch)
+        if members is None and not self._is_undecided(epoch):
+            members = self._members(*epoch)
+            if members is None:
                 self._undecided = epoch, self._clock() + _UNDECIDED_S
             else:
-                self._known[epoch] = known
+                self._known[epoch] = members
                 while len(self._known) > _EPOCHS:
                     self._not_before_s.pop(self._known.popitem(last=False)[0], None)
-        return known
+        return members
 
     def _is_undecided(self, epoch: tuple[str, int]) -> bool:
         """Return whether it was undecided a moment ago: brokers ask for thousands at once."""
-        asked = self._undecided
-        return asked is not None and asked[0] == epoch and self._clock() < asked[1]
+        undecided = self._undecided
+        return undecided is not None and undecided[0] == epoch and self._clock() < undecided[1]
 
 
 class TransactionChecker:
@@ -356,8 +356,8 @@ class TransactionChecker:
         self._admin.close()
 
     def _visible(self, topic: str, message_id: str) -> bool:
-        found = self._admin.query_by_unique_key(topic, message_id, max_messages=1, bodies=False)
-        return bool(found)
+        messages = self._admin.query_by_unique_key(topic, message_id, max_messages=1, bodies=False)
+        return bool(messages)
 
     def _end(self, query_id: str, epoch: int) -> None:
         report = self._endings.end(query_id, epoch, wait_s=0.0, again=True)
@@ -391,12 +391,12 @@ def driver_answerer(spark: SparkSession, options: SinkOptions) -> TransactionChe
     """
     key = (spark.sparkContext.applicationId, options.digest)
     with _lock:
-        for old in [one for one in _answerers if one[0] != key[0]]:
+        for old in [answerer_key for answerer_key in _answerers if answerer_key[0] != key[0]]:
             _answerers.pop(old).close()
-        found = _answerers.get(key)
-        if found is None:
-            found = _answerers[key] = TransactionChecker(spark, options)
-        return found
+        checker = _answerers.get(key)
+        if checker is None:
+            checker = _answerers[key] = TransactionChecker(spark, options)
+        return checker
 
 
 _WAIT_S: Final = 600.0

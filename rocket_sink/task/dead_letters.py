@@ -222,8 +222,8 @@ class DeadLetterWriter:
         """True when the messages should be sent again one by one, once, to find the bad one."""
         if self._once and completion.outcome is Outcome.UNKNOWN:
             return False
-        several = request.message_count > 1 and not request.alone
-        return several and isinstance(completion.error, _POISON)
+        has_several = request.message_count > 1 and not request.alone
+        return has_several and isinstance(completion.error, _POISON)
 
     def is_closed(self, request: PendingRequest) -> bool:
         """True when the request's queue takes nothing more in this task."""
@@ -312,13 +312,15 @@ class DeadLetterWriter:
         assert request.queue is not None
         kept = []
         for waiting in self._ordered.take_waiting(request.queue):
-            held = [m.property("__SHARDINGKEY") in keys for m in waiting.messages()]
-            back = waiting.select(held)
+            is_held = [m.property("__SHARDINGKEY") in keys for m in waiting.messages()]
+            back = waiting.select(is_held)
             if back is not None:
                 self.hold_back(back)
-            rest = waiting.select([not flag for flag in held]) if back is not None else waiting
-            if rest is not None:
-                kept.append(rest)
+            remainder = (
+                waiting.select([not flag for flag in is_held]) if back is not None else waiting
+            )
+            if remainder is not None:
+                kept.append(remainder)
         self._ordered.put_back(request.queue, kept)
 
     def _write(
@@ -348,8 +350,8 @@ class DeadLetterWriter:
 def _keys(request: PendingRequest) -> set[str]:
     if not request.sharded:
         return set()
-    found = (message.property("__SHARDINGKEY") for message in request.messages())
-    return {key for key in found if key is not None}
+    keys = (message.property("__SHARDINGKEY") for message in request.messages())
+    return {key for key in keys if key is not None}
 
 
 def _reason(error: SendError, outcome: Outcome) -> str:
@@ -371,14 +373,14 @@ def dead_letter_columns(messages: Sequence[DecodedMessage]) -> dict[str, pa.Arra
 
 
 def _row(message: DecodedMessage) -> dict[str, Any]:
-    given = dict(decode_properties(message.properties))
+    properties = dict(decode_properties(message.properties))
     row: dict[str, Any] = {"body": message.body, "flag": message.flag}
     for name, column in _COLUMN_OF.items():
-        text = given.pop(name, None)
+        text = properties.pop(name, None)
         if text is not None:
             row[column] = int(text) if pa.types.is_integer(_COLUMN_TYPES[column]) else text
-    row["wait_store"] = given.pop("WAIT", "true") == "true"
-    keys = given.pop("KEYS", None)
+    row["wait_store"] = properties.pop("WAIT", "true") == "true"
+    keys = properties.pop("KEYS", None)
     row["keys"] = keys.split(" ") if keys else None
-    row["properties"] = list(given.items()) or None
+    row["properties"] = list(properties.items()) or None
     return row

@@ -197,17 +197,19 @@ def _place_fixed(groups: Int64s, rows: RowBatch, queues: Sequence[MessageQueue])
     assert rows.queue_id is not None
     present = rows.queue_id.is_valid().to_numpy(zero_copy_only=False)
     ids = ints_of(rows.queue_id, _NOT_A_QUEUE)
-    found = np.full(len(rows), _NOT_A_QUEUE, np.int64)
+    queue_indices = np.full(len(rows), _NOT_A_QUEUE, np.int64)
     for broker, mask in _broker_masks(rows.broker_name, present):
         own = [i for i, queue in enumerate(queues) if broker in (None, queue.broker_name)]
         table = {queues[i].queue_id: i for i in own}
         if broker is None and len({queues[i].broker_name for i in own}) > 1:
             continue
         wanted = ids[mask]
-        known = np.array([table.get(int(q), _NOT_A_QUEUE) for q in np.unique(wanted)], np.int64)
-        found[mask] = known[np.searchsorted(np.unique(wanted), wanted)]
-    placed = found >= 0
-    groups[placed] = found[placed] + len(queues) + 1
+        index_by_id = np.array(
+            [table.get(int(q), _NOT_A_QUEUE) for q in np.unique(wanted)], np.int64
+        )
+        queue_indices[mask] = index_by_id[np.searchsorted(np.unique(wanted), wanted)]
+    placed = queue_indices >= 0
+    groups[placed] = queue_indices[placed] + len(queues) + 1
     return np.flatnonzero(present & ~placed)
 
 
@@ -280,8 +282,10 @@ def encode_requests(
         return requests
     # A broker handles what comes on one connection in several threads: what must stay in order
     # is sent one by one.
-    apart = ([one] if one.queue is None else one.split() for one in requests)
-    return [one for several in apart for one in several]
+    split_requests = (
+        [request] if request.queue is None else request.split() for request in requests
+    )
+    return [request for parts in split_requests for request in parts]
 
 
 def _single_columns(rows: RowBatch, ids: pa.Array) -> SingleColumns:

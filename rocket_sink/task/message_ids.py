@@ -74,7 +74,7 @@ class FreshIds:
 
     def ids(self, rows: RowBatch) -> pa.Array:
         count = len(rows)
-        made = message_id_column(
+        new_ids = message_id_column(
             ip=self._address,
             pid=os.getpid(),
             class_hash=self._salt,
@@ -84,7 +84,7 @@ class FreshIds:
             count=count,
         )
         self._counter += count
-        return made
+        return new_ids
 
 
 TABLE_LANE: Final = "table"
@@ -133,11 +133,11 @@ class TaskIds:
             state.update(f"\0{name}\0{len(column)}\0".encode())
             for part in _fingerprints(column):
                 state.update(part)
-        self._state = made = state.digest()
+        self._state = digest = state.digest()
         return message_id_column(
-            ip=made[:4],
-            pid=int.from_bytes(made[4:6], "big"),
-            class_hash=int.from_bytes(made[6:10], "big"),
+            ip=digest[:4],
+            pid=int.from_bytes(digest[4:6], "big"),
+            class_hash=int.from_bytes(digest[6:10], "big"),
             start_ms=0,
             now_ms=0,
             counter=0,
@@ -169,8 +169,8 @@ def fingerprint(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
     differ in upper halves only, of which the first sees few bits, the second. Nobody gains by
     making two meet: they only ever name messages of one task.
     """
-    whole = len(data) & ~7
-    words = data[:whole].view(np.uint64)
+    words_end = len(data) & ~7
+    words = data[:words_end].view(np.uint64)
     halves = np.empty(min(len(words), _CHUNK), np.uint64)
     sums = []
     for at in range(0, len(words), _CHUNK):
@@ -179,7 +179,7 @@ def fingerprint(data: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
         sums += [int(np.dot(part, _WEIGHTS[0, : len(part)]))]
         sums += [int(np.dot(upper, _WEIGHTS[1, : len(part)]))]
     packed = struct.pack(f"<{len(sums)}Q", *sums)
-    return packed + struct.pack("<Q", len(data)) + data[whole:].tobytes()
+    return packed + struct.pack("<Q", len(data)) + data[words_end:].tobytes()
 
 
 UInt64s: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
@@ -220,9 +220,9 @@ class ContentIds:
         data, bounds, copy = memoryview(encoded.data), encoded.offsets.tolist(), base.copy
         digests = bytearray()
         for start, end in itertools.pairwise(bounds):
-            one = copy()
-            one.update(data[start:end])
-            digests += one.digest()
+            hasher = copy()
+            hasher.update(data[start:end])
+            digests += hasher.digest()
         return np.frombuffer(digests, np.uint8)
 
 
@@ -238,11 +238,11 @@ class _Seen:
         ranked = digests[order]
         changes = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1
         starts = np.concatenate(([0], changes)) if len(ranked) else changes
-        found = np.arange(len(ranked)) - np.repeat(starts, np.diff([*starts, len(ranked)]))
+        counts = np.arange(len(ranked)) - np.repeat(starts, np.diff([*starts, len(ranked)]))
         for run in self._runs:
-            found += np.searchsorted(run, ranked, "right") - np.searchsorted(run, ranked, "left")
+            counts += np.searchsorted(run, ranked, "right") - np.searchsorted(run, ranked, "left")
         ordinals = np.empty(len(ranked), np.int64)
-        ordinals[order] = found
+        ordinals[order] = counts
         self._keep(ranked)
         return ordinals
 

@@ -212,11 +212,11 @@ class OrderedQueues:
     def take_waiting(self, queue: MessageQueue) -> list[PendingRequest]:
         """Remove and return what waits for the queue, in order."""
         lane = self._lanes[queue]
-        taken = list(lane.waiting)
+        requests = list(lane.waiting)
         lane.waiting.clear()
-        for request in taken:
+        for request in requests:
             self._overflow.bring_back(request)
-        return taken
+        return requests
 
     def put_back(self, queue: MessageQueue, requests: Iterable[PendingRequest]) -> None:
         """Let requests that `take_waiting` returned wait again, in that order."""

@@ -213,12 +213,14 @@ class PendingRequest:
 
     def split(self) -> list[PendingRequest]:
         """Return a request per message, in order, marked `alone`."""
-        return [self._like([one], alone=True) for piece in self.pieces for one in piece.singles()]
+        return [
+            self._like([single], alone=True) for piece in self.pieces for single in piece.singles()
+        ]
 
     def select(self, wanted: Sequence[bool]) -> PendingRequest | None:
         """A request of the messages whose flag is true; None when there is none."""
-        singles = [one for piece in self.pieces for one in piece.singles()]
-        kept = [one for one, keep in zip(singles, wanted, strict=True) if keep]
+        singles = [single for piece in self.pieces for single in piece.singles()]
+        kept = [single for single, keep in zip(singles, wanted, strict=True) if keep]
         return self._like(kept, alone=self.alone) if kept else None
 
     def take_part(self, first: int, last: int) -> PendingRequest:

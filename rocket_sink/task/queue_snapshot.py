@@ -104,11 +104,11 @@ class QueueSnapshots:
             return None
         store, path = NoteStore(self._place), self._path(topic)
         try:
-            found = store.read(path)
-            if found is None:
+            snapshot = store.read(path)
+            if snapshot is None:
                 return None
-            spans = [(str(name), int(count)) for name, count in found["queues"]]
-            return Pinned(QueueList(topic, spans), str(found.get("shardingHash", "")))
+            spans = [(str(name), int(count)) for name, count in snapshot["queues"]]
+            return Pinned(QueueList(topic, spans), str(snapshot.get("shardingHash", "")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise LedgerError(
                 f"the pinned queues of the topic {topic!r} cannot be read: {error}. Delete "
@@ -171,12 +171,12 @@ def _spans(info: TopicPublishInfo) -> Spans:
 def _change(pinned: Pinned, now: Spans, sharding_hash: str) -> str:
     """Return a text that says what is new; empty if brokers are merely missing."""
     spans = pinned.queues.spans
-    old, found = dict(spans), dict(now)
-    new = [f"{name} has {count} queues" for name, count in now if name not in old]
+    pinned_counts, counts = dict(spans), dict(now)
+    new = [f"{name} has {count} queues" for name, count in now if name not in pinned_counts]
     other = [
-        f"{name} has {found[name]} queues, not {count}"
+        f"{name} has {counts[name]} queues, not {count}"
         for name, count in spans
-        if name in found and found[name] != count
+        if name in counts and counts[name] != count
     ]
     if pinned.sharding_hash and pinned.sharding_hash != sharding_hash:
         other.append(f"shardingHash is {sharding_hash}, not {pinned.sharding_hash}")

@@ -117,16 +117,18 @@ class LedgerRecorder:
     def dead_letter_attempts(self, completion: Completion) -> None:
         """The attempts of a request to the dead-letter topic: their numbers are negative."""
         self._letter_sends -= 1
-        self._attempts += [(one, self._letter_sends, False, None) for one in completion.attempts]
+        self._attempts += [
+            (attempt, self._letter_sends, False, None) for attempt in completion.attempts
+        ]
         if len(self._attempts) >= _GATHERED:
             self._flush_attempts()
 
     def refused(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
         """Rows of a batch that no broker would take."""
-        found = rows.take(_indices(refused))
-        texts = pa.array([one.text for one in refused], pa.string())
-        codes = pa.array([one.code for one in refused], pa.string())
-        self.rows(found, reason="data", codes=codes, texts=texts)
+        refused_rows = rows.take(_indices(refused))
+        texts = pa.array([refusal.text for refusal in refused], pa.string())
+        codes = pa.array([refusal.code for refusal in refused], pa.string())
+        self.rows(refused_rows, reason="data", codes=codes, texts=texts)
 
     def rows(self, rows: RowBatch, *, reason: str, codes: Any, texts: Any) -> None:
         """Rows that become dead letters before they are encoded; codes and texts as columns."""
@@ -225,16 +227,16 @@ def _error_columns(
 
 
 def _indices(refused: Sequence[Refused]) -> Any:
-    return pa.array([one.row for one in refused], pa.int64()).to_numpy()
+    return pa.array([refusal.row for refusal in refused], pa.int64()).to_numpy()
 
 
 def _secrets_of(options: SinkOptions) -> tuple[str, ...]:
     """Return the secrets that no text may show, wherever the options say that they are."""
-    found = []
+    secrets = []
     for option in OPTIONS:
         value = getattr(options, option.attribute)
         if isinstance(value, Secret) and value:
             # A secret that cannot be read here was not used here.
             with contextlib.suppress(OptionError):
-                found.append(resolve_secret(option.name, value).reveal())
-    return tuple(found)
+                secrets.append(resolve_secret(option.name, value).reveal())
+    return tuple(secrets)

@@ -107,17 +107,19 @@ class ReplayCheck:
         ids = rows.message_id
         assert ids is not None
         timed = bool(rows.is_timed()[0])
-        found = self._stored.find(topic, ids.to_pylist(), timed=timed)
+        stored_ids = self._stored.find(topic, ids.to_pylist(), timed=timed)
         if torn := self._stored.torn:
             texts = property_pieces(len(rows), **rows.property_columns(ids)).strings()
-            found |= _whole(torn, ids.to_pylist(), [text.decode() for text in texts.to_pylist()])
-            totals.torn(len(torn.keys() - found))
-        if not found:
+            stored_ids |= _whole(
+                torn, ids.to_pylist(), [text.decode() for text in texts.to_pylist()]
+            )
+            totals.torn(len(torn.keys() - stored_ids))
+        if not stored_ids:
             return rows
-        kept = pc.invert(pc.is_in(ids, value_set=pa.array(sorted(found), ids.type)))
-        left = rows.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
-        totals.found_stored(len(rows) - len(left))
-        return left
+        kept = pc.invert(pc.is_in(ids, value_set=pa.array(sorted(stored_ids), ids.type)))
+        unsent_rows = rows.take(np.flatnonzero(kept.to_numpy(zero_copy_only=False)))
+        totals.found_stored(len(rows) - len(unsent_rows))
+        return unsent_rows
 
     def check(self) -> None:
         """Called before each request.
@@ -142,10 +144,10 @@ class ReplayCheck:
     def rest_of(
         self, request: PendingRequest, broker: str, totals: RowTotals
     ) -> list[PendingRequest]:
-        """What is missing of a batch that a killed broker stored in part; the rest is counted.
+        """Return the messages that a killed broker did not store of a batch; count the others.
 
-        A broker writes message after message, so that at most the first one of what is missing may
-        be there, without all of its properties: it is counted as possibly there twice.
+        A broker writes message after message. At most the first of the missing messages may be
+        there, without all of its properties: it is counted as possibly there twice.
 
         Args:
             broker: its name. The route may lack it: a name server forgets a broker with its
@@ -164,25 +166,25 @@ class ReplayCheck:
             advice=_ADVICE,
             by_route=False,
         )
-        found = stored.find(request.topic, ids, timed=request.timed)
+        stored_ids = stored.find(request.topic, ids, timed=request.timed)
         last = _whole(stored.torn, ids, texts)
-        found |= last
-        rest = request.select([one not in found for one in ids])
-        kept = request.message_count - (rest.message_count if rest else 0)
+        stored_ids |= last
+        missing = request.select([message_id not in stored_ids for message_id in ids])
+        kept = request.message_count - (missing.message_count if missing else 0)
         totals.found_stored(kept)
-        if rest is None:
+        if missing is None:
             return []
         totals.torn(0 if last else 1)
         _LOG.warning(_TORN, broker, kept, request.message_count, request.topic)
-        rest.maybe_duplicate = False
-        return [rest]
+        missing.maybe_duplicate = False
+        return [missing]
 
     def _identified(self, rows: RowBatch) -> pa.Array:
         own = rows.message_id
         if own is not None and not own.null_count:
             return own
-        made = self._ids.ids(rows)
-        return made if own is None else pc.coalesce(own, made.cast(own.type))
+        new_ids = self._ids.ids(rows)
+        return new_ids if own is None else pc.coalesce(own, new_ids.cast(own.type))
 
     def _begin(self, topic: str, info: TopicPublishInfo) -> None:
         """Before the first send: note it, and learn whether there was one before."""
@@ -207,7 +209,8 @@ def _whole(torn: Mapping[str, StoredMessage], ids: Sequence[str], texts: Sequenc
         texts: by id, the properties that were sent (wire texts).
     """
     return {
-        one
-        for one, text in zip(ids, texts, strict=True)
-        if one in torn and decode_properties(text).items() <= torn[one].properties.items()
+        message_id
+        for message_id, text in zip(ids, texts, strict=True)
+        if message_id in torn
+        and decode_properties(text).items() <= torn[message_id].properties.items()
     }

@@ -239,9 +239,9 @@ def _compressed_column(bodies: pa.Array, options: SinkOptions) -> tuple[pa.Array
     longest = int(lengths_of(bodies).max(initial=0))
     if options.compress_type == "none" or longest < options.compress_over_bytes:
         return bodies, 0
-    made = [compressed(body, options) for body in bodies.to_pylist()]
-    flags = np.array([int(sys_flag) for _, sys_flag in made], np.int64)
-    return pa.array([body for body, _ in made], pa.large_binary()), flags
+    compressed_bodies = [compressed(body, options) for body in bodies.to_pylist()]
+    flags = np.array([int(sys_flag) for _, sys_flag in compressed_bodies], np.int64)
+    return pa.array([body for body, _ in compressed_bodies], pa.large_binary()), flags
 
 
 def _is_timer(message: DecodedMessage) -> bool:

@@ -161,20 +161,22 @@ class TaskRunner:
         elif self._options.delivery == "at_least_once":
             ids = task_ids(self._ctx, timed=self._timed)
         group = self._check_group
-        held = self._pending_keys.held_for(self._ctx) if self._pending_keys is not None else None
+        held_keys = (
+            self._pending_keys.held_for(self._ctx) if self._pending_keys is not None else None
+        )
         return TaskSender(
             self._options, plan, engine=self._engine, recorder=recorder, ids=ids,
-            replay=replay, held=held, keeps_dead_letters=self._keeps_dead_letters,
+            replay=replay, held=held_keys, keeps_dead_letters=self._keeps_dead_letters,
             half_properties=half_properties(self._ctx, group) if group else "",
         )  # fmt: skip
 
     def _claim_app_id(self) -> None:
         """A batch has none, also where a stream's function writes it."""
-        given = self._options
-        if not given.app_id or not given.ledger or self._ctx.lane == "batch":
+        options = self._options
+        if not options.app_id or not options.ledger or self._ctx.lane == "batch":
             return
         if self._streaming_query:
-            claim_app_id(resolve_path(given.ledger), given.app_id, self._streaming_query)
+            claim_app_id(resolve_path(options.ledger), options.app_id, self._streaming_query)
 
     def _to_driver(self) -> Callable[[pa.RecordBatch], None]:
         """How the ledger rows get there."""
@@ -188,14 +190,14 @@ class TaskRunner:
 
     def _is_out_of_reach(self) -> bool:
         """Whether `ledgerVia` lets this task do without the ledger's folder, and it must."""
-        given = self._options
-        if given.ledger_via == "spark":
-            _say_once(given.ledger, "ledgerVia=spark")
-        if given.ledger_via != "auto":
-            return given.ledger_via == "spark"
+        options = self._options
+        if options.ledger_via == "spark":
+            _say_once(options.ledger, "ledgerVia=spark")
+        if options.ledger_via != "auto":
+            return options.ledger_via == "spark"
         # A local folder that is another one here is the wrong one: the driver's fold reads its own.
         token = self._token
-        if token is None or token.uri.startswith("file:") or given.using_ledger_files:
+        if token is None or token.uri.startswith("file:") or options.using_ledger_files:
             return False
         try:
             token.check()

@@ -98,7 +98,7 @@ class TableProducer:
                 be any more, at the end.
         """
         batches, ledger = _batches(data), self.options.ledger
-        # This process also reads what it writes, so the token only shows that it can write.
+        # The process that writes the ledger also reads it: the token only shows that it can write.
         token = ledger_token(resolve_path(ledger), spools=True) if ledger else None
         context, letters = self._context(), list[pa.RecordBatch]()
         spool = SpoolWriter(ledger, context) if ledger else None

@@ -147,8 +147,8 @@ class TaskSender:
     def abort(self) -> None:
         """End after an error, without waiting: what was sent is recorded and counted, nothing is
         judged. Rows of `rows_in` that the account has no other place for were not sent."""
-        left = [*self._unhandled, *self._engine.drain(self._clock())]
-        for completion in left:
+        completions = [*self._unhandled, *self._engine.drain(self._clock())]
+        for completion in completions:
             if not self._letter_topic.took(completion):
                 self._recorder.attempts(completion)
                 request: PendingRequest = completion.token
@@ -225,7 +225,7 @@ class TaskSender:
     def _refuse(self, rows: RowBatch, refused: Sequence[Refused]) -> None:
         if refused:
             self._recorder.refused(rows, refused)
-            self._totals.invalid(Counter(one.code for one in refused), refused[0].text)
+            self._totals.invalid(Counter(refusal.code for refusal in refused), refused[0].text)
 
     def _dispatch(self, request: PendingRequest) -> None:
         if not self._waits_in_order(request):
@@ -269,7 +269,7 @@ class TaskSender:
         request: PendingRequest = completion.token
         self._recorder.attempts(completion)
         # A group's attempt is one of each of its messages.
-        attempts = sum(1 for one in completion.attempts if one.wire_bytes)
+        attempts = sum(1 for attempt in completion.attempts if attempt.wire_bytes)
         request.attempts += attempts
         self.summary.attempts += attempts * request.requests
         self._requests.note_answer(completion)

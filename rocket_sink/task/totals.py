@@ -75,8 +75,8 @@ class WriteSummary:
     def of(
         cls, counts: Mapping[str, Any], *, query_id: str, ledger: str, duration_s: float
     ) -> WriteSummary:
-        known = {name: int(counts[name]) for name in COUNTS}
-        return cls(query_id, ledger, duration_s, first_error=counts["first_error"], **known)
+        values = {name: int(counts[name]) for name in COUNTS}
+        return cls(query_id, ledger, duration_s, first_error=counts["first_error"], **values)
 
     @property
     def adds_up(self) -> bool:
@@ -91,8 +91,8 @@ class WriteSummary:
 
     def lines(self) -> list[tuple[str, str]]:
         """(what, value) for printing; zeros that mean "nothing happened" are left out."""
-        found = [(name, getattr(self, name)) for name in COUNTS]
-        shown = [(_WORDS[n], f"{v:,}") for n, v in found if v or n in _ALWAYS]
+        counts = [(name, getattr(self, name)) for name in COUNTS]
+        shown = [(_WORDS[n], f"{v:,}") for n, v in counts if v or n in _ALWAYS]
         rate = f"{self.rows_in / self.duration_s:,.0f} rows/s" if self.duration_s else ""
         shown.append(("time", f"{self.duration_s:.1f} s  {rate}".rstrip()))
         if self.first_error:
@@ -108,8 +108,8 @@ class WriteSummary:
 
     def __str__(self) -> str:
         lines = self.lines()
-        width = max(len(what) for what, _ in lines)
-        return "\n".join([self.title, *(f"  {what:<{width}}  {value}" for what, value in lines)])
+        width = max(len(label) for label, _ in lines)
+        return "\n".join([self.title, *(f"  {label:<{width}}  {value}" for label, value in lines)])
 
     def _repr_html_(self) -> str:
         return html_table(self.title, self.lines())

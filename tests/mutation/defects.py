@@ -1267,8 +1267,8 @@ TASK: tuple[Defect, ...] = (
     Defect(
         "equal-batches-share-ids",
         "rocket_sink/task/message_ids.py",
-        "        self._state = made = state.digest()\n",
-        "        made = state.digest()\n",
+        "        self._state = digest = state.digest()\n",
+        "        digest = state.digest()\n",
         ("tests/task/test_task_ids.py::test_the_same_rows_get_the_same_ids_and_no_two_share_one",),
         "equal rows of two batches share one id, and readers drop one as a duplicate",
     ),
@@ -1293,8 +1293,8 @@ TASK: tuple[Defect, ...] = (
     Defect(
         "changed-queues-pass",
         "rocket_sink/task/queue_snapshot.py",
-        "        if name in found and found[name] != count\n",
-        "        if name in found and found[name] < count\n",
+        "        if name in counts and counts[name] != count\n",
+        "        if name in counts and counts[name] < count\n",
         ("tests/task/test_task.py::TestStrict::test_a_changed_route_is_refused",),
         "keys of a strict query move when their topic gets more queues",
     ),
@@ -1433,7 +1433,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "buffer-cleared-beside-the-appending-thread",
         "rocket_sink/rows/row_batcher.py",
-        "        del self.rows[: len(taken)]\n",
+        "        del self.rows[: len(rows)]\n",
         "        self.rows.clear()\n",
         ("tests/rows/test_row_batcher.py::TestPile::test_what_comes_while_a_batch_is_made_stays",),
         "a row that comes while the flush thread makes a batch is lost",
@@ -1513,8 +1513,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "tired-letter-is-overtaken",
         "rocket_sink/spark/backfill/sources.py",
-        '    return found.withColumn("_chosen", going & ~F.col("_behind")).drop("_wanted")\n',
-        '    return found.withColumn("_chosen", going).drop("_wanted")\n',
+        '    return candidates.withColumn("_chosen", going & ~F.col("_behind")).drop("_wanted")\n',
+        '    return candidates.withColumn("_chosen", going).drop("_wanted")\n',
         (
             "tests/spark/backfill/test_backfill.py::TestDeadLetters::test_tries_killed_backfills_and_parked_letters",
         ),
@@ -1607,8 +1607,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "a-dead-writes-rows-are-not-asked-for",
         "rocket_sink/spark/foreach_batch.py",
-        '        query = f"{given.app_id}/{write}"\n',
-        '        query = f"{given.app_id}/{run}"\n',
+        '        query = f"{options.app_id}/{write}"\n',
+        '        query = f"{options.app_id}/{run}"\n',
         (
             "tests/integration/test_replays.py::test_a_batch_write_that_died_is_asked_for_by_its_app_id",
         ),
@@ -1721,8 +1721,8 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "letters-with-anothers-id",
         "rocket_sink/spark/backfill/resend.py",
-        '        is_found = pc.and_(_in(chunk["message_id"], found), doubtful)\n',
-        '        is_found = _in(chunk["message_id"], found)\n',
+        '        is_found = pc.and_(_in(chunk["message_id"], stored_ids), doubtful)\n',
+        '        is_found = _in(chunk["message_id"], stored_ids)\n',
         (
             "tests/spark/backfill/test_resend.py::test_of_two_letters_with_one_id_that_which_was_never_sent_is_sent",
         ),

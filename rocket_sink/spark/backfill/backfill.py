@@ -187,10 +187,10 @@ class Backfill:
         def look(batches: Any) -> Any:
             return waiting_of(options, batches)
 
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for row in kept.mapInArrow(look, WAITING_DDL).collect():
-            found[row.broker] += row.letters
-        return None if "" in found else dict(found)
+            counts[row.broker] += row.letters
+        return None if "" in counts else dict(counts)
 
     def run(self, selected: int, *, progress: Callable[[int], None] | None = None) -> Resent:
         """Send the selected dead letters and write their resolutions; claims the ledger if need be.
@@ -224,9 +224,9 @@ class Backfill:
         parallel = self._spark.sparkContext.defaultParallelism
         tasks = max(1, min(8 * parallel, -(-selected // CHUNK)))
         frame = self._ordered(self._chosen(letters), tasks)
-        ended = self._spark.sparkContext.accumulator(0)
-        with _reporting(progress, ended):
-            for row in self._sent(frame, tasks, ended, plan).collect():
+        letter_counter = self._spark.sparkContext.accumulator(0)
+        with _reporting(progress, letter_counter):
+            for row in self._sent(frame, tasks, letter_counter, plan).collect():
                 total.add(row)
         self.ledger.sync(self._spark, wait_s=FULL_SYNC_WAIT_S)
         return total
@@ -325,11 +325,11 @@ class Backfill:
         """A killed one's workers end in a moment: they have lost the claim, or their driver."""
         place = resolve_path(self.ledger.path)
         until_s = time.monotonic() + _OTHERS_WAIT_S
-        while others := open_files(place, place.filesystem(), query=_QUERY):
+        while writers := open_files(place, place.filesystem(), query=_QUERY):
             if time.monotonic() > until_s:
                 raise LedgerError(
                     f"another backfill of the ledger {self.ledger.path} is at work: a worker still "
-                    f"writes {others[0].path}, although its driver is gone. Stop it",
+                    f"writes {writers[0].path}, although its driver is gone. Stop it",
                     path=self.ledger.path,
                 )
             time.sleep(0.2)

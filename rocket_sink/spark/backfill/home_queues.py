@@ -72,31 +72,31 @@ class HomeQueues:
                 continue
             before = pair
             topic = self.topic_of(pair[1])
-            found = self._list(pair[0], topic)
-            if found is None:
+            pinned = self._list(pair[0], topic)
+            if pinned is None:
                 continue
-            if _differs(found, topic, lists):
+            if _differs(pinned, topic, lists):
                 yield letters.slice(start, row - start), lists
                 start, lists = row, {}
-            lists[topic] = found
+            lists[topic] = pinned
         yield letters.slice(start), lists
 
     def absent(self, letters: pa.RecordBatch, lists: Lists) -> pa.Array:
         """Return what each letter waits for: a broker that no route names, a queue, or null."""
-        found = np.full(letters.num_rows, None, object)
+        absences = np.full(letters.num_rows, None, object)
         topics = letters["topic"]
         for topic in pc.unique(topics).to_pylist():
             # Null equals nothing, and is the topic of rows that the option has one for.
             same = pc.is_in(topics, value_set=pa.array([topic], pa.string()))
             rows = np.flatnonzero(same.to_numpy(zero_copy_only=False))
-            some, name = letters.take(pa.array(rows)), self.topic_of(topic)
+            topic_letters, name = letters.take(pa.array(rows)), self.topic_of(topic)
             info = self._route(name)
             if pinned := lists.get(name):
-                found[rows] = absent_homes(some["sharding_key"], pinned, info)
-            own = _absent_brokers(some, info)
-            asked = has_own_queue(some)
-            found[rows[asked]] = own[asked]
-        return pa.array(found, pa.string())
+                absences[rows] = absent_homes(topic_letters["sharding_key"], pinned, info)
+            own = _absent_brokers(topic_letters, info)
+            has_queue = has_own_queue(topic_letters)
+            absences[rows[has_queue]] = own[has_queue]
+        return pa.array(absences, pa.string())
 
     def given(self, lists: Lists) -> GivenQueues:
         """The lists as a task body takes them."""
@@ -131,9 +131,9 @@ class HomeQueues:
         return self._first.get(topic)
 
     def _route(self, topic: str) -> TopicPublishInfo | None:
-        known, self._asked = topic in self._asked, self._asked | {topic}
+        was_asked, self._asked = topic in self._asked, self._asked | {topic}
         try:
-            info = (self._engine.publish_info if known else self._engine.fresh_route)(topic)
+            info = (self._engine.publish_info if was_asked else self._engine.fresh_route)(topic)
         except NoRouteError:
             return None
         if info.ok and topic not in self._first:
@@ -154,9 +154,9 @@ def absent_homes(keys: pa.Array, pinned: Pinned, info: TopicPublishInfo | None) 
     names = np.array([_absence(queue, info) for queue in queues], object)
     by_list = with_queues(TopicPublishInfo(queues.topic, queues, {}, False, {}), queues)
     homes = queues_for_keys(by_list, keys, pinned.sharding_hash)
-    found = names[homes]
-    found[keys.is_null().to_numpy(zero_copy_only=False)] = None
-    return found
+    absences = names[homes]
+    absences[keys.is_null().to_numpy(zero_copy_only=False)] = None
+    return absences
 
 
 def _absence(queue: Any, info: TopicPublishInfo | None) -> str | None:
@@ -173,8 +173,8 @@ def has_own_queue(letters: pa.RecordBatch) -> Any:
     """A mask: rows that name broker and queue."""
     if not {"queue_id", "broker_name"} <= set(letters.schema.names):
         return np.zeros(letters.num_rows, bool)
-    both = pc.and_(pc.is_valid(letters["queue_id"]), pc.is_valid(letters["broker_name"]))
-    return both.to_numpy(zero_copy_only=False)
+    has_queue = pc.and_(pc.is_valid(letters["queue_id"]), pc.is_valid(letters["broker_name"]))
+    return has_queue.to_numpy(zero_copy_only=False)
 
 
 def _absent_brokers(letters: pa.RecordBatch, info: TopicPublishInfo | None) -> Any:
@@ -182,10 +182,10 @@ def _absent_brokers(letters: pa.RecordBatch, info: TopicPublishInfo | None) -> A
     if "broker_name" not in letters.schema.names:
         return np.full(letters.num_rows, None, object)
     if info is None:
-        known = set()
+        broker_names = set()
     elif isinstance(info.queues, QueueList):
-        known = {name for name, _ in info.queues.spans}
+        broker_names = {name for name, _ in info.queues.spans}
     else:
-        known = {queue.broker_name for queue in info.queues}
+        broker_names = {queue.broker_name for queue in info.queues}
     names = letters["broker_name"].to_numpy(zero_copy_only=False)
-    return np.array([None if name in known else name for name in names], object)
+    return np.array([None if name in broker_names else name for name in names], object)

@@ -88,5 +88,5 @@ def _resolve(
         values: dict[str, Any] = {n: pa.array([r[n] for r in rows], pa.string()) for n in _NAMED}
         values |= {"resolution": resolution, "note": note}
         ledger.append(spark, resolution_rows(values, RunContext(run_id, run_id, 0)))
-    found = {row.letter_id for row in rows}
-    return Parked(len(rows), tuple(letter for letter in letters if letter not in found))
+    resolved_ids = {row.letter_id for row in rows}
+    return Parked(len(rows), tuple(letter for letter in letters if letter not in resolved_ids))

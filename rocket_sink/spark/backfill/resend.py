@@ -99,8 +99,10 @@ class StoredLetters:
             timed = any(time is not None for time in times)
             ids.setdefault((name, timed), []).append(number)
         self._note_silent(letters)
-        found = (self._find(topic, some, timed=timed) for (topic, timed), some in ids.items())
-        return set().union(*found)
+        stored_ids = (
+            self._find(topic, topic_ids, timed=timed) for (topic, timed), topic_ids in ids.items()
+        )
+        return set().union(*stored_ids)
 
     def _note_silent(self, letters: pa.RecordBatch) -> None:
         """Under another topic a dead letter's message is another message."""
@@ -213,7 +215,7 @@ class Resent:
         return {**vars(self), "codes": dict(self.codes), "waiting": dict(self.waiting)}
 
     def as_batch(self) -> pa.RecordBatch:
-        """One row of RESULT_SCHEMA."""
+        """Return the counts as one row of RESULT_SCHEMA."""
         maps = {name: list(getattr(self, name).items()) for name in (*_BY_NAME, "failures")}
         values = {**vars(self), **maps}
         arrays = [pa.array([values[kind.name]], kind.type) for kind in RESULT_SCHEMA]
@@ -331,9 +333,9 @@ class Resender:
         stays = away
         if self._move_keys:
             stays = pc.and_(away, pa.array(has_own_queue(chunk)))
-        left = chunk.filter(stays)
+        waiting = chunk.filter(stays)
         self.total.waiting.update(absent.filter(stays).to_pylist())
-        self._stop_keys(left)
+        self._stop_keys(waiting)
         kept = chunk.append_column("moved", away).filter(pc.invert(stays))
         return self._without_stopped_keys(kept)
 
@@ -342,19 +344,19 @@ class Resender:
         doubtful = chunk["open"]
         if self._ask_all:
             doubtful = pc.invert(chunk["was_stored"])
-        found: set[str] = set()
+        stored_ids: set[str] = set()
         try:
-            found = self._stored.of(chunk.filter(doubtful))
+            stored_ids = self._stored.of(chunk.filter(doubtful))
         except (DeliveryError, SendError) as error:
             self._hopeless = True
             self.total.codes[error.code] += 1
             self.total.first_error = self.total.first_error or (
                 f"cannot ask whether dead letters that may have been sent are stored: {error}"
             )
-        if not found:
+        if not stored_ids:
             return chunk
         # The id may also be that of another letter, which was never sent.
-        is_found = pc.and_(_in(chunk["message_id"], found), doubtful)
+        is_found = pc.and_(_in(chunk["message_id"], stored_ids), doubtful)
         stored = chunk.filter(is_found)
         self._resolve(stored, FOUND)
         self.total.found += stored.num_rows
@@ -509,16 +511,16 @@ def waiting_of(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Itera
     """
     from rocket_sink.producer.pool import worker_pool
 
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with worker_pool().engine(options) as engine:
         homes = HomeQueues(options, engine)
         try:
             for batch in batches:
                 for run, lists in homes.runs(batch):
-                    found.update(homes.absent(run, lists).drop_null().to_pylist())
+                    counts.update(homes.absent(run, lists).drop_null().to_pylist())
         except NameServerUnavailableError:
-            found = Counter({"": 1})
-    arrays = [pa.array(list(found), pa.string()), pa.array(list(found.values()), pa.int64())]
+            counts = Counter({"": 1})
+    arrays = [pa.array(list(counts), pa.string()), pa.array(list(counts.values()), pa.int64())]
     yield pa.RecordBatch.from_arrays(arrays, ["broker", "letters"])
 
 

@@ -95,7 +95,10 @@ class DeadLetters:
     def pending(
         self, spark: SparkSession, ledger: Ledger, selection: Selection
     ) -> DataFrame | None:
-        """All pending ones (of a table: for which the filter is true); None: no ledger yet."""
+        """Return all pending dead letters; None if there is no ledger yet.
+
+        A table returns its pending rows for which the filter is true.
+        """
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 
         if not ledger.exists(spark):
@@ -267,9 +270,9 @@ class Table:
         from pyspark.sql import Window
         from pyspark.sql import functions as F  # noqa: N812
 
-        # Of a folder's files the first one sets the order of the columns.
+        # Sort the columns by name: their order in a folder depends on which file is read first.
         names = [quoted(name) for name in sorted(frame.columns)]
-        # The session's zone would make other rows of them, which are sent once more.
+        # Timestamps in the session's zone would change the digests, and rows be sent once more.
         written = {"ignoreNullFields": "false", "timeZone": "UTC"}
         content = F.to_json(F.struct(*names), written)
         parts = [F.lit(self.name), F.lit(self.options.topic), content]
@@ -282,15 +285,17 @@ class Table:
         """The contract's columns as far as there are any, and the three that a resend needs."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        found = {name: F.col(quoted(source)) for name, source in sources.items() if name != "body"}
+        columns = {
+            name: F.col(quoted(source)) for name, source in sources.items() if name != "body"
+        }
         if self.options.body_format != "json":
-            found["body"] = F.col(quoted(sources["body"]))
+            columns["body"] = F.col(quoted(sources["body"]))
         for name in _ALWAYS:
-            found[name] = found.get(name, F.lit(None)).cast("string")
+            columns[name] = columns.get(name, F.lit(None)).cast("string")
         if self.options.topic:
-            found["topic"] = F.lit(self.options.topic)
-        found["message_id"] = F.coalesce(found["message_id"], F.upper(F.md5("letter_id")))
-        return found
+            columns["topic"] = F.lit(self.options.topic)
+        columns["message_id"] = F.coalesce(columns["message_id"], F.upper(F.md5("letter_id")))
+        return columns
 
     def _packed(self) -> list[Column]:
         from pyspark.sql import functions as F  # noqa: N812
@@ -320,8 +325,8 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
     from pyspark.errors import PySparkException
 
     try:
-        found = frame.where(condition)
-        _ = found.schema
+        matches = frame.where(condition)
+        _ = matches.schema
     except PySparkException as error:
         raise OptionError(
             f"the filter {condition!r} cannot be used: {first_line(error)} It is a condition as "
@@ -329,14 +334,14 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
             option="where",
         ) from None
     # Spark has parsed and resolved it: no spelling of a function's name hides what it calls.
-    tree = str(found._jdf.queryExecution().analyzed().condition().toJSON())
+    tree = str(matches._jdf.queryExecution().analyzed().condition().toJSON())
     if _BEYOND_THE_ROW.search(tree):
         raise OptionError(
             f"the filter {condition!r} is refused: it calls Java (reflect, java_method, "
             f"try_reflect) or asks another table; it may only use {of}",
             option="where",
         )
-    return found
+    return matches
 
 
 def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFrame:
@@ -355,7 +360,7 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
 
     often = F.col("tries") >= selection.max_tries
     tired = F.col("_wanted") & (F.lit(False) if selection.again else often)
-    found = letters.withColumn("_wanted", wanted).withColumn("_tired", tired)
+    candidates = letters.withColumn("_wanted", wanted).withColumn("_tired", tired)
     behind: Column = F.lit(False)
     if not selection.again:
         # A dead letter without a key waits behind no other.
@@ -365,8 +370,8 @@ def marked(letters: DataFrame, wanted: Column, selection: Selection) -> DataFram
         stops = F.col("_tired") & ~F.col("reason").eqNullSafe("data")
         behind = F.coalesce(F.max(stops).over(earlier), F.lit(False))
     going = F.col("_wanted") & ~F.col("_tired")
-    found = found.withColumn("_behind", going & behind)
-    return found.withColumn("_chosen", going & ~F.col("_behind")).drop("_wanted")
+    candidates = candidates.withColumn("_behind", going & behind)
+    return candidates.withColumn("_chosen", going & ~F.col("_behind")).drop("_wanted")
 
 
 def with_tries(letters: DataFrame, tries: DataFrame) -> DataFrame:
