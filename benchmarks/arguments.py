@@ -31,12 +31,12 @@ def key_counts(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> tuple[int, ...]:
     """A click callback: whole numbers, or `all` (rows whose keys are all different)."""
-    found = []
+    counts = []
     for value in values:
         if value != "all" and not (value.isdigit() and int(value)):
             raise click.BadParameter(f"{value!r} is neither a number of keys nor 'all'")
-        found.append(_ALL if value == "all" else int(value))
-    return tuple(found)
+        counts.append(_ALL if value == "all" else int(value))
+    return tuple(counts)
 
 
 @dataclass(frozen=True)

@@ -190,19 +190,19 @@ def benchmark(
 
         html.write_text(page(results), encoding="utf-8")
         note(f"written to {html}")
-    found = _compared(before, results, tolerance) if before and not stopped_by else None
+    comparison = _compared(before, results, tolerance) if before and not stopped_by else None
     if as_json:
-        print_json(results.as_dict() | ({"comparison": found} if found else {}))
+        print_json(results.as_dict() | ({"comparison": comparison} if comparison else {}))
     else:
         from benchmarks.render import comparison_table, tables
 
         show(*tables(results))
-        if found:
-            show(comparison_table(found, tolerance))
+        if comparison:
+            show(comparison_table(comparison, tolerance))
     broken = _promises_broken(results)
     if stopped_by:
         return 128 + stopped_by
-    return 1 if broken or (found and found.regressed) else 0
+    return 1 if broken or (comparison and comparison.regressed) else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -301,7 +301,7 @@ def _compared(before: Results, now: Results, tolerance: float) -> Comparison:
     """Raises ConfigurationError: the two have no common ratio."""
     from benchmarks.figures import compare
 
-    found = compare(before.ratios, now.ratios, tolerance)
-    if not found.changes:
+    comparison = compare(before.ratios, now.ratios, tolerance)
+    if not comparison.changes:
         raise ConfigurationError("the baseline has no ratio in common with this run")
-    return found
+    return comparison

@@ -113,7 +113,7 @@ def run_faults(schedules: Iterable[Schedule], results: Results, say: Callable[[s
     """
     with scratch_folder() as folder, LocalCluster(2, broker_config=_MESSAGES_PER_PULL) as cluster:
         launchers = _launchers(cluster, folder, results, say)
-        senders = [one for one in _SENDERS if one.who in launchers]
+        senders = [candidate for candidate in _SENDERS if candidate.who in launchers]
         runs = [(schedule, sender) for schedule in schedules for sender in senders]
         results.planned[FAULTS] = len(runs)
         for schedule, sender in runs:
@@ -145,17 +145,17 @@ class _FaultRun:
 
     def record(self, schedule: Schedule, sender: _Sender, launcher: Launcher) -> dict[str, Any]:
         self._cluster.create_topic(self._topic, 4)
-        ended = self._send(schedule, sender, launcher)
+        outcome = self._send(schedule, sender, launcher)
         acked, announced = read_numbers(self._numbers)
-        found = read_back(acked, announced, self._stored())
-        printed = ended.printed
+        counts = read_back(acked, announced, self._stored())
+        printed = outcome.printed
         return {
             "fault": schedule.title, "kind": schedule.kind, "ours": sender.who == OURS,
             "sender": f"{sender.who} {sender.title}", "ok": printed["ok"],
             "per_s": printed["ok"] / printed["seconds"], "pause_ms": printed["pause_ms"],
             "failed": printed["failed"], "causes": printed["causes"],
             "longest_ms": printed["longest_ms"],
-            "announced": len(announced) if sender.who == OURS else None, **found,
+            "announced": len(announced) if sender.who == OURS else None, **counts,
         }  # fmt: skip
 
     def _send(self, schedule: Schedule, sender: _Sender, launcher: Launcher) -> Ended:
@@ -165,7 +165,7 @@ class _FaultRun:
             "seconds": _whole(schedule.total_s), "numbers": self._numbers, **sender.arguments,
         }  # fmt: skip
         try:
-            ended = launcher.run(arguments, lambda: 0.0, when_ready=fault.start)
+            outcome = launcher.run(arguments, lambda: 0.0, when_ready=fault.start)
         except BaseException:
             self._stop.set()
             raise
@@ -174,7 +174,7 @@ class _FaultRun:
                 fault.join()
         if self._trouble:
             raise self._trouble[0]
-        return ended
+        return outcome
 
     def _apply(self, schedule: Schedule) -> None:
         try:
@@ -216,14 +216,14 @@ def read_back(acked: set[int], announced: set[int], stored: Mapping[int, int]) -
 def broken_promises(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Violations of ours: lost messages, unannounced duplicates, duplicates after a pause."""
     broken = []
-    for one in records:
-        if not one["ours"]:
+    for record in records:
+        if not record["ours"]:
             continue
-        who = f"{one['sender']}, {one['fault']}"
-        if one["lost"]:
-            broken.append(f"{who}: {one['lost']} acknowledged messages are lost")
-        if one["unannounced"]:
-            broken.append(f"{who}: {one['unannounced']} messages are doubled in silence")
-        if one["kind"] == PAUSE and one["doubled"]:
-            broken.append(f"{who}: {one['doubled']} messages are doubled by a mere pause")
+        who = f"{record['sender']}, {record['fault']}"
+        if record["lost"]:
+            broken.append(f"{who}: {record['lost']} acknowledged messages are lost")
+        if record["unannounced"]:
+            broken.append(f"{who}: {record['unannounced']} messages are doubled in silence")
+        if record["kind"] == PAUSE and record["doubled"]:
+            broken.append(f"{who}: {record['doubled']} messages are doubled by a mere pause")
     return broken

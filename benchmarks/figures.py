@@ -64,8 +64,8 @@ class Figures:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Figures:
         """The inverse of `as_dict`; fields of later versions are ignored."""
-        known = {item.name for item in fields(cls)}
-        return cls(**{name: given for name, given in value.items() if name in known})
+        field_names = {item.name for item in fields(cls)}
+        return cls(**{name: figure for name, figure in value.items() if name in field_names})
 
 
 class Subject(Protocol):
@@ -123,18 +123,18 @@ def _median(runs: Sequence[Figures]) -> Figures:
 
 def ratios(cases: Iterable[Case], middle: Iterable[Figures]) -> list[Ratio]:
     """Ratios of speed and CPU for each case and those it is compared with."""
-    by_name = {one.case: one for one in middle}
-    found: list[Ratio] = []
+    by_name = {figures.case: figures for figures in middle}
+    comparisons: list[Ratio] = []
     for case in cases:
-        ours = by_name.get(case.name)
+        subject = by_name.get(case.name)
         for name in case.against:
             other = by_name.get(name)
-            if ours is None or other is None:
+            if subject is None or other is None:
                 continue
-            found.append(Ratio(case.name, name, SPEED, _divided(ours.per_s, other.per_s)))
-            if ours.cpu and other.cpu:
-                found.append(Ratio(case.name, name, CPU, _divided(ours.cpu, other.cpu)))
-    return found
+            comparisons.append(Ratio(case.name, name, SPEED, _divided(subject.per_s, other.per_s)))
+            if subject.cpu and other.cpu:
+                comparisons.append(Ratio(case.name, name, CPU, _divided(subject.cpu, other.cpu)))
+    return comparisons
 
 
 def _divided(one: float, other: float) -> float:

@@ -171,11 +171,11 @@ class _Case:
         ]
         stored.sort()
         commits = list(commits_of(ledger))
-        known = sum(acked for _, acked in commits)
-        if len({at_us for at_us, _ in stored}) != count or known != count:
+        ledger_rows = sum(acked for _, acked in commits)
+        if len({at_us for at_us, _ in stored}) != count or ledger_rows != count:
             raise RocketSinkError(
                 f"{self._lane.name}, {pace}: of {count:,} rows the brokers hold {len(stored):,}, "
-                f"and the ledger {known:,}"
+                f"and the ledger {ledger_rows:,}"
             )
         # Epochs go by in order, and so do their rows: what a commit brings are the next ones.
         at_ms = [ms for ms, acked in commits for _ in range(acked)]
@@ -190,7 +190,7 @@ class _Case:
 def _wait(query: StreamingQuery, rows: int) -> None:
     """Until the epochs of so many rows have ended."""
     until_s = time.monotonic() + _PATIENCE_S
-    while sum(int(one["numInputRows"]) for one in query.recentProgress) < rows:
+    while sum(int(progress["numInputRows"]) for progress in query.recentProgress) < rows:
         if (error := query.exception()) is not None:
             raise error
         if time.monotonic() > until_s:
@@ -202,8 +202,10 @@ def commits_of(ledger: Path) -> Iterator[tuple[float, int]]:
     """(time in ms, acknowledged rows of complete epochs) of the commits of a Delta ledger."""
     for commit in sorted((ledger / "_delta_log").glob("*.json")):
         actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
-        at_ms = next(one["commitInfo"]["timestamp"] for one in actions if "commitInfo" in one)
-        added = [one["add"]["path"] for one in actions if "add" in one]
+        at_ms = next(
+            action["commitInfo"]["timestamp"] for action in actions if "commitInfo" in action
+        )
+        added = [action["add"]["path"] for action in actions if "add" in action]
         acked = sum(_acked(ledger / path) for path in added if path.startswith("kind=epoch/"))
         if acked:
             yield float(at_ms), acked

@@ -61,13 +61,13 @@ class LogRoom:
 
     def taken_bytes(self) -> int:
         """Disk use of the brokers' logs, whose files have holes."""
-        taken = 0
+        used_bytes = 0
         for file in self._cluster.home.glob("**/commitlog/*"):
             try:
-                taken += file.stat().st_blocks * 512
+                used_bytes += file.stat().st_blocks * 512
             except FileNotFoundError:
                 continue
-        return taken
+        return used_bytes
 
     def _reserve(self, hours: str) -> None:
         self._cluster.admin(

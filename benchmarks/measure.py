@@ -91,7 +91,9 @@ class WorkerCpu:
     def sample(self) -> list[psutil.Process]:
         """Sample all processes and return them. New ones are searched in the process table."""
         if not self._samples % _SEARCH_EACH:
-            self.processes = [one for one in self._jvm.children(recursive=True) if _is_worker(one)]
+            self.processes = [
+                child for child in self._jvm.children(recursive=True) if _is_worker(child)
+            ]
         self._samples += 1
         now_s: dict[int, float] = {}
         for process in self.processes:
@@ -173,7 +175,7 @@ def cpu_s(process: psutil.Process) -> float:
 def _with_ended_s(process: psutil.Process, *, children: bool) -> float:
     """Own seconds and those of ended children, so that ended workers count in their daemon."""
     times = process.cpu_times()
-    ended = 0.0
+    ended_s = 0.0
     if children:
-        ended = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-    return float(times.user + times.system + ended)
+        ended_s = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return float(times.user + times.system + ended_s)

@@ -73,17 +73,17 @@ class Launcher:
             watchdog = threading.Timer(timeout_s, process.kill)
             watchdog.start()
             try:
-                ended = _followed(process, brokers_s, when_ready)
+                outcome = _followed(process, brokers_s, when_ready)
             except BaseException:
                 process.kill()
                 raise
             finally:
                 watchdog.cancel()
             reader.join(5)
-        if ended is None:
-            said = "".join(complaints) or "it printed nothing"
-            raise RocketSinkError(f"the sender {' '.join(words)} failed: {said}")
-        return ended
+        if outcome is None:
+            complaint = "".join(complaints) or "it printed nothing"
+            raise RocketSinkError(f"the sender {' '.join(words)} failed: {complaint}")
+        return outcome
 
 
 class Starter(Protocol):
@@ -181,18 +181,18 @@ class ProcessRun:
     def run(self) -> Figures:
         """Raises RocketSinkError: it failed, or reports more than requested, or than is stored."""
         count, arguments = self._count, self._arguments
-        ended = self._launcher.run(
+        outcome = self._launcher.run(
             arguments, self._brokers_s, when_ready=self._start_count if count else None
         )
-        said = ended.printed["ok"] + ended.printed["failed"]
+        reported = outcome.printed["ok"] + outcome.printed["failed"]
         # replayed frames hold many messages each
-        if said > arguments["messages"] and arguments.get("mode") != "replay":
+        if reported > arguments["messages"] and arguments.get("mode") != "replay":
             raise RocketSinkError(
                 f"{self._case.name}: the sender miscounts: it was asked for "
-                f"{arguments['messages']:,} messages and tells of {said:,}"
+                f"{arguments['messages']:,} messages and tells of {reported:,}"
             )
-        doubled = count.check(ended.printed["ok"], self._case.name) if count else 0
-        return process_figures(self._case.name, ended, doubled)
+        doubled = count.check(outcome.printed["ok"], self._case.name) if count else 0
+        return process_figures(self._case.name, outcome, doubled)
 
     def _start_count(self) -> None:
         """Begin to count, when the messages of the warm-up are there."""

@@ -42,8 +42,8 @@ def markdown(results: Results) -> str:
 
 
 def _groups(results: Results) -> Iterator[str]:
-    middle = {one.case: one for one in results.medians}
-    values = {(one.case, one.against, one.what): one.value for one in results.ratios}
+    middle = {item.case: item for item in results.medians}
+    values = {(item.case, item.against, item.what): item.value for item in results.ratios}
     for group in dict.fromkeys(case.group for case in results.measured):
         rows = [
             (*_figures(middle[case.name]), _beside(case.name, case.against, values))
@@ -72,10 +72,11 @@ def _beside(case: str, against: Iterable[str], values: dict[tuple[str, str, str]
 def _faults(faults: list[dict[str, Any]]) -> str:
     rows = [
         (
-            one["fault"], one["sender"], f"{one['pause_ms'] / 1000:.2f} s", str(one["failed"]),
-            f"{one['longest_ms'] / 1000:.2f} s", str(one["doubled"]), str(one["lost"]),
+            fault["fault"], fault["sender"], f"{fault['pause_ms'] / 1000:.2f} s",
+            str(fault["failed"]), f"{fault['longest_ms'] / 1000:.2f} s", str(fault["doubled"]),
+            str(fault["lost"]),
         )
-        for one in faults
+        for fault in faults
     ]  # fmt: skip
     return _table(
         ("one of two brokers", "sender", "pause of all traffic", "failed", "longest send",
@@ -96,11 +97,11 @@ def _curves(points: list[dict[str, Any]]) -> str:
 
 def _latency(records: list[dict[str, Any]]) -> str:
     rows = [
-        (one["pace"], one["lane"], *(
-            " / ".join(f"{value:,.0f}" for value in one[key].values())
+        (record["pace"], record["lane"], *(
+            " / ".join(f"{value:,.0f}" for value in record[key].values())
             for key in ("stored_ms", "ledger_ms")
         ))
-        for one in records
+        for record in records
     ]  # fmt: skip
     names = ("rows arrive", "lane", "to the broker, p50 / p95 / p99 ms", "to the ledger")
     return _table(names, rows)
@@ -118,8 +119,8 @@ def with_figures(text: str, results: Iterable[Results]) -> str:
     Raises:
         ConfigurationError: the markers are missing.
     """
-    made = "\n".join(markdown(one) for one in results)
-    return with_marked(text, START_MARK, END_MARK, made)
+    tables = "\n".join(markdown(run) for run in results)
+    return with_marked(text, START_MARK, END_MARK, tables)
 
 
 def _main(paths: list[str]) -> None:

@@ -61,7 +61,7 @@ def _machine_line(machine: dict[str, Any]) -> str:
 
 
 def _case_tables(results: Results) -> Iterator[RenderableType]:
-    middle = {one.case: one for one in results.medians}
+    middle = {figures.case: figures for figures in results.medians}
     runs = results.settings.get("repeat")
     cases = results.measured
     for group in dict.fromkeys(case.group for case in cases):
@@ -100,11 +100,12 @@ def faults_table(faults: list[dict[str, Any]]) -> RenderableType:
              "doubled", "lost")  # fmt: skip
     rows = [
         (
-            one["fault"], one["sender"], round(one["per_s"]), f"{one['pause_ms'] / 1000:.2f}",
-            one["failed"], f"{one['longest_ms'] / 1000:.2f}", one["announced"], one["doubled"],
-            one["lost"],
+            fault["fault"], fault["sender"], round(fault["per_s"]),
+            f"{fault['pause_ms'] / 1000:.2f}", fault["failed"],
+            f"{fault['longest_ms'] / 1000:.2f}", fault["announced"], fault["doubled"],
+            fault["lost"],
         )
-        for one in faults
+        for fault in faults
     ]  # fmt: skip
     title = (
         "Under faults (pause: of all traffic; announced: the sender says it may be stored twice; "
@@ -117,12 +118,12 @@ def faults_table(faults: list[dict[str, Any]]) -> RenderableType:
 def latency_table(records: list[dict[str, Any]]) -> RenderableType:
     """One row per lane and pace."""
     shares = ("p50", "p95", "p99")
-    names = ("rows arrive", "lane", "rows", *(f"{to} {one}" for to in ("stored", "ledger")
-             for one in shares))  # fmt: skip
+    names = ("rows arrive", "lane", "rows", *(f"{to} {item}" for to in ("stored", "ledger")
+             for item in shares))  # fmt: skip
     rows = [
-        (one["pace"], one["lane"], one["rows"],
-         *(round(one[f"{to}_ms"][share]) for to in ("stored", "ledger") for share in shares))
-        for one in records
+        (item["pace"], item["lane"], item["rows"],
+         *(round(item[f"{to}_ms"][share]) for to in ("stored", "ledger") for share in shares))
+        for item in records
     ]  # fmt: skip
     title = (
         "From a row's arrival to its store time at the broker, and to the ledger's commit, in ms"

@@ -63,7 +63,7 @@ class Results:
     @property
     def measured(self) -> list[Case]:
         """The cases that were run."""
-        names = {one.case for one in self.runs}
+        names = {figures.case for figures in self.runs}
         return [case for case in self.cases if case.name in names]
 
     @property
@@ -74,7 +74,7 @@ class Results:
     @property
     def medians(self) -> list[Figures]:
         """One per case, in the order of the cases."""
-        by_name = {one.case: one for one in medians(self.runs)}
+        by_name = {figures.case: figures for figures in medians(self.runs)}
         return [by_name[case.name] for case in self.cases if case.name in by_name]
 
     @property
@@ -117,8 +117,10 @@ def read_results(path: Path) -> Results:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        cases = [Case(**{**one, "against": tuple(one["against"])}) for one in value["cases"]]
-        runs = [Figures.from_dict(one) for one in value["runs"]]
+        cases = [
+            Case(**{**record, "against": tuple(record["against"])}) for record in value["cases"]
+        ]
+        runs = [Figures.from_dict(record) for record in value["runs"]]
         return Results(
             value["machine"], value["settings"], cases, runs, value["absent"], value["faults"],
             value["scale"], value.get("planned", {}), value.get("failed", {}),

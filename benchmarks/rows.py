@@ -141,10 +141,10 @@ def numbered_table(numbers: range, body_bytes: int) -> pa.Table:
 
     texts = pa.array(numbers, pa.int64()).cast(pa.string())
     padded = pc.utf8_lpad(texts, NUMBER_BYTES, "0")
-    rest = body_of(0, body_bytes)[NUMBER_BYTES:].decode()
+    suffix = body_of(0, body_bytes)[NUMBER_BYTES:].decode()
     return pa.table(
         {
-            "body": pc.binary_join_element_wise(padded, rest, ""),
+            "body": pc.binary_join_element_wise(padded, suffix, ""),
             "tags": pa.repeat("tag", len(texts)),
             "keys": pc.binary_join_element_wise("key", texts, ""),
         }

@@ -77,7 +77,7 @@ class Plan:
 
     def load(self, body_bytes: int) -> Load:
         """The rows of one body size."""
-        keys = self.keys if any(one != "none" for one in self.orderings) else ()
+        keys = self.keys if any(ordering != "none" for ordering in self.orderings) else ()
         return Load.capped(self.rows, body_bytes, keys, self.most_bytes)
 
     def against(self, body_bytes: int) -> tuple[str, ...]:
@@ -286,15 +286,15 @@ class _Subjects:
             body: RowFiles(spark, self._plan.load(body), self._folder / f"rows-{body}")
             for body in self._plan.bodies
         }
-        for made in self._plan.lane_cases():
-            yield LaneRun(bench, made, files[made.case.body_bytes])
+        for lane_case in self._plan.lane_cases():
+            yield LaneRun(bench, lane_case, files[lane_case.case.body_bytes])
         singles: dict[Load, RowFiles] = {}
-        for made in self._plan.single_cases():
-            load = self._plan.single_load(made)
+        for lane_case in self._plan.single_cases():
+            load = self._plan.single_load(lane_case)
             if load not in singles:
                 path = self._folder / f"single-rows-{len(singles)}"
                 singles[load] = RowFiles(spark, load, path)
-            yield LaneRun(bench, made, singles[load])
+            yield LaneRun(bench, lane_case, singles[load])
         if self._kafka is not None:
             for rows in files.values():
                 yield kafka.KafkaRun(bench, self._kafka, rows, stream=True)

@@ -164,8 +164,8 @@ class _ScaleRun:
 
 def _runs(bench: SparkBench, files: RowFiles, keys: int, repeat: int) -> Sequence[Figures]:
     ordering = "strict" if keys else "none"
-    made = lane_cases(["write"], [ordering], [keys], [_BODY_BYTES])[-1]
-    run = LaneRun(bench, made, files)
+    lane_case = lane_cases(["write"], [ordering], [keys], [_BODY_BYTES])[-1]
+    run = LaneRun(bench, lane_case, files)
     return [run.run() for _ in range(repeat)]
 
 

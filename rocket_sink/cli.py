@@ -74,10 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run a command line of the command `name`; return the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     escape_what_streams_lack()
     try:
-        answer = command.main(args=given, prog_name=name, standalone_mode=False)
+        answer = command.main(args=argv, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         _forget_stdout()
@@ -92,7 +92,7 @@ def run(command: click.Command, name: str, arguments: Sequence[str] | None = Non
             note(usage_line(error))
         return error.exit_code
     except Exception as error:
-        return _failed(error, given)
+        return _failed(error, argv)
     return answer if isinstance(answer, int) else 0
 
 

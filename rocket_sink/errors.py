@@ -84,9 +84,9 @@ class RocketSinkError(Exception):
 
     def copy(self) -> Self:
         """Return a copy to be raised beside this error, with facts and a traceback of its own."""
-        made = type(self)(self.text, **self.facts)
-        made.__cause__ = self.__cause__
-        return made
+        duplicate = type(self)(self.text, **self.facts)
+        duplicate.__cause__ = self.__cause__
+        return duplicate
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.text, self.facts)

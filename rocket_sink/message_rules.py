@@ -273,13 +273,15 @@ def with_namespace(namespace: str | None, name: str) -> str:
     """`name` with `namespace`; unchanged if it has it, or belongs to RocketMQ."""
     if not namespace or not name or is_system_resource(name):
         return name
-    prefix, rest = _split(name)
-    if rest.startswith(namespace + NAMESPACE_SEPARATOR):
+    prefix, base_name = _split(name)
+    if base_name.startswith(namespace + NAMESPACE_SEPARATOR):
         return name
-    return f"{prefix}{namespace}{NAMESPACE_SEPARATOR}{rest}"
+    return f"{prefix}{namespace}{NAMESPACE_SEPARATOR}{base_name}"
 
 
 def without_namespace(namespace: str | None, name: str) -> str:
     """Return the name from which `with_namespace` made this one."""
-    prefix, rest = _split(name)
-    return prefix + rest.removeprefix(f"{namespace}{NAMESPACE_SEPARATOR}") if namespace else name
+    prefix, base_name = _split(name)
+    return (
+        prefix + base_name.removeprefix(f"{namespace}{NAMESPACE_SEPARATOR}") if namespace else name
+    )

@@ -144,22 +144,22 @@ class SinkOptions:
         values: dict[str, Any] = {}
         spelled: dict[str, str] = {}
         for name, value in [*(given or {}).items(), *more.items()]:
-            known = find_option(name)
-            if known.attribute in spelled:
+            spec = find_option(name)
+            if spec.attribute in spelled:
                 raise OptionError(
-                    f"option {known.name} is given twice, as {spelled[known.attribute]!r} and as "
+                    f"option {spec.name} is given twice, as {spelled[spec.attribute]!r} and as "
                     f"{name!r}; keep one",
-                    option=known.name,
+                    option=spec.name,
                 )
-            spelled[known.attribute] = name
+            spelled[spec.attribute] = name
             if value is not None:
-                values[known.attribute] = known.parse(_compatible(known, value))
+                values[spec.attribute] = spec.parse(_compatible(spec, value))
         return _checked(cls(**values))
 
     def with_(self, **changes: Any) -> SinkOptions:
         """A copy with other values."""
-        known = {find_option(name): value for name, value in changes.items()}
-        values = {o.attribute: o.parse(_compatible(o, v)) for o, v in known.items()}
+        changed_options = {find_option(name): value for name, value in changes.items()}
+        values = {o.attribute: o.parse(_compatible(o, v)) for o, v in changed_options.items()}
         return _checked(replace(self, **values))
 
     @property
@@ -181,16 +181,16 @@ class SinkOptions:
     @property
     def using_ledger_files(self) -> tuple[str, ...]:
         """Options that let tasks keep notes of their own in the ledger's folder."""
-        found = []
+        entries = []
         if self.delivery != "at_least_once":
-            found.append(f"delivery={self.delivery}")
+            entries.append(f"delivery={self.delivery}")
         if self.ordering == "strict":
-            found.append("ordering=strict")
+            entries.append("ordering=strict")
         if self.on_pending_key == "hold":
-            found.append("onPendingKey=hold")
+            entries.append("onPendingKey=hold")
         if self.app_id:
-            found.append("appId")
-        return tuple(found)
+            entries.append("appId")
+        return tuple(entries)
 
     def given(self) -> dict[str, Any]:
         """{option name: value} of options that differ from their defaults."""
@@ -204,20 +204,20 @@ class SinkOptions:
     def digest(self) -> str:
         """A digest of all values (of credentials: their digests), the key of producer pools."""
         parts = []
-        for known in OPTIONS:
-            value = getattr(self, known.attribute)
+        for spec in OPTIONS:
+            value = getattr(self, spec.attribute)
             shown = value.digest() if isinstance(value, Secret) else repr(value)
-            parts.append(f"{known.name}={shown}")
+            parts.append(f"{spec.name}={shown}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.given().items())
-        return f"SinkOptions({given})"
+        assignments = ", ".join(f"{name}={value!r}" for name, value in self.given().items())
+        return f"SinkOptions({assignments})"
 
     def to_html(self, title: str = "SinkOptions") -> str:
         """The options that differ from their defaults, with what they do, as an HTML table."""
-        given = [known for known in OPTIONS if known.name in self.given()]
-        rows = [(o.name, o.shown(getattr(self, o.attribute)), o.help) for o in given]
+        set_options = [spec for spec in OPTIONS if spec.name in self.given()]
+        rows = [(o.name, o.shown(getattr(self, o.attribute)), o.help) for o in set_options]
         return html_table(title, rows or [("", "all options have their defaults", "")])
 
     _repr_html_ = to_html
@@ -300,9 +300,7 @@ def _plain(name: str) -> str:
 
 
 _BY_NAME: Final[dict[str, Option]] = {
-    _plain(name): known
-    for known in OPTIONS
-    for name in (known.name, known.attribute, *known.aliases)
+    _plain(name): spec for spec in OPTIONS for name in (spec.name, spec.attribute, *spec.aliases)
 }
 
 
@@ -323,4 +321,4 @@ def find_option(name: str) -> Option:
 def options_in(groups: Iterable[str]) -> tuple[Option, ...]:
     """The options of some groups, for `--help` and tables."""
     wanted = set(groups)
-    return tuple(known for known in OPTIONS if known.group in wanted)
+    return tuple(spec for spec in OPTIONS if spec.group in wanted)

@@ -112,8 +112,8 @@ def _sees_own_pids() -> bool:
 
 
 def _forget_own() -> None:
-    for known in (_pid_namespace, _own_start, _sees_own_pids):
-        known.cache_clear()
+    for cached_function in (_pid_namespace, _own_start, _sees_own_pids):
+        cached_function.cache_clear()
 
 
 os.register_at_fork(after_in_child=_forget_own)

@@ -164,10 +164,10 @@ def _text(handle: int) -> str:
 
 
 def _note_holder(handle: int) -> None:
-    found = _text(handle)
+    text = _text(handle)
     # Three parts: written by an older version.
-    ours = Owner.parse(found.strip()) or (found.count("~") == 2 and found.count("\n") == 1)
-    if not found or ours:
+    is_holder_note = Owner.parse(text.strip()) or (text.count("~") == 2 and text.count("\n") == 1)
+    if not text or is_holder_note:
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{this_process()}\n".encode(), 0)
 

@@ -36,7 +36,7 @@ def table(
                 column.width = width
             yield from super().__rich_console__(console, options)
 
-    made = Fitting(
+    fitted_table = Fitting(
         title=clean(title) or None, title_justify="left", title_style="bold",
         box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold",
     )  # fmt: skip
@@ -44,20 +44,22 @@ def table(
     for index, name in enumerate(columns):
         is_number = name in right or name.replace(" ", "_") in right
         is_number |= bool(rows) and all(isinstance(row[index], int | float | None) for row in rows)
-        made.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        fitted_table.add_column(name, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         # rich would read [brackets] in a str as markup.
-        made.add_row(*(Text(cell(value)) for value in row))
-    return made
+        fitted_table.add_row(*(Text(cell(value)) for value in row))
+    return fitted_table
 
 
 def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
     """The `_repr_html_` of a value: its first column names what the others say."""
     lines = "".join(
-        f"<tr><th style='text-align:left'>{html.escape(clean(what))}</th>"
-        + "".join(f"<td style='text-align:left'>{html.escape(clean(one))}</td>" for one in more)
+        f"<tr><th style='text-align:left'>{html.escape(clean(heading))}</th>"
+        + "".join(
+            f"<td style='text-align:left'>{html.escape(clean(value))}</td>" for value in values
+        )
         + "</tr>"
-        for what, *more in rows
+        for heading, *values in rows
     )
     return f"<table><caption>{html.escape(clean(title))}</caption>{lines}</table>"
 
@@ -72,17 +74,18 @@ def _widths(made: Table, room: int) -> list[int] | None:
     from rich.cells import cell_len
 
     texts = [[str(column.header), *map(str, column.cells)] for column in made.columns]
-    longest = [max(map(cell_len, one)) for one in texts]
+    longest = [max(map(cell_len, cells)) for cells in texts]
     widths = [
-        max((cell_len(word) for text in one for word in text.split()), default=0) for one in texts
+        max((cell_len(word) for text in cells for word in text.split()), default=0)
+        for cells in texts
     ]
-    left = room - sum(widths) - _BETWEEN * len(widths)
-    if left < 0 and made.row_count:
+    spare = room - sum(widths) - _BETWEEN * len(widths)
+    if spare < 0 and made.row_count:
         return None
-    while left > 0 and (short := [n for n, width in enumerate(widths) if width < longest[n]]):
-        for n in short[:left]:
+    while spare > 0 and (short := [n for n, width in enumerate(widths) if width < longest[n]]):
+        for n in short[:spare]:
             widths[n] += 1
-        left -= min(left, len(short))
+        spare -= min(spare, len(short))
     # A narrow column with a long text is one word a line.
     towers = (
         width < _NARROW and text > 3 * width for width, text in zip(widths, longest, strict=True)

@@ -38,14 +38,14 @@ def clean(text: object, max_chars: int | None = None) -> str:
     printable (`str.isprintable`: C0, DEL, C1, bidirectional and other format characters,
     surrogates, unassigned ones) become escapes: \\x1b, \\u202e. A truncated text ends in `...`.
     """
-    whole = str(text)
-    if max_chars is not None and len(whole) > max_chars:
-        whole = whole[: max_chars + 1]
-    if not whole.isprintable():
-        whole = _NOT_ASCII_TEXT.sub(_shown, whole)
-    if max_chars is not None and len(whole) > max_chars:
-        whole = whole[: max_chars - len(_CUT_MARK)] + _CUT_MARK
-    return whole
+    line = str(text)
+    if max_chars is not None and len(line) > max_chars:
+        line = line[: max_chars + 1]
+    if not line.isprintable():
+        line = _NOT_ASCII_TEXT.sub(_shown, line)
+    if max_chars is not None and len(line) > max_chars:
+        line = line[: max_chars - len(_CUT_MARK)] + _CUT_MARK
+    return line
 
 
 def clean_lines(text: str) -> str:
@@ -70,11 +70,11 @@ def json_text(
     value: Any, *, default: Callable[[Any], Any] | None = None, indent: int | None = None
 ) -> str:
     """JSON with printable characters unchanged and all others escaped."""
-    made = json.dumps(value, default=default, ensure_ascii=False, indent=indent)
+    encoded = json.dumps(value, default=default, ensure_ascii=False, indent=indent)
     if indent is None:
-        return _NOT_ASCII_TEXT.sub(_escaped, made)
+        return _NOT_ASCII_TEXT.sub(_escaped, encoded)
     # json.dumps escapes line ends inside of texts.
-    return "\n".join(_NOT_ASCII_TEXT.sub(_escaped, line) for line in made.split("\n"))
+    return "\n".join(_NOT_ASCII_TEXT.sub(_escaped, line) for line in encoded.split("\n"))
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
@@ -117,8 +117,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     names = list(known)
     if near := difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE):
         return near[0]
-    begun = [one for one in names if one.startswith(name)]
-    return begun[0] if len(name) >= _SHORTEST_START and len(begun) == 1 else None
+    completions = [candidate for candidate in names if candidate.startswith(name)]
+    return completions[0] if len(name) >= _SHORTEST_START and len(completions) == 1 else None
 
 
 def _shown(run: re.Match[str]) -> str:

@@ -197,18 +197,18 @@ def lane_cases(
     and number of keys. `peers`: further cases to compare with.
     """
     names, keys = list(names), list(keys)
-    found: dict[str, LaneCase] = {}
+    cases: dict[str, LaneCase] = {}
     for body in bodies:
         for name in names:
             lane = lane_named(name)
             for ordering in orderings if lane.sends else ("none",):
                 for number in (0,) if ordering == "none" else keys:
-                    for made in _with_twin(lane, ordering, number, body, peers(body)):
-                        found.setdefault(made.case.name, made)
+                    for lane_case in _with_twin(lane, ordering, number, body, peers(body)):
+                        cases.setdefault(lane_case.case.name, lane_case)
                     if without_ledger and lane.sends:
-                        bare = _bare(found[_title(lane.name, ordering, number, body)])
-                        found.setdefault(bare.case.name, bare)
-    return list(found.values())
+                        bare = _bare(cases[_title(lane.name, ordering, number, body)])
+                        cases.setdefault(bare.case.name, bare)
+    return list(cases.values())
 
 
 def single_cases(peers: Callable[[str, int], tuple[str, ...]]) -> list[LaneCase]:
@@ -223,13 +223,13 @@ def single_cases(peers: Callable[[str, int], tuple[str, ...]]) -> list[LaneCase]
         ("write", TRANSACTIONAL, 256),
         ("write_batch", SMALL_EPOCHS, 256),
     )
-    found = []
+    cases = []
     for name, kind, body in wanted:
         lane = lane_named(name)
         twin = _of_kind(_case(lane_named(lane.twin), "none", 0, body, ()), kind)
         against = (twin.case.name, *peers(kind.title, body))
-        found += [twin, _of_kind(_case(lane, "none", 0, body, against), kind)]
-    return found
+        cases += [twin, _of_kind(_case(lane, "none", 0, body, against), kind)]
+    return cases
 
 
 def _of_kind(made: LaneCase, kind: Kind) -> LaneCase:

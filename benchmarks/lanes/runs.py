@@ -80,24 +80,24 @@ class LaneRun:
         return self._run(warm_up=False)
 
     def _run(self, *, warm_up: bool) -> Figures:
-        bench, made = self._bench, self._made
+        bench, lane_case = self._bench, self._made
         ledger = bench.scratch("ledger")
         options = {
             "nameServer": bench.brokers.name_server, "topic": bench.topic,
-            "ordering": made.case.ordering, **made.kind.options,
+            "ordering": lane_case.case.ordering, **lane_case.kind.options,
         }  # fmt: skip
-        if made.ledger:
+        if lane_case.ledger:
             options["ledger"] = str(ledger)
-        if made.lane.sends and bench.stored:
+        if lane_case.lane.sends and bench.stored:
             bench.stored.start()
         rows, seconds, cost = self._measured(options, warm_up)
         doubled = 0
-        if made.lane.sends:
+        if lane_case.lane.sends:
             # The ledger first: it has the errors of failed rows.
-            if made.ledger:
-                _check_ledger(bench.spark, ledger, rows, made.case.name)
-            doubled = bench.stored.check(rows, made.case.name) if bench.stored else 0
-        return spark_figures(made.case.name, rows, seconds, cost, doubled)
+            if lane_case.ledger:
+                _check_ledger(bench.spark, ledger, rows, lane_case.case.name)
+            doubled = bench.stored.check(rows, lane_case.case.name) if bench.stored else 0
+        return spark_figures(lane_case.case.name, rows, seconds, cost, doubled)
 
     def _measured(self, options: dict[str, Any], warm_up: bool) -> tuple[int, float, Cost]:
         lane, keys, more = self._made.lane, self._made.case.keys, self._made.kind.columns
@@ -119,8 +119,8 @@ def run_stream(meter: Meter, writer: Any, checkpoint: Path) -> tuple[int, float,
         query = writer.start()
         query.awaitTermination()
     progress = query.recentProgress
-    rows = sum(one["numInputRows"] for one in progress)
-    seconds = sum(one["durationMs"].get("addBatch", 0) for one in progress) / 1000
+    rows = sum(report["numInputRows"] for report in progress)
+    seconds = sum(report["durationMs"].get("addBatch", 0) for report in progress) / 1000
     return rows, seconds, meter.cost
 
 
@@ -153,8 +153,8 @@ def _check_ledger(spark: SparkSession, path: Path, rows: int, case: str) -> None
     if acked != rows:
         letters = ledger.dead_letters(spark).groupBy("reason", "first_error_code", "first_error")
         why = "; ".join(
-            f"{one['count']:,} {one.reason}, {one.first_error_code}: {one.first_error}"
-            for one in letters.count().orderBy("count", ascending=False).take(3)
+            f"{row['count']:,} {row.reason}, {row.first_error_code}: {row.first_error}"
+            for row in letters.count().orderBy("count", ascending=False).take(3)
         )
         raise RocketSinkError(
             f"{case}: of {rows:,} rows the ledger {path} has {acked:,} acknowledged; {why}"

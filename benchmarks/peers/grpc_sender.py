@@ -18,20 +18,20 @@ from benchmarks.sender.tally import Tally
 
 def main(arguments: list[str]) -> None:
     """Warm up, say so, send, print the figures."""
-    given = dict(argument.split("=", 1) for argument in arguments)
+    options = dict(argument.split("=", 1) for argument in arguments)
     client: Any = import_module("rocketmq")
-    configuration = client.ClientConfiguration(given["endpoints"], client.Credentials())
-    producer = client.Producer(configuration, (given["topic"],))
+    configuration = client.ClientConfiguration(options["endpoints"], client.Credentials())
+    producer = client.Producer(configuration, (options["topic"],))
     producer.startup()
     tally = Tally(time.monotonic())
-    sender = _Sender(client, producer, given, tally)
-    send = sender.sync if given["mode"] == "sync" else sender.concurrent
-    send(int(given.get("warmup", "1")))
+    sender = _Sender(client, producer, options, tally)
+    send = sender.sync if options["mode"] == "sync" else sender.concurrent
+    send(int(options.get("warmup", "1")))
     print("READY", flush=True)  # noqa: T201
     sys.stdin.readline()
     tally.restart(time.monotonic())
     cpu_s, began_s = time.process_time(), time.monotonic()
-    send(int(given["messages"]))
+    send(int(options["messages"]))
     took_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
     figures = {**tally.as_dict(), "seconds": took_s, "cpu_s": cpu_s}
     print(json.dumps(figures), flush=True)  # noqa: T201

@@ -172,12 +172,12 @@ class KafkaRun:
         if self._stream:
             frame = _as_kafka(self._rows.stream(0, warm_up=warm_up))
             writer = frame.writeStream.format("kafka").options(**options)
-            found = run_stream(meter, writer, self._bench.scratch("checkpoint"))
+            measurement = run_stream(meter, writer, self._bench.scratch("checkpoint"))
         else:
             frame = _as_kafka(self._rows.frame(0, warm_up=warm_up))
             write: Any = frame.write.format("kafka").options(**options).save
-            found = run_batch(meter, write, frame.count())
-        return spark_figures(self.case.name, *found)
+            measurement = run_batch(meter, write, frame.count())
+        return spark_figures(self.case.name, *measurement)
 
 
 def _as_kafka(frame: DataFrame) -> DataFrame:

@@ -33,11 +33,11 @@ _MIB: Final = 2**20
 
 def main(arguments: list[str]) -> None:
     """Warm up, say so, send, print the figures."""
-    given = dict(argument.split("=", 1) for argument in arguments)
-    job, tally = _job(given)
-    sending = ALL_MODES[given["mode"]](job)
+    options = dict(argument.split("=", 1) for argument in arguments)
+    job, tally = _job(options)
+    sending = ALL_MODES[options["mode"]](job)
     with sending as send:
-        warm_up = int(given.get("warmup", "0"))
+        warm_up = int(options.get("warmup", "0"))
         if warm_up:
             send(range(-warm_up, 0), None)
         start_mb = _peak_mb()
@@ -45,13 +45,13 @@ def main(arguments: list[str]) -> None:
         sys.stdin.readline()
         tally.restart(time.monotonic())
         cpu_s, began_s = time.process_time(), time.monotonic()
-        seconds = float(given.get("seconds", "0"))
+        seconds = float(options.get("seconds", "0"))
         until_s = began_s + seconds if seconds else None
-        send(range(_FOREVER if seconds else int(given.get("messages", "10000"))), until_s)
+        send(range(_FOREVER if seconds else int(options.get("messages", "10000"))), until_s)
         took_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
     figures = {"seconds": took_s, "cpu_s": cpu_s, "start_mb": start_mb, "peak_mb": _peak_mb()}
-    if given.get("numbers"):
-        _write_numbers(Path(given["numbers"]), tally)
+    if options.get("numbers"):
+        _write_numbers(Path(options["numbers"]), tally)
     print(json.dumps({**tally.as_dict(), **figures}), flush=True)  # noqa: T201
 
 

@@ -35,8 +35,8 @@ def send_arrow(job: Job) -> Iterator[Send]:
 
 
 def _sending(job: Job, more: dict[str, str]) -> Iterator[Send]:
-    given = {**job.options, "topic": job.topic, "ordering": job.ordering, **more}
-    options = SinkOptions.parse(given)
+    values = {**job.options, "topic": job.topic, "ordering": job.ordering, **more}
+    options = SinkOptions.parse(values)
     batch = record_batch(BATCH_ROWS, job.size, job.keys)
     if job.delay:
         levels = pa.array([job.delay] * BATCH_ROWS, pa.int32())
@@ -45,12 +45,12 @@ def _sending(job: Job, more: dict[str, str]) -> Iterator[Send]:
     pool = ProducerPool(make=SendEngine)
 
     def send(numbers: range, until_s: float | None) -> None:
-        began_s, left = time.monotonic(), len(numbers)
+        began_s, remaining = time.monotonic(), len(numbers)
         run = TaskRunner(options, RunContext("benchmark", "benchmark", 0), pool=pool)
         try:
-            while left > 0 and (until_s is None or time.monotonic() < until_s):
-                run.feed(batch.slice(0, min(left, BATCH_ROWS)), plan)
-                left -= BATCH_ROWS
+            while remaining > 0 and (until_s is None or time.monotonic() < until_s):
+                run.feed(batch.slice(0, min(remaining, BATCH_ROWS)), plan)
+                remaining -= BATCH_ROWS
             summary = run.finish()
         except BaseException:
             run.abort()

@@ -107,20 +107,20 @@ def _frame(job: Job, queue: MessageQueue, body: memoryview) -> bytes:
 
 def _pump(lines: list[_Line], requests: int, until_s: float | None) -> int:
     """Send requests over all connections; returns how many were stored."""
-    stored, left = 0, requests
+    stored, remaining = 0, requests
     selector = selectors.DefaultSelector()
     for line in lines:
         selector.register(line.sock, selectors.EVENT_READ, line)
     with selector:
         while True:
             if until_s is not None and time.monotonic() >= until_s:
-                left = 0
+                remaining = 0
             for line in lines:
-                left = _write(line, left)
+                remaining = _write(line, remaining)
                 wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.rest else 0)
                 if selector.get_key(line.sock).events != wanted:
                     selector.modify(line.sock, wanted, line)
-            if not left and not any(line.in_flight for line in lines):
+            if not remaining and not any(line.in_flight for line in lines):
                 return stored
             ready = selector.select(_WAIT_S)
             if not ready:
@@ -128,7 +128,7 @@ def _pump(lines: list[_Line], requests: int, until_s: float | None) -> int:
             for key, events in ready:
                 if events & selectors.EVENT_READ:
                     done, refused = _read(key.data)
-                    stored, left = stored + done, left + refused
+                    stored, remaining = stored + done, remaining + refused
 
 
 def _write(line: _Line, left: int) -> int:

@@ -49,10 +49,10 @@ class NodeState:
         """The process, or None when it has ended."""
         try:
             process = psutil.Process(self.pid)
-            ours = f"-D{MARK_PROPERTY}={self.mark}" in process.cmdline()
+            has_mark = f"-D{MARK_PROPERTY}={self.mark}" in process.cmdline()
         except psutil.Error:
             return None
-        return process if ours else None
+        return process if has_mark else None
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,9 @@ def down(home: Path | None = None, *, progress: Progress | None = None) -> bool:
         return False
     with _locked(home, progress) as folder:
         state = _load(folder)
-        ended = _end(state) if state else False
+        was_running = _end(state) if state else False
         (folder / _STATE_FILE).unlink(missing_ok=True)
-        return ended
+        return was_running
 
 
 def _fits(state: ClusterState, wanted: Wanted) -> bool:
@@ -264,11 +264,11 @@ def _end(state: ClusterState) -> bool:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
             process.resume()
-    _, left = psutil.wait_procs(processes, timeout=_GRACE_S)
-    for process in left:
+    _, remaining = psutil.wait_procs(processes, timeout=_GRACE_S)
+    for process in remaining:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=_KILL_S)
+    psutil.wait_procs(remaining, timeout=_KILL_S)
     return bool(processes)
 
 

@@ -159,13 +159,13 @@ def find_ivy() -> Path:
     """The Ivy jar of PySpark; ClusterError when it has none."""
     spec = find_spec("pyspark")
     home = Path(spec.origin).parent if spec and spec.origin else None
-    found = sorted(home.glob("jars/ivy-*.jar")) if home else []
-    if not found:
+    ivy_jars = sorted(home.glob("jars/ivy-*.jar")) if home else []
+    if not ivy_jars:
         raise ClusterError(
             "No Ivy jar in PySpark's jars folder, and RocketMQ is fetched by it. Install PySpark "
             "from its pip package (pip install pyspark): the variants without jars do not do."
         )
-    return found[-1]
+    return ivy_jars[-1]
 
 
 def locked_module(artifacts: Iterable[Artifact]) -> str:
@@ -254,15 +254,15 @@ def parse_lock(text: str, source: str) -> tuple[Artifact, ...]:
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        found = _LINE.fullmatch(line.strip())
-        if found is None:
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
             raise ClusterError(
                 f"{source}, line {number}: expected 'group:name:version[:classifier] sha256', "
                 f"found {line[:120]!r}. Reinstall rocket-sink, or make the lock file again."
             )
         artifact = Artifact(
-            found["group"], found["name"], found["version"], found["classifier"] or "",
-            found["sha256"],
+            match["group"], match["name"], match["version"], match["classifier"] or "",
+            match["sha256"],
         )  # fmt: skip
         if artifact.file_name in artifacts:
             raise ClusterError(f"{source}, line {number}: {artifact.file_name} is there twice.")
@@ -422,10 +422,12 @@ def only_one(lock: Path, tell: Progress) -> Iterator[None]:
 
     Raises ClusterError when the cache cannot be written.
     """
-    held = FileLock(lock)
+    cache_lock = FileLock(lock)
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        held.acquire(on_wait=lambda by: tell(f"{by} is filling {lock.parent}: waiting for it"))
+        cache_lock.acquire(
+            on_wait=lambda by: tell(f"{by} is filling {lock.parent}: waiting for it")
+        )
     except OSError as error:
         raise ClusterError(
             f"The cache {lock.parent} cannot be written ({error}): set {CACHE_ENV} to a "
@@ -434,4 +436,4 @@ def only_one(lock: Path, tell: Progress) -> Iterator[None]:
     try:
         yield
     finally:
-        held.release()
+        cache_lock.release()

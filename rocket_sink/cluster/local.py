@@ -144,14 +144,14 @@ class LocalCluster:
     @property
     def tls_ca(self) -> Path | None:
         """The CA certificate (PEM) that signed the servers'; None without TLS."""
-        made = self._prepared().certificates
-        return made.ca if made else None
+        certificates = self._prepared().certificates
+        return certificates.ca if certificates else None
 
     @property
     def tls_client(self) -> tuple[Path, Path] | None:
         """A client's certificate and key (PEM) of the same CA; None without TLS."""
-        made = self._prepared().certificates
-        return (made.client_cert, made.client_key) if made else None
+        certificates = self._prepared().certificates
+        return (certificates.client_cert, certificates.client_key) if certificates else None
 
     @property
     def name_server(self) -> str:
@@ -235,12 +235,12 @@ class LocalCluster:
         running = self._running().brokers
         if names is None:
             return running
-        known = {broker.name: broker for broker in running}
-        asked = list(names)
-        for name in asked:
-            if name not in known:
-                raise ClusterError(f"No broker {name!r} here: there are {', '.join(known)}.")
-        return [known[name] for name in asked]
+        by_name = {broker.name: broker for broker in running}
+        wanted_names = list(names)
+        for name in wanted_names:
+            if name not in by_name:
+                raise ClusterError(f"No broker {name!r} here: there are {', '.join(by_name)}.")
+        return [by_name[name] for name in wanted_names]
 
     def _make_home(self) -> Path:
         if self._asked_home is None:

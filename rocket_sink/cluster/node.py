@@ -166,8 +166,8 @@ class Node:
                     code = self._process.returncode if self._process else None
                     raise self._start_error(f"ended with code {code}") from failed
                 if time.monotonic() > deadline:
-                    what = f"was not ready after {timeout_s:.0f} s: {failed}"
-                    raise self._start_error(what) from failed
+                    reason = f"was not ready after {timeout_s:.0f} s: {failed}"
+                    raise self._start_error(reason) from failed
             time.sleep(_POLL_S)
 
     def restart(self, timeout_s: float = 120) -> None:

@@ -145,8 +145,8 @@ def _exchange(
     header_length = header_word & 0xFFFFFF
     if not header_length <= total - 4 <= _FRAME_LIMIT_BYTES:
         raise ValueError(f"an answer of {total} bytes with a header of {header_length}")
-    rest = _read(sock, total - 4)
-    return int(json.loads(rest[:header_length])["code"]), rest[header_length:]
+    frame = _read(sock, total - 4)
+    return int(json.loads(frame[:header_length])["code"]), frame[header_length:]
 
 
 def _read(sock: socket.socket, count: int) -> bytes:

@@ -74,20 +74,20 @@ def make_certificates(folder: Path) -> TestCertificates:
     Raises ClusterError when `openssl` is missing or fails.
     """
     names = ("ca.pem", "server.pem", "server-key.pem", "client.pem", "client-key.pem")
-    made = TestCertificates(*(folder / name for name in names))
-    if all((folder / name).is_file() for name in names) and _is_valid(made.client_cert):
-        return made
+    certificates = TestCertificates(*(folder / name for name in names))
+    if all((folder / name).is_file() for name in names) and _is_valid(certificates.client_cert):
+        return certificates
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     # -newkey writes PKCS#8, which Netty needs
     _openssl(
         *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", _DAYS, "-sha256"),
         *("-subj", "/CN=rocket-sink test CA", "-keyout", str(folder / "ca-key.pem")),
-        *("-out", str(made.ca), "-addext", "keyUsage=critical,keyCertSign,cRLSign"),
+        *("-out", str(certificates.ca), "-addext", "keyUsage=critical,keyCertSign,cRLSign"),
     )
-    _sign(folder, "localhost", made.server_cert, made.server_key)
-    _sign(folder, "rocket-sink test client", made.client_cert, made.client_key)
-    return made
+    _sign(folder, "localhost", certificates.server_cert, certificates.server_key)
+    _sign(folder, "rocket-sink test client", certificates.client_cert, certificates.client_key)
+    return certificates
 
 
 def _is_valid(last_made: Path) -> bool:

@@ -272,12 +272,12 @@ def _waits(waiting: Mapping[str, int]) -> Iterator[str]:
 
 def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
     # The letters are chosen anew after the plan, because others may have changed the ledger.
-    left = plan.pending - plan.selected + done.unsettled
+    pending = plan.pending - plan.selected + done.unsettled
     handled = done.settled + done.left_out + done.unsettled
     if as_json:
         print_json({"pending_before": plan.pending, "selected": plan.selected,
                     "left_alone": plan.left_alone, "behind": plan.behind, **done.as_dict(),
-                    "pending": left})  # fmt: skip
+                    "pending": pending})  # fmt: skip
         return
     if not plan.selected:
         note("nothing to send" + _not_selected(plan, what))
@@ -294,7 +294,7 @@ def _print_done(plan: Plan, done: Resent, what: str, *, as_json: bool) -> None:
         (sum(done.waiting.values()), "left to wait for their broker"),
         (done.moved, "of the stored ones moved to other queues"),
     ) if count]  # fmt: skip
-    note(f"{handled:,} {what}: {', '.join(parts)}; {left:,} pending")
+    note(f"{handled:,} {what}: {', '.join(parts)}; {pending:,} pending")
     for text in _remarks(plan):
         note(f"  {text}")
     for text in _waits(done.waiting):

@@ -167,15 +167,15 @@ def benchmark(
         out.write_text(json.dumps(results.as_dict(), indent=1) + "\n", encoding="utf-8")
         note(f"written to {out}")
     if as_json:
-        found = {"comparison": [asdict(one) for one in changes]} if before else {}
-        print_json({**results.as_dict(), **found})
+        comparison = {"comparison": [asdict(item) for item in changes]} if before else {}
+        print_json({**results.as_dict(), **comparison})
     else:
         show(*_tables(results, changes, tolerance))
     if stop.number:
         note(f"stopped by {stop.name}")
         return 128 + stop.number
-    failed = any(one.failed for one in results.medians)
-    return 1 if failed or any(one.worse for one in changes) else 0
+    failed = any(item.failed for item in results.medians)
+    return 1 if failed or any(item.worse for item in changes) else 0
 
 
 class Results:
@@ -194,7 +194,7 @@ class Results:
         return [median(runs) for runs in self.runs.values()]
 
     def as_dict(self) -> dict[str, Any]:
-        cases = [asdict(one) for one in self.medians]
+        cases = [asdict(figures) for figures in self.medians]
         return {"machine": self.machine, "settings": self.settings, "cases": cases}
 
 
@@ -257,12 +257,12 @@ class Change:
 
 def compare(before: Mapping[str, Figures], now: Results, tolerance: float) -> list[Change]:
     """The cases of both; `tolerance` 0.1 allows a tenth less speed, or more CPU."""
-    found = []
+    all_changes = []
     for figure in _COMPARED:
         pairs = {
-            one.case: (getattr(before[one.case], figure), getattr(one, figure))
-            for one in now.medians
-            if one.case in before
+            figures.case: (getattr(before[figures.case], figure), getattr(figures, figure))
+            for figures in now.medians
+            if figures.case in before
         }
         changes = {case: new / old for case, (old, new) in pairs.items() if old and new}
         if not changes:
@@ -271,8 +271,8 @@ def compare(before: Mapping[str, Figures], now: Results, tolerance: float) -> li
         for case, change in changes.items():
             relative = change / common
             loss = 1 / relative if figure == "messages_per_s" else relative
-            found.append(Change(case, figure, *pairs[case], relative, loss > 1 + tolerance))
-    return found
+            all_changes.append(Change(case, figure, *pairs[case], relative, loss > 1 + tolerance))
+    return all_changes
 
 
 def _baseline(path: Path, now: Results, cases: Iterable[str]) -> dict[str, Figures]:
@@ -282,7 +282,7 @@ def _baseline(path: Path, now: Results, cases: Iterable[str]) -> dict[str, Figur
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         settings = dict(value["settings"])
-        before = {one["case"]: Figures(**one) for one in value["cases"]}
+        before = {record["case"]: Figures(**record) for record in value["cases"]}
     except OSError as error:
         raise ConfigurationError(f"cannot read the baseline {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -307,13 +307,13 @@ def _tables(results: Results, changes: list[Change], tolerance: float) -> Iterat
                "max ms", "failed")  # fmt: skip
     rows = [
         (
-            one.case, one.messages, round(one.messages_per_s), one.mb_per_s,
-            f"{one.cpu_s_per_million:.2f}",
+            item.case, item.messages, round(item.messages_per_s), item.mb_per_s,
+            f"{item.cpu_s_per_million:.2f}",
             *(None if value is None else f"{value:,.2f}"
-              for value in (one.p50_ms, one.p95_ms, one.p99_ms, one.max_ms)),
-            one.failed,
+              for value in (item.p50_ms, item.p95_ms, item.p99_ms, item.max_ms)),
+            item.failed,
         )
-        for one in results.medians
+        for item in results.medians
     ]  # fmt: skip
     keys = f", {settings['keys']:,} sharding keys" if settings["keys"] else ""
     title = f"Bodies of {settings['body_bytes']:,} bytes{keys}, ordering {settings['ordering']}"
@@ -324,18 +324,18 @@ def _tables(results: Results, changes: list[Change], tolerance: float) -> Iterat
         "CPU s/M: CPU seconds of the client per million messages. ms: latency of a call (batch: of "
         f"a call with {settings['batch']:,} messages; lanes: of a request)."
     )
-    for one in results.medians:
-        if one.errors:
-            causes = ", ".join(f"{code} {count:,}" for code, count in one.errors.items())
-            yield f"{one.case}: failed with {causes}"
+    for item in results.medians:
+        if item.errors:
+            causes = ", ".join(f"{code} {count:,}" for code, count in item.errors.items())
+            yield f"{item.case}: failed with {causes}"
     if changes:
         yield table(
             f"Beside the baseline; {tolerance:.0%} worse is accepted",
             ("case", "figure", "before", "now", "relative", ""),
             [
-                (one.case, _COMPARED[one.figure], f"{one.before:,.2f}",
-                 f"{one.now:,.2f}", f"{one.relative:.2f}", "WORSE" if one.worse else "")
-                for one in changes
+                (item.case, _COMPARED[item.figure], f"{item.before:,.2f}",
+                 f"{item.now:,.2f}", f"{item.relative:.2f}", "WORSE" if item.worse else "")
+                for item in changes
             ],
             numbers="before now relative",
         )  # fmt: skip

@@ -183,7 +183,7 @@ def _async(producer: Producer, messages: Iterator[Message], batch: int, calls: C
 
         return done
 
-    begun = 0
+    send_count = 0
     for message in messages:
         began_s = time.perf_counter()
         try:
@@ -191,21 +191,21 @@ def _async(producer: Producer, messages: Iterator[Message], batch: int, calls: C
         except RocketSinkError as error:
             calls.failed(error)
         else:
-            begun += 1
-    for _ in range(begun):
+            send_count += 1
+    for _ in range(send_count):
         ends.get()
 
 
 def _batch(producer: Producer, messages: Iterator[Message], batch: int, calls: Calls) -> None:
     """Send batches without sharding keys, because a batch request goes to one queue."""
     while part := list(itertools.islice(messages, batch)):
-        part = [Message(one.topic, one.body, keys=one.keys) for one in part]
+        part = [Message(item.topic, item.body, keys=item.keys) for item in part]
         began_s = time.perf_counter()
         try:
             producer.send_batch(part)
         except RocketSinkError as error:
             results = error.facts.get("results", ())
-            stored = sum(one.message_id.count(",") + 1 for one in results)
+            stored = sum(item.message_id.count(",") + 1 for item in results)
             calls.failed(error, len(part) - stored)
         else:
             calls.stored(began_s)
@@ -263,7 +263,7 @@ class LaneBench:
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
         cpu_s = self._cpu_s() - cpu_s
-        took_ms = sum(one["durationMs"].get("addBatch", 0) for one in query.recentProgress)
+        took_ms = sum(record["durationMs"].get("addBatch", 0) for record in query.recentProgress)
         ledger = Ledger(sink["ledger"])
         ledger.sync_fully(self._spark)
         sums: Any = ledger.epochs(self._spark).selectExpr("sum(acked + degraded) AS stored").first()
@@ -280,13 +280,13 @@ class LaneBench:
         return Figures.of(
             case, work, failed=work.messages - int(sums.stored or 0), seconds=took_ms / 1000,
             cpu_s=cpu_s, latencies_ms=[*(took.shares or [None] * 3), took.longest],
-            errors={str(one["first_error_code"]): one["count"] for one in dead},
+            errors={str(record["first_error_code"]): record["count"] for record in dead},
         )  # fmt: skip
 
     def _cpu_s(self) -> float:
         """CPU of all processes; ended ones count in their parents."""
-        processes = {one.pid: one for one in (psutil.Process(), self._jvm)}
-        processes |= {one.pid: one for one in self._jvm.children(recursive=True)}
+        processes = {proc.pid: proc for proc in (psutil.Process(), self._jvm)}
+        processes |= {proc.pid: proc for proc in self._jvm.children(recursive=True)}
         total = 0.0
         for process in processes.values():
             try:
@@ -316,8 +316,8 @@ def median(runs: Sequence[Figures]) -> Figures:
     values: dict[str, Any] = {"case": runs[0].case, "errors": dict(errors)}
     for item in fields(Figures):
         if item.name not in values:
-            found = [value for run in runs if (value := getattr(run, item.name)) is not None]
-            values[item.name] = statistics.median(found) if found else None
+            measured = [value for run in runs if (value := getattr(run, item.name)) is not None]
+            values[item.name] = statistics.median(measured) if measured else None
     values["messages"] = round(values["messages"])
     values["failed"] = sum(run.failed for run in runs)
     return Figures(**values)

@@ -76,13 +76,13 @@ def check(as_json: bool) -> int:
     from rich.text import Text
 
     colours = {"ok": "green", "note": "yellow", "fail": "bold red"}
-    found = table("", ("", "what", "found"), ())
+    findings_table = table("", ("", "what", "found"), ())
     for finding in findings:
         state = Text(finding.state, style=colours[finding.state])
-        found.add_row(state, cell(finding.what), cell(finding.text))
+        findings_table.add_row(state, cell(finding.what), cell(finding.text))
     notes = sum(finding.state == "note" for finding in findings)
     ready = "ready" + (f", with {counted(notes, 'note')}" if notes else "")
-    show(found, f"{failed} of {len(findings)} failed" if failed else ready)
+    show(findings_table, f"{failed} of {len(findings)} failed" if failed else ready)
     return 1 if failed else 0
 
 
@@ -195,15 +195,15 @@ def _topic(options: SinkOptions) -> Iterator[Finding]:
 
 
 def _missing(admin: Any, options: SinkOptions) -> Finding:
-    what = f"topic {options.topic}"
+    subject = f"topic {options.topic}"
     template = options.create_topic_key
     if not template:
-        return Finding(what, "fail", "does not exist, and createTopicKey is empty")
+        return Finding(subject, "fail", "does not exist, and createTopicKey is empty")
     try:
         route = admin.topic_route(template)
     except RocketSinkError:
         return Finding(
-            what, "fail",
+            subject, "fail",
             f"does not exist, and no broker makes topics by itself ({template} has no route): "
             "create it with mqadmin updateTopic, or rocket-sink cluster topic",
         )  # fmt: skip
@@ -213,7 +213,7 @@ def _missing(admin: Any, options: SinkOptions) -> Finding:
         if " or " in brokers
         else ""
     )
-    return Finding(what, "note", f"does not exist; the first send makes it on {brokers}{only}")
+    return Finding(subject, "note", f"does not exist; the first send makes it on {brokers}{only}")
 
 
 def _missing_brokers(options: SinkOptions, route: TopicRoute) -> Iterator[Finding]:
@@ -265,28 +265,30 @@ def _type(admin: Admin, options: SinkOptions) -> Iterator[Finding]:
     Brokers accept any type (5.3: a label of their metrics); proxies check it
     (enableTopicMessageTypeCheck, TopicMessageType).
     """
-    what = f"topic {options.topic}"
+    subject = f"topic {options.topic}"
     try:
         attributes = admin.topic_attributes(options.topic)
     except RocketSinkError as error:
-        yield Finding(what, "note", f"its message.type and cleanup.policy are not known: {error}")
+        yield Finding(
+            subject, "note", f"its message.type and cleanup.policy are not known: {error}"
+        )
         return
     for name in (_TYPE, _POLICY):
         values = sorted({own[name] for own in attributes.values() if own.get(name)})
         if values:
-            yield Finding(what, "ok", f"{name} is {', '.join(values)}")
+            yield Finding(subject, "ok", f"{name} is {', '.join(values)}")
     if any(own.get(_POLICY) == "COMPACTION" for own in attributes.values()):
         yield Finding(
-            what, "note",
+            subject, "note",
             "cleanup.policy is COMPACTION, which wants keys in each row: rows without become dead "
             "letters (MESSAGE_ILLEGAL)",
         )  # fmt: skip
-    types = {found[_TYPE] for found in attributes.values() if found.get(_TYPE)}
+    types = {settings[_TYPE] for settings in attributes.values() if settings.get(_TYPE)}
     sent = _sent_type(options)
     for kind in sorted(types - {"MIXED", sent}):
         if sent or kind in ("FIFO", "DELAY", "TRANSACTION"):
             yield Finding(
-                what, "note",
+                subject, "note",
                 f"message.type is {kind}, which wants {_WANTS.get(kind, 'other messages')}"
                 + (f"; these options send {sent} messages" if sent else "")
                 + ": brokers take any, proxies refuse others",

@@ -125,11 +125,11 @@ def down(home: Path | None, as_json: bool) -> None:
 
     if not as_json and clusters.status(home):
         note("stopping (brokers take some seconds to end in good order)")
-    ended = clusters.down(home, progress=Steps())
+    was_running = clusters.down(home, progress=Steps())
     if as_json:
-        print_json({"ended": ended})
+        print_json({"ended": was_running})
     else:
-        note("stopped" if ended else f"no cluster runs in {home or clusters.default_home()}")
+        note("stopped" if was_running else f"no cluster runs in {home or clusters.default_home()}")
 
 
 def running_name_server() -> str | None:

@@ -96,10 +96,10 @@ def list_letters(query: DlqQuery | None, as_json: bool) -> None:
             return
         rows = (row(dead_letter) for dead_letter in dead_letters.read(admin, query))
         if as_json:
-            for one in rows:
-                print_json_line(one)
+            for letter in rows:
+                print_json_line(letter)
             return
-        shown = [_cells(one) for one in rows]
+        shown = [_cells(letter) for letter in rows]
     if not shown:
         note("no dead letter is selected")
         return
@@ -132,8 +132,8 @@ def export(query: DlqQuery, ledger: str | None, out: str | None, as_json: bool) 
     from rocket_sink.task.dlq_export import to_file, to_ledger
 
     with Admin(resolved_options()) as admin:
-        found = dead_letters.read(admin, query)
-        count = to_ledger(found, absolute(ledger)) if ledger else to_file(found, Path(str(out)))
+        letters = dead_letters.read(admin, query)
+        count = to_ledger(letters, absolute(ledger)) if ledger else to_file(letters, Path(str(out)))
     if as_json:
         print_json({"exported": count, "to": ledger or out})
     else:
@@ -172,15 +172,15 @@ def resend(
 
     options = resolved_options()
     with Admin(options) as admin:
-        found = dead_letters.read(admin, query)
+        letters = dead_letters.read(admin, query)
         if dry_run:
-            _print_plan(found, to_topic, as_json=as_json)
+            _print_plan(letters, to_topic, as_json=as_json)
             return 0
         with Producer(options) as producer:
             work = dead_letters.Resender(
                 admin, producer.send, to_topic=to_topic, max_resends=max_resends, again=again
             )
-            for dead_letter in found:
+            for dead_letter in letters:
                 work.resend(dead_letter)
     _print_report(work.report, as_json=as_json)
     return 0 if work.report.settled else 1

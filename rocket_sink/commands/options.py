@@ -52,7 +52,7 @@ def options(group: tuple[str, ...], form: str | None, out: str | None) -> None:
         return
     chosen = options_in(group or GROUPS)
     if form == "json":
-        print_json([_as_json(known) for known in chosen])
+        print_json([_as_json(option) for option in chosen])
         return
     for name in group or GROUPS:
         rows = [(o.name, default_text(o), _words(o)) for o in options_in([name])]
@@ -85,8 +85,8 @@ def with_marked(text: str, start: str, end: str, made: str) -> str:
     Raises:
         ConfigurationError: the markers are missing, or in another order.
     """
-    before, found_start, rest = text.partition(start)
-    _, found_end, after = rest.partition(end)
+    before, found_start, remainder = text.partition(start)
+    _, found_end, after = remainder.partition(end)
     if not (found_start and found_end):
         raise ConfigurationError(f"the text has no {start} ... {end}")
     return f"{before}{start}\n{made}\n{end}{after}"
@@ -135,13 +135,13 @@ def read_conf(path: str | Path) -> dict[str, str]:
     for section, items in _sections(Path(path)).items():
         for name, value in items.items():
             try:
-                known = find_option(name)
+                option = find_option(name)
             except OptionError as error:
                 where = path if section == _TOP else f"{path} [{section}]"
                 raise OptionError(f"{where}: {error}", option=name) from None
-            if known.name in values:
-                raise OptionError(f"{path}: option {known.name} is given twice", option=name)
-            values[known.name] = value
+            if option.name in values:
+                raise OptionError(f"{path}: option {option.name} is given twice", option=name)
+            values[option.name] = value
     return values
 
 
@@ -172,7 +172,7 @@ def conf_text() -> str:
     parts = [HEAD]
     for group in GROUPS:
         parts.append(f"\n[{group}]\n")
-        parts += [_conf_entry(known) for known in options_in([group])]
+        parts += [_conf_entry(option) for option in options_in([group])]
     return "".join(parts)
 
 
@@ -190,7 +190,7 @@ def markdown_table() -> str:
     parts: list[str] = []
     for group in GROUPS:
         parts += [f"\n**{_TITLES[group]}**\n", "| option | default | what it is |", "|---|---|---|"]
-        parts += [_markdown_row(known) for known in options_in([group])]
+        parts += [_markdown_row(option) for option in options_in([group])]
     return "\n".join(parts).strip() + "\n"
 
 

@@ -64,20 +64,20 @@ def report(
     if quick := quick_ledger(path, fold, *spark.values()):
         from rocket_sink.ledger.report import figures
 
-        found = figures(quick.query, quick.path, scope, epochs=epochs,
-                        unfolded_epochs=quick.unfolded_epochs,
-                        quarantined_files=quick.quarantined_files,
-                        series=html is not None)  # fmt: skip
+        ledger_report = figures(quick.query, quick.path, scope, epochs=epochs,
+                                unfolded_epochs=quick.unfolded_epochs,
+                                quarantined_files=quick.quarantined_files,
+                                series=html is not None)  # fmt: skip
     else:
         with opened("report", path, **spark) as (session, ledger):
             fold_and_note(ledger, session)
-            found = ledger.report(
+            ledger_report = ledger.report(
                 session, query=query, since=since, until=until, epochs=epochs,
                 charts=html is not None,
             )  # fmt: skip
     if html:
-        write_file(html, to_html(found))
+        write_file(html, to_html(ledger_report))
     if as_json:
-        print_json(found.as_dict())
+        print_json(ledger_report.as_dict())
     else:
-        show(found)
+        show(ledger_report)

@@ -81,8 +81,8 @@ def send(
         raise click.UsageError("name a topic: -t TOPIC (--json-lines takes one from each line)")
     common = _common_fields(properties, fields)
     texts = _texts(bodies, path)
-    made = _from_json(texts, common) if json_lines else ({**common, "body": t} for t in texts)
-    sent, failed = _send_all(options, made, as_json)
+    messages = _from_json(texts, common) if json_lines else ({**common, "body": t} for t in texts)
+    sent, failed = _send_all(options, messages, as_json)
     if not as_json:
         note(f"{sent:,} sent" + (f", {failed:,} failed" if failed else ""))
     return 1 if failed else 0
@@ -112,12 +112,12 @@ def _common_fields(properties: tuple[str, ...], fields: Mapping[str, Any]) -> di
 def _from_json(lines: Iterable[bytes], common: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for number, text in enumerate(lines):
         try:
-            made = {**common, **_fields(text)}
+            fields = {**common, **_fields(text)}
         except ValueError as error:
             raise RocketSinkError(
                 f"message {number}: {error}; it is not sent, nor what follows it"
             ) from None
-        yield made
+        yield fields
 
 
 def _fields(text: bytes) -> dict[str, Any]:

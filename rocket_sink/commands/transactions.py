@@ -119,8 +119,8 @@ def settle(query: str | None, epoch: int | None, dry_run: bool, as_json: bool, *
             with Bar(f"settle {len(rows):,} transactions", sum(row.halves for row in rows)) as bar:
                 done = settled(endings, rows, bar)
     if as_json:
-        print_json([one.as_dict() for one in done])
-    return 0 if all(one.is_good for one in done) else 1
+        print_json([outcome.as_dict() for outcome in done])
+    return 0 if all(outcome.is_good for outcome in done) else 1
 
 
 @transactions.command(
@@ -155,14 +155,14 @@ def _serve(
     from rocket_sink.spark.transactions import TransactionChecker
 
     def told(mark: Any, message_id: str, state: Any) -> None:
-        said = {
+        answer = {
             "query_id": mark.query_id, "epoch": mark.epoch, "message_id": message_id,
             "answer": state.name,
         }  # fmt: skip
         if as_json:
-            print_json_line(said)
+            print_json_line(answer)
         else:
-            note(" ".join(f"{name}={value}" for name, value in said.items()))
+            note(" ".join(f"{name}={value}" for name, value in answer.items()))
 
     def ended(report: EndReport) -> None:
         note(_text(Settled.of(report)))
@@ -172,8 +172,10 @@ def _serve(
     try:
         note(f"answering for {options.ledger}; Ctrl-C ends it")
         while until_s is None or time.monotonic() < until_s:
-            known = Ledger(options.ledger).transactions(spark).select("topics").distinct().collect()
-            answerer.watch(*topics, *(topic for row in known for topic in row.topics))
+            topic_rows = (
+                Ledger(options.ledger).transactions(spark).select("topics").distinct().collect()
+            )
+            answerer.watch(*topics, *(topic for row in topic_rows for topic in row.topics))
             left_s = _LOOK_S if until_s is None else until_s - time.monotonic()
             time.sleep(max(0.0, min(left_s, _LOOK_S)))
     finally:
@@ -215,15 +217,17 @@ def settled(endings: TransactionCommitter, rows: Sequence[Any], bar: Bar) -> lis
     failed: set[str] = set()
     for row in rows:
         if row.query_id in failed:
-            one = Settled(row.query_id, row.epoch, None, "an earlier epoch of its query is open")
+            outcome = Settled(
+                row.query_id, row.epoch, None, "an earlier epoch of its query is open"
+            )
         else:
-            one = _settle(endings, row, bar, before)
-        if one.error:
+            outcome = _settle(endings, row, bar, before)
+        if outcome.error:
             failed.add(row.query_id)
         before += row.halves
         bar.advance_to(before)
-        bar.say(_text(one))
-        done.append(one)
+        bar.say(_text(outcome))
+        done.append(outcome)
     return done
 
 

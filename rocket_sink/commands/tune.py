@@ -62,14 +62,16 @@ def tune(
             bar.advance_to(done)
 
         if quick := quick_ledger(path, *spark.values()):
-            found = suggest.tune(quick.query, quick.path, scope, limit=limit, progress=advance)
+            suggestions = suggest.tune(
+                quick.query, quick.path, scope, limit=limit, progress=advance
+            )
         else:
             from rocket_sink.ledger.views import reader
 
             with opened("tune", path, **spark) as (session, ledger):
                 read = reader(ledger.rows(session))
-                found = suggest.tune(read, path, scope, limit=limit, progress=advance)
+                suggestions = suggest.tune(read, path, scope, limit=limit, progress=advance)
     if as_json:
-        print_json(found.as_dict())
+        print_json(suggestions.as_dict())
     else:
-        show(found)
+        show(suggestions)

@@ -173,7 +173,9 @@ class FakeCluster:
 
     def _cluster_info(self) -> dict[str, object]:
         """ClusterInfo (RouteInfoManager.getAllClusterInfo)."""
-        registered = [one for one in self.brokers if one.name not in self._unregistered]
+        registered = [
+            candidate for candidate in self.brokers if candidate.name not in self._unregistered
+        ]
         return {
             "brokerAddrTable": {
                 broker.name: {

@@ -75,17 +75,17 @@ class Cutter:
                 yield Piece(piece)
 
     def _frames(self) -> Generator[Piece, None, bytes]:
-        held = self._held
-        while len(held) >= _LENGTH:
-            size = _LENGTH + int.from_bytes(held[:_LENGTH], "big")
+        buffer = self._held
+        while len(buffer) >= _LENGTH:
+            size = _LENGTH + int.from_bytes(buffer[:_LENGTH], "big")
             if size > DEFAULT_LIMITS.frame_bytes:
-                self._left, rest = size, bytes(held)
-                held.clear()
-                return rest
-            if len(held) < size:
+                self._left, remainder = size, bytes(buffer)
+                buffer.clear()
+                return remainder
+            if len(buffer) < size:
                 break
-            data = bytes(held[:size])
-            del held[:size]
+            data = bytes(buffer[:size])
+            del buffer[:size]
             yield Piece(data, _read(data))
         return b""
 

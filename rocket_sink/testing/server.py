@@ -150,22 +150,22 @@ class Loop:
         if threading.current_thread() is self._thread:
             function()
             return
-        ended: Future[None] = Future()
+        completion: Future[None] = Future()
 
         def posted() -> None:
             try:
                 function()
             except Exception as error:
-                ended.set_exception(error)
+                completion.set_exception(error)
             else:
-                ended.set_result(None)
+                completion.set_result(None)
 
         with self._lock:
             self._posted.append(posted)
         self._wake_write.send(b"x")
-        if not wait([ended], timeout=10).done:
+        if not wait([completion], timeout=10).done:
             raise TimeoutError("the scripted servers' thread does not answer")
-        ended.result()
+        completion.result()
 
     def reserve_port(self) -> int:
         """The number of a port that stays this loop's until it stops.

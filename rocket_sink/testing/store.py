@@ -158,25 +158,25 @@ class Reads:
     def pull(self, request: Frame) -> Frame:
         ext = request.ext or {}
         topic, queue_id, offset = ext["topic"], int(ext["queueId"]), int(ext["queueOffset"])
-        found = self._store.read(topic, queue_id, offset, int(ext["maxMsgNums"]))
+        messages = self._store.read(topic, queue_id, offset, int(ext["maxMsgNums"]))
         top = self._store.max_offset(topic, queue_id)
         fields = {
             "suggestWhichBrokerId": "0",
-            "nextBeginOffset": str(min(offset + len(found), top)),
+            "nextBeginOffset": str(min(offset + len(messages), top)),
             "minOffset": "0",
             "maxOffset": str(top),
         }
-        code = ResponseCode.SUCCESS if found else ResponseCode.PULL_NOT_FOUND
-        return response_to(request, code, ext=fields, body=_body(found))
+        code = ResponseCode.SUCCESS if messages else ResponseCode.PULL_NOT_FOUND
+        return response_to(request, code, ext=fields, body=_body(messages))
 
     def query(self, request: Frame) -> Frame:
         ext = request.ext or {}
         unique = ext.get("_UNIQUE_KEY_QUERY") == "true"
-        found = self._store.find(ext["topic"], ext["key"], unique=unique)[: int(ext["maxNum"])]
-        if not found:
+        messages = self._store.find(ext["topic"], ext["key"], unique=unique)[: int(ext["maxNum"])]
+        if not messages:
             return response_to(request, ResponseCode.QUERY_NOT_FOUND)
         fields = {"indexLastUpdateTimestamp": str(now_ms()), "indexLastUpdatePhyoffset": "0"}
-        return response_to(request, ResponseCode.SUCCESS, ext=fields, body=_body(found))
+        return response_to(request, ResponseCode.SUCCESS, ext=fields, body=_body(messages))
 
     def view(self, request: Frame) -> Frame:
         message = self._store.at(int((request.ext or {})["offset"]))

@@ -1768,8 +1768,8 @@ COMMANDS: tuple[Defect, ...] = (
     Defect(
         "secrets-in-ps-are-unsaid",
         "rocket_sink/commands/common/sink_input.py",
-        "            if known.kind is Kind.SECRET and not text.startswith(REFERENCES):\n",
-        "            if not known.kind:\n",
+        "            if option.kind is Kind.SECRET and not text.startswith(REFERENCES):\n",
+        "            if not option.kind:\n",
         (
             "tests/commands/test_sink_input.py::test_a_secret_that_everybody_sees_in_ps_is_warned_of",
         ),
@@ -1943,8 +1943,8 @@ VALUES: tuple[Defect, ...] = (
     Defect(
         "bidirectional-text",
         "rocket_sink/text.py",
-        "    if not whole.isprintable():\n",
-        '    if any(c < " " or c == "\\x7f" for c in whole):\n',
+        "    if not line.isprintable():\n",
+        '    if any(c < " " or c == "\\x7f" for c in line):\n',
         ("tests/test_text.py::test_any_text_becomes_one_printable_line",),
         "a topic's name reorders what a terminal shows",
     ),

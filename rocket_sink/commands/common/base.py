@@ -86,7 +86,10 @@ class Group(click.Group):
         """List the commands with their whole first sentence; click cuts it."""
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()]
+                [
+                    (name, command.get_short_help_str(limit=1000))
+                    for name, command in self.commands.items()
+                ]
             )
 
 
@@ -106,9 +109,9 @@ class LazyGroup(Group):
         if name not in self.lazy:
             return super().get_command(context, name)
         module, _, attribute = self.lazy[name][0].partition(":")
-        found = getattr(importlib.import_module(f"rocket_sink.commands.{module}"), attribute)
-        assert isinstance(found, click.Command)
-        return found
+        command = getattr(importlib.import_module(f"rocket_sink.commands.{module}"), attribute)
+        assert isinstance(command, click.Command)
+        return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
@@ -146,9 +149,9 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, RocketSinkError):
         first, _, more = text.strip().partition("\n")
         return _short(first) + (" (--debug shows them all)" if more else "")
-    ours = _OURS.findall(text)
-    if ours:
-        return _short(ours[-1][1])
+    own_errors = _OURS.findall(text)
+    if own_errors:
+        return _short(own_errors[-1][1])
     if "No module named 'rocket_sink" in text:
         return _NOT_THERE
     if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
@@ -226,11 +229,11 @@ def _outside_range(error: click.BadParameter) -> str | None:
     kind = error.param.type if error.param is not None else None
     if not isinstance(kind, click.IntRange | click.FloatRange):
         return None
-    given = error.message.partition(" is not ")[0].strip("'")
-    what = "whole number" if isinstance(kind, click.IntRange) else "number"
+    value = error.message.partition(" is not ")[0].strip("'")
+    noun = "whole number" if isinstance(kind, click.IntRange) else "number"
     bounds = f"from {kind.min}" if kind.min is not None else ""
     bounds += f" to {kind.max}" if kind.max is not None else " on"
-    return f"{given!r} is no {what} {bounds}"
+    return f"{value!r} is no {noun} {bounds}"
 
 
 def _spark_text(error: BaseException) -> str:
@@ -240,8 +243,8 @@ def _spark_text(error: BaseException) -> str:
     if workers:
         return str(workers[-1])
     if "An error occurred while calling" in first:
-        found = _FOREIGN.search(text)
-        return f"{found[1].rpartition('.')[2]}: {found[2]}" if found else first
+        match = _FOREIGN.search(text)
+        return f"{match[1].rpartition('.')[2]}: {match[2]}" if match else first
     return first
 
 
@@ -259,8 +262,8 @@ def time_value(
     if value is None:
         return None
     try:
-        found = dt.datetime.fromisoformat(value)
-        return found if found.tzinfo else found.replace(tzinfo=dt.timezone.utc)
+        moment = dt.datetime.fromisoformat(value)
+        return moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)
     except ValueError:
         pass
     if back := re.fullmatch(r"(\d+)([smhd])", value):

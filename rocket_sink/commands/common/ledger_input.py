@@ -71,14 +71,14 @@ def quick_ledger(path: str, *spark_wanted: object) -> QuickLedger | None:
     # Under spark-submit the JVM runs already.
     if any(spark_wanted) or "PYSPARK_GATEWAY_PORT" in os.environ:
         return None
-    found = open_quick(path)
-    if found is not None and found.unfolded_epochs:
-        epochs = counted(found.unfolded_epochs, "epoch")
+    ledger = open_quick(path)
+    if ledger is not None and ledger.unfolded_epochs:
+        epochs = counted(ledger.unfolded_epochs, "epoch")
         note(f"rows of {epochs} are not folded yet and not shown; --fold takes them in")
-    if found is not None and found.quarantined_files:
-        files = counted(found.quarantined_files, "damaged spool file", "is", "are")
+    if ledger is not None and ledger.quarantined_files:
+        files = counted(ledger.quarantined_files, "damaged spool file", "is", "are")
         note(f"{files} put aside in _spool/_quarantine: the rows in there are not in")
-    return found
+    return ledger
 
 
 @contextlib.contextmanager
@@ -140,7 +140,7 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
                     f"the ledger {path} cannot be read: this user may not look into {folder}",
                     path=path,
                 )
-        found = any(Path(place.root, part).is_dir() for part in (LOG_FOLDER, SPOOL))
+        has_ledger = any(Path(place.root, part).is_dir() for part in (LOG_FOLDER, SPOOL))
     elif place.problem:
         return
     else:
@@ -151,6 +151,6 @@ def check_exists(path: str, spark: SparkSession | None = None) -> None:
         except OSError:
             return  # Spark may have what it takes
         # On an object store a folder is there as soon as something is in it.
-        found = any(one.type.name != "NotFound" for one in looked)
-    if not found:
+        has_ledger = any(info.type.name != "NotFound" for info in looked)
+    if not has_ledger:
         raise LedgerError(f"there is no ledger in {path}: check the path", path=path)

@@ -142,15 +142,15 @@ class Steps:
 
     def __call__(self, text: str) -> None:
         text = clean(text)
-        found = _COUNT.search(text)
-        if found is None:
+        match = _COUNT.search(text)
+        if match is None:
             click.echo(("\n" if self._open else "") + text, err=True)
             self._open = False
         elif sys.stderr.isatty():
-            done = found[1] == found[2]
+            done = match[1] == match[2]
             click.echo(f"\r{text}", err=True, nl=done)
             self._open = not done
-        elif (quarter := 4 * int(found[1]) // int(found[2])) > self._quarter:
+        elif (quarter := 4 * int(match[1]) // int(match[2])) > self._quarter:
             self._quarter = quarter
             click.echo(text, err=True)
 

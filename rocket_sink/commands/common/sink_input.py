@@ -40,18 +40,18 @@ def sink_options(*names: str) -> Callable[[Decorated], Decorated]:
 
 
 def _flag(name: str) -> Callable[[Decorated], Decorated]:
-    known = find_option(name)
-    spelled = "--" + "".join(f"-{c.lower()}" if c.isupper() else c for c in known.name)
+    option = find_option(name)
+    spelled = "--" + "".join(f"-{c.lower()}" if c.isupper() else c for c in option.name)
     spellings = [spelled, _SHORT[name]] if name in _SHORT else [spelled]
 
     def keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
         if value is not None:
-            _given(context, "flags")[known.name] = value
+            _given(context, "flags")[option.name] = value
 
     return click.option(
         *spellings,
-        metavar=_METAVARS.get(name, "|".join(known.choices) or "TEXT"),
-        help=known.help[0].upper() + known.help[1:] + ".",
+        metavar=_METAVARS.get(name, "|".join(option.choices) or "TEXT"),
+        help=option.help[0].upper() + option.help[1:] + ".",
         expose_value=False,
         callback=keep,
     )
@@ -63,13 +63,13 @@ def _many_option(function: Decorated) -> Decorated:
             name, equals, text = value.partition("=")
             if not equals:
                 raise click.BadParameter(f"{value!r} is not NAME=VALUE")
-            known = find_option(name.strip())
-            if known.name in _given(context, "many"):
-                raise click.BadParameter(f"option {known.name} is given twice")
-            _given(context, "many")[known.name] = text
-            if known.kind is Kind.SECRET and not text.startswith(REFERENCES):
+            option = find_option(name.strip())
+            if option.name in _given(context, "many"):
+                raise click.BadParameter(f"option {option.name} is given twice")
+            _given(context, "many")[option.name] = text
+            if option.kind is Kind.SECRET and not text.startswith(REFERENCES):
                 note(
-                    f"{known.name} on a command line is seen by all users of this host (ps), and "
+                    f"{option.name} on a command line is seen by all users of this host (ps), and "
                     "stays in the shell's history; give env:NAME or file:PATH instead"
                 )
 
@@ -187,20 +187,20 @@ def with_name_server(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values, by default with the environment's or the local cluster's name server."""
     if values.get("nameServer"):
         return dict(values)
-    found = os.environ.get("NAMESRV_ADDR") or _local_name_server()
-    return {**values, "nameServer": found} if found else dict(values)
+    address = os.environ.get("NAMESRV_ADDR") or _local_name_server()
+    return {**values, "nameServer": address} if address else dict(values)
 
 
 def _local_name_server() -> str | None:
     from rocket_sink.commands.cluster import running_name_server
 
     try:
-        found = running_name_server()
+        address = running_name_server()
     except (RocketSinkError, OSError):
         return None
-    if found:
-        note(f"name server: {found} (the local cluster)")
-    return found
+    if address:
+        note(f"name server: {address} (the local cluster)")
+    return address
 
 
 def absolute(path: str) -> str:

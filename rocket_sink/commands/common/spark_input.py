@@ -130,11 +130,11 @@ class _CtrlC:
 
     def end_children(self) -> None:
         children = psutil.Process().children(recursive=True)
-        ours = [one for one in children if one.pid not in self._earlier]
-        for child in ours:
+        new_children = [process for process in children if process.pid not in self._earlier]
+        for child in new_children:
             with contextlib.suppress(psutil.Error):
                 child.terminate()
-        _, alive = psutil.wait_procs(ours, timeout=_JVM_ENDS_S)
+        _, alive = psutil.wait_procs(new_children, timeout=_JVM_ENDS_S)
         for child in alive:
             with contextlib.suppress(psutil.Error):
                 child.kill()
@@ -200,11 +200,11 @@ def _jvm_output_to(log: Path | None) -> Iterator[None]:
         yield
         return
     sys.stderr.flush()
-    ours = os.dup(_STDERR)
+    saved_stderr = os.dup(_STDERR)
     try:
         with log.open("wb") as file:
             os.dup2(file.fileno(), _STDERR)
             yield
     finally:
-        os.dup2(ours, _STDERR)
-        os.close(ours)
+        os.dup2(saved_stderr, _STDERR)
+        os.close(saved_stderr)

@@ -300,10 +300,10 @@ def run_batch(
         from pyspark.sql import Observation
         from pyspark.sql.functions import count, lit
 
-        seen = Observation()
-        frame = frame.observe(seen, count(lit(1)).alias("rows"))
+        observation = Observation()
+        frame = frame.observe(observation, count(lit(1)).alias("rows"))
         frame.write.format("rocketmq").options(**_texts(sink_options)).mode("append").save()
-        report.rows_read = seen.get["rows"]
+        report.rows_read = observation.get["rows"]
     else:
         summary = sink.write(frame)
         report.query_id = getattr(summary, "query_id", None)

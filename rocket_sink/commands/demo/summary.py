@@ -86,13 +86,13 @@ class Verifier:
 
     def verdict(self) -> Verdict:
         """The result for all messages so far."""
-        found = int(np.count_nonzero(self._copies))
+        distinct = int(np.count_nonzero(self._copies))
         stored = int(self._copies.sum())
         keys = self._keys.values()
         return Verdict(
             stored=stored,
-            distinct=found,
-            duplicates=stored - found,
+            distinct=distinct,
+            duplicates=stored - distinct,
             altered=self._altered,
             foreign=self._foreign,
             new_ids=self._new_ids,
@@ -159,7 +159,7 @@ class DemoSummary:
     @property
     def failures(self) -> list[str]:
         """The failed checks."""
-        totals, seen = self.report.totals, self.verdict
+        totals, verdict = self.report.totals, self.verdict
         ordering = self.settings.ordering
         checks = {
             f"{totals.not_adding_up:,} epochs of the ledger do not add up": totals.not_adding_up,
@@ -168,15 +168,15 @@ class DemoSummary:
             f"{self.accounted:,} of {totals.rows_in:,} rows are accounted for":
                 self.accounted != totals.rows_in,
             f"{self.lost:,} rows are lost": self.lost,
-            f"{seen.altered:,} messages differ from their rows": seen.altered,
-            f"{seen.foreign:,} messages are none of ours": seen.foreign,
-            f"{seen.new_ids:,} duplicates have a message id of their own": seen.new_ids,
-            f"{seen.duplicates:,} duplicates, but only {self.announced:,} were announced":
-                seen.duplicates > self.announced,
-            f"{seen.disordered_keys:,} keys are out of order":
-                seen.disordered_keys and ordering != "none",
-            f"{seen.moved_keys:,} keys are in several queues":
-                seen.moved_keys and ordering == "strict",
+            f"{verdict.altered:,} messages differ from their rows": verdict.altered,
+            f"{verdict.foreign:,} messages are none of ours": verdict.foreign,
+            f"{verdict.new_ids:,} duplicates have a message id of their own": verdict.new_ids,
+            f"{verdict.duplicates:,} duplicates, but only {self.announced:,} were announced":
+                verdict.duplicates > self.announced,
+            f"{verdict.disordered_keys:,} keys are out of order":
+                verdict.disordered_keys and ordering != "none",
+            f"{verdict.moved_keys:,} keys are in several queues":
+                verdict.moved_keys and ordering == "strict",
         }  # fmt: skip
         return [text for text, wrong in checks.items() if wrong]
 
@@ -185,14 +185,14 @@ class DemoSummary:
         return not self.failures
 
     def as_dict(self) -> dict[str, Any]:
-        seen = asdict(self.verdict)
-        missing = len(seen.pop("missing"))
+        verdict = asdict(self.verdict)
+        missing = len(verdict.pop("missing"))
         return {
             "passed": self.passed,
             "failures": self.failures,
             "rows": self.flights.rows,
             "seconds": round(self.seconds, 1),
-            "stored": {**seen, "missing": missing, "lost": self.lost},
+            "stored": {**verdict, "missing": missing, "lost": self.lost},
             "ledger": self.report.as_dict(),
         }
 
@@ -214,16 +214,16 @@ class DemoSummary:
         return table("Accounts (ledger)", ("", "rows", "note"), rows, numbers="rows")
 
     def _stored(self) -> RenderableType:
-        seen = self.verdict
-        order = f"{seen.keys - seen.disordered_keys:,} of {seen.keys:,}"
+        verdict = self.verdict
+        order = f"{verdict.keys - verdict.disordered_keys:,} of {verdict.keys:,}"
         if self.settings.ordering == "none":
             order = "not asked for"
         rows = [
-            ("messages stored", seen.stored, "read back from every queue"),
-            ("distinct rows", seen.distinct, "compared with the input"),
-            ("duplicates", seen.duplicates, f"announced as possible: {self.announced:,}"),
+            ("messages stored", verdict.stored, "read back from every queue"),
+            ("distinct rows", verdict.distinct, "compared with the input"),
+            ("duplicates", verdict.duplicates, f"announced as possible: {self.announced:,}"),
             ("lost", self.lost, ""),
-            ("keys in order", order, f"{seen.moved_keys:,} moved to another queue"),
+            ("keys in order", order, f"{verdict.moved_keys:,} moved to another queue"),
         ]
         return table("Read back (brokers)", ("", "messages", "note"), rows, numbers="messages")
 
@@ -257,8 +257,10 @@ class DemoSummary:
             (i.start.strftime("%H:%M:%S"), i.broker, i.cause, i.latency_ms, i.length_ms / 1000)
             for i in shown
         ]
-        left = report.isolation_count - len(shown)
-        title = f"Isolations ({report.isolation_count:,}" + (f", {left:,} more)" if left else ")")
+        remaining = report.isolation_count - len(shown)
+        title = f"Isolations ({report.isolation_count:,}" + (
+            f", {remaining:,} more)" if remaining else ")"
+        )
         names = ("from (UTC)", "broker", "cause", "latency ms", "length s")
         return table(title, names, rows, numbers="latency_ms length_s")
 
