@@ -44,7 +44,7 @@ class Line:
 
     @property
     def is_flat(self) -> bool:
-        """It does not grow beyond `FLAT`."""
+        """Whether the growth of the line is at most `FLAT`."""
         return self.growth <= FLAT
 
 
@@ -76,10 +76,10 @@ def sparkline(values: Sequence[float]) -> str:
 
 def curves_of(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """The points by curve, in the order of measurement."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    by_curve: dict[str, list[Mapping[str, Any]]] = {}
     for point in points:
-        found.setdefault(point["curve"], []).append(point)
-    return found
+        by_curve.setdefault(point["curve"], []).append(point)
+    return by_curve
 
 
 def lines_of(points: Sequence[Mapping[str, Any]]) -> tuple[Line, Line]:
@@ -91,7 +91,7 @@ def lines_of(points: Sequence[Mapping[str, Any]]) -> tuple[Line, Line]:
 
 
 def curve_tables(points: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
-    """One table per curve, and one of all curves with their flatness."""
+    """Yield a table per curve, and a table of all curves with their flatness."""
     curves = curves_of(points)
     for name, some in curves.items():
         rows = [
@@ -128,7 +128,7 @@ def not_flat(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def svg(name: str, points: Sequence[Mapping[str, Any]]) -> str:
-    """One curve as SVG: two lines from 0, each with its own scale."""
+    """Draw a curve as SVG: two lines from 0, each with its own scale."""
     lines = lines_of(points)
     marks = [_x(index, len(points)) for index in range(len(points))]
     parts = [

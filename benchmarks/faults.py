@@ -106,7 +106,7 @@ _SENDERS: Final = (
 
 
 def run_faults(schedules: Iterable[Schedule], results: Results, say: Callable[[str], None]) -> None:
-    """Every schedule with every sender, into `results.faults`.
+    """Run every schedule with every sender and add the records to `results.faults`.
 
     Raises:
         RocketSinkError: a sender or the cluster failed.

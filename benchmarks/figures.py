@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 @dataclass(frozen=True)
 class Case:
-    """One measured case.
+    """A measured case.
 
     `against` names the cases of the same run that it is compared with, first its no-op twin.
     `group`: its table; `body_bytes` and `keys` describe the rows (keys 0: no sharding key; -1: all
@@ -31,7 +31,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Figures:
-    """One run of one case, or the median of several.
+    """The figures of a run of a case, or the medians of several runs.
 
     CPU is in seconds per million messages: of Spark's JVM, of the processes that send (Spark's
     Python workers, or the whole of a sender without Spark), of the driver's Python, of the brokers.
@@ -104,7 +104,7 @@ CPU: Final = "cpu"
 
 
 def medians(runs: Iterable[Figures]) -> list[Figures]:
-    """One per case, in the order of first runs: the median of each figure."""
+    """Return the median of each figure per case, in the order of first runs."""
     by_case: dict[str, list[Figures]] = {}
     for run in runs:
         by_case.setdefault(run.case, []).append(run)

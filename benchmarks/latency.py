@@ -54,12 +54,12 @@ class Rows:
 
     @classmethod
     def of(cls, rows: int) -> Rows:
-        """Of so many rows at most."""
+        """Return the rows of each pace, at most `rows`."""
         return cls(max(3, min(50, rows // 400)), min(rows, 20 * _RATE))
 
 
 def run_latency(rows: Rows, results: Results, say: Say, session: Session) -> None:
-    """Every lane at both paces, each after a few rows that are not counted.
+    """Measure every lane at both paces, each after a few rows that are not counted.
 
     A case whose stream fails, or whose rows are not all there, is named in `results.failed`.
 
@@ -74,7 +74,7 @@ def run_latency(rows: Rows, results: Results, say: Say, session: Session) -> Non
         cluster = stack.enter_context(LocalCluster(1))
         say("starting Spark")
         spark = stack.enter_context(session(()))
-        # They are the count of rows that have been taken; Spark keeps 100 by itself.
+        # `_wait` counts the rows by these progress reports; by default Spark keeps 100 of them.
         spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", 10_000)
         for pace, count in paces:
             for name in LANES:
@@ -188,7 +188,7 @@ class _Case:
 
 
 def _wait(query: StreamingQuery, rows: int) -> None:
-    """Until the epochs of so many rows have ended."""
+    """Wait until the epochs of so many rows have ended."""
     until_s = time.monotonic() + _PATIENCE_S
     while sum(int(progress["numInputRows"]) for progress in query.recentProgress) < rows:
         if (error := query.exception()) is not None:

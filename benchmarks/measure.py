@@ -107,7 +107,7 @@ class WorkerCpu:
         return self.processes
 
     def used_s(self) -> float:
-        """Since this object was made."""
+        """Return the CPU seconds used since this object was made."""
         self._samples = 0
         self.sample()
         return sum(self._seen_s.values()) - self._before_s

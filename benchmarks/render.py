@@ -29,7 +29,7 @@ _RATIO_NOTE: Final = (
 
 
 def tables(results: Results) -> Iterator[RenderableType]:
-    """All that was measured."""
+    """Yield the tables of all results."""
     yield Text(_machine_line(results.machine), style="dim")
     if not results.is_complete:
         yield Text(f"not finished: {results.progress}", style="yellow")
@@ -95,7 +95,7 @@ def _ratio_rows(results: Results, middle: dict[str, Figures]) -> Iterator[tuple[
 
 
 def faults_table(faults: list[dict[str, Any]]) -> RenderableType:
-    """One row per fault and sender."""
+    """Return a table with a row per fault and sender."""
     names = ("fault", "sender", "msg/s", "pause s", "failed", "longest send s", "announced",
              "doubled", "lost")  # fmt: skip
     rows = [
@@ -116,7 +116,7 @@ def faults_table(faults: list[dict[str, Any]]) -> RenderableType:
 
 
 def latency_table(records: list[dict[str, Any]]) -> RenderableType:
-    """One row per lane and pace."""
+    """Return a table with a row per lane and pace."""
     shares = ("p50", "p95", "p99")
     names = ("rows arrive", "lane", "rows", *(f"{to} {item}" for to in ("stored", "ledger")
              for item in shares))  # fmt: skip

@@ -57,7 +57,7 @@ class Results:
 
     @property
     def is_complete(self) -> bool:
-        """All planned results are present."""
+        """Whether every planned result is present."""
         return all(len(getattr(self, part)) == number for part, number in self.planned.items())
 
     @property
@@ -68,18 +68,18 @@ class Results:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing has been measured yet."""
+        """Whether nothing has been measured yet."""
         return not (self.runs or self.faults or self.scale or self.latency)
 
     @property
     def medians(self) -> list[Figures]:
-        """One per case, in the order of the cases."""
+        """The median figures of each case, in the order of the cases."""
         by_name = {figures.case: figures for figures in medians(self.runs)}
         return [by_name[case.name] for case in self.cases if case.name in by_name]
 
     @property
     def ratios(self) -> list[Ratio]:
-        """Of the medians."""
+        """The ratios of the medians."""
         return ratios(self.cases, self.medians)
 
     def as_dict(self) -> dict[str, Any]:

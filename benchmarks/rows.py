@@ -109,7 +109,7 @@ def _write(spark: SparkSession, load: Load, path: Path) -> None:
 
 
 def body_of(number: int, size: int) -> bytes:
-    """One row's body."""
+    """Return the body of a row."""
     return str(number).zfill(NUMBER_BYTES).encode().ljust(size, b"x")[: max(size, NUMBER_BYTES)]
 
 
@@ -120,7 +120,7 @@ def number_of(body: Any) -> int:
 
 
 def record_batch(rows: int, body_bytes: int, keys: int = 0) -> pa.RecordBatch:
-    """The same rows as Arrow batch, as in a worker."""
+    """Return the benchmark's rows as an Arrow batch, as a worker gets them."""
     import pyarrow as pa
 
     numbers = range(rows)

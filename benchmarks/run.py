@@ -1,4 +1,4 @@
-"""One run: start the needed brokers, session and peers, then run all cases in turn."""
+"""A run: start the needed brokers, session and peers, then run all cases in turn."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ Session = Callable[[tuple[str, ...]], AbstractContextManager["SparkSession"]]
 TOPIC: Final = "benchmark"
 _QUEUES: Final = 4
 _SINGLE_SHARE: Final = 0.3
-"""Of the rows, where each is a message by itself."""
+"""The share of the rows that is sent where each row is a message by itself."""
 _DELIVERED_AFTER_S: Final = 12.0
 """Longer than the delay of delayed messages."""
 _EPOCHS: Final = 40
-"""Small ones."""
+"""The number of epochs in a case of small epochs."""
 _FAILED_IN_A_ROW: Final = 3
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure; fewer `rows` if the bodies exceed `most_bytes`. `lanes` may be empty."""
+    """The cases to measure: fewer `rows` if bodies exceed `most_bytes`; `lanes` may be empty."""
 
     rows: int
     repeat: int
@@ -222,7 +222,7 @@ class _Subjects:
         self._count = StoredCount(cluster.name_server, TOPIC)
 
     def make(self, session: Session) -> Iterator[Subject]:
-        """All subjects, those that need no Spark first."""
+        """Yield the subjects, first those that need no Spark."""
         self._find_peers()
         for case in self._peer_cases():
             yield self._process(case)

@@ -37,17 +37,17 @@ class StoredCount:
         # Brokers dispatch to queues after the answer: on a busy machine they
         # were seen to be 18 million messages behind. So wait while the count grows.
         best, since_s = -1, time.monotonic()
-        while (found := self._now() - self._before) < sent:
-            if found > best:
-                best, since_s = found, time.monotonic()
+        while (stored := self._now() - self._before) < sent:
+            if stored > best:
+                best, since_s = stored, time.monotonic()
             elif time.monotonic() - since_s > _PATIENCE_S:
                 break
             time.sleep(_POLL_S)
-        if found < sent:
+        if stored < sent:
             raise RocketSinkError(
-                f"{who}: {sent:,} messages are acknowledged and the brokers hold {found:,}"
+                f"{who}: {sent:,} messages are acknowledged and the brokers hold {stored:,}"
             )
-        return found - sent
+        return stored - sent
 
     def _now(self) -> int:
         with Admin(nameServer=self._name_server, timeout_s=30.0) as admin:

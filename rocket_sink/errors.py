@@ -258,7 +258,7 @@ class NoRouteError(NotSentError):
 
 
 class WindowFullError(NotSentError):
-    """No room in the in-flight window before the deadline; nothing was written.
+    """The in-flight window had no room before the deadline; nothing was written.
 
     Java: RemotingTooMuchRequestException.
     """

@@ -23,14 +23,14 @@ PROPERTIES_MAX_BYTES: Final = 32_767
 PROPERTIES_HEADROOM_BYTES: Final = 256
 """Reserved for properties that brokers add (CLUSTER, REAL_TOPIC, REAL_QID, ...)."""
 BATCH_MAX_MESSAGES: Final = 16_384
-"""Most messages of a batch. Brokers count them in 16 bits: after a batch of 32,768 or more, later
-messages of its queue are lost (`CommitLog.asyncPutMessages` casts to short). The answer names each
-message in up to 57 bytes of its header, which may have 1 MiB."""
+"""The largest number of messages in a batch. Brokers count messages in 16 bits: after a batch of
+32,768 or more, later messages of its queue are lost (`CommitLog.asyncPutMessages` casts to short).
+The answer names each message in up to 57 bytes of its header, which may have 1 MiB."""
 DELAY_LEVEL_MAX: Final = 18
 """Brokers silently change higher levels to this one; here they are refused."""
 DELAY_MAX_S: Final = 2**31 - 1
-"""No broker takes a longer delay (timerMaxDelaySec, an int). One that exceeds 2^63 - 1 ms together
-with the time of day overflows there, and the message is delivered at once (HookUtils)."""
+"""Brokers take no longer delay (timerMaxDelaySec, an int). If a delay and the time of day together
+exceed 2^63 - 1 ms, the sum overflows and the message is delivered at once (HookUtils)."""
 
 NAME_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 FORBIDDEN_TOPICS: Final = frozenset(

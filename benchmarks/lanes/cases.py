@@ -42,7 +42,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Kind:
-    """What sets rows of single messages or small epochs apart.
+    """The columns and options that make rows single messages or epochs small.
 
     Args:
         columns: further ones, as SQL.
@@ -191,7 +191,7 @@ def lane_cases(
     peers: Callable[[int], tuple[str, ...]] = lambda body: (),
     without_ledger: bool = False,
 ) -> list[LaneCase]:
-    """Every lane by every ordering, number of keys and body size, each behind its twin.
+    """Combine every lane with every ordering, number of keys and body size, after its twin.
 
     Rows of `none` have no sharding key. A no-op lane has no ordering: it is run once per body size
     and number of keys. `peers`: further cases to compare with.
@@ -253,7 +253,7 @@ def _case(lane: Lane, ordering: str, keys: int, body: int, against: tuple[str, .
 
 
 def _bare(case: LaneCase) -> LaneCase:
-    """The same case without a ledger; compared with the one with it."""
+    """Return the case without its ledger, to be compared with the case that has it."""
     old = case.case
     new = Case(f"{old.name} no-ledger", GROUP, (old.name,), old.ordering, old.body_bytes, old.keys)
     return LaneCase(case.lane, new, ledger=False)

@@ -46,7 +46,7 @@ class SparkBench:
         self._number = 0
 
     def meter(self, brokers_s: Callable[[], float] | None = None) -> Meter:
-        """Of this session's processes and the brokers, or other brokers."""
+        """Return a meter of this session's processes and its brokers, or of other brokers."""
         return Meter(self._jvm_pid, brokers_s or self.brokers.cpu_s)
 
     def scratch(self, kind: str) -> Path:
@@ -125,7 +125,7 @@ def run_stream(meter: Meter, writer: Any, checkpoint: Path) -> tuple[int, float,
 
 
 def run_batch(meter: Meter, write: Callable[[], None], rows: int) -> tuple[int, float, Cost]:
-    """The same of a batch."""
+    """Return the rows, the seconds spent in the write, and the cost of a batch."""
     with meter:
         began_s = time.monotonic()
         write()

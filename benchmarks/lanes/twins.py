@@ -1,4 +1,4 @@
-"""No-op sinks, which show Spark's own cost of each lane."""
+"""Sinks that do nothing, which show Spark's own cost of each lane."""
 
 from __future__ import annotations
 

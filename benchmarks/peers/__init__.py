@@ -1,1 +1,1 @@
-"""Other producers: the Java client, the gRPC client, Spark's Kafka sink."""
+"""Producers to compare with: the Java client, the gRPC client, Spark's Kafka sink."""

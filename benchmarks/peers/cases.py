@@ -32,7 +32,7 @@ class PeerCase:
 
     @property
     def delayed(self) -> bool:
-        """Its messages have a delay level."""
+        """Whether the messages have a delay level."""
         return "delay" in self.arguments
 
 
@@ -49,7 +49,7 @@ _ASYNC: Final = (
     _Mode("async auto-batch", {"mode": "autobatch", "inflight": 400}, 0.3),
 )
 _NOTHING: Final = _Mode("async nothing", {"mode": "nothing", "inflight": 400}, 0.3)
-"""What asynchronous sends cost a program before anything is sent; only ours."""
+"""The cost of asynchronous sends in a program before anything is sent; only ours."""
 _ONE_BY_ONE: Final = (
     _Mode("sync", {"mode": "sync"}, 0.05, grpc=True),
     _Mode("sync 2 threads", {"mode": "sync", "threads": 2}, 0.05),
@@ -63,12 +63,13 @@ _BATCHES: Final = (1000, 4000)
 _BATCH_BYTES: Final = 4 << 20
 """The default maxMessageSize of brokers. The Java client does not split batches."""
 _BESIDE_BODY_BYTES: Final = 160
-"""Of one message in a batch: lengths, properties, id (about 110), and what brokers add."""
+"""Bytes of a message in a batch beside its body: lengths, properties, id (about 110), and what
+brokers add."""
 _TABLES: Final = (
     _Mode("tables of 4,000", {"mode": "table", "batch": 4000}, 2.0),
     _Mode("tables of 100,000", {"mode": "table", "batch": 100_000}, 2.0),
 )
-"""Columns instead of objects; only ours."""
+"""Modes that send columns instead of message objects; only ours."""
 
 
 def peer_cases(body_bytes: int, others: frozenset[str]) -> Iterator[PeerCase]:
@@ -96,8 +97,8 @@ def peer_cases(body_bytes: int, others: frozenset[str]) -> Iterator[PeerCase]:
 def single_cases(
     body_bytes: int, others: frozenset[str], *, peers: bool = False
 ) -> Iterator[PeerCase]:
-    """What shares no batch, ours beside Java's: delayed rows, asynchronous sends, automatic
-    batching.
+    """Yield the cases that share no batch, ours beside Java's: delayed rows, asynchronous sends,
+    automatic batching.
 
     Args:
         peers: `peer_cases` has what they have in common.

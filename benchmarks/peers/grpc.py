@@ -67,7 +67,7 @@ class GrpcLauncher:
         when_ready: Callable[[], None] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Ended:
-        """As `Launcher.run`."""
+        """Run the sender against a proxy; parameters and errors are those of `Launcher.run`."""
         with self._proxy() as address:
             client = Launcher((sys.executable, "-m", _SENDER, f"endpoints={address}"), self._env)
             return client.run(arguments, brokers_s, when_ready=when_ready, timeout_s=timeout_s)

@@ -48,7 +48,7 @@ class _Sender:
         self._tally = tally
 
     def sync(self, messages: int) -> None:
-        """One after the other."""
+        """Send the messages one after the other."""
         for number in range(messages):
             message, began_s = self._message(number), time.monotonic()
             try:
@@ -59,7 +59,7 @@ class _Sender:
                 self._tally.succeeded(began_s, time.monotonic(), range(number, number + 1))
 
     def concurrent(self, messages: int) -> None:
-        """Many in flight."""
+        """Send the messages with up to `inflight` of them in flight."""
         window = threading.BoundedSemaphore(self._inflight)
 
         def ended(future: Any, began_s: float, number: int) -> None:

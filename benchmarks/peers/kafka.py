@@ -115,7 +115,7 @@ class KafkaBroker:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def cpu_s(self) -> float:
-        """Its CPU seconds so far."""
+        """Return the broker's CPU seconds so far."""
         assert self._process is not None
         return cpu_s(psutil.Process(self._process.pid))
 

@@ -78,9 +78,9 @@ def send_tables(job: Job) -> Iterator[Send]:
                 ended_s, doubtful = time.monotonic(), summary.duplicates_possible > 0
                 acked = part[: summary.acked]
                 job.tally.succeeded(began_s, ended_s, acked, maybe_duplicate=doubtful)
-                if left := part[summary.acked :]:
+                if unacked := part[summary.acked :]:
                     error = DeliveryError(summary.first_error)
                     unknown = summary.unknown > 0
-                    job.tally.failed_with(began_s, ended_s, error, left, unknown=unknown)
+                    job.tally.failed_with(began_s, ended_s, error, unacked, unknown=unknown)
 
         yield send

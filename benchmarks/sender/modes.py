@@ -32,7 +32,7 @@ _TAKEN: Final = 50
 
 @dataclass(frozen=True)
 class Job:
-    """What to send and how; `inflight` is of async modes, `batch` the messages of one request.
+    """The messages to send, and how. `inflight` is for async modes; `batch`: messages of a request.
 
     `ledger`: for the mode arrow, a ledger whose spool gets rows and is not folded. `delay`: the
     delay level of all messages; 0: none.
@@ -94,7 +94,7 @@ def _one_by_one(job: Job, *, hashed: bool) -> Iterator[Send]:
 
 
 class _SendsNothing(Producer):
-    """Each message has its result at once: what a program, its futures and callbacks cost."""
+    """A producer that ends each send at once, which shows the cost of futures and callbacks."""
 
     def send_async(
         self, message: Message, callback: Callback | None = None, **_: Any

@@ -37,7 +37,7 @@ _WAIT_S: Final = 30.0
 
 @dataclass(eq=False)
 class _Line:
-    """One broker's connection; sends `frames`, one per queue, in turn."""
+    """A connection to a broker; it sends `frames`, one per queue, in turn."""
 
     sock: socket.socket
     frames: list[bytes]

@@ -39,6 +39,6 @@ class StubCluster:
             self._process.communicate(timeout=30)
 
     def cpu_s(self) -> float:
-        """Its CPU seconds so far."""
+        """Return the CPU seconds of the stub's process so far."""
         assert self._process is not None
         return cpu_s(psutil.Process(self._process.pid))

@@ -23,7 +23,7 @@ _POLITE: Final = (RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT)
 
 
 class StubServers:
-    """One name server and many brokers in one thread; every topic has all queues."""
+    """A name server and many brokers in one thread; every topic has all queues."""
 
     def __init__(self, brokers: int, queues: int) -> None:
         self._loop = Loop("stub-rocketmq")
@@ -36,7 +36,7 @@ class StubServers:
 
     @property
     def name_server(self) -> str:
-        """Its address."""
+        """The address of the name server."""
         return self._name_server.address
 
     def close(self) -> None:

@@ -215,7 +215,7 @@ def _run(work: Backfill, plan: Plan, *, quiet: bool) -> Resent:
     with Bar(f"backfill of {plan.selected:,}", plan.selected) as bar:
         done = work.run(
             plan.selected,
-            progress=lambda ended: bar.advance_to(min(ended, plan.selected)),
+            progress=lambda count: bar.advance_to(min(count, plan.selected)),
         )
         bar.advance_to(plan.selected, f"{done.settled:,} stored")
     return done

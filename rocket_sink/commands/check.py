@@ -133,20 +133,20 @@ def _name_servers(options: SinkOptions) -> Generator[Finding, None, bool]:
     from rocket_sink.producer.admin.admin import Admin
     from rocket_sink.wire.route import broker_addresses
 
-    known: dict[str, set[tuple[str, str]]] = {}
+    brokers_by_server: dict[str, set[tuple[str, str]]] = {}
     errors = {}
     for server in options.name_servers:
         try:
             with Admin(options.with_(nameServer=server)) as admin:
-                known[server] = broker_addresses(admin.cluster())
+                brokers_by_server[server] = broker_addresses(admin.cluster())
         except RocketSinkError as error:
             errors[server] = str(error)
     for server in options.name_servers:
         state, text = "fail", errors.get(server)
         if text is None:
-            state, text = _compared(server, known)
+            state, text = _compared(server, brokers_by_server)
         yield Finding(f"name server {server}", state, text)
-    return bool(known)
+    return bool(brokers_by_server)
 
 
 def _compared(server: str, known: Mapping[str, set[tuple[str, str]]]) -> tuple[str, str]:

@@ -67,8 +67,8 @@ def ledger() -> None:
 @json_option
 def fold(path: str, as_json: bool, **spark: Any) -> None:
     """Move what tasks have written into the Delta table."""
-    with opened("ledger fold", path, **spark) as (session, found):
-        summary = found.sync(session)
+    with opened("ledger fold", path, **spark) as (session, opened_ledger):
+        summary = opened_ledger.sync(session)
     if as_json:
         print_json(summary)
     elif summary.busy:
@@ -84,8 +84,8 @@ def fold(path: str, as_json: bool, **spark: Any) -> None:
 @json_option
 def optimize(path: str, as_json: bool, **spark: Any) -> None:
     """Compact small files into larger ones."""
-    with opened("ledger optimize", path, **spark) as (session, found):
-        done = found.optimize(session)
+    with opened("ledger optimize", path, **spark) as (session, opened_ledger):
+        done = opened_ledger.optimize(session)
     if as_json:
         print_json(done)
     else:
@@ -108,8 +108,8 @@ def optimize(path: str, as_json: bool, **spark: Any) -> None:
 @spark_options
 def vacuum(path: str, retain_hours: float | None, **spark: Any) -> None:
     """Delete data files that no recent version of the table needs."""
-    with opened("ledger vacuum", path, **spark) as (session, found):
-        found.vacuum(session, retain_hours)
+    with opened("ledger vacuum", path, **spark) as (session, opened_ledger):
+        opened_ledger.vacuum(session, retain_hours)
     note("done")
 
 
@@ -149,9 +149,11 @@ def show_view(
     else:
         from rocket_sink.spark.backfill.sources import filtered
 
-        with opened("ledger show", path, **spark) as (session, found):
-            fold_and_note(found, session)
-            frame = filtered(views.view(found.rows(session), named), where, of="the view's columns")
+        with opened("ledger show", path, **spark) as (session, opened_ledger):
+            fold_and_note(opened_ledger, session)
+            frame = filtered(
+                views.view(opened_ledger.rows(session), named), where, of="the view's columns"
+            )
             newest = frame.orderBy("at", ascending=False).limit(limit)
             rows = views.rows_of(newest.toArrow())
     if as_json:
@@ -186,9 +188,9 @@ def park(
     from rocket_sink.spark.backfill.parking import park as park_letters
 
     _check_named(letters, where)
-    with opened("ledger park", path, **spark) as (session, found):
+    with opened("ledger park", path, **spark) as (session, opened_ledger):
         done = park_letters(
-            session, found, letters=letters, where=where, note=reason,
+            session, opened_ledger, letters=letters, where=where, note=reason,
             resolution="dropped" if dropped else "parked",
         )  # fmt: skip
     return _parked(done, "dropped" if dropped else "parked", "pending", as_json=as_json)
@@ -216,8 +218,8 @@ def unpark(
     from rocket_sink.spark.backfill.parking import unpark as unpark_letters
 
     _check_named(letters, where)
-    with opened("ledger unpark", path, **spark) as (session, found):
-        done = unpark_letters(session, found, letters=letters, where=where, note=reason)
+    with opened("ledger unpark", path, **spark) as (session, opened_ledger):
+        done = unpark_letters(session, opened_ledger, letters=letters, where=where, note=reason)
     return _parked(done, "unparked", "parked", as_json=as_json)
 
 

@@ -71,9 +71,9 @@ def transactions() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per transaction.")
 def list_transactions(path: str, everything: bool, limit: int, as_json: bool, **spark: Any) -> None:
     """Show the transactions that are open."""
-    with opened("transactions list", path, **spark) as (session, found):
-        fold_and_note(found, session)
-        frame = found.transactions(session, pending=not everything)
+    with opened("transactions list", path, **spark) as (session, ledger):
+        fold_and_note(ledger, session)
+        frame = ledger.transactions(session, pending=not everything)
         rows = [row.asDict() for row in frame.orderBy("at", ascending=False).head(limit)]
     if as_json:
         for row in rows:

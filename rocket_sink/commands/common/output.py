@@ -203,7 +203,7 @@ class _Guarded:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print the value as one JSON document on standard output."""
     click.echo(_in_encoding(json_text(value, default=_plain, indent=2)))
 
 
