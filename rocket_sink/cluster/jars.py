@@ -334,7 +334,10 @@ def _cached(folder: Path, version: str) -> list[Path] | None:
         return None
     artifacts = load_lock(version)
     if artifacts is None:
-        artifacts = parse_lock(listing.read_text(encoding="utf-8"), str(listing))
+        try:
+            artifacts = parse_lock(listing.read_text(encoding="utf-8"), str(listing))
+        except (ClusterError, ValueError):  # damaged, or of a cache without digests: fetch again
+            return None
     paths = [folder / artifact.file_name for artifact in artifacts]
     are_right = all(map(Artifact.matches, artifacts, paths))
     return paths if are_right else None

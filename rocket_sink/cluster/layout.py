@@ -91,8 +91,10 @@ class Runtime:
             certificates = make_certificates(home / "tls")
             settings = home / "tls" / "tls.properties"
             flags = certificates.jvm_flags(wanted.tls, settings, wanted.tls_client_auth)
-        write_loopback_classes(jars, home / "loopback")
-        class_path = os.pathsep.join(map(str, (home / "loopback", *jars)))
+        # Copies of another version's classes must not stand before this one's jars.
+        loopback = home / f"loopback-{wanted.version}"
+        write_loopback_classes(jars, loopback)
+        class_path = os.pathsep.join(map(str, (loopback, *jars)))
         return cls(java, class_path, home, uuid.uuid4().hex, certificates, tuple(flags))
 
     def command(self, wanted: Wanted, role: str, name: str, *memory: str) -> tuple[str, ...]:

@@ -46,7 +46,9 @@ def write_loopback_classes(jars: Iterable[Path], folder: Path) -> None:
                 if name.endswith(".class") and (copy := on_loopback(archive.read(name))):
                     file = folder / name
                     file.parent.mkdir(parents=True, exist_ok=True)
-                    file.write_bytes(copy)
+                    # A process that runs may still read the file.
+                    if not file.is_file() or file.read_bytes() != copy:
+                        file.write_bytes(copy)
 
 
 def on_loopback(data: bytes) -> bytes | None:

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, make_folder_of
 from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactions
 
@@ -66,7 +67,8 @@ class NoteStore:
         claim, error = self._claim(path), None
         if is_s3(self._place.uri) and keeps_transactions():
             error = _commit_claim(self._place, path, data)
-        elif read_bytes(self._files, claim) is None:
+        # A store may know no conditions, or let delta-rs in by other credentials only.
+        if read_bytes(self._files, claim) is None:
             make_folder_of(self._files, claim)
             text = json.dumps({"metaData": {"description": data.decode()}})
             write_bytes(self._files, claim, text.encode(), is_local=False)
@@ -126,7 +128,7 @@ def _commit_claim(place: LedgerPath, path: str, data: bytes) -> Exception | None
             description=data.decode(), storage_options=delta_rs_options(place.uri, place.storage),
             commit_properties=CommitProperties(max_commit_retries=0),
         )  # fmt: skip
-    except (DeltaError, OSError) as error:
+    except (DeltaError, LedgerError, OSError) as error:
         return error
     return None
 

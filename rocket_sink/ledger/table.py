@@ -209,9 +209,16 @@ def read_table(spark: SparkSession, place: LedgerPath) -> DataFrame:
 
 def _below(uri: str, file: str) -> tuple[str, str]:
     """Return the path of a file of Spark's below the table's folder, and its kind."""
-    plain, root = (re.sub("^file:/+", "/", unquote(text)) for text in (file, uri))
-    name = plain.removeprefix(f"{root}/")
+    (store, name), (own_store, root) = (_store_and_path(unquote(text)) for text in (file, uri))
+    # A URI without a host is of Spark's default file system, whose host Spark's own paths name.
+    if not own_store or store == own_store:
+        name = name.removeprefix(f"{root}/")
     return name, name.partition("/")[0].removeprefix("kind=")
+
+
+def _store_and_path(uri: str) -> tuple[str, str]:
+    match = re.fullmatch(r"[\w+.-]+:(?://([^/]*))?(/.*)", uri, re.DOTALL)
+    return (match[1] or "", match[2]) if match else ("", uri)
 
 
 def missing(place: LedgerPath) -> LedgerError:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from rocket_sink.errors import ConfigurationError
+from rocket_sink.errors import ConfigurationError, LedgerError
 from rocket_sink.ledger.path import LedgerPath, resolve_path
 from rocket_sink.ledger.spool.writer import HandedRows, spool_handed
 from rocket_sink.ledger.storage import active_session, is_classic
@@ -78,7 +78,12 @@ class _RowsOnDriver(_RowsInTask):
             try:
                 # The scheduler's thread runs this: while it waits for a store, no task of the
                 # application ends. The next fold moves the rows from this host to the table.
-                spool_handed(self._place, rows[0], in_store=False)
+                try:
+                    spool_handed(self._place, rows[0], in_store=False)
+                except LedgerError as error:
+                    # This host has no place for them, as a container without a home.
+                    _LOG.warning("%s. The rows go to the ledger's store, which takes longer", error)
+                    spool_handed(self._place, rows[0])
             except Exception as error:
                 _LOG.error(
                     "the ledger %s lacks the rows of %d tasks that have sent: %s. They are kept in "

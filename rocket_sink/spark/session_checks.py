@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from rocket_sink.errors import (
@@ -162,15 +163,29 @@ def refuse_own_input(df: DataFrame, ledger: str) -> None:
 def _own_input(plan: Any, files: Iterable[tuple[str, str]]) -> str:
     """Why the plan must not run: it reads one of these folders as well; empty if it does not."""
     for folder in _input_folders(plan):
-        pattern = str(PurePosixPath(resolve_path(folder).uri))
         for name, path in files:
-            place = PurePosixPath(resolve_path(path).uri)
-            if any(fnmatchcase(str(parent), pattern) for parent in (place, *place.parents)):
+            if _reads(_parts(folder), _parts(path)):
                 return (
                     f"the {name} {path} is inside {folder}, which this query reads: its files "
                     f"would be sent as rows. Put the {name} into another folder"
                 )
     return ""
+
+
+def _reads(pattern: Sequence[str], place: Sequence[str]) -> bool:
+    """Return whether Spark reads what is in `place` with a folder, or a pattern of folders.
+
+    It leaves out names that begin with `_` or `.`, unless they name a partition.
+    """
+    below = place[len(pattern) :]
+    is_hidden = any(part.startswith(("_", ".")) and "=" not in part for part in below)
+    is_inside = len(pattern) <= len(place) and all(map(fnmatchcase, place, pattern))
+    return is_inside and not is_hidden
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    path = re.sub("^file:/+", "/", path)
+    return PurePosixPath(path if ":/" in path else Path(path).absolute()).parts
 
 
 def _input_folders(plan: Any) -> list[str]:

@@ -119,6 +119,8 @@ def _refuse_damage(place: LedgerPath, error: Exception) -> None:
         LedgerError: files of the log are damaged or missing.
     """
     spoilt = _spoilt_files(place)
+    if spoilt is None:
+        return
     if spoilt:
         raise damaged(
             place,
@@ -130,8 +132,12 @@ def _refuse_damage(place: LedgerPath, error: Exception) -> None:
         raise damaged(place, _reason(error)) from error
 
 
-def _spoilt_files(place: LedgerPath) -> list[str]:
-    """Checkpoints and their note without which a copy of the log can be read; empty: none help."""
+def _spoilt_files(place: LedgerPath) -> list[str] | None:
+    """Return the checkpoints, and their note, without which a copy of the log can be read.
+
+    Returns an empty list if no such files help, and None if the whole copy can be read: then the
+    log is sound, and the store failed for a moment.
+    """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
@@ -150,6 +156,9 @@ def _spoilt_files(place: LedgerPath) -> list[str]:
                     else:
                         copy.write_bytes(read_bytes(filesystem, info.path) or b"")
                     sums += [info.base_name] if "checkpoint" in info.base_name else []
+            with contextlib.suppress(DeltaError):
+                DeltaTable(folder)
+                return None
             # The note comes last by its name, and without its checkpoint it helps nobody.
             sums.sort(reverse=True)
             for count, name in enumerate(sums, 1):
@@ -351,7 +360,7 @@ def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
     with failing(f"the ledger {place.uri} is not used", place.uri):
         root = Path(place.root)
         names = [] if log_only or not root.is_dir() else [path.name for path in root.iterdir()]
-        folders = [name for name in names if not name.startswith(("_", "."))]
+        folders = [name for name in names if name.startswith("kind=")]
         check_plain(place.root, LOG_FOLDER, *folders)
 
 
@@ -412,8 +421,11 @@ def commit(
             )  # fmt: skip
             break
         except (DeltaError, OSError) as error:
-            newer = open_table(place)
-            if newer is None and not place.is_local:
+            try:
+                newer, is_unknown = open_table(place), False
+            except LedgerError:
+                newer, is_unknown = None, True
+            if is_unknown or (newer is None and not place.is_local):
                 raise _failed(
                     place,
                     f"{_reason(error)}. It cannot be read now, so it is not known whether the rows "

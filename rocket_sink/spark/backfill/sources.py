@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from rocket_sink.errors import ColumnError, OptionError
 from rocket_sink.ledger.ledger import Ledger
 from rocket_sink.ledger.notes import NoteStore
-from rocket_sink.ledger.path import resolve_path
+from rocket_sink.ledger.path import failing, resolve_path
 from rocket_sink.ledger.schema import REASONS
 from rocket_sink.ledger.table import first_line
 from rocket_sink.ledger.views import ORDER
@@ -208,7 +208,10 @@ class Table:
         Raises:
             ColumnError: the rows that were sent have other types now.
         """
-        before = NoteStore(resolve_path(ledger.path)).read(self._note)
+        store = NoteStore(resolve_path(ledger.path))
+        where = store.where(self._note)
+        with failing(f"the note {where} cannot be read", where, kinds=(OSError, ValueError)):
+            before = store.read(self._note)
         now = self._types(spark)
         if before is None or before == now:
             return
@@ -334,7 +337,14 @@ def filtered(frame: DataFrame, condition: str | None, *, of: str) -> DataFrame:
             option="where",
         ) from None
     # Spark has parsed and resolved it: no spelling of a function's name hides what it calls.
-    tree = str(matches._jdf.queryExecution().analyzed().condition().toJSON())
+    plan = matches._jdf.queryExecution().analyzed()
+    if plan.nodeName() != "Filter":
+        raise OptionError(
+            f"the filter {condition!r} uses what is no column: it may only use {of}: "
+            f"{', '.join(frame.columns)}",
+            option="where",
+        )
+    tree = str(plan.condition().toJSON())
     if _BEYOND_THE_ROW.search(tree):
         raise OptionError(
             f"the filter {condition!r} is refused: it calls Java (reflect, java_method, "
