@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pyarrow.fs import LocalFileSystem
-
 from benchmarks.figures import Case, Figures, Ratio, medians, ratios
 from rocket_sink.errors import ConfigurationError
 from rocket_sink.ledger.notes import write_bytes
+from rocket_sink.plain_files import plain_files
 
 RUNS: Final = "runs"
 FAULTS: Final = "faults"
@@ -102,7 +101,8 @@ class Results:
     def write(self, path: Path) -> None:
         """Write the file atomically."""
         text = json.dumps(self.as_dict(), indent=1) + "\n"
-        write_bytes(LocalFileSystem(), str(path.resolve()), text.encode(), is_local=True)
+        whole = path.resolve()
+        write_bytes(plain_files(str(whole.parent)), str(whole), text.encode(), is_local=True)
 
 
 def _dicts(things: Sequence[Any]) -> list[dict[str, Any]]:

@@ -258,10 +258,10 @@ class NetworkClient:
         self, channel: Channel, frame: Frame, owner: Any, *, deadline_s: float, now_s: float
     ) -> None:
         """Send a request on a channel; `call` looks the channel up by its address."""
-        if self.rpc_hooks:
-            frame = self.rpc_hooks.before(channel.address, frame)
-            owner = Watched(self.rpc_hooks, owner, channel.address, frame)
         try:
+            if self.rpc_hooks:
+                frame = self.rpc_hooks.before(channel.address, frame)
+                owner = Watched(self.rpc_hooks, owner, channel.address, frame)
             head = channel.connection.send_request(frame, deadline_s=deadline_s, token=owner)
         except Exception as error:  # for what a hook has added
             owner.on_failed(UnwrittenError(f"its frame cannot be made: {error!r}"), now_s)
@@ -311,12 +311,15 @@ class NetworkClient:
         """Send a oneway request, and write at once as far as the kernel takes it.
 
         Raises:
-            ConnectError
+            ConnectError, UnwrittenError
         """
         channel = self.channel(address, now_s)
-        if self.rpc_hooks:
-            frame = self.rpc_hooks.before(address, frame)
-        head = channel.connection.send_oneway(frame)
+        try:
+            if self.rpc_hooks:
+                frame = self.rpc_hooks.before(address, frame)
+            head = channel.connection.send_oneway(frame)
+        except Exception as error:  # for what a hook has added
+            raise UnwrittenError(f"its frame cannot be made: {error!r}") from error
         buffers = [head, frame.body] if frame.body else [head]
         write = OnewayWrite(channel)
         self.send(channel, write, buffers, sum(map(len, buffers)), now_s)

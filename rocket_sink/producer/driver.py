@@ -789,7 +789,8 @@ class Driver:
     def _end_lost(self) -> None:
         """End the futures that should have ended long ago: an interrupt has lost their requests."""
         now_s, options = self.engine.clock(), self.engine.options
-        longest_s = self.engine.longest_s + options.batch_max_delay_ms / 1000 + _LOST_S
+        # A request may wait for the window, or be sent again alone, and then has its time anew.
+        longest_s = 2 * self.engine.longest_s + options.batch_max_delay_ms / 1000 + _LOST_S
         with self.lock:
             self._next_look_s = now_s + _IDLE_S
             self._look_at_futures()

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from weakref import WeakSet
 
 from rocket_sink.forks import ForkLock
+from rocket_sink.net import log
 
 _LAST: Final = -100
 """Priority among the finalizers of `multiprocessing`: a program's own run before, and may send."""
@@ -28,6 +29,7 @@ class Sender(Protocol):
         """Send what was taken. Asynchronous sends wait for their end from now on."""
 
 
+_LOG: Final = log.logger(__name__)
 _senders: Final[WeakSet[Sender]] = WeakSet()
 _lock: Final = ForkLock()
 
@@ -50,7 +52,10 @@ def finish_all() -> None:
         senders = list(_senders)
     for sender in senders:
         if sender.of_pid == os.getpid():
-            sender.finish()
+            try:
+                sender.finish()
+            except Exception:
+                _LOG.exception("messages of %r were not sent before the process ended", sender)
 
 
 atexit.register(finish_all)

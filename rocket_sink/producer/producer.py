@@ -117,11 +117,11 @@ class Producer:
         session = self.__dict__.get("_session")
         if session is None or self._closed or session.of_pid != forks.pid:
             return
+        session.driver.abandon()
         warnings.warn(
             f"{self!r} was not closed: call close(), or use it in a with statement",
             ResourceWarning, stacklevel=2, source=self,
         )  # fmt: skip
-        session.driver.abandon()
 
     # --- send modes --------------------------------------------------------------------------
 
@@ -188,6 +188,8 @@ class Producer:
         try:
             session.driver.submit_nowait(request, future)
         except NotSentError as error:
+            # The caller gets the error, so the future's callback does not.
+            future.set_exception(error)
             hooks.ended(context, None, error)
             raise
         return future
@@ -458,6 +460,7 @@ class Producer:
         try:
             accumulator.add(message, size, future)
         except NotSentError as error:
+            future.set_exception(error)
             self._hooks.ended(context, None, error)
             raise
         return future

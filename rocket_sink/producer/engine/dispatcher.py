@@ -159,7 +159,7 @@ class Dispatcher:
         if not ranking.brokers:
             return Wait.QUEUE
         if type(attempt) is OnewayAttempt:
-            return ranking.brokers[0].take()
+            return ranking.best[0].take()
         if now_s >= self.unsent_deadline_s(attempt, attempt.ready_s):
             target = ranking.take(attempt.requests, last=last, worse=True)
         return target or Wait.BROKER

@@ -498,6 +498,7 @@ class SendEngine:
         self._ends.clear()
         self.waiting.drain_all()
         self.waiting.ordered.clear()
+        self._policies.forget_requests()
         self.client.reset()
         self.routes.forget_look_ups()
         self.heartbeats.forget_requests()
@@ -594,7 +595,7 @@ class SendEngine:
         """Ask the broker what the attempt waits for; it goes on with the answer."""
 
         def known(error: SendError | None, at_s: float) -> None:
-            if error is not None and not isinstance(error, NotSentError):
+            if error is not None and not isinstance(error, NotSentError) and not error.backs_off:
                 # The outcome of the question alone is unknown.
                 text = f"{attempt.address} did not tell {wait.value}: {error.text}"
                 error = UnwrittenError(text)

@@ -64,11 +64,15 @@ class TopicPolicies:
         def ended(answer: Frame | None, error: SendError | None, at_s: float) -> None:
             if answer is not None:
                 error = self._learn(topic, target, answer, at_s)
-            for on_end in self._asking.pop(key):
+            for on_end in self._asking.pop(key, ()):
                 on_end(error and error.copy(), at_s)
 
         frame = requests.get_topic_config(topic)
         self._client.call(target.address, frame, Call(ended), deadline_s=deadline_s, now_s=now_s)
+
+    def forget_requests(self) -> None:
+        """Ask anew from now on: the engine has begun anew, and no answer will come."""
+        self._asking.clear()
 
     def _learn(
         self, topic: str, target: SendTarget, answer: Frame, now_s: float
