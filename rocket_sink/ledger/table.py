@@ -76,6 +76,8 @@ _CONFLICT: Final = re.compile(
 )
 """Text of Delta's error when another commit came first."""
 _OURS: Final = "rocket_sink.errors."
+_AWAY: Final = re.compile(r"AccessDenied|Forbidden|SocketTimeout|ConnectException|UnknownHost")
+"""Names in errors of a store that tell nothing of the table."""
 _SESSIONS: Final = {
     "JavaPackage": "this Spark session has no Delta Lake, by which the ledger is made and read: "
     "start it with rocket_sink.build_session, or give spark-submit --packages "
@@ -500,7 +502,14 @@ def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
             raise LedgerError(f"{before}{wrong} (ledger {place.uri})", path=place.uri) from error
         if isinstance(error, TypeError):
             raise
-        raise damaged(place, first_line(error), before=before) from error
+        line = first_line(error)
+        if _AWAY.search(line):
+            raise LedgerError(
+                f"{before}the store of the ledger {place.uri} cannot be asked now: {line}. It denies "
+                "access, or is away; the ledger may be sound. Try again when the store answers",
+                path=place.uri,
+            ) from error
+        raise damaged(place, line, before=before) from error
 
 
 def first_line(error: BaseException) -> str:

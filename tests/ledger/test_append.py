@@ -22,6 +22,7 @@ from deltalake import DeltaTable
 
 from rocket_sink import Ledger
 from rocket_sink.errors import LedgerError
+from rocket_sink.ledger import storage
 from rocket_sink.ledger.append import data_files, delta_rs
 from rocket_sink.ledger.append.appender import Append
 from rocket_sink.ledger.append.data_files import DataFile, DataFileWriter, write_data_files
@@ -192,11 +193,11 @@ def test_a_delta_rs_that_drops_transactions_commits_nothing(
     import deltalake
 
     monkeypatch.setattr(deltalake, "__version__", "1.5.1")
-    delta_rs._keeps_transactions.cache_clear()
+    storage.keeps_transactions.cache_clear()
     try:
         assert delta_rs.open_table(place) is None
     finally:
-        delta_rs._keeps_transactions.cache_clear()
+        storage.keeps_transactions.cache_clear()
 
 
 def test_the_files_of_a_failed_attempt_go(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def conditions(world: World) -> Found:
         world.server.conditional = keeps
         try:
             if keeps:
-                judge.same("error of a store that denies access", _denied(world, place), "now how")
+                judge.same("error of a store that denies access", _denied(world, place), "not now")
             Ledger(place.uri).create(world.spark)
             with world.server.counted() as asked:
                 for number in range(2):
@@ -103,7 +103,7 @@ def _denied(world: World, place: LedgerPath) -> str:
     try:
         Ledger(place.uri).create(world.spark)
     except LedgerError as error:
-        said = "now how" if "cannot be asked now how" in str(error) else str(error)
+        said = "not now" if "cannot be asked now" in str(error) else str(error)
     threading.Timer(1.5, world.server.fail, (False,)).start()
     return said
 
