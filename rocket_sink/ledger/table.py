@@ -505,8 +505,8 @@ def reading(place: LedgerPath, before: str = "") -> Iterator[None]:
         line = first_line(error)
         if _AWAY.search(line):
             raise LedgerError(
-                f"{before}the store of the ledger {place.uri} cannot be asked now: {line}. It denies "
-                "access, or is away; the ledger may be sound. Try again when the store answers",
+                f"{before}the store of the ledger {place.uri} cannot be asked now: {line}. It "
+                "denies access, or is away; the ledger may be sound. Try again when it answers",
                 path=place.uri,
             ) from error
         raise damaged(place, line, before=before) from error
