@@ -6,7 +6,9 @@ seen that it is free. What the table holds is read by delta-rs, which has no par
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
@@ -82,7 +84,7 @@ def conditions(world: World) -> Found:
         try:
             if keeps:
                 judge.same("error of a store that denies access", _denied(world, place), "not now")
-            Ledger(place.uri).create(world.spark)
+            _create_when_asked_again(world, place)
             with world.server.counted() as asked:
                 for number in range(2):
                     Ledger(place.uri).append(world.spark, sends(context(partition=number), 2))
@@ -94,6 +96,16 @@ def conditions(world: World) -> Found:
         # The folder, which S3A makes when its last object goes.
         judge.same("objects left of the trial", left, ["_tries/"])
     return found, judge.broken
+
+
+def _create_when_asked_again(world: World, place: LedgerPath) -> None:
+    """Make the ledger, as a user who tries again when the store denies access."""
+    for _ in range(20):
+        with contextlib.suppress(LedgerError):
+            Ledger(place.uri).create(world.spark)
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"{place.uri} cannot be made")
 
 
 def _denied(world: World, place: LedgerPath) -> str:
