@@ -132,6 +132,8 @@ def pytest_runtest_makereport(
 def own_health(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Health and routes are shared by name server; a test may get the port of an earlier one's."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path_factory.mktemp("local")))
+    # A script of the docs sets it for its pictures; tables in a pipe are as wide as it says.
+    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -32,8 +32,6 @@ from rocket_sink.ledger.storage import active_session, is_classic
 from rocket_sink.ledger.table import LedgerToken, ensure_table, first_line, ledger_token
 from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
-from rocket_sink.producer.admin.admin import Admin
-from rocket_sink.producer.admin.stored_messages import LACKS_SUB
 from rocket_sink.producer.engine.limits import is_limited
 from rocket_sink.task.totals import exceeds
 
@@ -59,7 +57,7 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
     session = session or active_session()
     if session is None:
         return
-    if is_classic(session) and session.sparkContext._jsc is None:
+    if is_classic(session) and getattr(session.sparkContext, "_jsc", session) is None:
         raise ConfigurationError("this Spark session was stopped: begin a new one")
     warn_of_settings(session)
     refuse_speculation(options, is_on=speculates(session))
@@ -67,6 +65,9 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
 
 @functools.lru_cache(maxsize=64)
 def _look_up(options: SinkOptions) -> None:
+    # The import is here because the processes that plan and commit a stream ask nothing.
+    from rocket_sink.producer.admin.admin import Admin
+
     with Admin(options, timeout_s=2.0) as admin:
         admin.query_by_unique_key(options.topic, "-", max_messages=1)
 
@@ -82,6 +83,8 @@ def check_rights(options: SinkOptions) -> None:
     """
     if options.delivery != "effectively_once" or not options.access_key or not options.topic:
         return
+    from rocket_sink.producer.admin.stored_messages import LACKS_SUB
+
     try:
         _look_up(options)
     except PermissionDeniedError as error:

@@ -148,12 +148,13 @@ class TaskRunner:
             self._token.check()
         self._claim_app_id()
         # An earlier attempt of the task has left files in the spool, or no trace at all.
-        again = self._again or bool(self._ctx.attempt_number or self._ctx.stage_attempt)
+        repeated = bool(self._ctx.attempt_number or self._ctx.stage_attempt)
+        again = self._again or (repeated and not self._spool)
         pool = self._pool = self._pool or worker_pool()
         self._engine = pool.acquire(self._options)
         recorder = LedgerRecorder(
             self._options, self._ctx, emit, intents=self._spool is not None,
-            again=again and not self._spool and self._options.delivery == "at_least_once",
+            again=again and self._options.delivery == "at_least_once",
         )  # fmt: skip
         replay = ids = None
         if self._options.delivery == "effectively_once":

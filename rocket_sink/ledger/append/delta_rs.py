@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyarrow import fs
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.append.data_files import DataFile
@@ -34,10 +33,10 @@ from rocket_sink.ledger.path import LOG_FOLDER, LedgerPath, failing
 from rocket_sink.ledger.schema import KINDS
 from rocket_sink.ledger.storage import delta_rs_options, is_s3, keeps_transactions
 from rocket_sink.net import log
-from rocket_sink.plain_files import check_plain
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from pyarrow import fs
 
 _LOG: Final = log.logger(__name__)
 _TRIES: Final = 10
@@ -140,6 +139,7 @@ def _spoilt_files(place: LedgerPath) -> list[str] | None:
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
+    from pyarrow import fs
 
     filesystem = place.filesystem()
     selector = fs.FileSelector(f"{place.root}/{LOG_FOLDER}", allow_not_found=True)
@@ -357,6 +357,9 @@ def check_files(place: LedgerPath, *, log_only: bool = False) -> None:
     Raises:
         LedgerError: names what else is there.
     """
+    # The import is here because the processes that plan and commit a stream open no table.
+    from rocket_sink.plain_files import check_plain
+
     with failing(f"the ledger {place.uri} is not used", place.uri):
         root = Path(place.root)
         names = [] if log_only or not root.is_dir() else [path.name for path in root.iterdir()]

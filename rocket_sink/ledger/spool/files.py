@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rocket_sink.errors import LedgerError
 from rocket_sink.ledger.path import (
@@ -176,6 +175,8 @@ def unfolded_rows(places: Sequence[LedgerPath]) -> pa.Table:
     Tasks that still run have written some of them. A file may be in the table already, if a fold
     has not deleted it yet. If there are many files, only the newest are read.
     """
+    import pyarrow.compute as pc
+
     parts, size = [LEDGER_SCHEMA.empty_table()], 0
     for place in places:
         filesystem = place.filesystem()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,8 +94,8 @@ def test_dead_letters(cluster: FakeCluster, topic: str, tmp_path: Path) -> None:
     with Admin(nameServer=cluster.name_server) as admin:
         with memory_below(80 * MIB):
             assert sum(1 for _ in dlq.read(admin, dlq.DlqQuery(GROUP))) == 2 * COUNT
-        send: Any = [].append
-        resender = dlq.Resender(admin, send, to_topic=topic)
+        stored: Any = SimpleNamespace(status="SEND_OK")
+        resender = dlq.Resender(admin, lambda message: stored, to_topic=topic)
         (letter,) = dlq.read(admin, dlq.DlqQuery(GROUP, limit=1))
         with memory_below(3 * MIB):
             resender.resend(letter)
