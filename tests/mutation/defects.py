@@ -1380,7 +1380,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "killed-attempts-of-no-record",
         "rocket_sink/task/runner.py",
-        "self._again or bool(self._ctx.attempt_number or self._ctx.stage_attempt)",
+        "self._again or (repeated and not self._spool)",
         "self._again",
         ("tests/task/test_killed_attempts.py::test_without_a_spool_the_next_attempt_doubts_all",),
         "what a killed attempt sent is doubled without a word where it leaves no record",
