@@ -94,7 +94,7 @@ class FoldThread:
         self._wake = threading.Condition()
         self._events: list[Any] = []
         self._urgent = False
-        self._ending = False
+        self._is_confirming = False
         self._running: set[str] = set()
         """Runs that Spark has told of, and not yet of their end."""
         self._thread: threading.Thread | None = None
@@ -149,7 +149,7 @@ class FoldThread:
         until_s = time.monotonic() + wait_s
         active = {str(query.runId) for query in self._session.streams.active}
         with self._wake:
-            while self._running - active or self._urgent or self._ending:
+            while self._running - active or self._events or self._is_confirming:
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
                     self._running &= active  # what is not told by now is not waited for again
@@ -172,17 +172,13 @@ class FoldThread:
         counted: dict[LedgerPath, float] = {}
         while True:
             with self._wake:
-                self._ending = False
-                self._wake.notify_all()
                 while not (self._events or self._urgent or self._is_finished):
                     self._wake.wait()
-                events, self._events = self._events, []
-                urgent = self._ending = self._urgent
-                self._urgent = False
+                urgent, self._urgent = self._urgent, False
                 places = dict(self._intervals)
-                app_ids = {place: tuple(names) for place, names in self._app_ids.items()}
             for place, interval_s in places.items():
-                self._confirm(place, app_ids[place], events)
+                # Before each fold: a fold of all ledgers takes longer than a sync waits.
+                self._confirm_new()
                 now = time.monotonic()
                 if self._is_finished:
                     continue
@@ -210,6 +206,18 @@ class FoldThread:
             if self._session.sparkContext._jsc is not None:
                 _LOG.warning("the ledger %s is not folded yet: %s", place.uri, first_line(error))
             return False
+
+    def _confirm_new(self) -> None:
+        """Note the epochs that Spark has told of since the last call, for all ledgers."""
+        with self._wake:
+            events, self._events = self._events, []
+            self._is_confirming = bool(events)
+            app_ids = {place: tuple(names) for place, names in self._app_ids.items()}
+        for place, names in app_ids.items():
+            self._confirm(place, names, events)
+        with self._wake:
+            self._is_confirming = False
+            self._wake.notify_all()
 
     def _confirm(self, place: LedgerPath, app_ids: tuple[str, ...], events: list[Any]) -> None:
         """Note which epochs are done, for queries that write to this ledger."""

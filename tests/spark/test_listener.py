@@ -118,9 +118,34 @@ def test_the_end_of_a_query_is_waited_for() -> None:
 
     thread._confirm = slowly  # type: ignore[method-assign]
     thread.add(resolve_path("/no/such/ledger"), interval_s=1e9)
-    threading.Timer(0.2, thread.ended, ["run-1"]).start()
+
+    def end() -> None:
+        thread.progressed(done(0, 1))
+        thread.ended("run-1")
+
+    threading.Timer(0.2, end).start()
     thread.await_ended(DEADLINE_S)
     assert handled.is_set()
+
+
+def test_an_epoch_is_noted_between_the_folds_of_two_ledgers() -> None:
+    """A fold of many ledgers takes longer than a sync waits for the end of a query."""
+    thread, calls = FoldThread(running()), []
+
+    def fold(place: Any) -> bool:
+        if not calls:
+            thread.progressed(done(1, 1))
+        calls.append("fold")
+        return False
+
+    thread._fold = fold  # type: ignore[method-assign]
+    thread._confirm = lambda place, names, events: calls.extend(e.batchId for e in events)  # type: ignore[method-assign]
+    for name in ("/no/one", "/no/two"):
+        thread.add(resolve_path(name), interval_s=1e9)
+    thread.ended("run-1")
+    wait_for(lambda: calls.count("fold") == 2)
+    assert calls == ["fold", 1, 1, "fold"]
+    thread.finish()
 
 
 def test_an_end_that_is_never_told_is_waited_for_once() -> None:
