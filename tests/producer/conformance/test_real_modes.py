@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -35,6 +37,22 @@ from tests.task.test_pending_keys import CTX
 
 pytestmark = pytest.mark.cluster
 
+ENDING_SCRIPT = """
+import multiprocessing, sys
+from rocket_sink import Message, Producer
+
+producer = Producer(nameServer=sys.argv[1], sendMsgTimeout=60_000)
+
+def work(who):
+    for number in range(2000):
+        producer.send_async(Message(sys.argv[2], b"%s-%d" % (who, number)))
+
+child = multiprocessing.get_context("fork").Process(target=work, args=(b"c",))
+child.start()
+child.join()
+work(b"p")
+"""
+
 
 def bodies(real, topic):
     return Counter(message.body for message in stored(real, topic))
@@ -53,6 +71,15 @@ def test_gathered_batches_give_each_message_its_own_place(real, topic):
         assert message.offset_message_id == result.offset_message_id
         place = (result.queue.queue_id, result.queue_offset)
         assert (message.queue_id, message.queue_offset) == place
+
+
+def test_a_script_without_close_loses_no_message(real, topic, tmp_path):
+    """Java's consumer reads each message of a script that ends, and of its child."""
+    script = tmp_path / "script.py"
+    script.write_text(ENDING_SCRIPT)
+    subprocess.run([sys.executable, str(script), real.name_server, topic], check=True, timeout=120)
+    bodies_read = {message.body for message in read_with_java(real, topic)}
+    assert bodies_read == {b"%s-%d" % (who, n) for who in (b"p", b"c") for n in range(2000)}
 
 
 def test_messages_without_keys_are_not_lost_in_a_compaction_topic(real, tmp_path):
