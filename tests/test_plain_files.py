@@ -1,4 +1,4 @@
-"""A folder's files without its links, whoever put them there, and whenever they come."""
+"""The files of a folder without its links, whoever made the links and whenever."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rocket_sink.plain_files import check_plain, plain_files
 
 @pytest.fixture
 def stranger(tmp_path: Path) -> Iterator[Path]:
-    """A folder of somebody else's; no test may change it."""
+    """A folder of another owner; no test may change it."""
     folder = tmp_path / "stranger"
     (folder / "0").mkdir(parents=True)
     (folder / "0" / "f.arrow").write_bytes(b"precious")

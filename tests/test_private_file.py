@@ -96,7 +96,7 @@ def test_a_plain_file_with_another_text_keeps_it(tmp_path: Path, user: str) -> N
 
 @pytest.mark.parametrize("user", USERS)
 def test_lock_files_have_mode_0600(tmp_path: Path, user: str) -> None:
-    """A reader of the file could lock it for ever; older versions made it for all to read."""
+    """A reader of a lock file could lock it for ever, so an existing file's mode is mended too."""
     name, take = USERS[user]
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def test_another_users_lock_is_refused(tmp_path: Path) -> None:
     os.chown(path, 12345, 12345)
     with pytest.raises(PermissionError, match="uid 12345"):
         FileLock(path).acquire(0)
-    os.chown(tmp_path, 12345, 12345)  # in a folder of the same user: whose files root may use
+    os.chown(tmp_path, 12345, 12345)  # Root may use files of the folder's own user.
     assert FileLock(path).acquire(0)
 
 
@@ -154,12 +154,12 @@ def test_waiting_names_the_holder_and_ends_when_it_is_killed(tmp_path: Path) -> 
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    said: list[str] = []
-    told = threading.Event()
+    texts: list[str] = []
+    reported = threading.Event()
 
     def hear(text: str) -> None:
-        said.append(text)
-        told.set()
+        texts.append(text)
+        reported.set()
 
     (tmp_path / "cluster.json").write_text('{"version": "5.3.3", "nodes": []}')
     waiter = threading.Thread(target=lambda: detached.down(tmp_path, progress=hear))
@@ -167,16 +167,16 @@ def test_waiting_names_the_holder_and_ends_when_it_is_killed(tmp_path: Path) -> 
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         waiter.start()
-        assert told.wait(60)
-        assert f"process {holder.pid} on " in said[0]
-        assert str(tmp_path) in said[0]
+        assert reported.wait(60)
+        assert f"process {holder.pid} on " in texts[0]
+        assert str(tmp_path) in texts[0]
         assert waiter.is_alive()
     finally:
         holder.kill()
         holder.communicate()
     waiter.join(60)
     assert not waiter.is_alive()
-    assert len(said) == 1
+    assert len(texts) == 1
 
 
 def test_the_kernel_sees_the_lock(tmp_path: Path) -> None:

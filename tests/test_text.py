@@ -58,10 +58,10 @@ JSON_VALUES = st.recursive(
 
 @given(JSON_VALUES, st.sampled_from([None, 2]))
 def test_json_holds_the_same_and_no_character_that_a_terminal_obeys(value, indent):
-    made = json_text(value, indent=indent)
-    assert json.loads(made) == value
-    assert all(line.isprintable() for line in made.split("\n"))
-    assert indent or "\n" not in made
+    text = json_text(value, indent=indent)
+    assert json.loads(text) == value
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert indent or "\n" not in text
 
 
 def test_json_shows_letters_of_all_scripts():

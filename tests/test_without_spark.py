@@ -1,4 +1,4 @@
-"""What works on a machine without Spark, and what a Spark lane says there."""
+"""The parts that work on a machine without Spark, and the error of a Spark lane there."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_producers_and_commands_work_without_spark(tmp_path: Path) -> None:
 
 def test_an_installation_leaves_the_spark_of_a_platform_alone() -> None:
     wanted = [Requirement(text) for text in requires("rocket-sink") or ()]
-    core = {one.name for one in wanted if one.marker is None}
+    core = {requirement.name for requirement in wanted if requirement.marker is None}
     assert "pyarrow" in core
     assert not core & {"pyspark", "pyspark-client", "py4j", "delta-spark", "pandas"}
 

@@ -1,4 +1,4 @@
-"""TLS in front of servers without it, each with its own certificate."""
+"""A TLS relay with a certificate of its own, before servers without TLS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.net.test_transport import Echo, handshaken
 
 
 class TlsRelay(Echo):
-    """Speaks TLS with who connects, and hands the bytes on; counts connections."""
+    """A relay that speaks TLS with its clients, passes the bytes on, and counts connections."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
     except OSError:
         pass
     finally:
-        for one in (source, target):
+        for sock in (source, target):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
 
 
 class TlsFront:
@@ -81,13 +81,13 @@ class TlsFront:
         route = cluster.route
 
         def led_through(topic: str) -> Any:
-            found = route(topic)
+            info = route(topic)
             brokers = tuple(
-                replace(one, addresses={n: self.brokers[at].address
-                                        for n, at in one.addresses.items()})
-                for one in found.brokers
+                replace(broker, addresses={n: self.brokers[at].address
+                                        for n, at in broker.addresses.items()})
+                for broker in info.brokers
             )  # fmt: skip
-            return replace(found, brokers=brokers)
+            return replace(info, brokers=brokers)
 
         cluster.route = led_through  # type: ignore[method-assign]
 
@@ -97,7 +97,7 @@ class TlsFront:
 
     @property
     def connections(self) -> list[int]:
-        """To each broker, so far."""
+        """Return the number of connections to each broker so far."""
         return [relay.count for relay in self.brokers.values()]
 
     def close(self) -> None:

@@ -28,12 +28,12 @@ from tests.mutation.defects import DEFECTS, Defect
 
 ROOT: Final = Path(__file__).parents[2]
 LONGEST_S: Final = 600.0
-"""For the tests of one defect; those of all without any defect get so much more as they are."""
+"""The longest time for the tests of one defect; the run without a defect gets a multiple."""
 _FAILED: Final = re.compile(r"^FAILED (\S+)", re.MULTILINE)
 
 
 class Verdict(NamedTuple):
-    """What the tests said: the test that failed, or why none did."""
+    """The outcome of one defect's tests: the test that failed, or the reason why no test did."""
 
     caught: bool
     text: str
@@ -48,12 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="plant these only")
     parser.add_argument("--list", action="store_true", help="say what there is, and end")
-    given = parser.parse_args(arguments)
-    known = {defect.name: defect for defect in DEFECTS}
-    if unknown := sorted(set(given.only or ()) - known.keys()):
+    args = parser.parse_args(arguments)
+    defects = {defect.name: defect for defect in DEFECTS}
+    if unknown := sorted(set(args.only or ()) - defects.keys()):
         parser.error(f"unknown defects: {', '.join(unknown)} (--list shows them)")
-    chosen = [known[name] for name in dict.fromkeys(given.only or known)]
-    if given.list:
+    chosen = [defects[name] for name in dict.fromkeys(args.only or defects)]
+    if args.list:
         for defect in chosen:
             line(f"{defect.name}  {defect.path}: {defect.why}")
         return 0
@@ -87,7 +87,7 @@ def _run(chosen: Sequence[Defect], tree: Path) -> int:
 
 
 def _copy_tree(tree: Path) -> None:
-    """What git knows, or would take in, as it is now."""
+    """Copy the working tree: the files that git tracks or would add."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in dict.fromkeys(names.split("\0")):
@@ -116,13 +116,13 @@ def _verdict(defect: Defect, tree: Path) -> Verdict:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text)
-    # A stored module counts as fresh by the second and size of its source.
+    # Python compares only the second and the size of a source with those in its stored module.
     for stored in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
         stored.unlink()
 
 
 def _run_tests(tree: Path, tests: Sequence[str], longest_s: float) -> tuple[int | None, str]:
-    """pytest's exit code, None when it did not end, and what it printed."""
+    """Return pytest's exit code (None if it did not end in time) and its output."""
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     command = [
         sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--tb=short", "--hypothesis-seed=0",
@@ -135,7 +135,7 @@ def _run_tests(tree: Path, tests: Sequence[str], longest_s: float) -> tuple[int 
         try:
             output, _ = running.communicate(timeout=longest_s)
         except BaseException as error:
-            # What the tests have started goes with them: a JVM would keep the pipe open.
+            # Kill the whole process group: a JVM that a test started would keep the pipe open.
             os.killpg(running.pid, signal.SIGKILL)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise

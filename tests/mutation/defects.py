@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Defect:
-    """One mistake.
+    """A realistic mistake and the tests that see it.
 
     Attributes:
         path: the file, from the root of the tree.

@@ -1,4 +1,4 @@
-"""The table of defects is true to the code: what it plants is there, and so is what must see it."""
+"""The table of defects is true to the code: its texts are in the files, and its tests exist."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_the_tests_that_must_see_it_exist(defect: Defect) -> None:
     assert defect.tests
     for test in defect.tests:
         path, *names = test.partition("[")[0].split("::")
-        found: ast.Module | ast.stmt = ast.parse((ROOT / path).read_text())
+        node: ast.Module | ast.stmt = ast.parse((ROOT / path).read_text())
         for name in names:
-            inside = {getattr(node, "name", ""): node for node in getattr(found, "body", ())}
+            inside = {getattr(child, "name", ""): child for child in getattr(node, "body", ())}
             assert name in inside, test
-            found = inside[name]
+            node = inside[name]
 
 
 def test_each_defect_of_each_section_is_planted_under_its_own_name() -> None:
     sections = [value for name, value in vars(defects).items() if name.isupper()]
-    assert {one for section in sections for one in section} == set(DEFECTS)
+    assert {defect for section in sections for defect in section} == set(DEFECTS)
     assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)

@@ -1,4 +1,4 @@
-"""The client's own accounts."""
+"""NetworkClient: what it does around garbage, and its count of late answers."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def serve():
 
 
 def test_who_asks_again_after_an_answer_with_garbage_gets_a_new_connection(serve):
-    """As a look-up of a topic's route does, which never ended."""
+    """The second call waited on the broken connection for ever, and so did a look-up of a route."""
 
     def handle(peer, request):
         peer.send(encode_frame(response_to(request, request.code)) + GARBAGE * (request.code == 1))
 
-    address, ended = serve(handle), []
+    address, results = serve(handle), []
     client = NetworkClient(SinkOptions.parse(nameServer="n:1"))
 
     def call(code, done):
         at_s = client.clock()
         client.call(address, Frame(code), Call(done), deadline_s=at_s + 9, now_s=at_s)
 
-    call(1, lambda answer, error, at_s: call(2, lambda *end: ended.append(end)))
-    while not ended:
+    call(1, lambda answer, error, at_s: call(2, lambda *end: results.append(end)))
+    while not results:
         client.poll(0.01)
-    ((answer, error, _),) = ended
+    ((answer, error, _),) = results
     assert error is None and answer.code == 2 and client.opened == 2
     client.close()
 
 
 def test_a_request_of_the_peer_before_garbage_is_not_answered(serve):
-    """Each send and the producer's thread raised RemoteProtocolError, and no future ended."""
+    """Sends and the producer's thread raised RemoteProtocolError, and no future was completed."""
     address = serve(lambda peer, request: peer.send(encode_frame(Frame(999, {})) + GARBAGE))
     client = NetworkClient(SinkOptions.parse(nameServer="n:1"))
     with pytest.raises(ConnectionLostError, match="does not speak RocketMQ"):
@@ -64,7 +64,7 @@ def test_a_request_of_the_peer_before_garbage_is_not_answered(serve):
 
 
 def test_a_late_answer_counts_once_when_its_connection_ends(serve):
-    """Also when an owner drains the connection at the end of the last request on it."""
+    """The count also holds if an owner drains the connection when its last request ends."""
     late = []
 
     def handle(peer, request):
@@ -75,13 +75,13 @@ def test_a_late_answer_counts_once_when_its_connection_ends(serve):
 
     clock = itertools.count()
     client = NetworkClient(SinkOptions.parse(nameServer="n:1"), clock=lambda: float(next(clock)))
-    channel, ended = client.channel(serve(handle), client.clock()), []
+    channel, errors = client.channel(serve(handle), client.clock()), []
 
     def end(answer, error, at_s):
-        ended.append(error)
+        errors.append(error)
 
     def drain(answer, error, at_s):
-        ended.append(error)
+        errors.append(error)
         client.drain(channel, at_s)
 
     def call(code, done):
@@ -95,10 +95,10 @@ def test_a_late_answer_counts_once_when_its_connection_ends(serve):
             client.poll(0.01)
 
     first = call(1, end)
-    call(2, end)  # its answer shows that the connection lives
-    wait(lambda: len(ended) == 1)
+    call(2, end)  # The answer shows that the connection lives.
+    wait(lambda: len(errors) == 1)
     channel.connection.hasten(first)
-    wait(lambda: len(ended) == 2)
+    wait(lambda: len(errors) == 2)
     assert channel.is_open and not channel.draining
     last = call(3, drain)
     wait(lambda: not channel.unwritten)
@@ -106,7 +106,7 @@ def test_a_late_answer_counts_once_when_its_connection_ends(serve):
     peer.port.loop.call(lambda: peer.send(answer))
     wait(lambda: channel.connection.late_answers)
     channel.connection.hasten(last)
-    wait(lambda: len(ended) == 3)
+    wait(lambda: len(errors) == 3)
     client.poll(0.02)
     assert channel.closed and client.late_answers == 1
     client.close()

@@ -1,4 +1,4 @@
-"""C54: requests, answers and oneway requests against a server that echoes their header."""
+"""C54: sync, oneway and many requests at once, against a server that echoes their header."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ HEADER = {"count": "1", "messageTitle": "Welcome"}
 
 @pytest.fixture
 def server():
-    loop, seen = Loop("echo"), []
+    loop, requests = Loop("echo"), []
 
     def handle(peer, request):
-        seen.append(request)
+        requests.append(request)
         if not request.is_oneway:
             answer = response_to(request, 0, ext=request.ext, remark=f"hi {peer.port.address}")
             answer.language = LanguageCode.JAVA
@@ -27,24 +27,24 @@ def server():
 
     port = Port(loop, handle)
     loop.call(port.open)
-    yield port.address, seen
+    yield port.address, requests
     loop.call(port.close)
     loop.stop()
 
 
 @pytest.mark.parametrize("serializer", ["json", "rocketmq"])
 def test_c54_sync_oneway_and_many_at_once(server, serializer):
-    address, seen = server
+    address, requests = server
     client = NetworkClient(SinkOptions.parse(nameServer=address, serializeType=serializer))
     answer = invoke(client, address, Frame(0, HEADER), 5.0)
     assert answer.ext == HEADER and answer.language == LanguageCode.JAVA
     assert answer.remark == f"hi {address}"
     client.oneway(address, Frame(0, HEADER), client.clock())
-    ended = []
+    frames = []
 
     class Owner:
         def on_answer(self, frame, sent_s, now_s):
-            ended.append(frame)
+            frames.append(frame)
 
         def on_failed(self, error, now_s):
             raise error
@@ -53,10 +53,10 @@ def test_c54_sync_oneway_and_many_at_once(server, serializer):
     for number in range(20):
         frame = Frame(0, {**HEADER, "count": str(number)})
         client.call(address, frame, Owner(), deadline_s=now_s + 5.0, now_s=now_s)
-    while len(ended) < 20 and client.clock() < now_s + 5.0:
+    while len(frames) < 20 and client.clock() < now_s + 5.0:
         client.poll(0.05)
-    assert [frame.ext["count"] for frame in ended] == [str(n) for n in range(20)]
-    assert [request.is_oneway for request in seen] == [False, True] + [False] * 20
-    assert len({request.opaque for request in seen}) == 22
+    assert [frame.ext["count"] for frame in frames] == [str(n) for n in range(20)]
+    assert [request.is_oneway for request in requests] == [False, True] + [False] * 20
+    assert len({request.opaque for request in requests}) == 22
     assert client.in_flight == 0
     client.close()

@@ -61,8 +61,8 @@ def test_the_password_is_read_from_its_source(authority, serve, version, tmp_pat
     keys = client(authority, password="1234")
     monkeypatch.setenv("KEY_PASSWORD", "1234")
     (tmp_path / "password").write_text("1234\n")
-    for given in ("env:KEY_PASSWORD", f"file:{tmp_path / 'password'}"):
-        assert ask(address, **trusted(authority, **{**keys, "tlsKeyPassword": given})) == b"hello"
+    for source in ("env:KEY_PASSWORD", f"file:{tmp_path / 'password'}"):
+        assert ask(address, **trusted(authority, **{**keys, "tlsKeyPassword": source})) == b"hello"
     for missing in ("env:KEY_PASSWORT", "file:/nowhere/password"):
         with pytest.raises(OptionError, match=r"tlsKeyPassword.*(KEY_PASSWORT|nowhere)"):
             ask(address, **trusted(authority, **{**keys, "tlsKeyPassword": missing}))

@@ -1,4 +1,4 @@
-"""What peers write reaches a log clean, and not by the thousand."""
+"""Texts of peers reach a log escaped, and a flood of them is cut to a few lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def modules_that_log() -> list[str]:
 
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
-    """What a usual handler writes for the whole package."""
+    """The text that an ordinary handler writes for the whole package."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
@@ -40,13 +40,13 @@ def written() -> Iterator[io.StringIO]:
 
 
 def test_all_modules_take_their_loggers_here():
-    found = []
+    modules = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             # PySpark's own loggers are only told to be silent.
             if isinstance(node, ast.Attribute) and ast.unparse(node) == "logging.getLogger":
-                found.append(path.relative_to(PACKAGE).as_posix())
-    assert set(found) == {"net/log.py"}
+                modules.append(path.relative_to(PACKAGE).as_posix())
+    assert set(modules) == {"net/log.py"}
     assert len(modules_that_log()) > 15
 
 
@@ -78,8 +78,10 @@ def test_a_flood_is_counted(written):
     limit = RateLimit(lambda: clock[0])
     kind, other = Kind("a", 30, "text %s", "b1"), Kind("a", 30, "text %s", "b2")
     admitted = [limit.admit(kind) for _ in range(1000)]
-    assert [one is not None for one in admitted] == [True] * BURST + [False] * (1000 - BURST)
-    assert [one.is_last for one in admitted[:BURST]] == [False] * (BURST - 1) + [True]
+    assert [admission is not None for admission in admitted] == [True] * BURST + [False] * (
+        1000 - BURST
+    )
+    assert [admission.is_last for admission in admitted[:BURST]] == [False] * (BURST - 1) + [True]
     assert limit.admit(other).due == [], "another peer has a share of its own"
     clock[0] = EVERY_S
     assert limit.admit(other._replace(text="x")).due == [(kind, 1000 - BURST)]
@@ -95,7 +97,7 @@ def test_names_of_peers_do_not_fill_the_memory():
     limit = RateLimit(lambda: 0.0)
     passed = [limit.admit(Kind("a", 30, "t", f"10.0.0.{n}")) for n in range(100_000)]
     assert len(limit._counts) <= 1001
-    assert sum(one is not None for one in passed) <= 1000 + BURST
+    assert sum(admission is not None for admission in passed) <= 1000 + BURST
 
 
 def test_the_number_of_suppressed_records_is_logged(written):
@@ -113,12 +115,12 @@ def test_the_number_of_suppressed_records_is_logged(written):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_is_not_stuck_behind_its_parents_lock(written):
-    """A thread of the parent may hold it at the fork."""
+    """A thread of the parent may hold the handler's lock at the fork."""
     logger = log.logger("rocket_sink.test")
     with log._GUARD._limit._lock:
         child = os.fork()
         if not child:
-            signal.alarm(60)  # ends a child that waits for ever
+            signal.alarm(60)  # The alarm ends a child that waits for ever.
             logger.warning("in the child")
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,4 +1,4 @@
-"""A wait for sockets that another thread ends, or has ended."""
+"""A wait for sockets ends without an error if another thread closes the selector."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def test_nothing_is_ready_once_it_is_closed() -> None:
 
 def test_a_wait_that_another_thread_closes_ends_without_an_error() -> None:
     for _ in range(50):
-        readiness, begun, found = Readiness(), threading.Event(), list[object]()
-        waiting = threading.Thread(target=_wait_twice, args=(readiness, begun, found))
+        readiness, started, results = Readiness(), threading.Event(), list[object]()
+        waiting = threading.Thread(target=_wait_twice, args=(readiness, started, results))
         waiting.start()
-        begun.wait()
+        started.wait()
         readiness.close()
         waiting.join(30)
-        assert found == [[], []]
+        assert results == [[], []]
 
 
-def _wait_twice(readiness: Readiness, begun: threading.Event, found: list[object]) -> None:
-    begun.set()
+def _wait_twice(readiness: Readiness, started: threading.Event, results: list[object]) -> None:
+    started.set()
     try:
-        found += [readiness.wait(0.05), readiness.wait(0.05)]
+        results += [readiness.wait(0.05), readiness.wait(0.05)]
     except Exception as error:
-        found.append(error)
+        results.append(error)

@@ -1,4 +1,4 @@
-"""TLS in our hands: what was taken cannot be taken back, and everything else can."""
+"""TLS streams: bytes that went into a record cannot be withdrawn, all others can."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ assert authority and serve  # fixtures
 
 
 class Late(Echo):
-    """Reads nothing until `go`; then everything, into `bodies`."""
+    """A server that reads nothing until `go` is set, and then everything into `bodies`."""
 
     def __init__(self, files):
         self.go, self.bodies = threading.Event(), []
@@ -27,7 +27,8 @@ class Late(Echo):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*files)
         super().__init__(context)
-        # Little beside what is sent, but more than a segment of the loopback.
+        # The buffer is small beside the bytes that are sent, but holds more than one loopback
+        # segment.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 << 10)
 
     def _serve(self, peer):
@@ -56,9 +57,9 @@ class Sent:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("size", [1000, 16_000, 300_000])
 def test_what_is_taken_back_never_arrives_and_all_else_does(authority, size, monkeypatch):
-    """A peer that reads nothing for a while, as a broker that is suspected and comes back."""
-    # A kernel without room for a whole segment drops it again and again, which on a busy machine
-    # may go on for longer than the ten seconds after which a connection is given up.
+    """The peer reads nothing for a while, like a broker that stalls and comes back."""
+    # A kernel without room for a whole segment drops the segment again and again. On a busy machine
+    # this may last longer than the ten seconds after which a connection is given up.
     monkeypatch.setattr(transport, "USER_TIMEOUT_MS", 100_000)
     server = Late(authority.server("ip", IP))
     options = SinkOptions.parse(
@@ -70,10 +71,14 @@ def test_what_is_taken_back_never_arrives_and_all_else_does(authority, size, mon
         while not channel.is_open:
             client.poll(0.05)
         sent = [Sent(number) for number in range(10_000_000 // size)]
-        for one in sent:
-            frame = Frame(1, None, one.name + bytes(size))
+        for request in sent:
+            frame = Frame(1, None, request.name + bytes(size))
             client.call(
-                server.address, frame, one, deadline_s=client.clock() + 100, now_s=client.clock()
+                server.address,
+                frame,
+                request,
+                deadline_s=client.clock() + 100,
+                now_s=client.clock(),
             )
         before = -1
         while before != channel.write_queue.size:
@@ -81,9 +86,9 @@ def test_what_is_taken_back_never_arrives_and_all_else_does(authority, size, mon
             for _ in range(5):
                 client.poll(0.01)
         assert channel.write_queue, "the kernel took it all: this shows nothing"
-        back = {one.name for one in channel.withdraw()}
+        back = {request.name for request in channel.withdraw()}
         assert back
-        kept = {one.name for one in sent} - back
+        kept = {request.name for request in sent} - back
         last = Sent(99_999_999)
         frame = Frame(1, None, last.name)
         client.call(

@@ -129,7 +129,7 @@ def handshaken(context, peer):
     try:
         wrapped.do_handshake()
     except OSError:
-        # Closed with bytes unread, the kernel would send RST and take the alert away again.
+        # If the socket were closed with bytes unread, the kernel would send RST and drop the alert.
         plain = socket.socket(fileno=wrapped.detach())
         with plain:
             plain.shutdown(socket.SHUT_WR)
@@ -204,26 +204,28 @@ class Names:
             self.go.wait(30)
         if host not in self.known:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        known = self.known[host].split()
-        return [found for one in known for found in self._system(one, port, *args, **more)]
+        addresses = self.known[host].split()
+        return [
+            target for address in addresses for target in self._system(address, port, *args, **more)
+        ]
 
 
 @pytest.fixture
 def names(monkeypatch):
-    made = Names(monkeypatch)
-    yield made
-    made.go.set()
+    resolver = Names(monkeypatch)
+    yield resolver
+    resolver.go.set()
 
 
 @pytest.fixture
 def client(names):
-    made = NetworkClient(SinkOptions.parse(nameServer="unused:1"))
-    yield made
-    made.close()
+    network = NetworkClient(SinkOptions.parse(nameServer="unused:1"))
+    yield network
+    network.close()
 
 
 class Asked:
-    """The owner of a request."""
+    """The owner of one request: it keeps the result."""
 
     def __init__(self, client, address, deadline_s=5.0) -> None:
         self.client, self.end = client, None
@@ -244,7 +246,7 @@ class Asked:
 
 
 def test_an_answer_costs_one_read(serve, client, monkeypatch):
-    """A second one would be a system call that says that there is nothing."""
+    """A second read would be a system call that only says that no more bytes are there."""
     reads, read = [], Transport.read
 
     def counted(transport, *size):
@@ -259,7 +261,7 @@ def test_an_answer_costs_one_read(serve, client, monkeypatch):
 
 
 def test_a_request_of_a_peer_that_is_gone_is_not_answered(serve, client):
-    """Of many that it sent at once: the answer to one may end the connection."""
+    """The peer sent many requests at once, and the answer to one of them may end the connection."""
     address = serve()
     assert Asked(client, address).wait() == b"hello"
     channel = client.peek(address)
@@ -271,7 +273,7 @@ def test_a_request_of_a_peer_that_is_gone_is_not_answered(serve, client):
 
 @pytest.mark.parametrize("is_request", [True, False])
 def test_a_flood_from_one_peer_leaves_the_others_their_turn(monkeypatch, is_request):
-    """Each turn is some milliseconds, not all that the kernel holds: 65,536 bytes a read."""
+    """A turn reads 65,536 bytes, some milliseconds of work, not all that the kernel holds."""
     frame = Frame(9) if is_request else response_to(Frame(9, opaque=5), 0)
     frame.flag |= 2 * is_request  # oneway
     data = encode_frame(frame)
@@ -317,9 +319,9 @@ def test_a_slow_look_up_does_not_delay_others(serve, names, client):
     address = serve()
     slow = [Asked(client, named(address, "slow.example")) for _ in range(3)]
     assert Asked(client, address).wait() == b"hello"
-    assert [one.end for one in slow] == [None] * 3
+    assert [call.end for call in slow] == [None] * 3
     names.go.set()
-    assert [one.wait() for one in slow] == [b"hello"] * 3
+    assert [call.wait() for call in slow] == [b"hello"] * 3
     assert names.asked == ["slow.example"]
 
 
@@ -330,15 +332,15 @@ def test_a_name_that_is_not_looked_up_in_time(serve, names, client):
         assert type(error) is UnknownHostError
         assert error.host == "slow.example"
         assert "too long" in error.text and "nameServer" in error.text
-    assert names.asked == ["slow.example"]  # no thread more for each who asks
+    assert names.asked == ["slow.example"]  # A further caller starts no further thread.
 
 
 def test_the_end_of_a_look_up_ends_the_wait(serve, names, client):
-    asked = Asked(client, named(serve(), "slow.example"))
+    call = Asked(client, named(serve(), "slow.example"))
     client.prepare(0.0)
     names.go.set()
-    assert client.wait(30.0)  # without being woken it would be empty, after 30 s
-    assert asked.wait() == b"hello"
+    assert client.wait(30.0)  # Without the wake-up the result would be empty, after 30 s.
+    assert call.wait() == b"hello"
 
 
 def test_an_unknown_name_is_an_error_with_its_option(names, client):
@@ -377,7 +379,7 @@ def test_an_answer_of_the_resolver_serves_for_a_short_time(names):
 
 
 class Hole:
-    """An address that answers no SYN, as a firewall that drops them: its backlog is full."""
+    """An address that answers no SYN, like a firewall that drops them: its backlog is full."""
 
     def __init__(self, port: str, host: str = "127.0.0.2") -> None:
         self.listener = socket.socket()
@@ -395,25 +397,25 @@ class Hole:
                 return
 
     def close(self) -> None:
-        for one in (*self._fill, self.listener):
-            one.close()
+        for sock in (*self._fill, self.listener):
+            sock.close()
 
 
 @pytest.fixture
 def holes():
-    made = []
+    opened = []
 
     def make(*args):
-        made.append(Hole(*args))
-        return made[-1]
+        opened.append(Hole(*args))
+        return opened[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for hole in opened:
+        hole.close()
 
 
 class Mute:
-    """An address that takes connections and says nothing, as a balancer without a server."""
+    """An address that accepts connections and sends nothing, like a balancer without a server."""
 
     def __init__(self, port: str, host: str = "127.0.0.2") -> None:
         self.listener = socket.create_server((host, int(port)), backlog=50)
@@ -427,8 +429,8 @@ class Mute:
         return len(self._taken)
 
     def close(self) -> None:
-        for one in (*self._taken, self.listener):
-            one.close()
+        for sock in (*self._taken, self.listener):
+            sock.close()
 
 
 def reconnect(client, address):
@@ -438,7 +440,7 @@ def reconnect(client, address):
 
 
 def test_the_second_address_is_tried_when_the_first_is_silent(serve, names, client, holes):
-    """One address of a name is blackholed, as that of IPv6 often is (RFC 8305)."""
+    """The first address of the name is blackholed, as IPv6 addresses often are (RFC 8305)."""
     address = named(serve(), "two.example")
     names.known["two.example"] = "127.0.0.2 127.0.0.1"
     holes(address.rpartition(":")[2])
@@ -469,7 +471,7 @@ def test_the_second_address_is_tried_when_the_first_ends_no_handshake(authority,
 
 
 def test_slow_addresses_are_tried_again_with_more_patience(serve, names, client, holes):
-    """The only one that works answers later than the first wait for it."""
+    """The only address that works answers later than the first attempt waits."""
     port = serve().rpartition(":")[2]
     names.known["two.example"] = "127.0.0.3 127.0.0.2"
     slow, _ = holes(port, "127.0.0.3"), holes(port)
@@ -504,8 +506,8 @@ def test_name_servers_and_brokers_have_names_with_a_silent_address(names, holes,
 
 @pytest.mark.parametrize("literal", ["127.0.0.1", "::1"])
 def test_a_literal_address_needs_no_look_up(names, literal):
-    found = Resolver(lambda: None).look_up(literal, 1)
-    assert found.done and found.targets
+    lookup = Resolver(lambda: None).look_up(literal, 1)
+    assert lookup.done and lookup.targets
 
 
 @pytest.mark.parametrize("size", [1, 16_384, 16_385, 3_000_000])
@@ -559,7 +561,7 @@ def reset_after_reading(peer):
 
 
 def greet(peer):
-    """Before it is asked, as SSH and SMTP servers do."""
+    """Write before the client does, as SSH and SMTP servers do."""
     peer.sendall(b"SSH-2.0-OpenSSH\r\n")
     linger(peer)
 
@@ -588,7 +590,7 @@ def linger(peer):
 
 
 class Plain(Echo):
-    """A server without TLS that does what it is given with each connection, and closes it."""
+    """A server without TLS that runs `act` on each connection and closes it."""
 
     def __init__(self, act):
         self._act = act
@@ -601,14 +603,14 @@ class Plain(Echo):
 
 @pytest.fixture
 def plain():
-    made = []
+    servers = []
 
     def start(act):
-        made.append(Plain(act))
-        return made[-1].address
+        servers.append(Plain(act))
+        return servers[-1].address
 
     yield start
-    for server in made:
+    for server in servers:
         server.close()
 
 
@@ -650,7 +652,7 @@ WORDS = [
     worded("PACKET_LENGTH_TOO_LONG"),
     worded(None, "unknown error (0xa000126)"),
 ]
-"""How releases of OpenSSL and of Python tell of what is no TLS, and of its end."""
+"""Errors by which releases of OpenSSL and Python report a peer without TLS, or the end of TLS."""
 
 
 @pytest.mark.parametrize("act", [close_after_reading, reset_after_reading, *ANSWERS])
@@ -732,7 +734,7 @@ def test_connection_refused_names_the_address():
 
 
 def test_a_connect_has_a_deadline(monkeypatch):
-    """A port whose backlog is full answers no SYN."""
+    """An address whose backlog is full answers no SYN."""
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)

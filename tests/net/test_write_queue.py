@@ -29,9 +29,9 @@ def test_any_writes_give_the_same_bytes_and_complete_frames_exactly(frames, writ
     for count in [*writes, len(expected)]:
         if not write_queue:
             break
-        taken = b"".join(bytes(b) for b in write_queue.gather())[:count]
-        sent += taken
-        complete += write_queue.wrote(len(taken))
+        written = b"".join(bytes(b) for b in write_queue.gather())[:count]
+        sent += written
+        complete += write_queue.wrote(len(written))
         assert complete == [n for n, end in enumerate(ends) if end <= len(sent)]
         assert write_queue.size == len(expected) - len(sent)
     assert expected.startswith(sent)
@@ -108,7 +108,7 @@ def test_a_frame_of_very_many_buffers_goes_in_parts():
 
 
 class Slow:
-    """A transport whose kernel takes so many bytes, and no more."""
+    """A transport whose kernel accepts a fixed number of bytes and no more."""
 
     unsent = False
 
@@ -137,7 +137,7 @@ class Ended:
     ("taken", "outcome"), [(0, Outcome.NOT_SENT), (150, Outcome.UNKNOWN), (1000, Outcome.UNKNOWN)]
 )
 def test_a_group_that_went_in_part_may_be_stored_in_part(taken: int, outcome: Outcome):
-    """Its first frames are with the broker, its last ones are not: none of them is NOT_SENT."""
+    """The broker has the first frames of the group, not the last: no frame counts as NOT_SENT."""
     channel = object.__new__(Channel)
     channel.address, channel.transport = "b:1", Slow(taken)  # type: ignore[assignment]
     channel.connection, channel.write_queue = Connection(), WriteQueue()

@@ -38,7 +38,7 @@ SELECTORS = ["round_robin", "random", "weighted", "least_latency"]
 
 
 class Load:
-    """What the ranking asks of a broker."""
+    """The load of one broker, as the ranking asks for it."""
 
     def __init__(self, latency_s=0.0, in_flight=0):
         self.latency_s, self.in_flight, self.window = latency_s, in_flight, None
@@ -72,7 +72,7 @@ class Route:
         self.order(**ranks)
 
     def order(self, **ranks):
-        self.ranking.order({one.name: ranks.get(one.name, 0) for one in self.brokers})
+        self.ranking.order({broker.name: ranks.get(broker.name, 0) for broker in self.brokers})
 
     def take(self, requests=1, **more):
         return self.ranking.take(requests, **more)
@@ -97,23 +97,23 @@ def test_the_order_of_ranks():
     }
     expected = ["well", "far", "suspect", "isolated", "isolated-and-suspect", "silent",
                 "unreachable", "unreachable-and-silent"]  # fmt: skip
-    left = dict(ranks)
+    remaining = dict(ranks)
     for name in expected:
-        route = Route(dict.fromkeys(left, 2), **left)
+        route = Route(dict.fromkeys(remaining, 2), **remaining)
         assert set(route.names(20)) == {name}
-        del left[name]
+        del remaining[name]
 
 
 def test_c38_consecutive_attempts_visit_other_brokers():
     route = Route({"a": 4, "b": 4, "c": 4})
     for _ in range(50):
-        last, seen = None, set()
+        last, visited = None, set()
         for _ in range(3):
             name, _ = route.take(last=last)
             assert name != last
             last = name
-            seen.add(last)
-        assert len(seen) >= 2
+            visited.add(last)
+        assert len(visited) >= 2
 
 
 @pytest.mark.parametrize("name", SELECTORS)
@@ -136,18 +136,21 @@ ranked = st.dictionaries(
 @given(brokers, ranked, st.none() | st.sampled_from("abcdef"), st.data())
 def test_only_the_best_brokers_are_taken(queues, ranks, last, data):
     name, seed = data.draw(st.sampled_from(SELECTORS)), data.draw(st.integers(0, 99))
-    route = Route(queues, name, seed, **{one: rank for one, rank in ranks.items() if one in queues})
+    route = Route(
+        queues, name, seed, **{broker: rank for broker, rank in ranks.items() if broker in queues}
+    )
     for load in route.loads.values():
         load.in_flight = data.draw(st.integers(0, 5000))
-    own = {one: ranks.get(one, 0) | (LAST if one == last else 0) for one in queues}
-    best = {one for one in queues if own[one] == min(own.values())}
+    own = {broker: ranks.get(broker, 0) | (LAST if broker == last else 0) for broker in queues}
+    best = {broker for broker in queues if own[broker] == min(own.values())}
     assert set(route.names(6, last=last)) <= best, "load chooses among equals only"
 
 
 @given(brokers, st.sets(st.sampled_from("abcdef")), st.integers(0, 99), st.integers(1, 200))
 def test_fair_shares_per_queue(queues, faulty, seed, count):
-    """apache/rocketmq#5672: half of all messages on one queue. Here: equal to two each."""
-    route = Route(queues, seed=seed, **{one: ISOLATED for one in faulty if one in queues})
+    """apache/rocketmq#5672 put half of all messages on one queue. Here each queue gets its share,
+    to within two messages."""
+    route = Route(queues, seed=seed, **{broker: ISOLATED for broker in faulty if broker in queues})
     chosen = Counter(route.take() for _ in range(count))
     names = set(queues) - faulty or set(queues)
     shares = [chosen[queue] for queue in route.queues if queue[0] in names]
@@ -166,7 +169,7 @@ def test_fair_shares_while_brokers_come_and_go(queues, seed, outages):
     for down in [None, *outages]:
         route.order(**({down: ISOLATED} if down in queues else {}))
         for number in range(37):
-            # Each third message is a retry: the pattern that one common cursor locks into.
+            # Retries take every third turn: a common cursor would lock into this pattern.
             queue = route.take()
             chosen[queue] += 1
             if number % 3 == 0:
@@ -177,14 +180,14 @@ def test_fair_shares_while_brokers_come_and_go(queues, seed, outages):
 
 
 def test_a_broker_that_recovers_gets_its_messages_on_all_queues():
-    """apache/rocketmq#5672, one thread: each message to `a` makes it unavailable for a while."""
+    """apache/rocketmq#5672, one thread: each message to `a` makes `a` unavailable for a while."""
     route, chosen, isolated = Route({"a": 4, "b": 4}), Counter(), 0
     for _ in range(1700):
         isolated -= 1
         route.order(a=ISOLATED if isolated > 0 else 0)
         queue = route.take()
         if queue[0] == "a":
-            isolated = 17  # not a multiple of anything here
+            isolated = 17  # 17 is no multiple of any number of queues here.
         chosen[queue] += 1
     for name in "ab":
         shares = [chosen[queue] for queue in route.queues if queue[0] == name]
@@ -244,7 +247,7 @@ def test_least_latency_prefers_fast_idle_brokers_and_starves_none():
 @pytest.mark.parametrize("name", SELECTORS)
 @pytest.mark.parametrize("window", [16, 64, 200, 500, 2000])
 def test_a_broker_that_answers_nothing_collects_its_share_and_little_more(name, window):
-    """The others answer at once: what is in flight at all is bounded by the window."""
+    """The other broker answers at once, so `window` bounds the messages in flight."""
     route = Route({"dead": 4, "a": 4}, name)
     stuck, answering = route.loads["dead"], route.loads["a"]
     for _ in range(20 * window):

@@ -1,4 +1,4 @@
-"""The fault table on a clock of our own: both generations' tables, isolation, probes."""
+"""The fault table by a clock of the test's own: both generations' tables, isolation, probes."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def test_better_half_puts_available_brokers_first():
     faults = table("4.x")
     good(faults, "slow", 5000)
     good(faults, "fast", 700)
-    later = NOW + 180.0  # both are available again, and the faster one is better
+    later = NOW + 180.0  # Both are available again, and `fast` is the better one.
     assert faults.better_half(["slow", "fast"], later) == {"fast"}
     bad(faults, "fast", later)
     assert faults.better_half(["slow", "fast"], later) == {"slow"}
 
 
 def test_better_half_puts_unreachable_brokers_last():
-    """One that refuses connections fails at once, and would be the quickest."""
+    """A broker that refuses connections fails at once, and would be the quickest."""
     faults = table("4.x")
     good(faults, "slow", 5000)
     bad(faults, "dead")
@@ -167,22 +167,22 @@ def test_many_failures_at_once_are_one_event():
 
 def test_probes_are_claimed_once_per_interval_and_store():
     store = MemoryFaultStore()
-    one, other = table(store=store), table(store=store)
-    bad(one, "a")
-    bad(one, "b", reachable=True)
-    assert one.due_for_probe(NOW, "a") == []
+    worker, other = table(store=store), table(store=store)
+    bad(worker, "a")
+    bad(worker, "b", reachable=True)
+    assert worker.due_for_probe(NOW, "a") == []
     assert other.due_for_probe(NOW + 2, "a") == ["a"]
-    assert one.due_for_probe(NOW + 2, "a") == []
-    assert one.due_for_probe(NOW + 4, "a") == ["a"]
+    assert worker.due_for_probe(NOW + 2, "a") == []
+    assert worker.due_for_probe(NOW + 4, "a") == ["a"]
 
 
 def test_brokers_that_are_unknown_here_are_left_to_those_who_know_them():
-    """A worker without a route must not take what others have learned, nor their turn to probe."""
+    """A worker without a route must not claim the probes of other workers' brokers."""
     store = MemoryFaultStore()
-    one, other = table(store=store), table(store=store)
-    bad(one, "a")
+    worker, other = table(store=store), table(store=store)
+    bad(worker, "a")
     assert other.due_for_probe(NOW + 2, ()) == []
-    assert one.due_for_probe(NOW + 2, "a") == ["a"]
+    assert worker.due_for_probe(NOW + 2, "a") == ["a"]
     assert other.due_for_probe(NOW + 4, "b") == [] and not other.is_reachable("a")
     assert other.due_for_probe(NOW + 700, "b") == [] and other.items() == []
 
@@ -200,7 +200,7 @@ def test_a_dead_probe_extends_and_a_live_one_lets_isolation_run_out():
 
 
 def test_a_frozen_detector_does_not_keep_a_broker_away():
-    """apache/rocketmq#7812: avoided for ever."""
+    """apache/rocketmq#7812: with a frozen detector the broker was avoided for ever."""
     faults = table()
     bad(faults, "a")
     assert faults.is_available("a", NOW + 10)
@@ -257,7 +257,7 @@ def test_every_isolation_ends_by_time(profile, history):
 
 @given(steps)
 def test_an_unavailable_broker_was_announced(history):
-    """What the ledger shows as isolated covers all that is isolated, to EXTENSION_S."""
+    """Every broker is available again EXTENSION_S after the last end that the ledger shows."""
     faults, now_s, until_s = table(), NOW, {"a": 0.0, "b": 0.0}
     for kind, name, latency_ms, wait_s in history:
         now_s += wait_s

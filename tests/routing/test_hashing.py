@@ -127,14 +127,14 @@ def test_a_character_cut_in_two_rows_is_not_one_character():
 @given(st.lists(texts, max_size=30), st.integers(1, 60))
 def test_blocks_change_nothing(keys, block):
     array = pa.array(keys, pa.string())
-    whole = hashing.java_hash_array(array).tolist(), hashing.siphash_array(array).tolist()
+    expected = hashing.java_hash_array(array).tolist(), hashing.siphash_array(array).tolist()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hashing, "BLOCK_BYTES", block)
-        # The tables of powers hold one block; keep them as short as the block is.
+        # The tables of powers hold one block, so the test shortens them to its block.
         patch.setattr(hashing, "_POWERS", hashing._POWERS[: block + 1])
         patch.setattr(hashing, "_INVERSES", hashing._INVERSES[: block + 1])
         parts = hashing.java_hash_array(array).tolist(), hashing.siphash_array(array).tolist()
-    assert parts == whole
+    assert parts == expected
 
 
 def test_a_key_longer_than_a_block():
@@ -176,7 +176,7 @@ def test_java_index_is_javas_remainder_and_absolute_value(value, count):
     assert hashing.java_index_array(np.array([value], np.int32), count)[0] == abs(remainder)
 
 
-# Long.toString's text, Long.hashCode; and texts that are no Long's, with their String.hashCode.
+# Texts of Java longs with Long.hashCode; then texts that are no longs with String.hashCode.
 LONGS = [
     ("0", 0), ("7", 7), ("-1", 0), ("-2", 1), ("2147483647", 2147483647),
     ("2147483648", -2147483648), ("4294967296", 1), ("-4294967296", -1), ("1099511627776", 256),

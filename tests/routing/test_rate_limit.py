@@ -10,7 +10,7 @@ from rocket_sink.routing.rate_limit import BURST_S, AimdWindow, TokenBucket
 
 
 def _spend_all(bucket: TokenBucket, amounts: list[float], now_s: float) -> list[float]:
-    """The time of each amount, for a sender that waits for `wait_s`."""
+    """Return the time at which each amount goes, for a sender that waits for `wait_s`."""
     times = []
     for amount in amounts:
         while (wait_s := bucket.wait_s(amount, now_s)) > 0:
@@ -28,7 +28,8 @@ def test_the_rate_is_never_passed_and_always_reached(seed: int) -> None:
     times = _spend_all(TokenBucket(rate, 5.0), amounts, 5.0)
     spent = 0.0
     for amount, at_s in zip(amounts, times, strict=True):
-        # What is larger than a full bucket goes when the bucket is full, and is paid for later.
+        # An amount larger than a full bucket goes when the bucket is full; later amounts pay for
+        # the rest.
         assert spent + min(amount, rate * BURST_S) <= rate * (at_s - 5.0) * 1.000001 + 1e-6
         spent += amount
     last = max(amounts)
@@ -36,7 +37,7 @@ def test_the_rate_is_never_passed_and_always_reached(seed: int) -> None:
 
 
 def test_a_new_sender_waits_before_its_first_piece() -> None:
-    """Short-lived workers would pass the limit together otherwise."""
+    """Otherwise many short-lived workers together would exceed the limit."""
     bucket = TokenBucket(10, 100.0)
     assert bucket.wait_s(1, 100.0) == pytest.approx(0.1)
     assert bucket.wait_s(1, 100.11) == 0.0

@@ -28,9 +28,9 @@ def test_a_leaving_broker_moves_only_its_own_keys(candidates, data):
         st.none() | st.lists(st.integers(1, 16), min_size=len(candidates), max_size=len(candidates))
     )
     gone = data.draw(st.sampled_from(candidates))
-    rest = [name for name in candidates if name != gone]
+    remaining = [name for name in candidates if name != gone]
     rest_weights = weights and [w for n, w in zip(candidates, weights, strict=True) if n != gone]
-    before, after = owners(candidates, weights), owners(rest, rest_weights)
+    before, after = owners(candidates, weights), owners(remaining, rest_weights)
     for old, new in zip(before, after, strict=True):
         assert new == old or old == gone
 
@@ -46,9 +46,9 @@ def test_one_key_is_a_column_of_one(key, candidates, data):
     weights = data.draw(
         st.none() | st.lists(st.integers(1, 16), min_size=len(candidates), max_size=len(candidates))
     )
-    one = hashing.rendezvous(key, candidates, weights)
+    owner = hashing.rendezvous(key, candidates, weights)
     hashes = hashing.siphash_array(pa.array([key]))
-    assert hashing.rendezvous_of_hashes(hashes, candidates, weights).tolist() == [one]
+    assert hashing.rendezvous_of_hashes(hashes, candidates, weights).tolist() == [owner]
 
 
 def test_shares_follow_the_weights():

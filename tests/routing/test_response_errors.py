@@ -1,4 +1,4 @@
-"""Response code and remark -> outcome and error."""
+"""From a response code and remark to an outcome and an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from rocket_sink.routing.retry import (
 from rocket_sink.wire.responses import SEND_STATUS
 
 # PutMessageStatus of the store -> (response code, remark) as SendMessageProcessor answers it,
-# and what became of the message.
 C67 = [
     ("PUT_OK", 0, None, Outcome.ACKED, None),
     ("FLUSH_DISK_TIMEOUT", 10, None, Outcome.ACKED_DEGRADED, None),

@@ -28,12 +28,12 @@ NONE, BEST, STRICT = Ordering.NONE, Ordering.BEST_EFFORT, Ordering.STRICT
 
 
 def all_errors():
-    found, stack = [], [SendError]
+    classes, stack = [], [SendError]
     while stack:
         error = stack.pop()
         stack += error.__subclasses__()
-        found.append(error)
-    return sorted(found, key=lambda error: error.__name__)
+        classes.append(error)
+    return sorted(classes, key=lambda error: error.__name__)
 
 
 def make(error):
@@ -143,7 +143,7 @@ def test_f25_a_topic_closed_on_one_broker_is_tried_on_the_others():
 
 @pytest.mark.parametrize("code", [2, 215])
 def test_f22_f23_busy_brokers_get_a_jittered_wait(code):
-    """The same for sync and async; Java asks again at once, or never."""
+    """Sync and async sends do the same; Java asks again at once, or never."""
     delays = {
         call(error_for_answer(code, "busy"), rng=random.Random(seed)).delay_s for seed in range(50)
     }
@@ -221,7 +221,7 @@ def test_strict_order_waits_for_its_queue_while_nothing_is_stored():
 
 
 def test_strict_order_waits_for_a_queue_that_only_the_route_lacks():
-    """A killed broker leaves the route at once; its queues come back with it."""
+    """A killed broker leaves the route at once; its queues come back when it restarts."""
     gone = errors.InvalidQueueError("not in the route")
     for earlier in ([], [errors.InvalidQueueError] * 5):
         decision = call(gone, ordering=STRICT, attempt=9, earlier=earlier)
@@ -260,8 +260,8 @@ def test_f30_degraded_answers_by_policy(code):
 
     assert degraded().action is Action.GIVE_UP
     assert degraded(onDegraded="fail").action is Action.GIVE_UP
-    asked = degraded(onDegraded="retry")
-    assert asked.retries == (code != 11)
+    decision = degraded(onDegraded="retry")
+    assert decision.retries == (code != 11)
     forced = degraded(retryAnotherBrokerWhenNotStoreOK=True)
     assert forced.action is Action.RETRY_NOW
     assert forced.avoid_broker
@@ -273,7 +273,7 @@ def test_f30_degraded_answers_by_policy(code):
 
 
 def test_attempts_share_what_is_left():
-    """Java's first attempt may use up all three seconds (apache/rocketmq#8997)."""
+    """Java's first attempt may use up the whole three seconds (apache/rocketmq#8997)."""
     assert attempt_deadline(0, 3, 3) == 1
     assert attempt_deadline(1, 3, 2) == 2
     assert attempt_deadline(2, 3, 1) == 3
@@ -328,5 +328,5 @@ def test_any_decision_is_sound(error, ordering, attempt, now_s, fixed, alternati
 
 
 def test_the_same_rng_gives_the_same_decision():
-    one = call(errors.BrokerBusyError, rng=random.Random(7))
-    assert one == call(errors.BrokerBusyError, rng=random.Random(7))
+    decision = call(errors.BrokerBusyError, rng=random.Random(7))
+    assert decision == call(errors.BrokerBusyError, rng=random.Random(7))

@@ -80,7 +80,7 @@ def test_best_effort_moves_home_queues_of_an_unavailable_broker_and_back():
         moved = sharding.fallback_queue(info, home, lambda name: name != "a")
         assert (moved == home) == (home.broker_name != "a")
         assert moved.broker_name != "a"
-        # Another broker that fails moves only what went there.
+        # If a second broker fails, only the keys that moved to it move again.
         again = sharding.fallback_queue(info, home, lambda name: name not in ("a", "b"))
         assert again == moved or moved.broker_name == "b"
         assert sharding.fallback_queue(info, home, lambda name: False) == home

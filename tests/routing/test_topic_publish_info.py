@@ -1,4 +1,4 @@
-"""From a route to the queues that can be written to."""
+"""TopicPublishInfo: the writable queues of a route."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ class Unsearchable(tuple):
 
 
 def test_a_queue_of_a_static_topic_is_found_without_a_search():
-    """All are asked for, one by one: 65,536 of them took minutes."""
+    """A caller asks for all queues, one by one: for 65,536 queues a search each took minutes."""
     mapping = {"b1": QueueMapping("b1", 4, 1, queue_ids={0: 0, 1: 1})}
     info = TopicPublishInfo.of("t", route(QueueData("b1", 4, 4), mappings=mapping))
-    by_broker = {name: Unsearchable(found) for name, found in info.queues_by_broker.items()}
+    by_broker = {name: Unsearchable(queues) for name, queues in info.queues_by_broker.items()}
     info = replace(info, queues=Unsearchable(info.queues), queues_by_broker=by_broker)
     assert [info.index_of(queue) for queue in info.queues] == [0, 1, 2, 3]
     assert [info.broker_of(queue) for queue in info.queues] == ["b1", "b1", NO_BROKER, NO_BROKER]
@@ -107,7 +107,7 @@ def test_c74_wiped_write_permission():
 
 
 def test_c74_three_brokers_sorted_by_name():
-    """apache/rocketmq#1999: clients that do not sort send one key to two queues."""
+    """apache/rocketmq#1999: clients that do not sort the brokers send one key to two queues."""
     info = TopicPublishInfo.of(
         "t", route(QueueData("c", 1, 1), QueueData("a", 1, 2), QueueData("b", 1, 1))
     )

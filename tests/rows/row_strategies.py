@@ -32,7 +32,7 @@ ODD = [
 def _mostly_good(*, text_only: bool = True) -> st.SearchStrategy[bytes]:
     free = st.text(max_size=12).map(lambda text: text.encode())
     raw = free if text_only else st.binary(max_size=12)
-    # the choices are weighted so that a batch has accepted rows too
+    # The choices are weighted so that a batch has accepted rows too.
     return st.one_of(
         st.sampled_from(GOOD), st.sampled_from(GOOD), st.sampled_from(GOOD), free, raw,
         st.sampled_from(ODD),
@@ -58,7 +58,7 @@ MILLIS = _rarely([-1, -5000], st.none() | st.integers(0, 4_000_000_000_000))
 
 @dataclass(frozen=True)
 class Frame:
-    """Rows as dicts of raw values (text as bytes), and the same as a table."""
+    """Rows as dicts of raw values (text as bytes), and the same rows as a table."""
 
     rows: list[dict[str, Any]]
     table: pa.Table
@@ -119,7 +119,7 @@ def _maps(values: list[list[tuple[bytes, bytes | None]] | None], form: str) -> p
 
 
 def _structs(values: list[Any], form: str) -> pa.Array:
-    """Kafka's headers: the values are binary but in the plain form."""
+    """Return Kafka's headers as structs; the values are binary except in the plain form."""
     offsets, flat = _list_parts(values)
     names = _texts([name for name, _ in flat], form)
     items = [value for _, value in flat]
@@ -166,7 +166,7 @@ FORMS = ("plain", "large", "view", "dictionary")
 
 @st.composite
 def frames(draw: st.DrawFn) -> Frame:
-    """A table with a random choice of columns and forms, sliced out of a longer one, chunked."""
+    """Draw a table of random columns and forms, chunked and sliced from a longer one."""
     names = set(draw(st.sets(st.sampled_from(sorted(COLUMNS)), max_size=5)))
     if {"queue_id", "broker_name"} & names:
         names |= {"queue_id", "broker_name"}
@@ -202,13 +202,13 @@ def text_of(value: bytes | None) -> str | None:
 
 
 def message_of(row: dict[str, Any], options: SinkOptions) -> Message:
-    """The Message that a row stands for, by the words of the row contract."""
+    """Return the Message of a row, made by the words of the row contract."""
     keys = row.get("keys") or ([row["key"]] if row.get("key") is not None else [])
     pairs = row.get("properties") or row.get("headers") or []
     properties = {text_of(n) or "": text_of(v) or "" for n, v in pairs if v is not None}
     if row.get("event_time") is not None:
         if EVENT_TIME in properties:
-            # A row is refused with one code, however many it deserves: with this one first.
+            # A row has one refusal code even if several apply: this one comes first.
             raise MessageError("the name is the column's", code="RESERVED_PROPERTY")
         properties[EVENT_TIME] = str(row["event_time"])
     return Message(
@@ -228,7 +228,7 @@ def message_of(row: dict[str, Any], options: SinkOptions) -> Message:
 
 
 def code_of(row: dict[str, Any], options: SinkOptions) -> str | None:
-    """Why a row is refused, judged without Arrow; None: it is accepted."""
+    """Return the code by which a row is refused, judged without Arrow; None if it is accepted."""
     try:
         message = message_of(row, options)
         if len(message.body) > options.max_message_size_bytes:

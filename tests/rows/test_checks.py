@@ -1,4 +1,4 @@
-"""A row passes the column checks when, and only when, its Message can be made."""
+"""The column checks accept a row exactly if its Message can be made."""
 
 from __future__ import annotations
 
@@ -303,8 +303,8 @@ def test_bytes_under_a_null_are_ignored() -> None:
 def test_a_topics_namespace_counts_for_its_length():
     options = SinkOptions.parse(namespace="ns")
     topics = ["t" * 124, "t" * 125, "ns%" + "t" * 124, "%RETRY%" + "t" * 117, "%RETRY%" + "t" * 118]
-    found = check(pa.table({"topic": topics, "body": ["x"] * 5}), options)
-    assert [one.row for one in found.refused] == [1, 4]
-    assert {one.code for one in found.refused} == {"INVALID_TOPIC"}
+    verdict = check(pa.table({"topic": topics, "body": ["x"] * 5}), options)
+    assert [refusal.row for refusal in verdict.refused] == [1, 4]
+    assert {refusal.code for refusal in verdict.refused} == {"INVALID_TOPIC"}
     with pytest.raises(OptionError, match="128 characters"):
         check(pa.table({"body": ["x"]}), options.with_(topic="t" * 125))

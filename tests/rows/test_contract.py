@@ -1,4 +1,4 @@
-"""The row contract: found on the driver, with errors that name the way out; cast in the tasks."""
+"""The row contract: resolved on the driver, cast in the tasks; its errors name the way out."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def test_spark_and_arrow_types_have_one_vocabulary(
 
 def test_a_struct_type_is_read_like_an_arrow_schema() -> None:
     schema = spark.StructType().add("value", "binary").add("key", "string").add("n", "integer")
-    found = resolve_columns(schema, SinkOptions.parse(topic="t"))
-    assert dict(found.sources) == {"body": "value", "keys": "key"}
+    resolved = resolve_columns(schema, SinkOptions.parse(topic="t"))
+    assert dict(resolved.sources) == {"body": "value", "keys": "key"}
 
 
 def test_a_collated_string_is_a_string() -> None:
@@ -190,28 +190,28 @@ def test_strict_columns_know_overridden_and_mapped_columns() -> None:
 
 def test_json_packs_all_data_and_leaves_metadata_out() -> None:
     columns = {"tail": TEXT, "n": LONG, "value": LONG, "tags": TEXT, "topic": TEXT}
-    found = plan(columns, bodyFormat="json", columns="sharding_key=tail", strictColumns=True)
-    assert found.json_columns == ("tail", "n", "value", "topic")
-    assert dict(found.sources) == {"body": "body", "tags": "tags", "sharding_key": "tail"}
-    assert found.needs_to_json
+    resolved = plan(columns, bodyFormat="json", columns="sharding_key=tail", strictColumns=True)
+    assert resolved.json_columns == ("tail", "n", "value", "topic")
+    assert dict(resolved.sources) == {"body": "body", "tags": "tags", "sharding_key": "tail"}
+    assert resolved.needs_to_json
     batch = pa.record_batch({name: pa.nulls(1, kind) for name, kind in columns.items()})
     with pytest.raises(ColumnError, match="to_json"):
-        normalise(batch, found)
+        normalise(batch, resolved)
 
 
 def test_a_plan_pickles() -> None:
-    made = plan({"a": TEXT, "tags": TEXT}, bodyFormat="json")
-    assert pickle.loads(pickle.dumps(made)) == made
+    resolved = plan({"a": TEXT, "tags": TEXT}, bodyFormat="json")
+    assert pickle.loads(pickle.dumps(resolved)) == resolved
 
 
 def test_needed_columns_are_named_once() -> None:
-    made = plan({"body": TEXT, "id": TEXT, "x": TEXT}, columns="keys=id,sharding_key=id")
-    assert made.needed == ("body", "id")
+    resolved = plan({"body": TEXT, "id": TEXT, "x": TEXT}, columns="keys=id,sharding_key=id")
+    assert resolved.needed == ("body", "id")
 
 
 def test_numbers_shard_by_their_decimal_text() -> None:
-    whole = rows({"body": ["x"] * 3, "sharding_key": pa.array([12, None, -5], pa.int64())})
-    assert whole.sharding_key.to_pylist() == ["12", None, "-5"]
+    normalised = rows({"body": ["x"] * 3, "sharding_key": pa.array([12, None, -5], pa.int64())})
+    assert normalised.sharding_key.to_pylist() == ["12", None, "-5"]
     cents = pa.array([Decimal("12.50"), Decimal("-0.05")], pa.decimal128(10, 2))
     assert rows({"body": ["x"] * 2, "sharding_key": cents}).sharding_key.to_pylist() == [
         "12.50", "-0.05"
@@ -224,9 +224,9 @@ def test_numbers_shard_by_their_decimal_text() -> None:
 )
 def test_times_are_epoch_milliseconds_rounded_down(unit: str, ticks: int, millis: int) -> None:
     times = pa.array([ticks, None], pa.int64()).cast(pa.timestamp(unit, "UTC"))
-    made = rows({"body": ["x", "y"], "delivery_timestamp": times, "event_time": times})
-    assert made.delivery_timestamp_ms.to_pylist() == [millis, None]
-    assert made.event_time_ms.to_pylist() == [millis, None]
+    normalised = rows({"body": ["x", "y"], "delivery_timestamp": times, "event_time": times})
+    assert normalised.delivery_timestamp_ms.to_pylist() == [millis, None]
+    assert normalised.event_time_ms.to_pylist() == [millis, None]
 
 
 @pytest.mark.parametrize("ticks", [1 << 62, -(1 << 62)])
@@ -237,8 +237,8 @@ def test_seconds_beyond_all_milliseconds_are_not_taken_for_others(ticks: int) ->
 
 
 def test_epoch_milliseconds_are_taken_as_they_are() -> None:
-    made = rows({"body": ["x"], "delivery_timestamp": [1_700_000_000_123]})
-    assert made.delivery_timestamp_ms.to_pylist() == [1_700_000_000_123]
+    normalised = rows({"body": ["x"], "delivery_timestamp": [1_700_000_000_123]})
+    assert normalised.delivery_timestamp_ms.to_pylist() == [1_700_000_000_123]
 
 
 def test_of_a_repeated_property_the_first_place_and_the_last_value_stay() -> None:
@@ -248,26 +248,26 @@ def test_of_a_repeated_property_the_first_place_and_the_last_value_stay() -> Non
         [("b", None), ("a", "4")],
         [("b", "5"), ("a", "6"), ("b", "7")],
     ]
-    made = rows({"body": ["x"] * 4, "properties": pa.array(entries, MAP)})
-    assert made.properties.to_pylist() == [
+    normalised = rows({"body": ["x"] * 4, "properties": pa.array(entries, MAP)})
+    assert normalised.properties.to_pylist() == [
         [("a", "3"), ("b", "2")], [], [("a", "4")], [("b", "7"), ("a", "6")]
     ]  # fmt: skip
 
 
 def test_a_null_last_value_drops_the_entry_and_not_the_property() -> None:
     entries = [[{"key": "a", "value": b"1"}, {"key": "a", "value": None}, None]]
-    made = rows({"body": ["x"], "headers": pa.array(entries, headers(BYTES))})
-    assert made.properties.to_pylist() == [[("a", "1")]]
+    normalised = rows({"body": ["x"], "headers": pa.array(entries, headers(BYTES))})
+    assert normalised.properties.to_pylist() == [[("a", "1")]]
 
 
 def test_tags_are_trimmed_and_empty_ones_are_none() -> None:
-    made = rows({"body": ["x"] * 5, "tags": [" a ", "", None, " ", "\tключ\u2003\n"]})
-    # As String.trim: other blanks are part of a tag that Java's consumers filter by.
-    assert made.tags.to_pylist() == ["a", None, None, " ", "ключ\u2003"]
+    normalised = rows({"body": ["x"] * 5, "tags": [" a ", "", None, " ", "\tключ\u2003\n"]})
+    # Tags are trimmed like Java's String.trim: other blanks are part of a tag.
+    assert normalised.tags.to_pylist() == ["a", None, None, " ", "ключ\u2003"]
 
 
 def test_columns_without_values_are_absent() -> None:
-    made = rows(
+    normalised = rows(
         {
             "body": ["x"],
             "tags": pa.nulls(1),
@@ -276,13 +276,13 @@ def test_columns_without_values_are_absent() -> None:
             "flag": pa.nulls(1, pa.int32()),
         }
     )
-    assert set(made.columns()) == {"body"}
+    assert set(normalised.columns()) == {"body"}
 
 
 def test_a_fixed_size_binary_body_and_an_extension_type_are_taken() -> None:
     body = pa.array([b"1234", None], pa.binary(4))
-    made = rows({"body": body})
-    assert (made.body.to_pylist(), made.body_is_text) == ([b"1234", None], False)
+    normalised = rows({"body": body})
+    assert (normalised.body.to_pylist(), normalised.body_is_text) == ([b"1234", None], False)
     uuids = pa.array([b"0123456789abcdef"], pa.uuid())
     assert rows({"body": uuids}).body.to_pylist() == [b"0123456789abcdef"]
 
@@ -296,13 +296,13 @@ def test_a_slice_behind_two_gigabytes_is_taken(kind: pa.DataType, tmp_path: Path
     with pa.memory_map(str(file)) as data:
         buffers = [None, pa.py_buffer(offsets), data.read_buffer(2100 * width)]
         bodies = pa.Array.from_buffers(kind, 2100, buffers)
-        made = normalise(pa.record_batch({"body": bodies[2080:2082]}), plan({"body": kind}))
-    assert made.body == pa.array([b"\0" * width] * 2)
+        normalised = normalise(pa.record_batch({"body": bodies[2080:2082]}), plan({"body": kind}))
+    assert normalised.body == pa.array([b"\0" * width] * 2)
 
 
 def test_order_by_stays_as_it_came() -> None:
-    made = rows({"body": ["x"], "at": pa.array([1.5])}, orderBy="at")
-    assert made.order_by.to_pylist() == [1.5]
+    normalised = rows({"body": ["x"], "at": pa.array([1.5])}, orderBy="at")
+    assert normalised.order_by.to_pylist() == [1.5]
 
 
 def test_a_missing_column_is_named() -> None:
@@ -311,29 +311,29 @@ def test_a_missing_column_is_named() -> None:
 
 
 def test_rows_can_be_taken_and_sliced() -> None:
-    made = rows({"body": ["a", "b", "c"], "tags": ["1", "2", "3"], "queue_id": [0, 1, 2],
+    normalised = rows({"body": ["a", "b", "c"], "tags": ["1", "2", "3"], "queue_id": [0, 1, 2],
                  "broker_name": ["x", "y", "z"]})  # fmt: skip
-    taken = made.take(pa.array([2, 0]).to_numpy())
-    assert (taken.body.to_pylist(), taken.queue_id.to_pylist()) == ([b"c", b"a"], [2, 0])
-    assert made.slice(1, 2).tags.to_pylist() == ["2"]
-    assert taken.topic == "t"
+    selection = normalised.take(pa.array([2, 0]).to_numpy())
+    assert (selection.body.to_pylist(), selection.queue_id.to_pylist()) == ([b"c", b"a"], [2, 0])
+    assert normalised.slice(1, 2).tags.to_pylist() == ["2"]
+    assert selection.topic == "t"
 
 
 def test_rows_with_an_id_of_their_own_keep_it() -> None:
-    made = rows({"body": ["a", "b"], "message_id": ["own", None]})
-    ids = made.property_columns(pa.array(["m1", "m2"]))["message_ids"]
+    normalised = rows({"body": ["a", "b"], "message_id": ["own", None]})
+    ids = normalised.property_columns(pa.array(["m1", "m2"]))["message_ids"]
     assert ids.to_pylist() == ["own", "m2"]
 
 
 @pytest.mark.spark
 def test_spark_packs_the_columns_as_json(spark: Any) -> None:
     frame = spark.sql("select 'N1' as tail, 5 as `odd.name`, 'UA' as tags, null as nothing")
-    made = resolve_columns(
+    resolved = resolve_columns(
         frame.schema, SinkOptions.parse(topic="t", bodyFormat="json", columns="keys=tail")
     )
-    packed = pack_json(frame, made)
+    packed = pack_json(frame, resolved)
     assert packed.columns == ["body", "tags", "tail"]
     batch = packed.toArrow()
-    made_rows = normalise(batch, made)
+    made_rows = normalise(batch, resolved)
     assert made_rows.body.to_pylist() == [b'{"tail":"N1","odd.name":5}']
     assert made_rows.keys.to_pylist() == ["N1"]

@@ -1,4 +1,4 @@
-"""Python rows to Arrow: names and types are found, and judged by the row contract."""
+"""Python rows to Arrow: the batcher infers names and types, and the row contract judges them."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_mapped_columns_are_checked_too() -> None:
 
 
 class TestPile:
-    """Batches end by rows, and by bytes where rows are large: the memory of a task is bounded."""
+    """A batch ends by its rows, or by its bytes if rows are large: a task's memory is bounded."""
 
     @pytest.fixture(autouse=True)
     def few_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ class TestPile:
 
     @staticmethod
     def batches(sizes: list[int], limit: int = 1000, **options: Any) -> list[int]:
-        """Rows of each batch."""
+        """Return the number of rows of each batch."""
         pile, counts = RowBuffer(RowBatcher(OPTIONS.with_(**options)), limit), []
         for size in sizes:
             pile.rows.append(Row(tags="t", body=b"x" * size))
@@ -144,9 +144,9 @@ class TestPile:
                 batch = pile.take()
                 assert batch is not None
                 counts.append(batch.num_rows)
-        rest = pile.take()
+        last = pile.take()
         assert pile.take() is None
-        return [*counts, *([rest.num_rows] if rest is not None else [])]
+        return [*counts, *([last.num_rows] if last is not None else [])]
 
     def test_small_rows_are_counted(self) -> None:
         assert self.batches([10] * 2500) == [1000, 1000, 500]
@@ -155,29 +155,29 @@ class TestPile:
         assert self.batches([]) == []
 
     def test_large_ones_are_weighed(self) -> None:
-        found = self.batches([5000] * 500)
-        assert sum(found) == 500
-        assert max(found) * 5000 <= 1.1 * 100_000
+        counts = self.batches([5000] * 500)
+        assert sum(counts) == 500
+        assert max(counts) * 5000 <= 1.1 * 100_000
         assert set(self.batches([200_000] * 30)[1:]) <= {1}
 
     def test_one_that_grows_is_noticed(self) -> None:
-        found = self.batches([1] * 1000 + [5000] * 400, limit=8000)
-        assert max(found[1:]) * 5000 <= 1.1 * 100_000
+        counts = self.batches([1] * 1000 + [5000] * 400, limit=8000)
+        assert max(counts[1:]) * 5000 <= 1.1 * 100_000
 
     def test_what_comes_while_a_batch_is_made_stays(self) -> None:
-        """Another thread takes while the owner appends (foreach)."""
+        """Another thread takes a batch while the owner appends (foreach)."""
         pile: RowBuffer
 
         class Slow(RowBatcher):
             def batch(self, rows: Any) -> pa.RecordBatch:
-                made = super().batch(rows)
+                batch = super().batch(rows)
                 pile.rows.append(Row(body=b"later"))
-                return made
+                return batch
 
         pile = RowBuffer(Slow(OPTIONS), 1000)
         pile.rows.append(Row(body=b"first"))
-        made = [pile.take(), pile.take()]
-        assert [batch and batch.to_pydict() for batch in made] == [
+        batches = [pile.take(), pile.take()]
+        assert [batch and batch.to_pydict() for batch in batches] == [
             {"body": [b"first"]}, {"body": [b"later"]},
         ]  # fmt: skip
         assert len(pile.rows) == pile.look_at == 1
@@ -207,7 +207,7 @@ class TestPile:
 def test_the_end_of_the_year_9999_is_a_time(
     zone: str, hours: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """West of UTC it is in the year 10000 there."""
+    """West of UTC this moment is in the year 10000, in local time."""
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     try:
@@ -222,14 +222,14 @@ def test_the_end_of_the_year_9999_is_a_time(
 
 
 ZONE_TIMES = {
-    # The clock goes from 02:00 to 03:00, and later from 02:00 back to 01:00.
+    # New York's clock goes from 02:00 to 03:00 in March, and from 02:00 back to 01:00 in November.
     "skipped": [(3, 10, hour, minute) for hour in (1, 2, 3, 4) for minute in (0, 15, 30, 59)],
     "twice": [(11, 3, hour, minute) for hour in (0, 1, 2) for minute in (0, 30, 59)],
 }
 
 
 def in_order(times: list[dt.datetime | None]) -> list[dt.datetime | None]:
-    """The times of a foreach lane as its rows are sorted."""
+    """Return the times in the order in which a foreach lane sends their rows."""
     rows = [Row(body=str(number), at=value) for number, value in enumerate(times)]
     options = OPTIONS.with_(order_by="at")
     batcher = RowBatcher(options)
@@ -249,14 +249,14 @@ def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("hours", ZONE_TIMES)
 def test_times_without_a_zone_are_sorted_as_they_are_written(hours: str, new_york: None) -> None:
-    """Spark sorts a TIMESTAMP_NTZ so, in whichever zone its workers are."""
+    """Spark sorts a TIMESTAMP_NTZ by its written value, in any zone of its workers."""
     written = [dt.datetime(2024, *parts, 0, 7) for parts in ZONE_TIMES[hours]]
     written += [dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59)]
     assert in_order([None, *reversed(written)]) == [*sorted(written), None]
 
 
 def test_moments_of_an_hour_that_comes_twice_keep_their_order(new_york: None) -> None:
-    """As TimestampType.fromInternal gives them."""
+    """TimestampType.fromInternal returns such moments with `fold` set."""
     from pyspark.sql.types import TimestampType
 
     begin_s = calendar.timegm((2024, 11, 3, 4, 30, 0))
@@ -264,5 +264,5 @@ def test_moments_of_an_hour_that_comes_twice_keep_their_order(new_york: None) ->
         TimestampType().fromInternal((begin_s + minutes * 60) * 1_000_000)
         for minutes in range(0, 180, 20)
     ]
-    found = in_order(list(reversed(moments)))
-    assert [(at, at.fold) for at in found if at] == [(at, at.fold) for at in moments]
+    ordered = in_order(list(reversed(moments)))
+    assert [(at, at.fold) for at in ordered if at] == [(at, at.fold) for at in moments]

@@ -13,7 +13,7 @@ from rocket_sink.rows.sort import RowSorter
 
 @pytest.mark.parametrize("memory_bytes", [1, 1 << 20])
 def test_order_of_rows_without_a_key(memory_bytes: int) -> None:
-    """A batch in which no row has a key lacks the column."""
+    """A batch in which no row has a key has no `order_by` column."""
     sorter = RowSorter(memory_bytes=memory_bytes)
     sorter.add(RowBatch(pa.array([b"5"]), "t", order_by=pa.array([5])))
     keys = pa.array([None, "k", None])
@@ -32,7 +32,7 @@ KEYS = {"none": None, "all null": [None] * 500, "one": ["hot"] * 500}
 def test_memory_stays_bounded_whatever_the_keys(
     monkeypatch: pytest.MonkeyPatch, keys: list[str | None] | None
 ) -> None:
-    """80 runs of 50 KB, so that some are merged twice; Arrow's own account is the judge."""
+    """80 runs of 50 KB are merged, some of them twice. Arrow's own count of bytes is the judge."""
     monkeypatch.setattr(sort, "_RUNS", 8)
     limit, numbers = 50_000, np.random.default_rng(1).permutation(40_000)
     sorter = RowSorter(memory_bytes=limit)
@@ -56,7 +56,7 @@ def test_memory_stays_bounded_whatever_the_keys(
 
 @pytest.mark.parametrize("memory_bytes", [1, 700, 1 << 20])
 def test_equal_values_keep_their_order(memory_bytes: int) -> None:
-    """Python's sort is the judge; values may be null, and come last."""
+    """Python's sort is the judge; nulls come last."""
     values = [None if n % 11 == 0 else n * 7 % 5 for n in range(300)]
     sorter = RowSorter(memory_bytes=memory_bytes)
     for start in range(0, 300, 3):

@@ -1,4 +1,4 @@
-"""The scripted cluster does what its script says; asked over plain sockets."""
+"""The scripted cluster does what its script says, seen over plain sockets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rocket_sink.wire.route import decode_route
 
 
 class Client:
-    """A blocking connection that reads frames; None when nothing comes."""
+    """A blocking connection that reads frames; `read` returns None if no frame comes."""
 
     def __init__(self, address: str, timeout_s: float = 5.0) -> None:
         host, _, port = address.rpartition(":")
@@ -101,8 +101,8 @@ def test_routes_send_pull_and_queries(cluster: FakeCluster, client: Client) -> N
     assert [m.body for m in messages] == [b"hello", b"m0", b"m1", b"m2"]
     assert following == 4
     assert (pulled.ext or {})["maxOffset"] == "4"  # type: ignore[union-attr]
-    found = requests.query_message(topic="t", key="B1", max_num=5, unique_key=True)
-    assert [m.body for m in decode_query_answer(client.ask(found))] == [b"m1"]  # type: ignore[arg-type]
+    query = requests.query_message(topic="t", key="B1", max_num=5, unique_key=True)
+    assert [m.body for m in decode_query_answer(client.ask(query))] == [b"m1"]  # type: ignore[arg-type]
     route = Client(cluster.name_server).ask(requests.get_route("t"))
     assert route is not None
     assert [q.broker_name for q in decode_route(route.body).queues] == ["broker-a"]
@@ -197,7 +197,7 @@ def test_what_is_answered_meanwhile_comes_after_the_bytes_that_drip(
         bodies = (b"one", b"two", b"three")
         client.socket.sendall(b"".join(encode_frame(send(body=body)) for body in bodies))
         answers = [client.read(30) for _ in bodies]
-    assert [one and one.code for one in answers] == [0, 0, 0]
+    assert [answer and answer.code for answer in answers] == [0, 0, 0]
 
 
 def test_a_rule_for_no_request_is_none(cluster: FakeCluster, client: Client) -> None:
@@ -253,7 +253,7 @@ def test_a_request_that_cannot_be_handled_is_an_answer(
 ) -> None:
     """An exception would end the thread of all servers."""
     answers = client.ask(request_), client.ask(send())
-    assert [one and one.code for one in answers] == [ResponseCode.SYSTEM_ERROR, 0]
+    assert [answer and answer.code for answer in answers] == [ResponseCode.SYSTEM_ERROR, 0]
 
 
 def test_close_and_start_may_be_called_twice() -> None:
@@ -305,7 +305,7 @@ def test_the_proxy_passes_cuts_freezes_and_refuses(cluster: FakeCluster) -> None
         assert len(cluster.messages("t")) == 2
         proxy.refuse()
         with pytest.raises(OSError):
-            refused = Client(proxy.address)  # the reset may come before this returns
+            refused = Client(proxy.address)  # The reset may come before the connect returns.
             refused.socket.sendall(b"x")
             if refused.socket.recv(1) == b"":
                 raise ConnectionResetError

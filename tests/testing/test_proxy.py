@@ -1,4 +1,4 @@
-"""The proxy does to a real broker's connections what scripted brokers do by themselves."""
+"""The proxy does to a real broker's connections what scripted brokers do on their own."""
 
 from __future__ import annotations
 
@@ -74,12 +74,13 @@ def test_behaviours(
     cluster: FakeCluster, proxy: FaultProxy, behaviour: Behaviour, code: int | None, stored: int
 ) -> None:
     client = Client(proxy.address)
-    assert stored_by(cluster, client, send())[1] == 1  # begun before anything was said
+    # The connection was opened before any bytes were sent.
+    assert stored_by(cluster, client, send())[1] == 1
     proxy.on_send(behaviour)
     before = len(cluster.messages("t"))
     client.socket.sendall(encode_frame(send()))
     try:
-        # what never comes is waited for shortly; what comes may take its time
+        # An answer that never comes is waited for shortly; one that comes may take its time.
         answer = client.read(0.2 if isinstance(behaviour, Drop) else 10)
     except OSError:
         answer = None
@@ -88,7 +89,7 @@ def test_behaviours(
         client = Client(proxy.address)
     elif isinstance(behaviour, Twice):
         assert client.read(10) is not None
-    # the next one is treated well, and the broker has had the first one before it
+    # The next message is treated well, and the broker stored the first one before.
     assert client.ask(send()).code == 0  # type: ignore[union-attr]
     assert len(cluster.messages("t")) - before == stored + 1
 
@@ -96,8 +97,8 @@ def test_behaviours(
 def test_garbage_and_foreign_answers(proxy: FaultProxy) -> None:
     client = Client(proxy.address)
     proxy.on_send(WrongOpaque())
-    asked = send()
-    assert client.ask(asked).opaque != asked.opaque  # type: ignore[union-attr]
+    request = send()
+    assert client.ask(request).opaque != request.opaque  # type: ignore[union-attr]
     proxy.on_send(Garbage(b"HTTP/1.1"))
     client.socket.sendall(encode_frame(send()))
     assert client.socket.recv(100) == b"HTTP/1.1"
@@ -163,7 +164,7 @@ def test_what_is_no_frame_passes_as_it_comes() -> None:
 
 
 def test_a_master_that_is_replaced(cluster: FakeCluster) -> None:
-    """C74 (testChangeMaster): the same queues at another address."""
+    """C74 (testChangeMaster): the same queues move to another address."""
     broker = cluster.brokers[0]
     with Producer(nameServer=cluster.name_server, ordering="strict") as producer:
         first = producer.send(Message("m", b"1", sharding_key="k"))
