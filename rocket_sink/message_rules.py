@@ -38,6 +38,8 @@ FORBIDDEN_TOPICS: Final = frozenset(
         "SCHEDULE_TOPIC_XXXX",
         "RMQ_SYS_TRANS_HALF_TOPIC",
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
@@ -61,11 +63,13 @@ RESERVED_PROPERTIES: Final = frozenset(
     DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID __CRC32#
     __SHARDINGKEY __transactionId__ INNER_NUM INNER_BASE CHECK_IMMUNITY_TIME_IN_SECONDS
     TRANSACTION_CHECK_TIMES ORIGIN_GROUP _SYS_MSG_PRIORITY_ __LITE_TOPIC PROPERTY_FORWARD_QUEUE_ID
-    REDIRECT INNER_MULTI_DISPATCH TRACE_CONTEXT
+    REDIRECT INNER_MULTI_DISPATCH TRACE_CONTEXT TRANS_OFFSET TIMER_ROLL_LABEL __STARTDELIVERTIME
     """.split()  # noqa: SIM905 (sixty quoted names read worse)
 )
-"""Illegal names of user properties: MessageConst.STRING_HASH_SET (54 names in 5.5.1), and those of
-our own fields and columns."""
+"""Illegal names of user properties: all that MessageConst has in 5.5.1 (Java refuses 54 of them),
+and the delivery time of the cloud's clients."""
+RESERVED_PREFIX: Final = "__RMQ.TRANSIENT."
+"""Begins names of properties that brokers use and never store (MessageConst)."""
 
 JAVA_BLANKS: Final = "".join(map(chr, range(0x21)))
 """The characters that `String.trim` removes and `Message.putUserProperty` takes for blank."""
@@ -145,7 +149,7 @@ def check_property(name: str, value: str) -> None:
                 code="INVALID_PROPERTY",
             )
         _check_utf8(text, f"the {part} of the property {name!r}")
-    if name in RESERVED_PROPERTIES:
+    if name in RESERVED_PROPERTIES or name.startswith(RESERVED_PREFIX):
         raise MessageError(
             f"the property name {name!r} is reserved by RocketMQ; use the field or column made "
             "for it",
@@ -260,6 +264,25 @@ _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 def is_system_resource(name: str) -> bool:
     """True for RocketMQ's own topics and groups."""
     return name in SYSTEM_TOPICS or name.startswith((_SYSTEM_TOPIC_PREFIX, _SYSTEM_GROUP_PREFIX))
+
+
+SYSTEM_TOPIC_PATTERN: Final = "^(?i:rmq_sys_)|^%(RETRY|DLQ|LMQ)%"
+"""Matches topics of brokers themselves beside SYSTEM_TOPICS: messages in them would be taken for
+those of consumers that failed, of timers, of transactions."""
+_SYSTEM_TOPIC: Final = re.compile(SYSTEM_TOPIC_PATTERN)
+
+
+def check_no_system_topic(topic: str, *, is_system: bool = False) -> None:
+    """Raise MessageError(INVALID_TOPIC) if brokers use the topic themselves.
+
+    `is_system`: its route says so (`TopicPublishInfo.is_system`).
+    """
+    if is_system or topic in SYSTEM_TOPICS or _SYSTEM_TOPIC.match(topic):
+        raise MessageError(
+            f"the topic column names {topic!r}, a topic of RocketMQ's own; option "
+            "allowSystemTopics=true sends to it",
+            code="INVALID_TOPIC", topic=topic,
+        )  # fmt: skip
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -63,6 +63,7 @@ class SinkOptions:
     compress_over_bytes: int = option("compressMsgBodyOverHowmuch", Kind.BYTES, 4096, _M, "bodies of single messages from this size on are compressed, where that makes them smaller; batches never are", low=0, java="compressMsgBodyOverHowmuch")
     compress_level: int = option("compressLevel", Kind.INTEGER, 5, _M, "compression level", low=0, high=9, java="compressLevel")
     compress_type: str = option("compressType", Kind.CHOICE, "zlib", _M, "compression of single messages", choices=("none", "zlib", "lz4", "zstd"), java="compressType")
+    allow_system_topics: bool = option("allowSystemTopics", Kind.BOOLEAN, False, _M, "let the topic column name topics that brokers use themselves (TBW102, RMQ_SYS_..., %RETRY%..., names of brokers and clusters); else such a row is a dead letter")
     property_policy: str = option("propertyPolicy", Kind.CHOICE, "error", _M, "illegal user properties: refuse the row, or leave the property out", choices=("error", "drop"))
     serializer: str = option("serializeType", Kind.CHOICE, "json", _M, "header serialisation on the wire", choices=("json", "rocketmq"), java="rocketmq.serialize.type")
 

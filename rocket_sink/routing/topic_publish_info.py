@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, overload
 
 from rocket_sink.errors import RemoteProtocolError
@@ -114,6 +114,8 @@ class TopicPublishInfo:
     )
     """Index and real broker of a static topic's queues. Without it the look-up of a queue is a pass
     over all of them."""
+    is_system: bool = field(default=False, compare=False)
+    """The topic has the name of its broker or cluster: brokers make these topics for themselves."""
 
     @classmethod
     def of(cls, topic: str, route: TopicRoute) -> TopicPublishInfo:
@@ -126,10 +128,13 @@ class TopicPublishInfo:
         masters = _masters(route)
         if route.order_topic_conf:
             spans = _order_spans(topic, route.order_topic_conf)
-            return cls._of_spans(topic, spans, masters, order=True)
-        if route.mappings and route.order_topic_conf is None:
-            return cls._of_static(topic, route.mappings.values(), masters)
-        return cls._of_spans(topic, _data_spans(route.queues, masters, None), masters)
+            info = cls._of_spans(topic, spans, masters, order=True)
+        elif route.mappings and route.order_topic_conf is None:
+            info = cls._of_static(topic, route.mappings.values(), masters)
+        else:
+            info = cls._of_spans(topic, _data_spans(route.queues, masters, None), masters)
+        is_system = any(topic in (broker.name, broker.cluster) for broker in route.brokers)
+        return replace(info, is_system=True) if is_system else info
 
     @classmethod
     def default(

@@ -20,8 +20,12 @@ from rocket_sink.message_rules import (
     DELAY_LEVEL_MAX,
     DELAY_MAX_S,
     FORBIDDEN_TOPICS,
+    RESERVED_PREFIX,
     RESERVED_PROPERTIES,
+    SYSTEM_TOPIC_PATTERN,
+    SYSTEM_TOPICS,
     TOPIC_MAX_LENGTH,
+    check_no_system_topic,
     check_property,
     check_topic_once,
     is_control_free,
@@ -75,6 +79,7 @@ def suspect_entries(batch: RowBatch) -> SuspectEntries:
     is_suspect |= pc.is_in(names, value_set=pa.array(reserved, names.type)).to_numpy(
         zero_copy_only=False
     )
+    is_suspect |= _mask(pc.starts_with(names, RESERVED_PREFIX))
     return SuspectEntries(is_suspect, _rows_of(is_suspect, offsets))
 
 
@@ -213,7 +218,7 @@ def _property_limit(options: SinkOptions) -> int:
 def _screens(batch: RowBatch, options: SinkOptions) -> Iterator[Mask]:
     """Masks of suspect rows; together they contain every illegal row."""
     if isinstance(batch.topic, pa.Array):
-        yield _suspect_topics(batch.topic, options.namespace)
+        yield _suspect_topics(batch.topic, options)
     sizes = lengths_of(batch.body)
     yield (sizes == 0) | (sizes > options.max_message_size_bytes)
     if batch.body_is_text:
@@ -245,13 +250,19 @@ def _suspect_texts(text: pa.Array) -> Mask:
     return empty(text) | with_separator(text) | invalid_utf8(text)
 
 
-def _suspect_topics(topics: pa.Array, namespace: str) -> Mask:
+def _suspect_topics(topics: pa.Array, options: SinkOptions) -> Mask:
     """Return the rows whose topic looks illegal; each distinct topic is checked once."""
     words = topics.dictionary_encode()
-    longest = TOPIC_MAX_LENGTH - len(with_namespace(namespace, "x")) + 1
+    longest = TOPIC_MAX_LENGTH - len(with_namespace(options.namespace, "x")) + 1
     good = pc.match_substring_regex(words.dictionary, f"^[%|a-zA-Z0-9_-]{{1,{longest}}}$")
-    forbidden = pa.array(sorted(FORBIDDEN_TOPICS), words.dictionary.type)
-    good = pc.and_not(good, pc.is_in(words.dictionary, value_set=forbidden))
+    refused = FORBIDDEN_TOPICS if options.allow_system_topics else SYSTEM_TOPICS
+    is_refused = pc.is_in(
+        words.dictionary, value_set=pa.array(sorted(refused), words.dictionary.type)
+    )
+    if not options.allow_system_topics:
+        prefixed = pc.match_substring_regex(words.dictionary, SYSTEM_TOPIC_PATTERN)
+        is_refused = pc.or_(is_refused, prefixed)
+    good = pc.and_not(good, is_refused)
     return ~_mask(good.take(words.indices))
 
 
@@ -305,7 +316,10 @@ def _error_of(
 ) -> MessageError | None:
     """The first violation of a row, if any."""
     try:
-        check_topic_once(with_namespace(options.namespace, batch.message(row).topic))
+        topic = with_namespace(options.namespace, batch.message(row).topic)
+        check_topic_once(topic)
+        if not isinstance(batch.topic, str) and not options.allow_system_topics:
+            check_no_system_topic(topic)
         _check_body(batch, row, options)
         if property_bytes:
             raise MessageError(

@@ -22,8 +22,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from rocket_sink.errors import DeliveryError, NoRouteError, Outcome
-from rocket_sink.message_rules import with_namespace
+from rocket_sink.errors import DeliveryError, MessageError, NoRouteError, Outcome
+from rocket_sink.message_rules import check_no_system_topic, with_namespace
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.attempt import Completion
 from rocket_sink.producer.engine.engine import SendEngine
@@ -197,7 +197,7 @@ class TaskSender:
         topic = with_namespace(self._options.namespace, rows.topic)
         rows = self._dead_letters.without_held(rows.with_(topic=topic))
         info = self._route(topic, rows)
-        if info is None or not len(rows):
+        if info is None or not len(rows) or self._is_system(rows, info):
             return
         if self._replay is not None:
             rows = self._replay.unsent(rows, info, self._totals)
@@ -216,6 +216,16 @@ class TaskSender:
             self._dead_letters.rows(rows, error)
             return None
         return self._pinned(info) if self._options.ordering == "strict" else info
+
+    def _is_system(self, rows: RowBatch, info: TopicPublishInfo) -> bool:
+        """Refuse rows whose topic column names a topic that brokers made for themselves."""
+        if not info.is_system or self._options.topic or self._options.allow_system_topics:
+            return False
+        try:
+            check_no_system_topic(info.topic, is_system=True)
+        except MessageError as error:
+            self._refuse(rows, [Refused(row, error.code, error.text) for row in range(len(rows))])
+        return True
 
     def _pinned(self, info: TopicPublishInfo) -> TopicPublishInfo:
         """The route as strict order goes by it: with the queues of the query's first task."""

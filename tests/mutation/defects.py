@@ -1156,6 +1156,22 @@ ROWS: tuple[Defect, ...] = (
         "a row that is due in millions of years is delivered at once",
     ),
     Defect(
+        "system-topics-in-any-case",
+        "rocket_sink/message_rules.py",
+        '"^(?i:rmq_sys_)|',
+        '"^(?:rmq_sys_)|',
+        ("tests/wire/test_message_rules.py", "tests/rows/test_checks.py"),
+        "a row's topic is RMQ_SYS_..., and brokers take the row for a message of their own",
+    ),
+    Defect(
+        "topics-of-hosts-are-users",
+        "rocket_sink/routing/topic_publish_info.py",
+        "topic in (broker.name, broker.cluster)",
+        "topic == broker.name",
+        ("tests/task/test_task.py",),
+        "a row's topic is the cluster's name, and the row is stored where nobody looks",
+    ),
+    Defect(
         "whitespace-is-a-key",
         "rocket_sink/rows/checks.py",
         "    mask = nulls_of(keys) | all_blank(keys)\n",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import MessageError
 from rocket_sink.message import Message
-from rocket_sink.message_rules import is_control_free
+from rocket_sink.message_rules import check_no_system_topic, is_control_free
 from rocket_sink.options import SinkOptions
 from rocket_sink.wire.properties import properties_of
 
@@ -231,6 +231,8 @@ def code_of(row: dict[str, Any], options: SinkOptions) -> str | None:
     """Return the code by which a row is refused, judged without Arrow; None if it is accepted."""
     try:
         message = message_of(row, options)
+        if not options.topic and not options.allow_system_topics:
+            check_no_system_topic(message.topic)
         if len(message.body) > options.max_message_size_bytes:
             return "BODY_TOO_LARGE"
         if row["body_is_text"]:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rocket_sink.errors import MessageError, OptionError
 from rocket_sink.message_rules import (
-    FORBIDDEN_TOPICS,
     JAVA_BLANKS,
+    SYSTEM_TOPICS,
     check_property,
     is_carried,
     is_control_free,
@@ -162,10 +162,11 @@ def test_each_rule_has_its_code(columns: dict[str, Any], expected: str | None) -
 @pytest.mark.parametrize(
     "topic",
     ["t", "%RETRY%g", "a|b-c_1", "x" * 127, "x" * 128, "", " ", "a b", "a\n", "a.b", "töpic", None,
-     *sorted(FORBIDDEN_TOPICS), "TBW102"],
+     *sorted(SYSTEM_TOPICS), "rmq_sys_wheel_timer", "RMQ_SYS_own", "%DLQ%g", "%LMQ%a%b"],
 )  # fmt: skip
-def test_a_topic_column_has_the_rules_of_message(topic: str | None) -> None:
-    options = SinkOptions.parse()
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_topic_column_has_the_rules_of_message(topic: str | None, allowed: bool) -> None:
+    options = SinkOptions.parse(allowSystemTopics=allowed)
     table = pa.table({"body": ["x", "x"], "topic": pa.array(["good", topic])})
     row = {"body": b"x", "body_is_text": True, "topic": None if topic is None else topic.encode()}
     expected = code_of(row, options)
@@ -301,7 +302,7 @@ def test_bytes_under_a_null_are_ignored() -> None:
 
 
 def test_a_topics_namespace_counts_for_its_length():
-    options = SinkOptions.parse(namespace="ns")
+    options = SinkOptions.parse(namespace="ns", allowSystemTopics=True)
     topics = ["t" * 124, "t" * 125, "ns%" + "t" * 124, "%RETRY%" + "t" * 117, "%RETRY%" + "t" * 118]
     verdict = check(pa.table({"topic": topics, "body": ["x"] * 5}), options)
     assert [refusal.row for refusal in verdict.refused] == [1, 4]

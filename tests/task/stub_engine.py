@@ -33,6 +33,7 @@ class StubEngine:
         self.stored: dict[MessageQueue, list[DecodedMessage]] = {}
         self.unavailable: set[str] = set()
         self.unknown_topics: set[str] = set()
+        self.routes: dict[str, TopicPublishInfo] = {}
         self.most_in_flight: dict[MessageQueue, int] = {}
         self.broken = False
         self._waiting: deque[tuple[SendRequest, MessageQueue]] = deque()
@@ -42,7 +43,7 @@ class StubEngine:
     def publish_info(self, topic: str, *, timeout_s: float | None = None) -> TopicPublishInfo:
         if topic in self.unknown_topics:
             raise NoRouteError(f"no route of the topic {topic!r}", topic=topic)
-        return publish_info(topic, self.spans)
+        return self.routes.get(topic) or publish_info(topic, self.spans)
 
     def submit(self, request: SendRequest) -> None:
         if request.group is not None:

@@ -27,12 +27,14 @@ from rocket_sink.ledger.records import RunContext
 from rocket_sink.message import MessageQueue
 from rocket_sink.options import SinkOptions
 from rocket_sink.routing import sharding
+from rocket_sink.routing.topic_publish_info import TopicPublishInfo
 from rocket_sink.rows.contract import resolve_columns
 from rocket_sink.task.encode import parts_of
 from rocket_sink.task.recorder import LedgerRecorder
 from rocket_sink.task.request_factory import HomeQueueSelector
 from rocket_sink.task.task import TaskSender
 from rocket_sink.wire.codes import V5_0_0
+from rocket_sink.wire.route import BrokerData, QueueData, TopicRoute
 from tests.task.stub_engine import StubEngine, publish_info
 
 CTX = RunContext("q", "r", 3, 0, 1, 0, 7, 0, worker="w:1", lane="foreach")
@@ -155,7 +157,7 @@ class TestSends:
         assert stored == {"x": 3, "y": 2, "z": 1}
 
     def test_a_namespace_is_put_before_topics_once(self) -> None:
-        run = Run(StubEngine(), topic=None, namespace="ns")
+        run = Run(StubEngine(), topic=None, namespace="ns", allowSystemTopics=True)
         run.engine.unknown_topics.add("ns%z")
         run.feed(body=bodies(4), topic=["x", "ns%x", "rmq_sys_y", "z"]).finish()
         assert {q.topic for q in run.engine.stored} == {"ns%x", "rmq_sys_y"}
@@ -227,6 +229,22 @@ class TestRefusedRows:
         run.feed(body=bodies(4), topic=["ok", None, "no good", "x" * 128]).finish()
         assert [row["last_error_code"] for row in run.letters] == ["INVALID_TOPIC"] * 3
         assert run.summary.acked == 1
+
+    @pytest.mark.parametrize("name", ["a", "cluster-1"])
+    def test_topics_of_brokers_and_clusters(self, name: str) -> None:
+        broker = BrokerData("cluster-1", "a", {0: "127.0.0.1:1"})
+        route = TopicRoute((QueueData("a", 4, 4),), (broker,))
+
+        def run(topic: str | None, **options: Any) -> Run:
+            engine = StubEngine()
+            engine.routes[name] = TopicPublishInfo.of(name, route)
+            columns = {"body": bodies(2), "topic": [name, name]}
+            return Run(engine, topic=topic, **options).feed(**columns).finish()
+
+        refused = run(None)
+        assert set(refused.codes().values()) == {"INVALID_TOPIC"}
+        assert refused.letters[0]["reason"] == "data" and not refused.engine.requests
+        assert run(name).summary.acked == run(None, allowSystemTopics=True).summary.acked == 2
 
     def test_a_queue_that_is_not_there(self) -> None:
         run = Run(StubEngine()).feed(
