@@ -15,16 +15,16 @@ TRANSACTIONS = {
     "transactionCheckInterval": "2000",
     "transactionTimeOut": "500",
 }
-"""Checks of half messages within seconds."""
+"""Settings by which brokers check half messages within seconds."""
 
 LAST_LINES = 50
-"""Of each log that a failure shows."""
+"""The number of last lines that a failure shows of each log."""
 
 
 def two_brokers(**broker_config: str) -> Iterator[LocalCluster]:
-    """Two real brokers, which the tests may freeze and kill.
+    """Yield a cluster of two real brokers, which the tests may freeze and kill.
 
-    `ROCKET_SINK_TEST_ROCKETMQ` names another version of them (`python -m tests.versions`).
+    `ROCKET_SINK_TEST_ROCKETMQ` names another RocketMQ version (`python -m tests.versions`).
     """
     version = os.environ.get("ROCKET_SINK_TEST_ROCKETMQ", DEFAULT_VERSION)
     quiet = {"timerFlushIntervalMs": "600000", **broker_config}
@@ -37,7 +37,7 @@ def two_brokers(**broker_config: str) -> Iterator[LocalCluster]:
 
 
 def repair(cluster: LocalCluster) -> LocalCluster:
-    """Thaw frozen brokers and start dead ones; waits until all are ready."""
+    """Thaw frozen brokers and start dead ones, and wait until all are ready."""
     for broker in cluster.brokers:
         if broker.alive:
             broker.thaw()
@@ -52,7 +52,7 @@ _resting: set[int] = set()
 
 
 def rest(cluster: LocalCluster) -> None:
-    """Freeze the brokers until `wake`. After two minutes the name server knows them no more."""
+    """Freeze the brokers until `wake`. The name server forgets them after two minutes."""
     if id(cluster) not in _resting:
         _resting.add(id(cluster))
         for broker in cluster.brokers:
@@ -68,14 +68,14 @@ def wake(cluster: LocalCluster) -> None:
 
 
 def make_topic(cluster: LocalCluster, name: str, queues: int = 4, **more: Any) -> None:
-    """Make a topic on all brokers, as `LocalCluster.create_topic` does, without a JVM for it."""
+    """Make a topic on all brokers without a JVM, which `LocalCluster.create_topic` would start."""
     with Admin(timeout_s=30.0, **cluster.client_options()) as admin:
         admin.create_topic(name, queues=queues, **more)
     cluster.await_route(name)
 
 
 def kept_logs(cluster: LocalCluster, folder: Path) -> str:
-    """Copies the logs of all processes to `folder`; says where they are, and the last lines."""
+    """Copy the logs of all processes to `folder`. Return a text with the place and last lines."""
     texts = [f"copied to {folder}"]
     for log in sorted(cluster.home.glob("*/*.log")):
         name = f"{log.parent.name}/{log.name}"

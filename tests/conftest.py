@@ -1,10 +1,10 @@
 """Shared set-up: JVMs tuned for small plans (`tests.jvms`), hypothesis without time limits, one
-real cluster, long files first.
+real cluster, slow files first.
 
-The optimising compiler and whole-stage code generation pay off over millions of rows; over the few
-rows of a test they are most of its CPU time (measured on the ledger's views: twice as much). So do
-plans that adapt, partitions and parallel collection of garbage (`ledger/test_fold.py`: 113 s of CPU
-with them, 81 s without).
+The optimising compiler and whole-stage code generation pay off over millions of rows. Over the few
+rows of a test they take most of its CPU time (the ledger's views: twice as much with them). Plans
+that adapt, partitions and parallel collection of garbage cost as well (`ledger/test_fold.py`: 113 s
+of CPU with them, 81 s without).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rocket_sink.net import log
 from tests.clusters import TRANSACTIONS, kept_logs, rest, two_brokers, wake
 from tests.jvms import SMALL_PLANS, fetch_packages, quick_brokers, submit_args
 
-# The cores of a build machine are shared: no time limit per example, nor for making one.
+# The cores of a build machine are shared, so no example has a time limit.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# Images set this for their one process. Here hundreds start, and each would compile PySpark anew:
-# 2.7 seconds of CPU instead of 0.9.
+# Container images disable bytecode files for their one process. The tests start hundreds, and each
+# would compile PySpark anew: 2.7 seconds of CPU instead of 0.9.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -83,18 +83,20 @@ LONGEST = (
     "ledger/test_spool.py",
     "ledger/test_spool_damage.py",
 )
-"""Files that take longest, longest first: one that began last would keep one worker alone."""
+"""The slowest files, slowest first: if one began last, a single worker would run it alone."""
 _NEEDS = ("cluster", "spark")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Then the other files that need a cluster, those that need Spark, those that need neither: a
-    worker that is done with its cluster lets it rest."""
+    """Run the slowest files first, then the others that need a cluster, Spark, or neither.
+
+    A worker freezes its cluster once no more tests need it.
+    """
     order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
     needs: dict[Path, int] = {}
     for item in items:
-        mine = min((n for n, name in enumerate(_NEEDS) if item.get_closest_marker(name)), default=9)
-        needs[item.path] = min(mine, needs.get(item.path, mine))
+        need = min((n for n, name in enumerate(_NEEDS) if item.get_closest_marker(name)), default=9)
+        needs[item.path] = min(need, needs.get(item.path, need))
     items.sort(key=lambda item: (order.get(item.path, len(order)), needs[item.path]))
 
 
@@ -117,10 +119,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Function, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With a failure go the logs of its real clusters, which are removed at their end."""
+    """Add the logs of real clusters to a failure, because clusters are removed at their end."""
     report = yield
     if report.failed and call.when != "teardown":
-        used = {id(one): one for one in item.funcargs.values() if isinstance(one, LocalCluster)}
+        used = {
+            id(value): value for value in item.funcargs.values() if isinstance(value, LocalCluster)
+        }
         for cluster in used.values():
             with contextlib.suppress(ClusterError, OSError):
                 kept = item.funcargs["tmp_path_factory"].mktemp("logs")
@@ -130,15 +134,18 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(autouse=True)
 def own_health(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Health and routes are shared by name server; a test may get the port of an earlier one's."""
+    """Give each test broker health and routes of its own.
+
+    Both are shared by name server, and a test may get the port of an earlier test's name server.
+    """
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path_factory.mktemp("local")))
-    # A script of the docs sets it for its pictures; tables in a pipe are as wide as it says.
+    # A script of the docs sets COLUMNS for its pictures; tables in a pipe take their width from it.
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(autouse=True)
 def own_log() -> None:
-    """A test sees its own records, however many of their kind an earlier one made."""
+    """Let each test log its own records: a limit per kind may be used up by an earlier test."""
     log._GUARD._limit._reset()
 
 
@@ -150,7 +157,7 @@ def quick_clusters() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def local_cluster() -> Iterator[LocalCluster]:
-    """The two real brokers of a worker process; who needs them whole calls `repair`."""
+    """Yield the two real brokers of a worker process; tests that need both alive call `repair`."""
     for running in two_brokers(recallMessageEnable="true", **TRANSACTIONS):
         _LOCAL.append(running)
         yield running
@@ -159,19 +166,19 @@ def local_cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="session")
 def spark() -> Any:
-    """The one session of a run, whichever test comes first: a JVM keeps its first one's jars."""
+    """Return the one session of a run: a JVM keeps the jars of its first session."""
     from rocket_sink.spark.session import build_session
 
     return build_session(
         "rocket-sink-tests",
-        # Two task attempts, so that retries can be seen.
+        # Two attempts per task let tests see retries.
         master="local[2,2]",
         conf={
             **SMALL_PLANS,
-            # Nobody's clock but UTC's may matter, so the tests do not run in UTC.
+            # The tests do not run in UTC, to show that the session's time zone does not matter.
             "spark.sql.session.timeZone": "America/New_York",
             "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
-            # For tests/integration/test_spark_only.py: a scheme that is unknown to pyarrow.
+            # tests/integration/test_spark_only.py uses this scheme, which pyarrow does not know.
             "spark.hadoop.fs.oss.impl": (
                 "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"
             ),

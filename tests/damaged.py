@@ -5,9 +5,9 @@ from __future__ import annotations
 from rocket_sink.wire.stored import StoredMessage
 
 _SENT = {"UNIQ_KEY", "__SHARDINGKEY"}
-"""What the rows of these tests are sent with; their brokers add to it, behind."""
+"""The properties that these tests send; brokers append others behind them."""
 
 
 def damaged(message: StoredMessage) -> bool:
-    """It lacks something of what was sent."""
+    """Return whether the message lacks a property that was sent."""
     return message.torn and not message.properties.keys() >= _SENT

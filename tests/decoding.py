@@ -1,4 +1,4 @@
-"""What only tests read or write: forms that the product has the other half of."""
+"""Readers and writers for tests: the opposite directions of the product's encoders and decoders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TRACES: Final[dict[str, type[Trace]]] = {
 
 
 class ClientId(NamedTuple):
-    """The parts of a client message id; `elapsed_ms` since the start of some month."""
+    """The parts of a client message id. `elapsed_ms` counts from the start of some month."""
 
     ip: bytes
     pid: int
@@ -38,7 +38,7 @@ class ClientId(NamedTuple):
     counter: int
 
     def nearest_time_ms(self, now_ms: int, tz: tzinfo | None = None) -> int:
-        """The latest time before `now_ms` that the id can mean (getNearlyTimeFromID)."""
+        """Return the latest time before `now_ms` that the id can mean (getNearlyTimeFromID)."""
         start_ms = month_start_ms(now_ms, tz)
         if start_ms + self.elapsed_ms > now_ms:
             last_month = datetime.fromtimestamp(start_ms / 1000, tz) - timedelta(days=1)
@@ -55,13 +55,13 @@ def decode_message_id(text: str) -> ClientId:
 def message_id(
     *, ip: bytes, pid: int, class_hash: int, start_ms: int, now_ms: int, counter: int
 ) -> str:
-    """One client message id; `start_ms` as from `month_start_ms`."""
+    """Return a client message id. `start_ms` is a value of `month_start_ms`."""
     elapsed = (now_ms - start_ms) & 0xFFFFFFFF
     return f"{id_prefix(ip, pid, class_hash)}{elapsed:08X}{counter & 0xFFFF:04X}"
 
 
 def encode_message(message: Message, properties: str) -> bytes:
-    """One message of a batch, with its wire properties."""
+    """Encode a message of a batch, with its wire properties."""
     return encode_inner(message.body, properties, message.flag)
 
 
@@ -74,7 +74,7 @@ def encode_recall_handle(handle: RecallHandle) -> str:
 
 
 def decode_trace(text: str) -> list[Trace]:
-    """The lines of a trace message's body that a producer writes; consumers' lines are left out."""
+    """Return the producer's lines of a trace message's body, without the consumers' lines."""
     traces: list[Trace] = []
     for line in text.split(FIELD_SEPARATOR):
         name, *values = line.split(CONTENT_SEPARATOR)
@@ -102,5 +102,5 @@ def _trace_value(name: str, text: str) -> Any:
 def sign(
     ext: Mapping[str, str], body: SignedBody, access_key: str, secret: str, token: str | None = None
 ) -> dict[str, str]:
-    """The header fields to add to one request."""
+    """Return the header fields to add to a request."""
     return Credentials(access_key, secret, token).signer()(ext, body)

@@ -1,4 +1,4 @@
-"""What a broker answers instead of plain success, after which a message leaves its group."""
+"""Answers of a broker other than plain success, after which a message leaves its group."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 
 The optimising compiler pays off over hours, not over the minutes of a test. Half of the CPU time
 of a Spark driver's start goes into reading and verifying classes: 22 s without an archive, 13 s
-with one. `.ci/run` makes the archives, for less than one run saves. Tests that find none pass as
-well, and a JVM takes nothing from an archive that was made by another Java or of other jars.
+with one. `.ci/run` makes the archives, which takes less time than one run saves. Tests pass without
+archives, too. A JVM ignores an archive that was made by another Java or of other jars.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
 def archive(kind: str) -> Path:
-    """Where the archive of `SPARK` or `BROKER` is, or will be."""
+    """Return the path of the archive of `SPARK` or `BROKER`, which may not exist yet."""
     spec = find_spec("pyspark")
     assert spec and spec.origin
     jars = Path(spec.origin).parent / "jars"
@@ -53,11 +53,11 @@ def archive(kind: str) -> Path:
 
 
 def java_options(kind: str) -> tuple[str, ...]:
-    """Of a Spark driver or executor, or of a RocketMQ process."""
+    """Return the Java options of a Spark driver or executor, or of a RocketMQ process."""
     path = archive(kind)
     if not path.exists():
         return _QUICK
-    # Not a word of it on standard output, in the midst of what a command prints as JSON.
+    # Log lines of the archive on standard output would break the JSON that a command prints.
     return (*_QUICK, f"-XX:SharedArchiveFile={path}", "-Xlog:cds*=off")
 
 
@@ -66,37 +66,40 @@ SMALL_PLANS: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.databricks.delta.snapshotPartitions": "1",
 }
-"""As adaptive plans make of a few rows, after more work."""
+"""Spark settings for plans over a few rows, which adaptive plans would reach with more work."""
 
 
 def submit_words(*more: str, conf: Mapping[str, str] | None = None) -> list[str]:
-    """Arguments of spark-submit; `more` Java options.
+    """Return arguments of spark-submit. `more` are further Java options.
 
     Whole-stage code generation pays off over millions of rows, too.
     """
-    # With one compiler the JVM makes its code cache small, and says on standard output when it is
-    # full. By default it collects garbage four times a second, and all of it when classes come.
+    # With one compiler the JVM makes its code cache small, and prints a warning on standard output
+    # when it is full. Small default heaps collect garbage four times a second, and a full
+    # collection follows when classes are loaded.
     sizes = ("-XX:ReservedCodeCacheSize=240m", "-Xmn400m", "-XX:MetaspaceSize=256m")
-    given = {
+    options = {
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        # Delta's VACUUM lists files by so many tasks, 10,000 by default.
+        # Delta's VACUUM lists files by this number of tasks, 10,000 by default.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
         **(conf or {}),
     }
-    settings = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
+    settings = [word for name, value in options.items() for word in ("--conf", f"{name}={value}")]
     return ["--driver-java-options", " ".join((*java_options(SPARK), *sizes, *more)), *settings]
 
 
 def submit_args(*more: str, conf: Mapping[str, str] | None = None) -> str:
-    """PYSPARK_SUBMIT_ARGS of drivers."""
+    """Return PYSPARK_SUBMIT_ARGS for drivers."""
     return shlex.join([*submit_words(*more, conf=conf), "pyspark-shell"])
 
 
 @functools.cache
 def fetch_packages() -> None:
-    """Let one JVM fetch Delta: on a new machine several would write into Ivy's cache at once, and
-    hosts that the tests make reach no registry.
+    """Let one JVM fetch Delta into Ivy's cache.
+
+    On a new machine several JVMs would write into the cache at once, and the hosts that tests make
+    reach no registry.
     """
     with only_one(user_cache_path("rocket-sink") / "packages.lock", print):
         if not any(Path.home().glob(f".ivy2*/jars/{_delta_jar()}")):
@@ -105,7 +108,7 @@ def fetch_packages() -> None:
 
 
 def _delta_jar() -> str:
-    """As Ivy names it: a release of Delta has a jar for each Spark."""
+    """Return Ivy's name of Delta's jar: a release of Delta has a jar for each Spark version."""
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
@@ -121,10 +124,10 @@ _SLACK: Final = (
 
 
 def calm(command: list[str]) -> list[str]:
-    """The command with a timer slack of 20 ms (`prctl(2)`, PR_SET_TIMERSLACK), on Linux.
+    """Return the command with a timer slack of 20 ms on Linux (`prctl(2)`, PR_SET_TIMERSLACK).
 
-    Threads of a broker look for work up to a thousand times a second each. An idle one takes 7 % of
-    a core so, and 4 % with the slack. What is stored can be read up to so much later.
+    Threads of a broker look for work up to a thousand times a second each. An idle broker takes 7 %
+    of a core, and 4 % with the slack. A stored message becomes readable up to 20 ms later.
     """
     if sys.platform != "linux":
         return command
@@ -133,7 +136,7 @@ def calm(command: list[str]) -> list[str]:
 
 @contextmanager
 def quick_brokers(*more: str) -> Iterator[None]:
-    """All clusters of this process run so; `more` Java options."""
+    """Start all clusters of this process with quick brokers. `more` are further Java options."""
     command = conf.jvm_command
 
     def quick(*args: Any, **options: Any) -> list[str]:
@@ -145,29 +148,32 @@ def quick_brokers(*more: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """Make what is missing."""
+    """Make the archives that are missing."""
     for kind, make in ((BROKER, _make_of_broker), (SPARK, _make_of_spark)):
         path = archive(kind)
         with only_one(path.with_suffix(".lock"), print), tempfile.TemporaryDirectory() as folder:
-            made = Path(folder, "made.jsa")
+            archive_made = Path(folder, "made.jsa")
             if not path.exists():
-                make(made)
-            if made.exists():
-                # Whole or not at all: a JVM may look for it meanwhile.
-                shutil.copyfile(made, path.with_suffix(".part"))
+                make(archive_made)
+            if archive_made.exists():
+                # A JVM may look for the archive meanwhile, so a complete file appears at once.
+                shutil.copyfile(archive_made, path.with_suffix(".part"))
                 path.with_suffix(".part").rename(path)
                 _remove_old(path)
 
 
 def _remove_old(path: Path) -> None:
-    """Each environment has its own, of 200 MB."""
+    """Remove all archives of a kind but the newest four: each environment makes one of 200 MB."""
     kind, _, _ = path.stem.partition("-")
-    for old in sorted(path.parent.glob(f"{kind}-*.jsa"), key=lambda one: one.stat().st_mtime)[:-4]:
+    for old in sorted(path.parent.glob(f"{kind}-*.jsa"), key=lambda p: p.stat().st_mtime)[:-4]:
         old.unlink(missing_ok=True)
 
 
 def _make_of_broker(made: Path) -> None:
-    """By jcmd, which a JRE lacks: a broker takes long to end by itself."""
+    """Make the archive of a broker by jcmd, because a broker takes long to end by itself.
+
+    A JRE lacks jcmd; then no archive is made.
+    """
     from rocket_sink import Message, Producer
     from rocket_sink.cluster import LocalCluster
 
@@ -182,7 +188,7 @@ def _make_of_broker(made: Path) -> None:
 
 
 def _make_of_spark(made: Path) -> None:
-    """At the end of a JVM that was used as the tests use theirs."""
+    """Make the archive of Spark at the end of a JVM that ran the statements of tests."""
     subprocess.run(
         [sys.executable, "-m", "tests.integration.typical"],
         cwd=Path(__file__).parents[1], check=True, timeout=1800, stdout=subprocess.DEVNULL,

@@ -43,11 +43,11 @@ def test_a_flat_curve_looks_flat_and_a_growing_one_grows() -> None:
 
 
 def test_points_are_parted_into_curves() -> None:
-    found = curves_of([*points("a", [1, 2]), *points("b", [3])])
-    assert {name: [p["cpu"] for p in some] for name, some in found.items()} == {
+    curves = curves_of([*points("a", [1, 2]), *points("b", [3])])
+    assert {name: [p["cpu"] for p in some] for name, some in curves.items()} == {
         "a": [1, 2], "b": [3]
     }  # fmt: skip
-    assert lines_of(found["a"])[0].spread == 2
+    assert lines_of(curves["a"])[0].spread == 2
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,13 @@ def test_growth_is_a_later_value_by_an_earlier_one(values: list[float], expected
 
 def test_a_curve_that_grows_is_named_with_its_measure() -> None:
     assert not list(not_flat(points("rows", [3.0, 1.0, 1.3])))
-    (told,) = not_flat([*points("rows", [1.0, 1.2]), *points("keys", [2.0, 3.0])])
-    assert "CPU over keys" in told
-    assert "1.50" in told
-    grown = [{**one, "peak_mb": 100.0 * n} for n, one in enumerate(points("rows", [1, 1, 1]), 1)]
-    assert "memory over rows" in next(not_flat(grown))
+    (growth_text,) = not_flat([*points("rows", [1.0, 1.2]), *points("keys", [2.0, 3.0])])
+    assert "CPU over keys" in growth_text
+    assert "1.50" in growth_text
+    growing = [
+        {**point, "peak_mb": 100.0 * n} for n, point in enumerate(points("rows", [1, 1, 1]), 1)
+    ]
+    assert "memory over rows" in next(not_flat(growing))
 
 
 def test_a_drawing_is_well_formed_and_higher_values_stand_higher() -> None:

@@ -60,8 +60,8 @@ def test_a_fault_that_is_stopped_leaves_no_frozen_broker(kind: str, calls: list[
 
 def test_the_read_back_counts_lost_doubled_and_announced() -> None:
     stored = {1: 1, 2: 2, 3: 2, 9: 1}
-    found = read_back({1, 2, 3, 4}, {3}, stored)
-    assert found == {"lost": 1, "doubled": 2, "unannounced": 1}
+    counts = read_back({1, 2, 3, 4}, {3}, stored)
+    assert counts == {"lost": 1, "doubled": 2, "unannounced": 1}
 
 
 def test_numbers_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -89,6 +89,6 @@ def record(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_broken_promises(changes: dict[str, Any], words: list[str]) -> None:
-    found = broken_promises([record(**changes)])
-    assert len(found) == len(words)
-    assert all(word in line for word, line in zip(words, found, strict=True))
+    promises = broken_promises([record(**changes)])
+    assert len(promises) == len(words)
+    assert all(word in line for word, line in zip(words, promises, strict=True))

@@ -40,8 +40,8 @@ def test_the_median_of_unmeasured_memory_is_none() -> None:
 
 def test_ratios_are_only_of_cases_that_both_have_run() -> None:
     cases = [Case("a", "g", ("twin", "absent")), Case("twin", "g")]
-    found = ratios(cases, [figures("a", 50, client=2, jvm=1), figures("twin", 100, client=1)])
-    assert found == [Ratio("a", "twin", SPEED, 0.5), Ratio("a", "twin", CPU, 3.0)]
+    pairs = ratios(cases, [figures("a", 50, client=2, jvm=1), figures("twin", 100, client=1)])
+    assert pairs == [Ratio("a", "twin", SPEED, 0.5), Ratio("a", "twin", CPU, 3.0)]
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,18 @@ def test_ratios_are_only_of_cases_that_both_have_run() -> None:
 def test_worse_is_less_speed_or_more_cpu(
     what: str, before: float, now: float, regress: bool
 ) -> None:
-    found = compare([Ratio("a", "b", what, before)], [Ratio("a", "b", what, now)], 0.1)
-    assert found.regressed is regress
-    assert found.changes[0].regress is regress
+    comparison = compare([Ratio("a", "b", what, before)], [Ratio("a", "b", what, now)], 0.1)
+    assert comparison.regressed is regress
+    assert comparison.changes[0].regress is regress
 
 
 def test_a_ratio_that_is_gone_is_named_and_a_new_one_is_no_regress() -> None:
     old, new = Ratio("a", "b", SPEED, 1.0), Ratio("c", "d", SPEED, 0.1)
-    found = compare([old], [new], 0.1)
-    assert found.missing == (old.name,)
-    assert not found.regressed
+    comparison = compare([old], [new], 0.1)
+    assert comparison.missing == (old.name,)
+    assert not comparison.regressed
 
 
 def test_figures_survive_json_and_fields_of_later_versions() -> None:
-    one = figures("a", 10, peak_mb=3.0)
-    assert Figures.from_dict({**one.as_dict(), "of_tomorrow": 1}) == one
+    case = figures("a", 10, peak_mb=3.0)
+    assert Figures.from_dict({**case.as_dict(), "of_tomorrow": 1}) == case

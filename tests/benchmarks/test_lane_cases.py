@@ -34,43 +34,44 @@ def test_every_sending_lane_has_a_twin_that_runs_in_the_same_way() -> None:
 
 def test_a_case_stands_behind_a_twin_with_the_same_rows() -> None:
     cases = lane_cases(["foreach"], ["none", "strict"], [1000, -1], [100, 256])
-    by_name = {one.case.name: one.case for one in cases}
+    by_name = {lane_case.case.name: lane_case.case for lane_case in cases}
     assert len(by_name) == len(cases) == 2 * (3 + 3)
     order = list(by_name)
-    for made in cases:
-        if made.lane.sends:
-            twin = by_name[made.case.against[0]]
-            assert order.index(twin.name) < order.index(made.case.name)
-            assert (twin.keys, twin.body_bytes) == (made.case.keys, made.case.body_bytes)
-            assert (made.case.keys == 0) == (made.case.ordering == "none")
+    for lane_case in cases:
+        if lane_case.lane.sends:
+            twin = by_name[lane_case.case.against[0]]
+            assert order.index(twin.name) < order.index(lane_case.case.name)
+            assert (twin.keys, twin.body_bytes) == (lane_case.case.keys, lane_case.case.body_bytes)
+            assert (lane_case.case.keys == 0) == (lane_case.case.ordering == "none")
 
 
 def test_without_a_ledger_is_compared_with_the_one_that_has_it() -> None:
     cases = lane_cases(["write"], ["none"], [1000], [256], without_ledger=True)
-    assert [one.ledger for one in cases] == [True, True, False]
+    assert [lane_case.ledger for lane_case in cases] == [True, True, False]
     assert cases[-1].case.against == (cases[-2].case.name,)
 
 
 @pytest.mark.parametrize("body_bytes", [20, 100, 256, 1024, 16 * 1024, 4_000_000])
 def test_a_batch_of_any_body_size_is_one_message_to_a_broker(body_bytes: int) -> None:
     cases = [*peer_cases(body_bytes, frozenset({"Java"})), java_batches(body_bytes)]
-    batches = [one for one in cases if one.arguments["mode"] == "batch"]
-    assert {one.who for one in batches} == {"ours", "Java"}
-    for one in batches:
-        assert 0 < one.arguments["batch"] * (body_bytes + 120) < 4 << 20
-    names = [one.case.name for one in cases[:-1]]
+    batches = [case for case in cases if case.arguments["mode"] == "batch"]
+    assert {case.who for case in batches} == {"ours", "Java"}
+    for case in batches:
+        assert 0 < case.arguments["batch"] * (body_bytes + 120) < 4 << 20
+    names = [case.case.name for case in cases[:-1]]
     assert len(set(names)) == len(names)
     assert cases[-1].case.name == java_batches_title(body_bytes) in names
 
 
 def test_full_is_all_of_it_and_nothing_is_a_part() -> None:
     full = asked(full=True).plan()
-    # six lanes by three kinds of order by four sizes, the twins of five, two noops per size
+    # The matrix has six lanes by three kinds of order by four sizes, the twins of five lanes, and
+    # two cases per size that do nothing.
     assert len(full.lane_cases()) == (6 * 3 + 5 * 3 + 2) * 4
     assert full.ceiling and full.java_batches and full.kafka
     small = asked().plan()
     assert small.ceiling and not small.kafka and small.bodies == (256,)
-    assert {one.case.ordering for one in small.lane_cases()} == {"none"}
+    assert {case.case.ordering for case in small.lane_cases()} == {"none"}
 
 
 def test_large_bodies_get_fewer_rows() -> None:
@@ -109,20 +110,20 @@ def test_single_messages_stand_beside_their_twins_and_java(peers: bool) -> None:
     sent = [*(peer_cases(256, others) if peers else ())]
     sent += [*peers_cases.single_cases(256, others, peers=peers), peers_cases.java_delayed(16384)]
     lanes = plan.single_cases()
-    names = [one.case.name for one in (*sent, *lanes)]
+    names = [case.case.name for case in (*sent, *lanes)]
     assert len(set(names)) == len(names)
-    for made in lanes:
-        assert set(made.case.against) <= set(names)
-        if made.lane.sends:
-            assert lane_named(made.lane.twin) is next(
-                one.lane for one in lanes if one.case.name == made.case.against[0]
+    for lane_case in lanes:
+        assert set(lane_case.case.against) <= set(names)
+        if lane_case.lane.sends:
+            assert lane_named(lane_case.lane.twin) is next(
+                case.lane for case in lanes if case.case.name == lane_case.case.against[0]
             )
-    assert {one.who for one in sent} == {"ours", "Java"}
-    for one in sent:
-        assert "gRPC" in str(one.case.against) or set(one.case.against) <= set(names)
+    assert {case.who for case in sent} == {"ours", "Java"}
+    for case in sent:
+        assert "gRPC" in str(case.case.against) or set(case.case.against) <= set(names)
 
 
 def test_small_epochs_are_one_file_each() -> None:
     plan = asked(singles=True).plan()
-    [small] = {plan.single_load(one) for one in plan.single_cases() if one.kind.epoch_rows}
+    [small] = {plan.single_load(case) for case in plan.single_cases() if case.kind.epoch_rows}
     assert small.file_rows == 200 and small.rows % 200 == 0

@@ -33,16 +33,16 @@ def test_a_lane_beside_its_twin(tmp_path: Path) -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
-    middle = {one["case"]: one for one in found["medians"]}
-    ours, twin = "source-batch strict 10 keys 256 B", "source-batch-nothing 10 keys 256 B"
-    assert {ours, twin} <= set(middle)
-    assert middle[ours]["messages"] == middle[twin]["messages"] == 2000
-    assert middle[ours]["brokers"] > 0 and middle[ours]["jvm"] > 0 and middle[ours]["client"] > 0
-    assert {(one["case"], one["against"], one["what"]) for one in found["ratios"]} >= {
-        (ours, twin, "msg/s"), (ours, twin, "cpu")
+    results = json.loads(out.read_text())
+    middle = {median["case"]: median for median in results["medians"]}
+    lane, twin = "source-batch strict 10 keys 256 B", "source-batch-nothing 10 keys 256 B"
+    assert {lane, twin} <= set(middle)
+    assert middle[lane]["messages"] == middle[twin]["messages"] == 2000
+    assert middle[lane]["brokers"] > 0 and middle[lane]["jvm"] > 0 and middle[lane]["client"] > 0
+    assert {(ratio["case"], ratio["against"], ratio["what"]) for ratio in results["ratios"]} >= {
+        (lane, twin, "msg/s"), (lane, twin, "cpu")
     }  # fmt: skip
-    assert ours in done.stdout
+    assert lane in done.stdout
 
 
 def test_single_rows_at_both_paces(tmp_path: Path) -> None:
@@ -52,19 +52,19 @@ def test_single_rows_at_both_paces(tmp_path: Path) -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())["latency"]
+    latencies = json.loads(out.read_text())["latency"]
     lanes = ("foreach", "source-stream", "write_batch")
-    assert [(one["lane"], one["rows"]) for one in found] == [
+    assert [(latency["lane"], latency["rows"]) for latency in latencies] == [
         *((lane, 3) for lane in lanes), *((lane, 1000) for lane in lanes),
     ]  # fmt: skip
-    for one in found:
-        stored, ledger = one["stored_ms"], one["ledger_ms"]
+    for latency in latencies:
+        stored, ledger = latency["stored_ms"], latency["ledger_ms"]
         assert 0 <= stored["p50"] <= stored["p95"] <= stored["p99"]
         assert stored["p50"] <= ledger["p50"] <= ledger["p95"] <= ledger["p99"]
 
 
 def test_full_log_files_go_between_runs_and_no_message_with_them(cluster: LocalCluster) -> None:
-    """Of 64 MB each; the ones that are written stay."""
+    """Remove full log files of 64 MB between runs; files that brokers still write stay."""
     cluster.create_topic("room")
     count, room = StoredCount(cluster.name_server, "room"), LogRoom(cluster, most_bytes=180 << 20)
     rows = pa.table({"body": [b"x" * 100_000] * 4000})

@@ -120,17 +120,17 @@ class Twice:
 
 
 def test_each_run_is_reported_with_the_planned_number() -> None:
-    made, told = Results(MACHINE, {}), list[str]()
-    made.on_added = lambda: told.append(made.progress)
+    results, progress = Results(MACHINE, {}), list[str]()
+    results.on_added = lambda: progress.append(results.progress)
     made_room: list[int] = []
     room: Any = SimpleNamespace(make=lambda: made_room.append(1))
-    measure([Twice("one"), Twice("two")], 2, made, lambda text: None, room)
+    measure([Twice("one"), Twice("two")], 2, results, lambda text: None, room)
     assert len(made_room) == 6
-    assert told == [f"{number} of 4 runs" for number in (1, 2, 3, 4)]
+    assert progress == [f"{number} of 4 runs" for number in (1, 2, 3, 4)]
 
 
 class Failing(Twice):
-    """One that ends in an error, in its first run or when it is warmed up."""
+    """A subject that ends in an error, in its first run or when it is warmed up."""
 
     def __init__(self, name: str, *, warm: bool) -> None:
         super().__init__(name)
@@ -147,30 +147,30 @@ class Failing(Twice):
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_case_that_fails_is_named_and_the_others_go_on(warm: bool) -> None:
-    made, said = Results(MACHINE, {}), list[str]()
+    results, messages = Results(MACHINE, {}), list[str]()
     bad = Failing("bad", warm=warm)
     room: Any = SimpleNamespace(make=lambda: None)
     subjects = [Twice("one"), bad, Twice("two")]
-    made.cases = [one.case for one in subjects]
-    measure(subjects, 2, made, said.append, room)
-    assert [one.case for one in made.runs] == ["one", "two"] * 2
-    assert made.failed == {"bad": "no room for it"}
+    results.cases = [subject.case for subject in subjects]
+    measure(subjects, 2, results, messages.append, room)
+    assert [run.case for run in results.runs] == ["one", "two"] * 2
+    assert results.failed == {"bad": "no room for it"}
     assert bad.runs == int(warm)
-    assert not made.is_complete
-    assert "bad failed: no room for it" in said
-    assert "bad: failed; no room for it" in shown(made)
-    assert "Not measured: bad." in with_figures(f"{START_MARK}\n{END_MARK}", [made])
+    assert not results.is_complete
+    assert "bad failed: no room for it" in messages
+    assert "bad: failed; no room for it" in shown(results)
+    assert "Not measured: bad." in with_figures(f"{START_MARK}\n{END_MARK}", [results])
 
 
 def test_three_cases_that_fail_in_a_row_end_the_run() -> None:
-    """The brokers are gone, say; each of 172 cases would wait for them."""
-    made = Results(MACHINE, {})
+    """If the brokers are gone, for example, each of 172 cases would wait for them."""
+    results = Results(MACHINE, {})
     room: Any = SimpleNamespace(make=lambda: None)
     bad = [Failing(name, warm=True) for name in "abcdef"]
     with pytest.raises(ValueError, match="no room"):
-        measure([*bad[:2], Twice("one"), *bad[2:]], 1, made, lambda text: None, room)
-    assert [one.case for one in made.runs] == ["one"]
-    assert list(made.failed) == list("abcde")
+        measure([*bad[:2], Twice("one"), *bad[2:]], 1, results, lambda text: None, room)
+    assert [run.case for run in results.runs] == ["one"]
+    assert list(results.failed) == list("abcde")
 
 
 def test_a_signal_that_an_error_hides_is_no_failure_of_a_case() -> None:
@@ -181,11 +181,11 @@ def test_a_signal_that_an_error_hides_is_no_failure_of_a_case() -> None:
             finally:
                 raise ValueError("its process is gone, too")
 
-    made = Results(MACHINE, {})
+    results = Results(MACHINE, {})
     room: Any = SimpleNamespace(make=lambda: None)
     with pytest.raises(ValueError, match="gone"):
-        measure([Interrupted("a"), Twice("b")], 1, made, lambda text: None, room)
-    assert not made.failed
+        measure([Interrupted("a"), Twice("b")], 1, results, lambda text: None, room)
+    assert not results.failed
 
 
 class TestStopped:
@@ -233,9 +233,9 @@ class TestStopped:
         assert self.run() == code
         assert self.closed
         assert len(read_results(self.path).runs) == 2
-        said = capsys.readouterr()
-        assert f"stopped by {number.name}; done: 2 of 3 runs" in said.err
-        assert "lane-nothing" in said.out
+        output = capsys.readouterr()
+        assert f"stopped by {number.name}; done: 2 of 3 runs" in output.err
+        assert "lane-nothing" in output.out
         assert signal.getsignal(number) == before
 
     def test_what_is_there_is_shown_although_cases_are_missing(

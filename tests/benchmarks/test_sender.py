@@ -55,12 +55,12 @@ def test_each_mode_sends_every_number_once(
     mode: str, cluster: FakeCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "numbers"
-    found = run(
+    figures = run(
         capsys, cluster.name_server, mode=mode, messages=50, warmup=7, batch=20, threads=2,
         inflight=9, numbers=path,
     )  # fmt: skip
-    assert (found["ok"], found["failed"], found["doubtful"]) == (50, 0, 0)
-    assert found["cpu_s"] > 0
+    assert (figures["ok"], figures["failed"], figures["doubtful"]) == (50, 0, 0)
+    assert figures["cpu_s"] > 0
     stored = Counter(number_of(message.body) for message in cluster.messages("t"))
     assert stored == Counter([*range(-7, 0), *range(50)])
     assert read_numbers(path) == (set(range(50)), set())
@@ -69,8 +69,8 @@ def test_each_mode_sends_every_number_once(
 def test_the_floor_of_asynchronous_sends_sends_nothing(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run(capsys, cluster.name_server, mode="nothing", messages=50, warmup=7, inflight=9)
-    assert (found["ok"], found["failed"]) == (50, 0) and cluster.messages("t") == []
+    figures = run(capsys, cluster.name_server, mode="nothing", messages=50, warmup=7, inflight=9)
+    assert (figures["ok"], figures["failed"]) == (50, 0) and cluster.messages("t") == []
 
 
 def test_arrow_sends_batches(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,8 +86,8 @@ def test_arrow_with_a_ledger_leaves_its_rows_in_a_spool(
         "benchmarks.sender.arrow.TemporaryDirectory",
         lambda prefix: contextlib.nullcontext(str(tmp_path)),
     )
-    found = run(capsys, cluster.name_server, mode="arrow", messages=500, ledger="yes")
-    assert found["ok"] == 500
+    figures = run(capsys, cluster.name_server, mode="arrow", messages=500, ledger="yes")
+    assert figures["ok"] == 500
     assert len(list(tmp_path.glob("_spool/*/*/*.arrow"))) == 1
 
 
@@ -95,8 +95,8 @@ def test_replay_sends_a_refused_request_again(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.brokers[0].on_send(Answer(2, "busy"), times=2)
-    found = run(capsys, cluster.name_server, mode="replay", messages=9000)
-    assert len(cluster.messages("t")) == found["ok"] >= 9000
+    figures = run(capsys, cluster.name_server, mode="replay", messages=9000)
+    assert len(cluster.messages("t")) == figures["ok"] >= 9000
 
 
 def test_a_failed_send_is_counted_with_its_cause(
@@ -104,18 +104,18 @@ def test_a_failed_send_is_counted_with_its_cause(
 ) -> None:
     for broker in cluster.brokers:
         broker.on_send(Answer(13, "illegal"), times=1)
-    found = run(capsys, cluster.name_server, mode="sync", messages=10)
-    assert found["ok"] + found["failed"] == 10
-    assert found["failed"] == sum(found["causes"].values()) > 0
+    figures = run(capsys, cluster.name_server, mode="sync", messages=10)
+    assert figures["ok"] + figures["failed"] == 10
+    assert figures["failed"] == sum(figures["causes"].values()) > 0
 
 
 def test_the_stub_takes_batches_on_many_brokers(capsys: pytest.CaptureFixture[str]) -> None:
     servers = StubServers(30, 2)
     try:
-        found = run(capsys, servers.name_server, mode="arrow", messages=60_000)
+        figures = run(capsys, servers.name_server, mode="arrow", messages=60_000)
     finally:
         servers.close()
-    assert (found["ok"], found["failed"]) == (60_000, 0)
+    assert (figures["ok"], figures["failed"]) == (60_000, 0)
 
 
 class _LateTally(Tally):
@@ -137,7 +137,10 @@ class _LateTally(Tally):
 
 
 def test_room_is_made_after_counting(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the last end of the warm-up may be counted after the counters were set to nought."""
+    """Count an end before its room is given away.
+
+    Otherwise the last end of the warm-up may be counted after the counters were set to nought.
+    """
     tally, send_async = _LateTally(), Producer.send_async
 
     def spy(producer: Producer, *given: Any) -> Any:
@@ -165,8 +168,8 @@ def test_room_is_made_after_counting_by_the_grpc_sender() -> None:
 
     client = SimpleNamespace(Message=SimpleNamespace)
     producer = SimpleNamespace(send_async=send_async)
-    given = {"topic": "t", "inflight": "1"}
-    grpc_sender._Sender(client, producer, given, tally).concurrent(2)
+    settings = {"topic": "t", "inflight": "1"}
+    grpc_sender._Sender(client, producer, settings, tally).concurrent(2)
     assert (tally.at_sends, tally.ok) == ([0, 1], 2)
 
 

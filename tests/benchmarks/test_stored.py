@@ -1,4 +1,4 @@
-"""The brokers' own count: waited for while it grows, believed when it stands still."""
+"""The brokers' own count of messages: wait while it grows, believe it when it stands still."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def count(monkeypatch: pytest.MonkeyPatch) -> stored.StoredCount:
 def test_brokers_that_catch_up_slowly_are_waited_for(
     count: stored.StoredCount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = itertools.count()
-    monkeypatch.setattr(count, "_now", lambda: next(held) // 20)
+    readings = itertools.count()
+    monkeypatch.setattr(count, "_now", lambda: next(readings) // 20)
     assert count.check(100, "case") == 0
 
 

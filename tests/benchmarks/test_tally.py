@@ -1,4 +1,4 @@
-"""What senders count: pauses, longest sends, doubles."""
+"""The counters of senders: pauses, longest sends, doubles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real thing: starts, stores, freezes, dies and comes back."""
+"""A real cluster starts, stores, freezes, dies and comes back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Keys:
 
 
 def stored(cluster: LocalCluster, topic: str) -> int:
-    """Messages in a topic; without the admin tool, whose JVM takes longer than most tests."""
+    """Count the messages of a topic. The admin tool's JVM would take longer than most tests."""
     with Admin(timeout_s=30.0, **cluster.client_options()) as admin:
         return admin.count(topic)
 
@@ -42,7 +42,7 @@ def processes(cluster: LocalCluster) -> list[psutil.Process]:
 
 
 def assert_on_loopback(cluster: LocalCluster) -> None:
-    """Compare the sockets that the system says the processes listen on with the cluster's ports."""
+    """Check that the processes listen on the cluster's ports only, by the system's sockets."""
     ports = []
     for process in processes(cluster):
         for socket in process.net_connections("inet"):
@@ -84,8 +84,8 @@ def test_the_admin_tool_sees_what_the_probe_stored(cluster: LocalCluster) -> Non
 def test_topics_come_and_go(cluster: LocalCluster) -> None:
     cluster.create_topic("made", queues=3)
     cluster.create_topic("made_on_b", queues=2, perm=4, brokers=["broker-b"])
-    made = cluster.admin("topicStatus", "-t", "made")
-    assert made.count("broker-a") == made.count("broker-b") == 3
+    on_both = cluster.admin("topicStatus", "-t", "made")
+    assert on_both.count("broker-a") == on_both.count("broker-b") == 3
     on_b = cluster.admin("topicRoute", "-t", "made_on_b")
     assert "broker-a" not in on_b and '"perm":4' in on_b
     cluster.delete_topic("made")
@@ -160,13 +160,13 @@ def test_up_and_down_twice(tmp_path: Path) -> None:
         assert state.running and status(tmp_path) == state
         assert up(tmp_path, brokers=1) == state
         Probe().check_broker(state.name_server, "broker-a", state.brokers[0].address)
-        # a dead broker is started again, at the same address, and the name server goes on
+        # `up` starts a dead broker again at the same address, and the name server goes on.
         process = state.brokers[0].process()
         assert process is not None
         process.kill()
         process.wait()
-        found = status(tmp_path)
-        assert found is not None and not found.running
+        state_now = status(tmp_path)
+        assert state_now is not None and not state_now.running
         mended = up(tmp_path, brokers=1)
         assert mended.running and mended.brokers[0].pid != process.pid
         assert mended.nodes[0] == state.nodes[0], "the same process"
@@ -198,7 +198,7 @@ def test_acl_and_tls_refuse_other_clients() -> None:
 
 @pytest.mark.slow
 def test_permissive_tls() -> None:
-    """Clients of such a cluster: `tests/producer/conformance/test_tls.py`."""
+    """Start a cluster with permissive TLS. `tests/producer/conformance/test_tls.py` has clients."""
     with LocalCluster(brokers=1, tls="permissive") as cluster:
         broker = cluster.brokers[0]
         place = (cluster.name_server, broker.name, broker.address)

@@ -1,4 +1,4 @@
-"""The state file of `up`: whose process is whose, and what is never signalled."""
+"""The state file of `up`: which processes are the cluster's, and which are never signalled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(processes: list[subprocess.Popen[bytes]], mark: str) -> subprocess.Pop
     command = [sys.executable, "-c", SLEEP, f"-D{MARK_PROPERTY}={mark}"]
     process = subprocess.Popen(command, start_new_session=True)
     processes.append(process)
-    # until its exec is done the child still shows this process's command line
+    # The child shows this process's command line until its exec is done.
     while f"-D{MARK_PROPERTY}={mark}" not in psutil.Process(process.pid).cmdline():
         time.sleep(0.01)
     return process
@@ -95,8 +95,8 @@ def test_a_frozen_process_counts_as_alive_and_can_be_ended(
     frozen = start(processes, "m1")
     psutil.Process(frozen.pid).suspend()
     write_state(tmp_path, node("name-server", frozen.pid, "m1"))
-    found = status(tmp_path)
-    assert found is not None and found.running
+    state = status(tmp_path)
+    assert state is not None and state.running
     assert down(tmp_path) is True
     assert frozen.wait(5) is not None
 
@@ -104,7 +104,7 @@ def test_a_frozen_process_counts_as_alive_and_can_be_ended(
 def test_one_dead_process_shows(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
     alive, dead = start(processes, "m1"), start(processes, "m1")
     dead.kill()
-    # dead, and left a zombie: the number still exists
+    # The process is dead but stays a zombie, so its number still exists.
     os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
     state = write_state(
         tmp_path, node("name-server", alive.pid, "m1"), node("broker-a", dead.pid, "m1")
@@ -125,7 +125,7 @@ def test_a_damaged_state_file_is_explained(tmp_path: Path) -> None:
 def test_a_start_that_was_cut_short_is_no_running_cluster(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a SIGKILL of `up` when only the name server had been started."""
+    """A SIGKILL of `up` leaves this state if only the name server had been started."""
     server = start(processes, "m1")
     state = ClusterState(tmp_path, "5.5.0", (node("name-server", server.pid, "m1"),), ready=False)
     plain = {name: value for name, value in asdict(state).items() if name != "home"}
@@ -151,13 +151,13 @@ def test_what_a_running_cluster_does_not_have_is_told(
     server, broker = start(processes, "m1"), start(processes, "m1")
     nodes = node("name-server", server.pid, "m1"), node("broker-a", broker.pid, "m1")
     state = write_state(tmp_path, *nodes)
-    told: list[str] = []
-    assert up(tmp_path, 1, version="5.3.3", progress=told.append) == state
-    assert not told
-    up(tmp_path, 1, version="5.3.3", tls="enforcing", progress=told.append)
-    up(tmp_path, 1, version="5.3.3", queues=8, progress=told.append)
-    assert len(told) == 2
-    assert "4 queues each and TLS disabled" in told[0]
+    messages: list[str] = []
+    assert up(tmp_path, 1, version="5.3.3", progress=messages.append) == state
+    assert not messages
+    up(tmp_path, 1, version="5.3.3", tls="enforcing", progress=messages.append)
+    up(tmp_path, 1, version="5.3.3", queues=8, progress=messages.append)
+    assert len(messages) == 2
+    assert "4 queues each and TLS disabled" in messages[0]
 
 
 def test_the_state_file_of_another_user_is_not_to_be_deleted(

@@ -21,7 +21,7 @@ ARTIFACTS = tuple(
 
 
 class FakeRegistry:
-    """Stands in for Ivy: `bodies` maps a jar's name to what each further fetch of it gives."""
+    """A stand-in for Ivy. `bodies` maps a jar's name to the contents of its next fetches."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, list[bytes]] = {}
@@ -47,17 +47,17 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
     return fake
 
 
-def resolve(cache: Path, said: list[str] | None = None) -> list[Path]:
-    tell = None if said is None else said.append
+def resolve(cache: Path, messages: list[str] | None = None) -> list[Path]:
+    tell = None if messages is None else messages.append
     return jars.resolve_jars("9.9.9", cache=cache, java=JAVA, progress=tell)
 
 
 def test_the_cache_is_filled_once(tmp_path: Path, registry: FakeRegistry) -> None:
-    said: list[str] = []
-    found = resolve(tmp_path, said)
-    assert [jar.name for jar in found] == ["a-1.jar", "b-1.jar", "c-1.jar"]
-    assert said[-1] == "fetching RocketMQ 9.9.9: 3 of 3 jars"
-    assert resolve(tmp_path) == found
+    messages: list[str] = []
+    paths = resolve(tmp_path, messages)
+    assert [jar.name for jar in paths] == ["a-1.jar", "b-1.jar", "c-1.jar"]
+    assert messages[-1] == "fetching RocketMQ 9.9.9: 3 of 3 jars"
+    assert resolve(tmp_path) == paths
     assert registry.rounds == [["a", "b", "c"]]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["rocketmq-9.9.9", "rocketmq-9.9.9.lock"]
 
@@ -85,7 +85,7 @@ def test_an_incomplete_cache_is_filled_again(tmp_path: Path, registry: FakeRegis
 def test_a_jar_that_was_changed_in_the_cache_is_fetched_again(
     tmp_path: Path, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, locked: bool
 ) -> None:
-    """The digests of a version without a lock are those of its first fetch."""
+    """A version without a lock file keeps the digests of its first fetch."""
     if not locked:
         monkeypatch.setattr(jars, "load_lock", lambda _version: None)
         monkeypatch.setattr(jars.IvyRun, "resolve", resolve_three)
@@ -159,7 +159,7 @@ def test_a_failure_of_ivy_has_its_last_lines(tmp_path: Path) -> None:
 def test_what_is_no_version_is_not_asked_for(
     version: str, tmp_path: Path, registry: FakeRegistry
 ) -> None:
-    """It may be a path, too, and the network is not what is wrong."""
+    """The text may even be a path, and an error about the network would mislead."""
     with pytest.raises(ClusterError, match="is no version of RocketMQ"):
         jars.resolve_jars(version, cache=tmp_path / "cache", java=JAVA)
     assert not registry.rounds and not list(tmp_path.iterdir())

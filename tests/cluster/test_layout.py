@@ -1,4 +1,4 @@
-"""What is written for each process: broker.conf, JVM flags, credentials; and docker-compose.yml."""
+"""The files of each process (broker.conf, JVM flags, credentials), and docker-compose.yml."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_acl_2_is_switched_on_as_json(runtime: Runtime) -> None:
     settings = built(Wanted(acl=Keys()), runtime).brokers[0].spec.settings
     assert settings["authenticationEnabled"] == "true"
     assert json.loads(settings["initAuthenticationUser"])["password"] == 'a"b\\c'
-    # Java's Properties.load halves backslashes
+    # Java's Properties.load reads two backslashes as one.
     assert conf.properties_text({"x": "a\\b"}) == "x=a\\\\b\n"
     tools = runtime.home / "broker-a" / "conf" / "tools.yml"
     assert yaml.safe_load(tools.read_text()) == {"accessKey": "user", "secretKey": 'a"b\\c'}
@@ -123,13 +123,13 @@ def test_broker_names() -> None:
 
 
 def test_certificates_are_made_once(tmp_path: Path) -> None:
-    made = make_certificates(tmp_path / "tls")
-    text = made.server_key.read_text()
+    certificates = make_certificates(tmp_path / "tls")
+    text = certificates.server_key.read_text()
     assert text.startswith("-----BEGIN PRIVATE KEY-----"), "Netty reads PKCS#8 only"
-    assert make_certificates(tmp_path / "tls") == made
-    assert made.server_key.read_text() == text
-    assert "-Dtls.enable=true" in made.jvm_flags("enforcing", tmp_path / "p")
-    assert "-Dtls.enable=true" not in made.jvm_flags("permissive", tmp_path / "p")
+    assert make_certificates(tmp_path / "tls") == certificates
+    assert certificates.server_key.read_text() == text
+    assert "-Dtls.enable=true" in certificates.jvm_flags("enforcing", tmp_path / "p")
+    assert "-Dtls.enable=true" not in certificates.jvm_flags("permissive", tmp_path / "p")
 
 
 class TestCompose:
@@ -160,7 +160,7 @@ class TestCompose:
 
 
 def test_java_reads_the_settings_as_they_were_meant() -> None:
-    """It takes the file for Latin-1."""
+    """Write settings in ASCII, because Java reads the file as Latin-1."""
     text = conf.properties_text({"storePathRootDir": "/tmp/Zoë 😀\\x", "user": '{"a": "b"}'})
     assert text.isascii()
     values = [line.partition("=")[2] for line in text.splitlines()]
@@ -176,7 +176,7 @@ def test_a_home_that_brokers_would_cut_in_two_is_refused(tmp_path: Path) -> None
 def test_certificates_that_expire_are_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A home may be older than they last: brokers would start, and no client trust them."""
+    """A home may outlive its certificates: brokers would start, and no client would trust them."""
     monkeypatch.setattr(tls, "_DAYS", "1")
     old = make_certificates(tmp_path).server_cert.read_bytes()
     monkeypatch.undo()

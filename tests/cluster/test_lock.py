@@ -1,4 +1,4 @@
-"""Lock files: what is read, what is refused, and that the two we ship are whole."""
+"""Lock files: which lines are read, which are refused, and that our two are complete."""
 
 from __future__ import annotations
 

@@ -46,17 +46,17 @@ def spec(folder: Path, script: str, settings: dict[str, str] | None = None) -> N
 
 @pytest.fixture
 def guard() -> Iterator[Guard]:
-    made = Guard()
-    yield made
-    made.close()
+    new_guard = Guard()
+    yield new_guard
+    new_guard.close()
 
 
 @pytest.fixture
 def node(tmp_path: Path, guard: Guard) -> Iterator[Node]:
-    made = Node(spec(tmp_path, "import time; time.sleep(60)"), guard.join)
-    made.spawn()
-    yield made
-    made.kill()
+    new_node = Node(spec(tmp_path, "import time; time.sleep(60)"), guard.join)
+    new_node.spawn()
+    yield new_node
+    new_node.kill()
 
 
 def test_freeze_thaw_kill(node: Node) -> None:
@@ -210,7 +210,7 @@ def test_the_probe_of_an_empty_port() -> None:
 def test_a_start_that_the_user_stops_leaves_no_folder(
     error: type[BaseException], kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that fails leaves its own, for the logs in it."""
+    """A start that fails leaves its folder, because the logs are in it."""
 
     def stopped(*_: object) -> None:
         raise error("now")

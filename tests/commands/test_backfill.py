@@ -1,4 +1,4 @@
-"""What `rocket-sink backfill` says at its end; what it does is in tests/spark/backfill."""
+"""The final words of `rocket-sink backfill`; tests/spark/backfill tests its work."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_it_counts_what_was_done_when_others_change_the_ledger_after_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: Resent, said: str, pending: int,
     code: int,
 ) -> None:  # fmt: skip
-    """The plan found three of seven; then others added some, or parked one."""
+    """The plan counts three of seven letters; then others add letters or park one."""
 
     class Planned(contextlib.nullcontext[Any]):
         what = "dead letters"
 
-        def __init__(self, *given: Any, **more: Any) -> None:
+        def __init__(self, *arguments: Any, **more: Any) -> None:
             super().__init__(self)
 
         def plan(self, *, sample: int) -> Plan:
@@ -43,7 +43,7 @@ def test_it_counts_what_was_done_when_others_change_the_ledger_after_the_plan(
         def run(self, selected: int, **more: Any) -> Resent:
             return done
 
-    monkeypatch.setattr(command, "check_exists", lambda *given: None)
+    monkeypatch.setattr(command, "check_exists", lambda *arguments: None)
     monkeypatch.setattr(command, "check_name_server", lambda options: None)
     monkeypatch.setattr(command, "spark_session", lambda *a, **b: contextlib.nullcontext())
     monkeypatch.setattr(backfill, "Backfill", Planned)

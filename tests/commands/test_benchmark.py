@@ -1,4 +1,4 @@
-"""`rocket-sink benchmark` against scripted brokers: what it sends, counts, prints and compares."""
+"""`rocket-sink benchmark` against scripted brokers: it sends, counts, prints and compares."""
 
 from __future__ import annotations
 
@@ -42,9 +42,15 @@ def figures(case: str, per_s: float = 100.0, cpu: float = 10.0, **more: Any) -> 
 
 
 def write_baseline(path: Path, *cases: Figures, **settings: Any) -> Path:
-    known = {"messages": 60, "body_bytes": 256, "keys": 0, "batch": 25, "ordering": "none"}
-    results = command.Results({}, known | settings)
-    results.runs = {one.case: [one] for one in cases}
+    baseline_settings = {
+        "messages": 60,
+        "body_bytes": 256,
+        "keys": 0,
+        "batch": 25,
+        "ordering": "none",
+    }
+    results = command.Results({}, baseline_settings | settings)
+    results.runs = {case.case: [case] for case in cases}
     path.write_text(json.dumps(results.as_dict()))
     return path
 
@@ -53,14 +59,14 @@ def test_each_mode_sends_all_messages_and_a_warm_up(
     cluster: FakeCluster, arguments: list[str], capsys: Capture
 ) -> None:
     assert main([*arguments, "--body-bytes", "300", "--keys", "7", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["case"] for one in found["cases"]] == ["sync", "async", "batch"]
-    for one in found["cases"]:
-        assert (one["messages"], one["failed"], one["errors"]) == (60, 0, {})
-        assert 0 < one["p50_ms"] <= one["p95_ms"] <= one["p99_ms"] <= one["max_ms"]
-        assert one["cpu_s_per_million"] > 0
-        assert one["messages_per_s"] == pytest.approx(60 / one["seconds"])
-        assert one["mb_per_s"] == pytest.approx(one["messages_per_s"] * 300 / 1e6)
+    document = json.loads(capsys.readouterr().out)
+    assert [case["case"] for case in document["cases"]] == ["sync", "async", "batch"]
+    for case in document["cases"]:
+        assert (case["messages"], case["failed"], case["errors"]) == (60, 0, {})
+        assert 0 < case["p50_ms"] <= case["p95_ms"] <= case["p99_ms"] <= case["max_ms"]
+        assert case["cpu_s_per_million"] > 0
+        assert case["messages_per_s"] == pytest.approx(60 / case["seconds"])
+        assert case["mb_per_s"] == pytest.approx(case["messages_per_s"] * 300 / 1e6)
     stored = cluster.messages("t")
     assert {len(message.body) for message in stored} == {300}
     keys = Counter(message.properties.get("__SHARDINGKEY") for message in stored)
@@ -72,11 +78,11 @@ def test_the_table_and_the_progress_go_to_different_places(
     arguments: list[str], capsys: Capture
 ) -> None:
     assert main([*arguments, "--mode", "batch", "--ordering", "strict"]) == 0
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     for words in ("messages/s", "MB/s", "CPU s/M", "p99 ms", "1,000 sharding keys", "strict"):
-        assert words in said.out, words
-    assert "sync" not in said.out, "only what was asked for"
-    assert "batch 1/1: 60 in" in said.err
+        assert words in output.out, words
+    assert "sync" not in output.out, "only what was asked for"
+    assert "batch 1/1: 60 in" in output.err
 
 
 @pytest.mark.parametrize("mode", command.MODES)
@@ -84,13 +90,13 @@ def test_failed_messages_are_counted_by_cause_and_exit_1(
     mode: str, cluster: FakeCluster, arguments: list[str], capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Of a batch call the messages that failed: a refused request goes in halves."""
+    """Count the failed messages of a batch call: a refused request is sent again in halves."""
     counted = benchmark_run._counted
 
-    def refuse(*given: Any) -> Any:
+    def refuse(*arguments: Any) -> Any:
         for broker in cluster.brokers:
             broker.on_send(Answer(13, "illegal"), times=7)
-        return counted(*given)
+        return counted(*arguments)
 
     monkeypatch.setattr(benchmark_run, "_counted", refuse)
     code = main([*arguments, "--mode", mode, "--batch", "5", "--json"])
@@ -108,11 +114,11 @@ def test_failed_messages_are_counted_by_cause_and_exit_1(
 def test_a_lane_is_measured_by_its_ledger(
     lane: str, cluster: FakeCluster, arguments: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = run_lane(lane, 0, arguments, capfd)
-    assert (found["case"], found["messages"], found["failed"]) == (lane, 500, 0)
-    assert found["cpu_s_per_million"] > 0
-    assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
-    assert found["messages_per_s"] == pytest.approx(500 / found["seconds"])
+    figures = run_lane(lane, 0, arguments, capfd)
+    assert (figures["case"], figures["messages"], figures["failed"]) == (lane, 500, 0)
+    assert figures["cpu_s_per_million"] > 0
+    assert 0 < figures["p50_ms"] <= figures["p99_ms"] <= figures["max_ms"]
+    assert figures["messages_per_s"] == pytest.approx(500 / figures["seconds"])
     stored = cluster.messages("t")
     assert len(stored) == 550, "and a warm-up"
     assert {message.properties["__SHARDINGKEY"] for message in stored} == {"k0", "k1", "k2"}
@@ -124,17 +130,17 @@ def test_rows_that_a_lane_gives_up_are_counted(
     arguments: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     small = [*arguments, "-O", "maxMessageSize=200"]
-    found = run_lane("foreach", 1, small, capfd)
-    assert (found["messages"], found["failed"], found["max_ms"]) == (0, 500, None)
-    assert found["errors"] == {"BODY_TOO_LARGE": 500}
+    figures = run_lane("foreach", 1, small, capfd)
+    assert (figures["messages"], figures["failed"], figures["max_ms"]) == (0, 500, None)
+    assert figures["errors"] == {"BODY_TOO_LARGE": 500}
 
 
 def run_lane(lane: str, code: int, arguments: list[str], capfd: Any) -> dict[str, Any]:
-    given = ["--lane", lane, "--messages", "500", "--keys", "3", "--master", "local[1]"]
-    assert main([*arguments, *given, "--json"]) == code
-    (one,) = json.loads(capfd.readouterr().out)["cases"]
-    assert isinstance(one, dict)
-    return one
+    lane_arguments = ["--lane", lane, "--messages", "500", "--keys", "3", "--master", "local[1]"]
+    assert main([*arguments, *lane_arguments, "--json"]) == code
+    (case,) = json.loads(capfd.readouterr().out)["cases"]
+    assert isinstance(case, dict)
+    return case
 
 
 def test_the_choices_are_what_can_be_measured() -> None:
@@ -148,9 +154,9 @@ def test_where_nothing_is_stored_the_error_is_raised(
     for broker in cluster.brokers:
         broker.on_send(Answer(13, "illegal"), times=None)
     assert main(arguments) == 1
-    said = capsys.readouterr()
-    assert "illegal" in said.err
-    assert not said.out
+    output = capsys.readouterr()
+    assert "illegal" in output.err
+    assert not output.out
 
 
 def test_a_topic_and_a_name_server_are_asked_for(
@@ -173,12 +179,12 @@ def test_a_signal_keeps_what_is_measured(
     monkeypatch.setitem(benchmark_run.MODES, "async", stop)
     out = tmp_path / "out.json"
     assert main([*arguments, "--out", str(out)]) == 143
-    assert [one["case"] for one in json.loads(out.read_text())["cases"]] == ["sync"]
+    assert [case["case"] for case in json.loads(out.read_text())["cases"]] == ["sync"]
     assert "sync" in capsys.readouterr().out
 
 
 class TestBaseline:
-    """What is measured is given."""
+    """Comparisons with a baseline; the measured figures are given by the tests."""
 
     NOW: ClassVar = {"sync": figures("sync"), "async": figures("async", 300.0, 3.0),
                      "batch": figures("batch", 900.0, 1.0)}  # fmt: skip
@@ -213,16 +219,18 @@ class TestBaseline:
     ) -> None:
         write_baseline(self.path, was, *list(self.NOW.values())[1:])
         assert self.run(arguments, "--json") == 1
-        found = json.loads(capsys.readouterr().out)["comparison"]
-        assert [(one["case"], one["figure"]) for one in found if one["worse"]] == [("sync", worse)]
+        comparison = json.loads(capsys.readouterr().out)["comparison"]
+        assert [(change["case"], change["figure"]) for change in comparison if change["worse"]] == [
+            ("sync", worse)
+        ]
         assert self.run(arguments) == 1
         assert capsys.readouterr().out.count("WORSE") == 1
         assert self.run(arguments, "--tolerance", "0.5") == 0
 
     def test_a_machine_that_is_slower_as_a_whole_is_no_loss(self, arguments: list[str]) -> None:
         faster = [
-            figures(one.case, one.messages_per_s * 3, one.cpu_s_per_million / 3)
-            for one in self.NOW.values()
+            figures(case.case, case.messages_per_s * 3, case.cpu_s_per_million / 3)
+            for case in self.NOW.values()
         ]
         write_baseline(self.path, *faster)
         assert self.run(arguments) == 0
@@ -253,9 +261,9 @@ class TestBaseline:
     ) -> None:  # fmt: skip
         write_baseline(self.path, *map(figures, cases), **settings)
         assert self.run(arguments) == 1
-        told = capsys.readouterr()
-        assert said in told.err
-        assert "1/1" not in told.err
+        output = capsys.readouterr()
+        assert said in output.err
+        assert "1/1" not in output.err
 
     @pytest.mark.parametrize(
         "text",
@@ -274,9 +282,9 @@ def test_an_unwritable_out_is_an_early_error(
     arguments: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     assert main([*arguments, "--out", str(tmp_path / "nowhere" / "out.json")]) == 2
-    told = capsys.readouterr().err
-    assert "nowhere" in told
-    assert "1/1" not in told
+    error_text = capsys.readouterr().err
+    assert "nowhere" in error_text
+    assert "1/1" not in error_text
 
 
 def test_percentiles_are_latencies_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +302,6 @@ def test_medians_of_runs_and_sums_of_their_failures() -> None:
         figures("sync", 30.0, p50_ms=None),
         figures("sync", 20.0, failed=2, p50_ms=None, errors={"A": 1, "B": 1}),
     ]
-    found = median(runs)
-    assert (found.messages_per_s, found.failed, found.p50_ms) == (20.0, 3, None)
-    assert found.errors == {"A": 2, "B": 1}
+    medians = median(runs)
+    assert (medians.messages_per_s, medians.failed, medians.p50_ms) == (20.0, 3, None)
+    assert medians.errors == {"A": 2, "B": 1}

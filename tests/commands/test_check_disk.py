@@ -16,10 +16,10 @@ from rocket_sink.wire.headers import Frame, response_to
 def test_a_full_disk_is_in_the_way(
     capsys: pytest.CaptureFixture[str], used: str, exit_code: int
 ) -> None:
-    """Above 0.90 no setting keeps a broker writing (DefaultMessageStore, 5.3.3)."""
+    """No setting keeps a broker writing to a disk above 0.90 (DefaultMessageStore, 5.3.3)."""
 
     def figures(request: Frame) -> Frame:
-        # As AdminBrokerProcessor.getBrokerRuntimeInfo: a KVTable.
+        # AdminBrokerProcessor.getBrokerRuntimeInfo answers with a KVTable.
         answer = response_to(request, ResponseCode.SUCCESS)
         answer.body = json.dumps({"table": {"commitLogDiskRatio": used}}).encode()
         return answer
@@ -30,7 +30,7 @@ def test_a_full_disk_is_in_the_way(
         if used != "nothing":
             broker._handlers[RequestCode.GET_BROKER_RUNTIME_INFO] = figures
         code = cli.main(["check", "-n", cluster.name_server, "-t", "t", "--json"])
-        found = json.loads(capsys.readouterr().out)["findings"]
+        findings = json.loads(capsys.readouterr().out)["findings"]
     assert code == exit_code
-    texts = {finding["what"]: finding["text"] for finding in found}
+    texts = {finding["what"]: finding["text"] for finding in findings}
     assert ("91% full" in texts[f"broker {broker.name}"]) == bool(exit_code)

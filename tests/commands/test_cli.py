@@ -1,4 +1,4 @@
-"""The command line as a whole: helps, exit codes, what is imported, what goes where."""
+"""The command line in general: help texts, exit codes, imported modules, streams of output."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ HEAVY = (
 
 def leaves() -> list[tuple[str, ...]]:
     context = click.Context(cli.cli)
-    found = []
+    paths = []
     for name in cli.COMMANDS:
         command = cli.cli.get_command(context, name)
         if isinstance(command, Group):
-            found += [(name, child) for child in command.list_commands(context)]
+            paths += [(name, child) for child in command.list_commands(context)]
         else:
-            found.append((name,))
-    return found
+            paths.append((name,))
+    return paths
 
 
 def find(path: tuple[str, ...]) -> click.Command:
     command: click.Command = cli.cli
     for name in path:
         assert isinstance(command, click.Group)
-        found = command.get_command(click.Context(command), name)
-        assert found is not None
-        command = found
+        child = command.get_command(click.Context(command), name)
+        assert child is not None
+        command = child
     return command
 
 
@@ -77,12 +77,12 @@ def test_every_command_has_help_with_an_example(
 def test_examples_use_only_options_that_exist(path: tuple[str, ...]) -> None:
     command = find(path)
     assert isinstance(command, Command)
-    known = {name for parameter in command.params for name in parameter.opts}
-    known |= {name for parameter in command.params for name in parameter.secondary_opts}
+    names = {name for parameter in command.params for name in parameter.opts}
+    names |= {name for parameter in command.params for name in parameter.secondary_opts}
     for line in command.example.splitlines():
-        ours = line.partition("rocket-sink")[2].partition("|")[0]
-        used = {word for word in ours.split() if word.startswith("-") and len(word) > 1}
-        assert used <= known | {"--help"}, line
+        own_part = line.partition("rocket-sink")[2].partition("|")[0]
+        used = {word for word in own_part.split() if word.startswith("-") and len(word) > 1}
+        assert used <= names | {"--help"}, line
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -168,7 +168,7 @@ def test_a_command_stopped_by_the_user_exits_130(
 def test_json_is_one_document_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "options", "--json")
     assert (code, err) == (0, "")
-    assert {known["name"] for known in json.loads(out)} >= {"nameServer", "ordering"}
+    assert {option["name"] for option in json.loads(out)} >= {"nameServer", "ordering"}
 
 
 class TestOneLine:

@@ -38,9 +38,9 @@ def test_the_ci_runs_the_readmes_test_command() -> None:
 
 def test_every_option_is_in_the_table_and_in_the_file() -> None:
     table, conf = markdown_table(), conf_text()
-    for known in OPTIONS:
-        assert f"| `{known.name}` |" in table
-        assert re.search(rf"^#{known.name} =", conf, re.MULTILINE)
+    for option in OPTIONS:
+        assert f"| `{option.name}` |" in table
+        assert re.search(rf"^#{option.name} =", conf, re.MULTILINE)
 
 
 def test_every_default_can_be_read_back(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demo's parts: its rows, its verifier, its fault. The whole is in tests/integration."""
+"""The demo's parts: its rows, its verifier, its fault. tests/integration runs the whole demo."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class TestFlights:
         assert all(row["sharding_key"] == f"{row['carrier']}-{row['flight']}" for row in without)
 
     def test_files_are_older_the_earlier_their_rows(self, tmp_path: Path) -> None:
-        found = write_flights(tmp_path, 12_000)
+        flights = write_flights(tmp_path, 12_000)
         files = sorted(tmp_path.glob("*.parquet"))
         times = [path.stat().st_mtime for path in files]
-        assert found.files == len(files) > 1
+        assert flights.files == len(files) > 1
         assert times == sorted(set(times))
 
 
@@ -166,18 +166,18 @@ class StubCluster:
 
 class TestSaboteur:
     def make(self, fault: str) -> tuple[FaultInjector, StubCluster, list[float], list[str]]:
-        cluster, now, said = StubCluster(), [0.0], []  # type: ignore[var-annotated]
-        made = FaultInjector(
+        cluster, now, messages = StubCluster(), [0.0], []  # type: ignore[var-annotated]
+        injector = FaultInjector(
             cluster,
             fault=fault,
             seconds=6,
-            say=said.append,
+            say=messages.append,
             clock=lambda: now[0],  # type: ignore[arg-type]
         )
-        return made, cluster, now, said
+        return injector, cluster, now, messages
 
     def test_freezes_once_and_thaws_after_its_time(self) -> None:
-        injector, cluster, now, said = self.make("freeze")
+        injector, cluster, now, messages = self.make("freeze")
         injector.step(due=False)
         assert not cluster.brokers[-1].frozen
         injector.step(due=True)
@@ -191,7 +191,7 @@ class TestSaboteur:
         now[0] = 20.0
         injector.step(due=True)
         assert not cluster.brokers[-1].frozen
-        assert len(said) == 2
+        assert len(messages) == 2
 
     def test_kills_and_restarts_after_its_time(self) -> None:
         injector, cluster, now, _ = self.make("kill")
@@ -205,20 +205,20 @@ class TestSaboteur:
         assert cluster.brokers[-1].alive
 
     def test_none_breaks_nothing(self) -> None:
-        injector, cluster, _, said = self.make("none")
+        injector, cluster, _, messages = self.make("none")
         injector.step(due=True)
         assert all(b.alive and not b.frozen for b in cluster.brokers)
-        assert not said
+        assert not messages
 
     def test_a_broker_killed_by_hand_is_started_again(self) -> None:
-        injector, cluster, now, said = self.make("none")
+        injector, cluster, now, messages = self.make("none")
         cluster.brokers[0].alive = False
         injector.step(due=False)
         assert not cluster.brokers[0].alive
         now[0] = 2.5
         injector.step(due=False)
         assert cluster.brokers[0].alive
-        assert "broker-a has died" in said[0]
+        assert "broker-a has died" in messages[0]
 
     def test_restart_all_leaves_no_broker_frozen_or_dead(self) -> None:
         injector, cluster, _, _ = self.make("freeze")
@@ -251,7 +251,7 @@ class TestFolder:
     def test_brokers_that_run_on_are_not_left_without_their_files(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """After --keep: without cluster.json no command finds their processes any more."""
+        """Refuse the folder of a cluster that runs: no command would find its processes later."""
         home = tmp_path / "a b" / "cluster"
         home.mkdir(parents=True)
         monkeypatch.setattr("rocket_sink.cluster.status", lambda home: object())

@@ -123,14 +123,14 @@ def test_resend(run: Cli, cluster: FakeCluster) -> None:
 
 def test_what_chooses_among_messages_wants_a_group(cluster: FakeCluster) -> None:
     assert cli.main(["dlq", "list", "-n", cluster.name_server]) == 0
-    for given in (("--topic", "orders"), ("--since", "1d"), ("--limit", "3"), ("--key", "k")):
-        assert cli.main(["dlq", "list", "-n", cluster.name_server, *given]) == 2
+    for arguments in (("--topic", "orders"), ("--since", "1d"), ("--limit", "3"), ("--key", "k")):
+        assert cli.main(["dlq", "list", "-n", cluster.name_server, *arguments]) == 2
 
 
 def test_a_resend_names_what_failed_and_tells_degraded_from_stored(
     run: Cli, cluster: FakeCluster
 ) -> None:
-    """The first of three letters is stored, the second not flushed, the third refused."""
+    """Brokers store the first of three letters, do not flush the second, and refuse the third."""
     cluster.delete_topic("orders")
     cluster.create_topic("orders", 4, brokers=["broker-a"])
     letters = [json.loads(line) for line in run("list", "-g", GROUP, "--json")[0].splitlines()]
@@ -153,7 +153,7 @@ def test_a_resend_names_what_failed_and_tells_degraded_from_stored(
 def test_letters_that_may_not_be_read_are_not_none(
     cluster: FakeCluster, run: Cli, command: list[str], closed: list[str], tmp_path: Path
 ) -> None:
-    """Java's client raises. Brokers up to 4.9 make such topics for writing only."""
+    """Raise an error, as Java's client does: brokers up to 4.9 make such topics write-only."""
     cluster.create_topic(TOPIC, 1, perm=PermName.WRITE, brokers=closed)
     if command[0] == "export":
         command = [*command, "--out", str(tmp_path / "letters")]
@@ -161,7 +161,7 @@ def test_letters_that_may_not_be_read_are_not_none(
     assert "updateTopicPerm" in err and all(name in err for name in closed)
     assert "0 dead letters" not in out
     out, _ = run("list")
-    assert "3" in out  # messages are counted whether or not they may be read
+    assert "3" in out  # `list` counts messages even if they may not be read.
 
 
 def test_check_and_tail_of_a_topic_that_may_not_be_read(

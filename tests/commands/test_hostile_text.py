@@ -1,6 +1,6 @@
-"""No text of a peer's reaches a terminal, a pipe or a log as anything but text.
+"""Text of a peer stays plain text on terminals, in pipes and in logs.
 
-The real commands, on a pseudo-terminal and on pipes; the judge reads what came out.
+The tests run the real commands on a pseudo-terminal and on pipes, and judge their output.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from tests.run_command import run_command
 
 GROUP = "billing"
 PLAIN = "".join(map(chr, (*range(3, 32), *range(0x7F, 0xA0))))
-"""C0 without NUL and the separators of properties; DEL; C1."""
+"""Control characters: C0 (without NUL and the separators of properties), DEL and C1."""
 OTHERS = "\u202e\u202d\u2066\u2069\u200e\u200f\u061c\u200b\ufeff\u2028\u2029\ue000\U000e0001"
 HOSTILE = (
     "H\x1b[2J\x1b[31mI\x1b]52;c;ZXZpbA==\x07\r\nFORGED WARNING all is well\n[bold]J[/bold] :bomb: "
     f"\x1b]8;;http://e\x1b\\\x9b2J\x9d0;t\x9c{PLAIN}{OTHERS} [link=http://e]K[/link]"
 )
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
-"""What rich writes itself; a text's own may not be among them."""
+"""Styles that rich writes; hostile text may not contribute any."""
 
 
 def on_pipes(arguments: Sequence[str], stdin: str, spark: Any) -> tuple[str, str]:
@@ -55,13 +55,13 @@ def on_pipes(arguments: Sequence[str], stdin: str, spark: Any) -> tuple[str, str
 
 
 def on_terminal(arguments: Sequence[str], spark: Any = None) -> str:
-    """What the command writes to a terminal, without the terminal's own carriage returns."""
+    """Return the command's output on a terminal, without the terminal's own carriage returns."""
     parent, child = pty.openpty()
     environment = {"TERM": "xterm-256color", "COLUMNS": "200"}
     shown: list[bytes] = []
 
     def read() -> None:
-        with contextlib.suppress(OSError):  # Linux: the other side is closed
+        with contextlib.suppress(OSError):  # Linux raises it when the other side is closed.
             while part := os.read(parent, 65536):
                 shown.append(part)
 
@@ -80,7 +80,7 @@ def on_terminal(arguments: Sequence[str], spark: Any = None) -> str:
 
 
 def obeyed(shown: str) -> list[str]:
-    """The characters that a terminal would not show; line ends are ours."""
+    """Return the characters that a terminal would obey; line ends are the command's own."""
     return sorted({
         f"U+{ord(c):04X} in {shown[max(0, at - 20):at + 10]!r}"
         for at, c in enumerate(shown)
@@ -91,10 +91,13 @@ def obeyed(shown: str) -> list[str]:
 def judge(
     arguments: Sequence[str], *, stdin: str = "", shows: str = "FORGED", spark: Any = None
 ) -> None:
-    """Run a command both ways; `shows` proves that hostile text was there to be printed."""
+    """Run a command on pipes and on a terminal, and check the output.
+
+    `shows` proves that the command had hostile text to print.
+    """
     out, err = on_pipes(arguments, stdin, spark)
     assert obeyed(out) == [] and obeyed(err) == []
-    shown = re.sub(r"\s+", " ", out + err)  # a table's cell may be of several lines
+    shown = re.sub(r"\s+", " ", out + err)  # A table's cell may have several lines.
     assert shows in shown, shown
     for line in (out + err).splitlines():
         assert not line.startswith("FORGED"), line
@@ -161,7 +164,7 @@ def test_an_exported_file_has_escapes(cluster: FakeCluster, tmp_path: Path) -> N
 
 
 def test_json_holds_the_text_unchanged(cluster: FakeCluster) -> None:
-    """In a separate process, as users run it."""
+    """Run the command in a process of its own, like a user."""
     done = subprocess.run(
         [sys.executable, "-m", "rocket_sink.cli",
          *at(cluster, "tail", "-t", "orders", "--from-start", "--no-follow", "--json")],
@@ -179,7 +182,7 @@ FORMS = ([], ["--json"], ["--debug"])
 
 @pytest.mark.parametrize(
     ("command", "more"),
-    # One form of `send`, which looks for a better route until its time is over.
+    # `send` runs in one form only: it looks for a better route until its time is over.
     [*product(COMMANDS[:-1], FORMS), (COMMANDS[-1], ["--json", "--debug"])],
     ids=" ".join,
 )
@@ -226,7 +229,10 @@ def test_a_wrong_command_line() -> None:
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Every text that a peer or a row gives, as an old or a damaged writer may have left it."""
+    """Return a ledger with hostile text in each column that a peer or a row can fill.
+
+    An old or a damaged writer may have left such a ledger.
+    """
     ctx = dataclasses.replace(context(), query_id=HOSTILE, worker=HOSTILE)
     bad = attempt(
         broker_name=HOSTILE, broker_address=HOSTILE, topic=HOSTILE, outcome=Outcome.UNKNOWN,
@@ -243,7 +249,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> str:
         isolation_rows([Isolation(HOSTILE, HOSTILE, 1.0, 5.0, 6.0)], ctx, now_s=5.0, now_us=10**15),
     ]  # fmt: skip
     table = pa.Table.from_batches(rows, LEDGER_SCHEMA)
-    # What the writer of today cleans was not always clean.
+    # The writer cleans these columns, but a foreign writer may not.
     for name in ("remark", "last_error", "cause"):
         at = LEDGER_SCHEMA.get_field_index(name)
         dirty = [None if text is None else HOSTILE for text in table.column(at).to_pylist()]
@@ -291,7 +297,7 @@ def test_a_path_without_a_ledger(spark: Any) -> None:
 
 @pytest.mark.spark
 def test_a_filter_that_cannot_be_used_is_one_line(spark: Any, ledger: str) -> None:
-    """PySpark logs its plan and Java's trace, by a logger that no configuration of ours reaches."""
+    """Print one line: PySpark's own logger would add its plan and Java's trace."""
     from pyspark.logger import PySparkLogger
 
     logged = io.StringIO()

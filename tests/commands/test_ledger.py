@@ -1,4 +1,4 @@
-"""`rocket-sink report` and `ledger show` of a local ledger: no Spark, no Java."""
+"""`rocket-sink report` and `ledger show` of a local ledger, without Spark and Java."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.ledger.values import accounts, confirmed, context, letter, sends
 
 
 class SparkWanted(Exception):
-    """The command starts a JVM."""
+    """The error of a command that starts a JVM."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +37,15 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     ctx = context()
-    one, two = letter(ctx, last_error_code="CONNECT"), letter(ctx, last_error_code="CONNECT")
-    parked = {"letter_id": two.column("letter_id"), "resolution": "parked", "at": 1_000_000}
+    first, second = letter(ctx, last_error_code="CONNECT"), letter(ctx, last_error_code="CONNECT")
+    parked = {"letter_id": second.column("letter_id"), "resolution": "parked", "at": 1_000_000}
     rows = [
-        sends(ctx, 3), one, two, accounts(ctx, acked=21, dead=2), confirmed(ctx, 23),
+        sends(ctx, 3), first, second, accounts(ctx, acked=21, dead=2), confirmed(ctx, 23),
         resolution_rows(parked, context(query_id="by hand")),
     ]  # fmt: skip
     folder = tmp_path / "ledger"
     write_deltalake(folder, pa.Table.from_batches(rows, LEDGER_SCHEMA), partition_by=["kind"])
-    # delta-rs writes no table property that it does not know.
+    # delta-rs drops table properties that it does not know, so the test adds them to the log.
     log = folder / "_delta_log" / f"{0:020}.json"
     actions = [json.loads(line) for line in log.read_text().splitlines()]
     for action in actions:
@@ -63,12 +63,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
 
 def test_the_report(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = run(capsys, "report", "--ledger", path, "--json")
-    found = json.loads(out)
-    assert (found["totals"]["rows_in"], found["totals"]["acked"]) == (23, 21)
-    assert found["epochs"][0]["adds_up"] and found["epochs"][0]["confirmed"]
-    assert found["brokers"][0]["outcomes"] == {"acked": 3}
-    assert [(d["letters"], d["pending"]) for d in found["dead_letters"]] == [(2, 1)]
-    assert err == "" and found["unfolded_epochs"] == 0
+    document = json.loads(out)
+    assert (document["totals"]["rows_in"], document["totals"]["acked"]) == (23, 21)
+    assert document["epochs"][0]["adds_up"] and document["epochs"][0]["confirmed"]
+    assert document["brokers"][0]["outcomes"] == {"acked": 3}
+    assert [(d["letters"], d["pending"]) for d in document["dead_letters"]] == [(2, 1)]
+    assert err == "" and document["unfolded_epochs"] == 0
 
 
 def test_unfolded_epochs_are_noted(path: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,8 +90,8 @@ def test_quarantined_files_are_noted(path: str, capsys: pytest.CaptureFixture[st
     assert "1 damaged spool file is put aside" in err
     assert "1 damaged spool file is put aside" in out
     out, err = run(capsys, "report", "--ledger", path, "--json")
-    found = json.loads(out)
-    assert (found["quarantined_files"], found["unfolded_epochs"]) == (1, 0)
+    document = json.loads(out)
+    assert (document["quarantined_files"], document["unfolded_epochs"]) == (1, 0)
     _, err = run(capsys, "ledger", "show", "sends", "--ledger", path)
     assert "1 damaged spool file is put aside" in err
 
@@ -102,7 +102,7 @@ def test_views(path: str, capsys: pytest.CaptureFixture[str]) -> None:
         for view in ("dead-letters", "epochs", "sends", "resolutions", "attempts", "isolations")
         for out, _ in [run(capsys, "ledger", "show", view, "--ledger", path, "--json")]
     }
-    assert {view: len(found) for view, found in rows.items()} == {
+    assert {view: len(view_rows) for view, view_rows in rows.items()} == {
         "dead-letters": 1, "epochs": 1, "sends": 3, "resolutions": 1, "attempts": 1,
         "isolations": 0,
     }  # fmt: skip
@@ -144,5 +144,8 @@ def test_check_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         cluster.create_topic("t")
         command = ["check", "-n", cluster.name_server, "-t", "t", "--ledger", str(ledger)]
         assert cli.main([*command, "--json"]) == 0
-    found = {one["what"]: one["text"] for one in json.loads(capsys.readouterr().out)["findings"]}
-    assert "none yet" in found["ledger"] and list(tmp_path.iterdir()) == []
+    texts = {
+        finding["what"]: finding["text"]
+        for finding in json.loads(capsys.readouterr().out)["findings"]
+    }
+    assert "none yet" in texts["ledger"] and list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What is printed where, and how it looks outside a terminal."""
+"""The places of printed text, and its look outside a terminal."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ COMMANDS = Path(rocket_sink.__file__).parent / "commands"
 
 def test_a_long_step_says_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     until_s = time.monotonic() + 60
-    said = ""
+    text = ""
     with step("reading", every_s=0.01):
-        while said.count("so far") < 2 and time.monotonic() < until_s:
-            said += capsys.readouterr().err
+        while text.count("so far") < 2 and time.monotonic() < until_s:
+            text += capsys.readouterr().err
             time.sleep(0.01)
-    assert said.startswith("reading ...\nreading: 0 s so far\n")
+    assert text.startswith("reading ...\nreading: 0 s so far\n")
     with step("reading", quiet=True, every_s=0.01):
         time.sleep(0.05)
     assert "..." not in capsys.readouterr().err
 
 
 def test_commands_print_by_this_module_only() -> None:
-    """It cleans; past it, a peer's text would reach the terminal as it is."""
-    found = set()
+    """Only this module cleans text: other ways would bring a peer's text to the terminal raw."""
+    printing = set()
     for path in [*COMMANDS.rglob("*.py"), COMMANDS.parent / "cli.py"]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 function = ast.unparse(node.func)
                 if function in ("click.echo", "click.secho", "print") or "Console" in function:
-                    found.add(path.relative_to(COMMANDS.parent).as_posix())
+                    printing.add(path.relative_to(COMMANDS.parent).as_posix())
                 if function.startswith(("sys.stdout.write", "sys.stderr.write")):
-                    found.add(path.relative_to(COMMANDS.parent).as_posix())
-    # options.py prints the configuration file that it makes.
-    assert found == {"commands/common/output.py", "commands/options.py"}
+                    printing.add(path.relative_to(COMMANDS.parent).as_posix())
+    # options.py prints the configuration file that it makes, which holds no peer's text.
+    assert printing == {"commands/common/output.py", "commands/options.py"}
 
 
 def test_counted_steps_are_printed_by_quarters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,18 +38,18 @@ def test_the_first_line_names_the_killed_broker(ledger: str) -> None:
         "broker-b left the route at 2026-03-01 14:15:00 UTC and is not back; 300 rows of 6 keys "
         "wait for it; next: start broker-b, then"
     )
-    whole = " ".join(report("--ledger", ledger).out.split())
-    assert f"`rocket-sink backfill --ledger {ledger} -n HOST:9876`" in whole
-    assert "2 dead letters are pending that no broker would take (2 data NULL_BODY)" in whole
-    assert "2 letters are resolved" in whole
+    text = " ".join(report("--ledger", ledger).out.split())
+    assert f"`rocket-sink backfill --ledger {ledger} -n HOST:9876`" in text
+    assert "2 dead letters are pending that no broker would take (2 data NULL_BODY)" in text
+    assert "2 letters are resolved" in text
 
 
 def test_json_has_the_verdict(ledger: str) -> None:
-    found = report("--ledger", ledger, "--json").json()
-    assert [one["name"] for one in found["verdict"]] == [
+    document = report("--ledger", ledger, "--json").json()
+    assert [cause["name"] for cause in document["verdict"]] == [
         "broker_left_route", "letters_refused", "broker_slow", "broker_was_isolated"
     ]  # fmt: skip
-    (absence,) = found["absences"]
+    (absence,) = document["absences"]
     assert (absence["broker"], absence["left_route"], absence["back_at"]) == (
         "broker-b",
         True,
@@ -59,13 +59,13 @@ def test_json_has_the_verdict(ledger: str) -> None:
 
 
 def test_the_short_id_and_the_times_of_sending(ledger: str) -> None:
-    """Before the kill all is well with broker-b, and the accounts are those of that time."""
+    """Report on the time before the kill: broker-b is well, and only that time is counted."""
     early = ["--query", QUERY[:8], "--until", "2026-03-01T14:15", "--since", "2026-03-01T14:00"]
-    found = report("--ledger", ledger, *early, "--json").json()
-    assert found["scope"]["query_id"] == QUERY
-    assert [one["name"] for one in found["verdict"]] == ["all_is_well"]
-    assert found["totals"]["epochs"] == 90
-    assert {one["epoch"] for one in found["epochs"]} <= set(range(90, 180))
+    document = report("--ledger", ledger, *early, "--json").json()
+    assert document["scope"]["query_id"] == QUERY
+    assert [cause["name"] for cause in document["verdict"]] == ["all_is_well"]
+    assert document["totals"]["epochs"] == 90
+    assert {epoch["epoch"] for epoch in document["epochs"]} <= set(range(90, 180))
     done = report("--ledger", ledger, "--query", "feedbeef", code=1)
     assert "has no rows of a query 'feedbeef'" in done.err
 
@@ -96,7 +96,7 @@ def test_a_missing_ledger(tmp_path: Path, path: str) -> None:
 def test_a_ledger_of_another_user(
     ledger: str, closed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of root, by whom tests may run, all may be read."""
+    """Name the folder that may not be read. Access is faked, because root may read all."""
     folder = Path(ledger, closed)
     monkeypatch.setattr("os.access", lambda path, mode: mode == os.F_OK or Path(path) != folder)
     done = report("--ledger", ledger, code=1)
@@ -120,7 +120,7 @@ def test_a_damaged_ledger_is_one_line(ledger: str, tmp_path: Path, defect: str) 
 
 
 def test_ctrl_c_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JVM that is still starting is a child of ours like this one."""
+    """The child process stands for a JVM that is still starting."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*_: Any, **__: Any) -> None:
@@ -145,7 +145,7 @@ def test_ctrl_c_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sparks_log_stays_for_errors_that_are_not_ours(
     error: Any, stays: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also a signal, which ends a benchmark by an exception that is no Exception, leaves none."""
+    """Remove the log after a signal, too: it ends a benchmark by a BaseException."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""What `rocket-sink stream` shows while it runs."""
+"""The view of `rocket-sink stream` while it runs."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_null_is_as_if_it_were_not_there(
         cluster.create_topic("one", queues=1)
         line = '{"body": "a", "keys": null, "wait_store": null, "flag": null}\n'
         assert send_lines(cluster, lines, line, "-t", "one") == 0
-        assert [one.body for one in cluster.messages("one")] == [b"a"]
+        assert [message.body for message in cluster.messages("one")] == [b"a"]
         line = '{"body": "a", "wait_store": "no"}\n'
         assert send_lines(cluster, lines, line, "-t", "one") == 1
         assert "neither true nor false" in capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_a_body_that_is_no_utf_8_is_sent_as_the_shell_gave_it() -> None:
         cluster.create_topic("one", queues=1)
         body = os.fsdecode(b"\xff\x00a")
         assert main(["send", "-n", cluster.name_server, "-t", "one", body]) == 0
-        assert [one.body for one in cluster.messages("one")] == [b"\xff\x00a"]
+        assert [message.body for message in cluster.messages("one")] == [b"\xff\x00a"]
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,12 @@ def test_the_line_that_ends_it_is_named(
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("one", queues=1)
         assert send_lines(cluster, tmp_path / "lines", lines, "-t", "one") == 1
-        assert [one.body for one in cluster.messages("one")] == [b"a"]
-    said = capsys.readouterr().err
-    assert said.startswith("rocket-sink: message 1: ") and said.count("\n") == 1, said
-    assert why in said and "not sent, nor what follows it" in said
+        assert [message.body for message in cluster.messages("one")] == [b"a"]
+    error_text = capsys.readouterr().err
+    assert error_text.startswith("rocket-sink: message 1: ") and error_text.count("\n") == 1, (
+        error_text
+    )
+    assert why in error_text and "not sent, nor what follows it" in error_text
 
 
 def test_a_closed_output_ends_it_with_a_word(tmp_path: Path) -> None:
@@ -133,8 +135,8 @@ def test_a_closed_output_ends_it_with_a_word(tmp_path: Path) -> None:
             assert process.stdout is not None and process.stderr is not None
             process.stdout.readline()
             process.stdout.close()
-            said = process.stderr.read()
+            error_text = process.stderr.read()
         assert process.returncode == 1
         count = len(cluster.messages("one"))
-    assert said == f"standard output is closed: {count:,} sent, what follows is not\n"
+    assert error_text == f"standard output is closed: {count:,} sent, what follows is not\n"
     assert count < 1000

@@ -1,4 +1,4 @@
-"""Where a command's sink options come from, and which source wins."""
+"""The sources of a command's sink options, and which source wins."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_flags_and_pairs_are_merged() -> None:
 def test_a_flag_wins_over_a_pair_and_a_pair_over_the_file(tmp_path: Path) -> None:
     conf = tmp_path / "x.conf"
     conf.write_text("topic = file\nledger = file\nnameServer = file:1\n")
-    found = given("--conf", str(conf), "-O", "topic=pair", "-O", "ledger=pair", "-t", "flag")
-    assert found == {"nameServer": "file:1", "ledger": "pair", "topic": "flag"}
+    options = given("--conf", str(conf), "-O", "topic=pair", "-O", "ledger=pair", "-t", "flag")
+    assert options == {"nameServer": "file:1", "ledger": "pair", "topic": "flag"}
 
 
 def test_a_pair_given_twice_in_two_spellings_is_refused() -> None:

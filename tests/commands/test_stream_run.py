@@ -1,4 +1,4 @@
-"""`rocket-sink stream --batch` parts rows as a stream does, before anything is sent."""
+"""`rocket-sink stream --batch` partitions rows like a stream, before it sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TYPES = {"queue_id": IntegerType()}
 
 
 class Frame:
-    """Of a DataFrame what the driver looks at; no JVM."""
+    """The parts of a DataFrame that the driver looks at, without a JVM."""
 
     def __init__(self, *columns: str) -> None:
         fields = [StructField(name, TYPES.get(name, StringType())) for name in columns]

@@ -19,7 +19,7 @@ from rocket_sink.wire.stored import StoredMessage
 def test_without_follow_it_shows_what_was_acknowledged_a_moment_ago(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker acknowledges before it shows: readers wait until it is level."""
+    """Wait until messages can be read: a broker acknowledges a message before readers see it."""
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t", 1)
         answers = [7, 7, 0]
@@ -39,7 +39,7 @@ def test_without_follow_it_shows_what_was_acknowledged_a_moment_ago(
 
 
 def test_nothing_from_before_the_time(capsys: pytest.CaptureFixture[str]) -> None:
-    """Brokers before 5.2 answer a time past the newest message with that message's offset."""
+    """Brokers before 5.2 answer a time after the newest message with that message's offset."""
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t", 1)
         now_ms = time.time_ns() // 1_000_000
@@ -105,7 +105,7 @@ def test_a_time_that_is_none_is_a_wrong_option(
 
 
 def test_a_queue_that_comes_later_is_followed_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """Brokers get a topic that is made on the fly one after the other."""
+    """A topic that is made on the fly appears on one broker after the other."""
     with FakeCluster(brokers=["broker-a"]) as cluster:
         cluster.create_topic("t", 1)
         broker = cluster.brokers[0]
@@ -115,7 +115,8 @@ def test_a_queue_that_comes_later_is_followed_too(capsys: pytest.CaptureFixture[
             deadline_s = time.monotonic() + 30
             pulls = (RequestCode.PULL_MESSAGE, queue_id)
             while time.monotonic() < deadline_s and not any(
-                (one.code, (one.ext or {}).get("queueId")) == pulls for one in broker.requests
+                (request.code, (request.ext or {}).get("queueId")) == pulls
+                for request in broker.requests
             ):
                 time.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""`rocket-sink check` and a topic's message.type; what brokers really do with it."""
+"""`rocket-sink check` and a topic's message.type, and how real brokers treat it."""
 
 from __future__ import annotations
 
@@ -46,23 +46,26 @@ FITS: list[tuple[str, dict[str, str], bool]] = [
 
 def findings(attributes: dict[str, str], **options: str) -> list[str]:
     admin: Any = SimpleNamespace(topic_attributes=lambda topic: {"broker-a": attributes})
-    found = list(_type(admin, SinkOptions.parse({**OPTIONS, **options})))
-    named = [one.text for one in found if one.state == "ok"]
-    assert named == [f"{name} is {value}" for name, value in attributes.items()]
-    return [one.text for one in found if one.state == "note"]
+    type_findings = list(_type(admin, SinkOptions.parse({**OPTIONS, **options})))
+    types = [finding.text for finding in type_findings if finding.state == "ok"]
+    assert types == [f"{name} is {value}" for name, value in attributes.items()]
+    return [finding.text for finding in type_findings if finding.state == "note"]
 
 
 @pytest.mark.parametrize(("kind", "options", "fits"), FITS)
 def test_a_type_that_does_not_fit_is_noted(kind: str, options: dict[str, str], fits: bool) -> None:
-    found = findings({"message.type": kind}, **options)
-    assert len(found) == (0 if fits else 1)
-    assert fits or f"message.type is {kind}" in found[0]
+    notes = findings({"message.type": kind}, **options)
+    assert len(notes) == (0 if fits else 1)
+    assert fits or f"message.type is {kind}" in notes[0]
 
 
 def test_a_broker_that_left_the_route_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The ledger has its sends, in the file of a task that still runs; one of last week is none."""
+    """Warn of a query that sends now: its sends are in the file of a task that still runs.
+
+    A query of last week is no reason for a warning.
+    """
     now_ms = int(time.time() * 1000)
     ledger = store(tmp_path, in_order([accounts(context())], 1 << 32))
     writer = SpoolWriter(ledger, context(epoch=1))
@@ -103,8 +106,8 @@ def test_a_ledger_that_cannot_be_made_is_told(
     with FakeCluster(brokers=1) as cluster:
         command = ["check", "-n", cluster.name_server, "--json", "--ledger"]
         assert cli.main([*command, str(tmp_path / "file" / below)]) == 1
-        found = json.loads(capsys.readouterr().out)["findings"][-1]
-        assert found["state"] == "fail" and "file is no folder that may be" in found["text"]
+        finding = json.loads(capsys.readouterr().out)["findings"][-1]
+        assert finding["state"] == "fail" and "file is no folder that may be" in finding["text"]
         assert cli.main([*command, str(tmp_path / "new" / "deeper")]) == 0
         assert "none yet, it will be made" in capsys.readouterr().out
 
@@ -124,7 +127,7 @@ def test_a_broker_without_topic_types_is_noted() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """With the broker's own defaults."""
+    """Yield a real broker with its own defaults."""
     with LocalCluster(1) as running:
         yield running
 
@@ -139,9 +142,11 @@ def _check(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str], topic: str, *more: str
 ) -> list[str]:
     assert cli.main(["check", "-n", cluster.name_server, "-t", topic, "--json", *more]) == 0
-    found = json.loads(capsys.readouterr().out)["findings"]
+    all_findings = json.loads(capsys.readouterr().out)["findings"]
     return [
-        one["text"] for one in found if "message.type" in one["text"] and one["state"] == "note"
+        finding["text"]
+        for finding in all_findings
+        if "message.type" in finding["text"] and finding["state"] == "note"
     ]
 
 
@@ -159,9 +164,9 @@ def test_on_a_real_broker(cluster: LocalCluster, capsys: pytest.CaptureFixture[s
                 return cli.main(arguments) == 0 and "does not exist" not in capsys.readouterr().out
 
             until(there, 60.0)
-            found = _check(cluster, capsys, topic)
-            assert [kind in text for text in found] == ([] if kind == "NORMAL" else [True])
-            # Brokers do not enforce it; the day they do, the text of the finding is wrong.
+            notes = _check(cluster, capsys, topic)
+            assert [kind in text for text in notes] == ([] if kind == "NORMAL" else [True])
+            # Brokers do not enforce the type. If they begin to, the text of the finding is wrong.
             producer.send(Message(topic, b"plain"))
             producer.send(Message(topic, b"ordered", sharding_key="k"))
             producer.send(Message(topic, b"later", delay_ms=600_000))

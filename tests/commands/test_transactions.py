@@ -1,4 +1,4 @@
-"""What `rocket-sink transactions settle` makes of several epochs; the ending itself is stubbed."""
+"""`rocket-sink transactions settle` with several epochs, on a stub that ends them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rocket_sink.spark.transactions import EndReport
 
 
 class Stub:
-    """TransactionCommitter whose reports are given by (query, epoch)."""
+    """A TransactionCommitter with prepared reports by (query, epoch)."""
 
     def __init__(self, reports: dict[tuple[str, int], Any]) -> None:
         self.reports = reports
@@ -38,7 +38,7 @@ def test_an_epoch_that_stays_open_keeps_back_those_of_its_query_only(capsys: Any
     stub = Stub({("a", 1): DeliveryError("broker-a is away")})
     done = run(stub, ("a", 0), ("a", 1), ("b", 0), ("a", 2))
     assert stub.asked == [("a", 0), ("a", 1), ("b", 0)]
-    assert [one.is_good for one in done] == [True, False, True, False]
+    assert [epoch.is_good for epoch in done] == [True, False, True, False]
     assert done[3].as_dict()["error"] == "an earlier epoch of its query is open"
     assert "query a epoch 1 stays open: broker-a is away" in capsys.readouterr().err
 
@@ -46,5 +46,5 @@ def test_an_epoch_that_stays_open_keeps_back_those_of_its_query_only(capsys: Any
 def test_lost_messages_and_a_busy_ledger_are_no_success() -> None:
     lost, busy = EndReport("a", 0, committed=1, refused=1), EndReport("a", 1, busy=True)
     done = run(Stub({("a", 0): lost, ("a", 1): busy}), ("a", 0), ("a", 1))
-    assert not any(one.is_good for one in done)
+    assert not any(epoch.is_good for epoch in done)
     assert done[0].as_dict()["refused"] == 1 and not done[0].error and done[1].error

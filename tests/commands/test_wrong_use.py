@@ -1,6 +1,6 @@
-"""Each wrong use of each command is one helpful line, at each width of a terminal.
+"""Each wrong use of each command prints one helpful line, at each width of a terminal.
 
-In this process; no case may come so far that Spark starts.
+The commands run in this process; no case may reach the start of Spark.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ WITH_SPARK = (
     ("benchmark",), ("stream",), ("backfill",), ("transactions", "settle"),
     ("transactions", "serve"),
 )  # fmt: skip
-"""They need a name server, and a session that takes long to start."""
+"""Commands that need a name server, and a session that takes long to start."""
 
 NEXT = re.compile(
     r"; | is missing|did you mean|give |check |--help| is not one of | is no (whole )?number "
     r"|NAME=VALUE|nor a duration|as 127\.0\.0\.1:9876|allowed are|in 3s"
 )
-"""What to do next, or what would be right."""
+"""Words that say what to do next, or which value is right."""
 
 
 class Terminal(io.StringIO):
@@ -70,7 +70,7 @@ RIGHT = {
     "--letter": "5e1f-3",
     "--reason": "asked the customer",
 }
-"""Values that let a command come to what is wrong."""
+"""Right values for other options, so that a command reaches the wrong value."""
 NOT_FOR = {
     "backfill": {"--format", "--reason"},
     "dlq export": {"--ledger"},
@@ -79,21 +79,21 @@ NOT_FOR = {
 
 
 def right(path: tuple[str, ...], *without: str) -> list[str]:
-    """A command line of this command, without some options."""
-    command, made = find(path), list(path)
+    """Return a valid command line of this command, without some options."""
+    command, words = find(path), list(path)
     skip = {*without, *NOT_FOR.get(" ".join(path), ())}
     if path == ("ledger", "show"):
-        made.append("epochs")
+        words.append("epochs")
     if path == ("send",):
-        made.append("a body")
-    for name in (one for parameter in command.params for one in parameter.opts):
+        words.append("a body")
+    for name in (opt for parameter in command.params for opt in parameter.opts):
         if name in RIGHT and name not in skip:
-            made += [name, RIGHT[name]]
-    return made
+            words += [name, RIGHT[name]]
+    return words
 
 
 def wrong_uses(path: tuple[str, ...]) -> Iterator[list[str]]:
-    """Command lines with one fault each."""
+    """Yield command lines with one fault each."""
     command = find(path)
     yield [*path, "--nosuch"]
     yield [*path, "--jsonn"]
@@ -106,19 +106,19 @@ def wrong_uses(path: tuple[str, ...]) -> Iterator[list[str]]:
             yield from wrong_values(path, parameter)
     names = {name for parameter in command.params for name in parameter.opts}
     if "-O" in names:
-        given = right(path)
-        yield [*given, "-O", "x"]
-        yield [*given, "-O", "nameServr=x"]
-        yield [*given, "-O", "banana=x"]
-        yield [*given, "-O", "sendMsgTimeout=long"]
+        valid = right(path)
+        yield [*valid, "-O", "x"]
+        yield [*valid, "-O", "nameServr=x"]
+        yield [*valid, "-O", "banana=x"]
+        yield [*valid, "-O", "sendMsgTimeout=long"]
         yield right(path, "--name-server")
         yield [*right(path, "--name-server"), "--name-server", "nonsense"]
     if names >= {"-O", "--topic"} and path[0] != "dlq":  # where it is a filter
         yield [*right(path, "--topic"), "--topic", "no such!"]
     if path in (("routes",), ("send",), ("tail",), ("dlq", "list"), ("dlq", "resend"), *WITH_SPARK):
         for silent in (NOBODY, NO_HOST):
-            given = right(path, "--name-server")
-            yield [*given, "--name-server", silent, "-O", "sendMsgTimeout=100"]
+            valid = right(path, "--name-server")
+            yield [*valid, "--name-server", silent, "-O", "sendMsgTimeout=100"]
     if path in (("report",), ("tune",)):
         yield [*path, NOT_THERE]
         yield [*path, "ledger", "--ledger", "ledger"]
@@ -127,31 +127,31 @@ def wrong_uses(path: tuple[str, ...]) -> Iterator[list[str]]:
 def wrong_values(path: tuple[str, ...], option: click.Option) -> Iterator[list[str]]:
     name = max(option.opts, key=len)
     yield [*path, name]
-    given, kind = right(path, name), option.type
+    valid, kind = right(path, name), option.type
     if isinstance(kind, click.IntRange | click.FloatRange):
-        yield [*given, name, "many"]
-        yield [*given, name, "-1"]
+        yield [*valid, name, "many"]
+        yield [*valid, name, "-1"]
     if isinstance(kind, click.Choice):
-        yield [*given, name, "nonsense"]
+        yield [*valid, name, "nonsense"]
     if option.metavar == "TIME":
-        yield [*given, name, "yesterday"]
+        yield [*valid, name, "yesterday"]
     if option.metavar == "NAME=VALUE":
-        yield [*given, name, "nonsense"]
+        yield [*valid, name, "nonsense"]
     if name in ("--out", "--html") and path != ("options",):
-        yield [*given, name, UNWRITABLE]
+        yield [*valid, name, UNWRITABLE]
     if name == "--out" and path == ("options",):
         yield [*path, "--conf", name, UNWRITABLE]
         yield [*path, name, "a-file"]
     if name in ("--file", "--conf", "--baseline"):
-        yield [*(one for one in given if one != "a body"), name, NOT_THERE]
+        yield [*(word for word in valid if word != "a body"), name, NOT_THERE]
     if name == "--ledger" and path not in (("stream",), ("check",), ("dlq", "export")):
-        yield [*given, name, NOT_THERE]
+        yield [*valid, name, NOT_THERE]
 
 
 def groups() -> list[str]:
     context = click.Context(cli.cli)
-    found = [name for name in cli.COMMANDS if isinstance(cli.cli.get_command(context, name), Group)]
-    return ["", *found]
+    names = [name for name in cli.COMMANDS if isinstance(cli.cli.get_command(context, name), Group)]
+    return ["", *names]
 
 
 @pytest.mark.parametrize("path", leaves(), ids=" ".join)
@@ -161,11 +161,11 @@ def test_each_wrong_use_is_one_helpful_line(
     cases = list(wrong_uses(path))
     assert len(cases) >= 3
     for arguments in cases:
-        said = set()
+        outputs = set()
         for width in WIDTHS:
             monkeypatch.setenv("COLUMNS", str(width))
-            said.add(check(arguments, capsys))
-        assert len(said) == 1, arguments
+            outputs.add(check(arguments, capsys))
+        assert len(outputs) == 1, arguments
 
 
 def check(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -249,5 +249,5 @@ def test_one_name_server_that_answers_is_enough(
     lane = ["--lane", "foreach"] if path == ("benchmark",) else []
     with FakeCluster(brokers=1) as cluster:
         names = f"{NOBODY};{cluster.name_server}"
-        said = run(capsys, *right(path, "--name-server"), *lane, "--name-server", names)[2]
-    assert "Spark was started" in said
+        error_text = run(capsys, *right(path, "--name-server"), *lane, "--name-server", names)[2]
+    assert "Spark was started" in error_text

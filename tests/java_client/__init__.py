@@ -1,9 +1,9 @@
-"""A topic as the official Java client sees it: the judge for what our producer stores.
+"""A topic as the official Java client sees it: the judge of the messages that our producer stores.
 
-`ReadTopic.java` runs on the jars of a RocketMQ version, as the consumer of an application does:
-the same pull, the same decoder (MessageDecoder, which inflates bodies). That decoder stops at the
-first message it cannot read and the consumer goes on behind it, so a message that is not in the
-list was lost to every Java consumer.
+`ReadTopic.java` runs on the jars of a RocketMQ version. It pulls and decodes like an application's
+consumer (by MessageDecoder, which inflates bodies). That decoder stops at the first message that it
+cannot read, and the consumer goes on behind that batch. So a message that is missing from the list
+is lost to every Java consumer.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _OPENS = ("java.base/java.lang", "java.base/java.nio", "java.base/sun.nio.ch")
 class JavaMessage:
     """A message as the consumer's application gets it.
 
-    `message_id` is the client's id (UNIQ_KEY), times are ms since 1970. `body` is None when it is
-    longer than was asked for; `body_length` and `body_sha256` are those of the inflated body.
+    `message_id` is the client's id (UNIQ_KEY); times are ms since 1970. `body` is None if it is
+    longer than `longest_body`. `body_length` and `body_sha256` describe the inflated body.
     """
 
     broker_name: str
@@ -56,7 +56,7 @@ class JavaMessage:
     body: bytes | None
 
     def has_body(self, body: bytes) -> bool:
-        """True when the body is this one, whether or not it was printed."""
+        """Return whether the message has this body, even if the body was not printed."""
         return self.body_sha256 == hashlib.sha256(body).digest()
 
 
@@ -69,13 +69,13 @@ def read_with_java(
     may_skip: bool = False,
     timeout_s: float = 280,
 ) -> list[JavaMessage]:
-    """All messages of a topic, queue by queue, in queue order.
+    """Return all messages of a topic, queue by queue, in queue order.
 
     Args:
         cluster: a cluster without authentication and TLS, or its name server.
-        version: of the client; any that `resolve_jars` knows.
-        longest_body: bytes; of longer bodies only length and digest are taken.
-        may_skip: the client may leave out offsets (it is an AssertionError otherwise).
+        version: the client's version; any that `resolve_jars` knows.
+        longest_body: in bytes; only length and digest of longer bodies are returned.
+        may_skip: the client may leave out offsets (otherwise an AssertionError is raised).
 
     Raises:
         AssertionError: the client failed, or went over offsets without a message.
@@ -95,12 +95,12 @@ def read_with_java(
 def run_java(
     source: Path, *arguments: str, version: str, lines: str = "", timeout_s: float = 280
 ) -> list[list[str]]:
-    """Run a source file on a version's jars; the fields of its lines "judge ...".
+    """Run a source file on a version's jars and return the fields of its lines "judge ...".
 
     Other lines are the libraries' logs.
 
     Raises:
-        AssertionError: it failed, or its last line is not "judge end".
+        AssertionError: the program failed, or its last line is not "judge end".
     """
     command, class_path = java_command(source, version)
     with tempfile.TemporaryDirectory(prefix="rocket-sink-java-") as home:
@@ -110,14 +110,14 @@ def run_java(
             input=lines, capture_output=True, text=True, encoding="utf-8", timeout=timeout_s,
             check=False, env={**os.environ, "CLASSPATH": class_path},
         )  # fmt: skip
-    found = [line.split(" ")[1:] for line in done.stdout.splitlines() if line.startswith("judge ")]
+    judged = [line.split(" ")[1:] for line in done.stdout.splitlines() if line.startswith("judge ")]
     assert done.returncode == 0, done.stderr[-3000:] or done.stdout[-3000:]
-    assert found[-1:] == [["end"]], done.stdout[-3000:] + done.stderr[-3000:]
-    return found[:-1]
+    assert judged[-1:] == [["end"]], done.stdout[-3000:] + done.stderr[-3000:]
+    return judged[:-1]
 
 
 def java_command(source: Path, version: str) -> tuple[list[str], str]:
-    """Java with its options for a source file on a version's jars, and the class path."""
+    """Return Java with its options for a source file on a version's jars, and the class path."""
     java = find_java()
     classes = [_compiled(source, version), *resolve_jars(version, java=java)]
     opens = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS]
@@ -126,14 +126,14 @@ def java_command(source: Path, version: str) -> tuple[list[str], str]:
 
 
 def fetch_generations() -> None:
-    """Fetch the jars of all `GENERATIONS`, before something begins that has no network."""
+    """Fetch the jars of all `GENERATIONS`, before tests begin that have no network."""
     for version in GENERATIONS:
         resolve_jars(version, progress=lambda text: print(text, file=sys.stderr))
 
 
 @functools.cache
 def _compiled(source: Path, version: str) -> Path:
-    """A folder with the classes of a source file, made once in a process."""
+    """Return a folder with the classes of a source file, compiled once in a process."""
     folder = Path(tempfile.mkdtemp(prefix="rocket-sink-java-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     java = find_java()
@@ -149,12 +149,12 @@ def _compiled(source: Path, version: str) -> Path:
 
 
 def octets(field: str) -> bytes | None:
-    """The bytes of a field; None for "-"."""
+    """Return the bytes of a field, or None for "-"."""
     return None if field == "-" else bytes.fromhex(field[1:])
 
 
 def text(field: str) -> str | None:
-    """The text of a field; None for "-"."""
+    """Return the text of a field, or None for "-"."""
     data = octets(field)
     return None if data is None else data.decode()
 
