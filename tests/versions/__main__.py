@@ -4,10 +4,10 @@
     python -m tests.versions --only NAME...  these (`--list` shows the names)
     python -m tests.versions --page          only make the page again, from the stored results
 
-Results are stored in docs/compatibility.json, case by case, so a run that was ended goes on where
-it was with `--missing`. Which versions there are is asked of the package index; which Pythons, of
-this machine. A pair that pip refuses is run no further: the refusal is its result. Virtual
-environments are kept in the user's cache folder, one for each Python.
+Each result is stored in docs/compatibility.json at once: after an interruption, `--missing` runs
+the remaining cases. The package index knows the versions, this machine knows its Pythons. If pip
+refuses a pair, the refusal is the result. Virtual environments are kept in the user's cache
+folder, one for each Python.
 
 Exit code 1: a case failed.
 """
@@ -61,7 +61,7 @@ BROKER_TESTS: Final = (
 
 @dataclass(frozen=True)
 class Case:
-    """Versions that are tried together. `tests` are pytest's arguments."""
+    """Versions that are tried together; `tests` are pytest's arguments."""
 
     name: str
     python: str
@@ -73,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case. `held`: True, False, or None where pip refuses the pair."""
+    """The result of a case; `held` is True, False, or None if pip refuses the pair."""
 
     name: str
     python: str
@@ -96,45 +96,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--missing", action="store_true", help="those without a stored result")
     parser.add_argument("--list", action="store_true", help="say which cases there are, and end")
     parser.add_argument("--page", action="store_true", help="make the page again, and end")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     stored = {} if not RESULTS.exists() else _stored()
-    if given.page:
+    if args.page:
         PAGE.write_text(page(list(stored.values())))
         return 0
-    known = {case.name: case for case in cases()}
-    if unknown := sorted(set(given.only or ()) - known.keys()):
+    by_name = {case.name: case for case in cases()}
+    if unknown := sorted(set(args.only or ()) - by_name.keys()):
         parser.error(f"unknown cases: {', '.join(unknown)} (--list shows them)")
-    chosen = [known[name] for name in given.only or known]
-    if given.missing:
+    chosen = [by_name[name] for name in args.only or by_name]
+    if args.missing:
         chosen = [case for case in chosen if case.name not in stored]
-    if given.list:
+    if args.list:
         for case in chosen:
             line(case.name)
         return 0
-    held = True
+    all_held = True
     with Bar("versions", len(chosen)) as bar:
         for number, case in enumerate(chosen, 1):
             result = run(case)
-            held = held and result.held is not False
+            all_held = all_held and result.held is not False
             stored[case.name] = result
             order = [
-                stored[name] for name in (*known, *sorted(stored.keys() - known)) if name in stored
+                stored[name]
+                for name in (*by_name, *sorted(stored.keys() - by_name))
+                if name in stored
             ]
-            RESULTS.write_text(json.dumps([asdict(one) for one in order], indent=1) + "\n")
+            RESULTS.write_text(json.dumps([asdict(result) for result in order], indent=1) + "\n")
             PAGE.write_text(page(order))
             line(f"{result.name}: {_verdict(result)}")
             bar.advance_to(number)
-    return 0 if held else 1
+    return 0 if all_held else 1
 
 
 def _stored() -> dict[str, Result]:
-    return {one["name"]: Result(**one) for one in json.loads(RESULTS.read_text())}
+    return {stored["name"]: Result(**stored) for stored in json.loads(RESULTS.read_text())}
 
 
 def cases() -> list[Case]:
-    """For the newest patches of each Spark: what pip takes beside it, and tests with every Delta
-    that accepts it; every Python; every RocketMQ.
-    """
+    """Return the cases: for the newest patch of each Spark what pip accepts with it, and tests with
+    every Delta that accepts it; then every Python; then every RocketMQ."""
     here = "{}.{}".format(*sys.version_info)
     pair = (pinned("pyspark"), pinned("delta-spark"))
     accepted = {delta: _accepted_by(delta) for delta in _in_range("delta-spark")}
@@ -143,42 +144,43 @@ def cases() -> list[Case]:
         [
             spark
             for spark in _index("pyspark")
-            if spark in _our_range("pyspark") and any(spark in one for one in accepted.values())
+            if spark in _our_range("pyspark")
+            and any(spark in specifier for specifier in accepted.values())
         ]
     )
-    found = [
+    chosen = [
         Case(f"pip-spark-{spark}", here, spark, "", "", ())
         for spark in _sorted({*sparks, *fitting})
     ]
-    found += [
+    chosen += [
         Case(f"spark-{spark}-delta-{delta}", here, spark, delta, DEFAULT_VERSION, SPARK_TESTS)
         for spark in fitting
         for delta, sparks_of_delta in accepted.items()
         if spark in sparks_of_delta
     ]
-    found += [
+    chosen += [
         Case(f"python-{python}", python, *pair, DEFAULT_VERSION, PYTHON_TESTS)
         for python in pythons()
     ]
-    found += [
+    chosen += [
         Case(f"rocketmq-{release}", here, *pair, release, BROKER_TESTS) for release in ROCKETMQ
     ]
-    return found
+    return chosen
 
 
 def pinned(package: str) -> str:
-    """The version of a package that this environment has."""
+    """Return the version of a package in this environment."""
     return version(package)
 
 
 def _index(package: str) -> list[str]:
-    """The releases from 4.0 on that the package index has."""
+    """Return the releases from 4.0 on that the package index has."""
     command = [sys.executable, "-m", "pip", "index", "versions", package]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     versions = re.search(r"Available versions: (.*)", shown)
     assert versions is not None, shown
-    released = [one.strip() for one in versions[1].split(",")]
-    return _sorted(one for one in released if Version(one) >= Version("4.0"))
+    released = [version.strip() for version in versions[1].split(",")]
+    return _sorted(version for version in released if Version(version) >= Version("4.0"))
 
 
 def _sorted(versions: Iterable[str]) -> list[str]:
@@ -186,9 +188,9 @@ def _sorted(versions: Iterable[str]) -> list[str]:
 
 
 def _our_range(package: str) -> SpecifierSet:
-    """What our metadata wants of a package."""
+    """Return the versions of a package that our metadata accepts."""
     wanted = (Requirement(text) for text in requires("rocket-sink") or ())
-    return next(one.specifier for one in wanted if one.name == package)
+    return next(requirement.specifier for requirement in wanted if requirement.name == package)
 
 
 def _in_range(package: str) -> list[str]:
@@ -196,25 +198,25 @@ def _in_range(package: str) -> list[str]:
 
 
 def _accepted_by(delta: str) -> SpecifierSet:
-    """The Sparks that a release of Delta accepts, by its own metadata."""
+    """Return the Sparks that a release of Delta accepts by its own metadata."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
         subprocess.run([*command, f"delta-spark=={delta}"], check=True)
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            name = next(one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
+            name = next(file for file in archive.namelist() if file.endswith(".dist-info/METADATA"))
             lines = archive.read(name).decode().splitlines()
-    wanted = (Requirement(one[15:]) for one in lines if one.startswith("Requires-Dist: "))
-    return next(one.specifier for one in wanted if one.name == "pyspark")
+    wanted = (Requirement(text[15:]) for text in lines if text.startswith("Requires-Dist: "))
+    return next(requirement.specifier for requirement in wanted if requirement.name == "pyspark")
 
 
 def _newest_patches(versions: Sequence[str]) -> list[str]:
-    minors = {Version(one).release[:2]: one for one in _sorted(versions)}
+    minors = {Version(version).release[:2]: version for version in _sorted(versions)}
     return list(minors.values())
 
 
 def pythons() -> dict[str, Path]:
-    """The Pythons of this machine from 3.10 on, by minor version."""
+    """Return the Pythons of this machine from 3.10 on, by minor version."""
     found: dict[str, Path] = {}
     places = [Path("/usr/bin"), Path("/usr/local/bin"), Path(sys.executable).resolve().parent]
     places += sorted(Path.home().glob(".pyenv/versions/3.*/bin"))
@@ -227,25 +229,27 @@ def pythons() -> dict[str, Path]:
 
 
 def run(case: Case) -> Result:
-    """Install the case's versions and run its tests; without tests: only ask pip."""
+    """Install the case's versions and run its tests; if it has none, only ask pip."""
     if not case.tests:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             refusal = _refusal(Path(sys.executable), [f"pyspark=={case.pyspark}"], report)
             if refusal:
                 return _result(case, None, 0, refusal)
-            taken = json.loads(report.read_text())["install"]
-            named = (one["metadata"] for one in taken)
-            versions = {canonicalize_name(one["name"]): one["version"] for one in named}
+            installed = json.loads(report.read_text())["install"]
+            packages = (package["metadata"] for package in installed)
+            versions = {
+                canonicalize_name(metadata["name"]): metadata["version"] for metadata in packages
+            }
         return _result(replace(case, delta=versions["delta-spark"]), True, 0, "")
     python = _environment(case.python)
-    # with the requirements of the tests over Connect and of pipelines
+    # The tests over Connect and of pipelines have these requirements.
     spark = f"pyspark[connect,pipelines]=={case.pyspark}"
     failed = _pip(python, ["-e", ".[test]", spark, f"delta-spark=={case.delta}"])
     if failed:
         return _result(case, False, 0, failed)
     command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *case.tests]
-    # On the path, as an installed wheel is, Spark finds the data source by itself.
+    # Spark finds the data source by itself if it is on the path, like an installed wheel.
     environment = {
         **os.environ, "ROCKET_SINK_TEST_ROCKETMQ": case.rocketmq, "PYTHONPATH": str(ROOT)
     }  # fmt: skip
@@ -279,20 +283,20 @@ def _environment(minor: str) -> Path:
 
 
 def _refusal(python: Path, wanted: Sequence[str], report: Path | None = None) -> str:
-    """Why pip refuses rocket-sink with these; empty if it takes them."""
+    """Return the reason why pip refuses rocket-sink with these; empty if pip accepts them."""
     more = ["--report", str(report)] if report else []
     return _pip(python, ["--dry-run", "--ignore-installed", *more, ".[spark]", *wanted])
 
 
 def _pip(python: Path, arguments: Sequence[str]) -> str:
-    """`pip install`; in one line what it says when it fails."""
-    # -I: a PYTHONPATH on this tree makes pip take its egg-info for an installed rocket-sink.
+    """Run `pip install`; return its failure in one line, or an empty text."""
+    # -I: with this tree on PYTHONPATH pip would take its egg-info for an installed rocket-sink.
     command = [str(python), "-I", "-m", "pip", "install", "--disable-pip-version-check"]
     done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True)
     if done.returncode == 0:
         return ""
     lines = [text.strip() for text in (done.stdout + done.stderr).splitlines()]
-    # The first conflict that pip tells of is that of the newest release.
+    # The first conflict in pip's output is that of the newest release.
     conflicts = [text for text in lines if " depends on pyspark" in text]
     by_package = {text.partition(" ")[0]: text for text in reversed(conflicts)}
     return "; ".join(by_package.values()) or lines[-1]
@@ -313,7 +317,7 @@ def _verdict(result: Result) -> str:
 
 
 def page(results: Sequence[Result]) -> str:
-    """The page of the docs."""
+    """Return the page of the docs."""
     return "".join(_page(results))
 
 
@@ -337,16 +341,16 @@ def _page(results: Sequence[Result]) -> Iterator[str]:
             "Real brokers: send modes, faults, groups, accounts, transactions.",
         ),
     )
-    for prefix, title, what in parts:
+    for prefix, title, text in parts:
         chosen = [result for result in results if result.name.startswith(prefix)]
         if not chosen:
             continue
-        yield f"\n## {title}\n\n{what}\n\n"
+        yield f"\n## {title}\n\n{text}\n\n"
         yield "| Python | pyspark | delta-spark | RocketMQ | result | date |\n"
         yield "|---|---|---|---|---|---|\n"
-        for one in chosen:
-            versions = f"{one.python} | {one.pyspark} | {one.delta} | {one.rocketmq}"
-            yield f"| {versions} | {_verdict(one)} | {one.at} |\n"
+        for result in chosen:
+            versions = f"{result.python} | {result.pyspark} | {result.delta} | {result.rocketmq}"
+            yield f"| {versions} | {_verdict(result)} | {result.at} |\n"
 
 
 if __name__ == "__main__":

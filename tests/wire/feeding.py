@@ -39,7 +39,7 @@ def byte_by_byte(data: bytes, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
 
 
 def with_trailing_bytes(data: bytes, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
-    """The start of the next frame follows, which must neither be lost nor read into this one."""
+    """Append the start of another frame, which must neither be lost nor be read into this one."""
     following = encode_frame(Frame(310, opaque=7))
     reader = FrameReader(limits)
     reader.receive_data(memoryview(data + following[:6]))

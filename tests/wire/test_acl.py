@@ -1,4 +1,4 @@
-"""Signatures, against Java's constants and computed goldens."""
+"""Signatures, against Java's constants and precomputed values."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ V4_9_3 = 399
 
 
 def test_a_query_by_id_is_signed_as_brokers_of_all_versions_check_it():
-    """4.9 leaves the flag out; 5.x does so for requests of clients up to 4.9.3."""
+    """Brokers of 4.9 leave the flag out; those of 5.x do so for requests of clients up to 4.9.3."""
     frame = query_message(topic="t", key="k", max_num=3, unique_key=True)
     assert frame.version <= V4_9_3
     plain = {name: value for name, value in frame.ext.items() if name != "_UNIQUE_KEY_QUERY"}
@@ -86,7 +86,7 @@ def test_names_sort_by_utf16_units():
 
 @pytest.mark.parametrize(("access", "secret"), [("", "s"), ("a", ""), ("", "")])
 def test_c64_half_credentials_are_an_error(access: str, secret: str):
-    """Java switches ACL off then, and the broker's refusal is the first sign of it."""
+    """Java switches ACL off then: the broker's refusal would be the first sign of the mistake."""
     with pytest.raises(OptionError, match="belong together"):
         Credentials(access, secret)
 

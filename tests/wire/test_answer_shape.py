@@ -1,4 +1,4 @@
-"""Answers read by the shape of the one before must mean what the general way says."""
+"""The quick reader, which expects the shape of the last answer, agrees with the general one."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def stream_of(frames: list[Frame]) -> bytes:
 
 
 def read_at_once(stream: bytes) -> tuple[list[Frame], int]:
-    """All frames, and how many of them were read as columns."""
+    """Return all frames, and the number of those that were read as columns."""
     reader, frames, many = FrameReader(), [], 0
     reader.receive_data(stream)
     while True:
@@ -124,16 +124,16 @@ def usual(n: int, **other: str) -> Frame:
 )  # fmt: skip
 def test_many_at_once_mean_the_same(frames: list[Frame]):
     headers = [encode_json_header(frame) for frame in frames]
-    found, _ = read_at_once(stream_of(frames))
-    assert [meaning(frame) for frame in found] == [meaning(frame) for frame in read_all(headers)]
+    decoded, _ = read_at_once(stream_of(frames))
+    assert [meaning(frame) for frame in decoded] == [meaning(frame) for frame in read_all(headers)]
 
 
 @pytest.mark.parametrize("other", [{}, {"recallHandle": "djEgdG9waWMg_-A="}])
 def test_many_at_once_are_read_so(other: dict[str, str]):
     frames = [usual(n, **other) for n in range(90, 400)]
-    found, many = read_at_once(stream_of(frames))
+    decoded, many = read_at_once(stream_of(frames))
     assert many > 250
-    assert [meaning(frame) for frame in found] == [meaning(frame) for frame in frames]
+    assert [meaning(frame) for frame in decoded] == [meaning(frame) for frame in frames]
 
 
 PLAIN = st.integers(0, 2**31 - 1).map(
@@ -144,9 +144,9 @@ PLAIN = st.integers(0, 2**31 - 1).map(
 @given(st.lists(st.one_of(PLAIN, PLAIN, PLAIN, answers()), min_size=20, max_size=60))
 def test_plain_answers_mean_the_same(frames: list[Frame]):
     headers = [encode_json_header(frame) for frame in frames]
-    found, _ = read_at_once(stream_of(frames))
+    decoded, _ = read_at_once(stream_of(frames))
     wanted = [decode_any_json_header(header, DEFAULT_LIMITS) for header in headers]
-    assert [meaning(frame) for frame in found] == [meaning(frame) for frame in wanted]
+    assert [meaning(frame) for frame in decoded] == [meaning(frame) for frame in wanted]
 
 
 @pytest.mark.parametrize("odd", [{"code": 1}, {"flag": 3}, {"remark": "no"}, {"version": 485}])
@@ -154,9 +154,9 @@ def test_plain_answers_are_read_at_once(odd: dict[str, object]):
     frames = [Frame(0, opaque=n, flag=1, version=493) for n in range(1000, 1400)]
     for name, value in odd.items():
         setattr(frames[200], name, value)
-    found, many = read_at_once(stream_of(frames))
-    assert many >= 380 and type(found[1]) is Frame
-    assert [meaning(frame) for frame in found] == [meaning(frame) for frame in frames]
+    decoded, many = read_at_once(stream_of(frames))
+    assert many >= 380 and type(decoded[1]) is Frame
+    assert [meaning(frame) for frame in decoded] == [meaning(frame) for frame in frames]
 
 
 def test_plain_answers_with_an_empty_object_of_fields():
@@ -164,11 +164,11 @@ def test_plain_answers_with_an_empty_object_of_fields():
         encode_json_header(Frame(0, opaque=n, flag=1)).replace(b'"flag"', b'"extFields":{},"flag"')
         for n in range(1000, 1100)
     ]
-    found, many = read_at_once(
+    decoded, many = read_at_once(
         b"".join(struct.pack(">II", len(h) + 4, len(h)) + h for h in headers)
     )
     assert many == 99
-    assert found == [decode_any_json_header(header, DEFAULT_LIMITS) for header in headers]
+    assert decoded == [decode_any_json_header(header, DEFAULT_LIMITS) for header in headers]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_plain_answers_with_an_empty_object_of_fields():
     ],
 )  # fmt: skip
 def test_one_of_another_kind_among_many_is_read_by_itself(changes: dict[str, object]):
-    """All with the same number of bytes."""
+    """The odd frame has the same number of bytes as the others."""
     frames = [usual(n) for n in range(100, 140)]
     odd = frames[20]
     for name, value in changes.items():
@@ -189,6 +189,6 @@ def test_one_of_another_kind_among_many_is_read_by_itself(changes: dict[str, obj
         else:
             setattr(odd, name, value)
     assert len({len(encode_json_header(frame)) for frame in frames}) == 1
-    found, many = read_at_once(stream_of(frames))
+    decoded, many = read_at_once(stream_of(frames))
     assert many >= 37, "the first teaches the shape, and the odd one may teach another"
-    assert [meaning(frame) for frame in found] == [meaning(frame) for frame in frames]
+    assert [meaning(frame) for frame in decoded] == [meaning(frame) for frame in frames]

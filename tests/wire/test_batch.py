@@ -1,4 +1,4 @@
-"""Batch bodies: Java's bytes, and its rules with ours."""
+"""Batch bodies: Java's bytes, Java's rules and our own."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_c22_a_hundred_messages():
         for n in range(100)
     ]
     decoded = list(iter_batch(encode_batch(messages)))
-    assert [one.flag for one in decoded] == list(range(100))
-    assert [one.properties["key"] for one in decoded] == [f"value{n}" for n in range(100)]
+    assert [message.flag for message in decoded] == list(range(100))
+    assert [message.properties["key"] for message in decoded] == [f"value{n}" for n in range(100)]
 
 
 def test_c23_the_accumulators_batch():
@@ -84,7 +84,7 @@ def test_c20_a_batch_for_a_retry_topic():
 
 
 def test_f65_properties_that_javas_short_cannot_count():
-    """40,000 bytes become -25,536 in Java, and the batch unreadable."""
+    """Java's short turns 40,000 bytes into -25,536, and the batch is unreadable."""
     with pytest.raises(MessageError, match="40000 bytes; the limit is 32767"):
         encode_inner(b"b", "x" * 40_000)
     assert len(encode_inner(b"b", "x" * 32_767)) == INNER_OVERHEAD_BYTES + 1 + 32_767
@@ -110,7 +110,7 @@ def test_what_is_written_is_read(messages: list[tuple[int, bytes, dict[str, str]
         for flag, body, properties in messages
     )
     decoded = list(iter_batch(memoryview(data)))
-    assert [(one.flag, one.body, one.properties) for one in decoded] == messages
+    assert [(message.flag, message.body, message.properties) for message in decoded] == messages
 
 
 @pytest.mark.parametrize("cut", range(1, 46))

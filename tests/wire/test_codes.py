@@ -1,4 +1,4 @@
-"""Numbers that are computed or easily mistyped."""
+"""Numbers that are computed, or easy to mistype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns to batch bodies: the bytes, the groups, the cuts."""
+"""From columns to batch bodies: the bytes, the groups, the cuts."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_a_batch_can_be_decoded_after_it_was_grouped(rows: list, rng: object) ->
 
 def test_a_body_is_a_slice_and_not_a_copy() -> None:
     batch = encoded([(b"a", "", 0), (b"b", "", 0)])
-    whole = np.frombuffer(batch.data, np.uint8)
-    assert np.shares_memory(np.frombuffer(batch.body(1, 2), np.uint8), whole)
+    everything = np.frombuffer(batch.data, np.uint8)
+    assert np.shares_memory(np.frombuffer(batch.body(1, 2), np.uint8), everything)
 
 
 def test_sliced_columns_encode_their_own_rows_only() -> None:
@@ -121,23 +121,23 @@ PIECES = st.lists(
 @UNTIMED
 @given(PIECES, st.sampled_from([2**31 - 1, 4]))
 def test_pieces_are_joined_as_python_would_join_them(pieces: list, limit: int) -> None:
-    """Whatever is packed together, and with 64-bit offsets where 32 do not reach."""
-    made, rows = [], [[], [], []]
+    """The result is that of Python's join for any kinds of pieces, also beyond 32-bit offsets."""
+    columns, rows = [], [[], [], []]
     for piece in pieces:
         if isinstance(piece, bytes):
             values = [piece] * 3
-            made.append(piece)
+            columns.append(piece)
         elif isinstance(piece, tuple):
             values = [bytes([65 + i]) * piece[1] for i in range(3)]
-            made.append(np.array(values, f"S{piece[1]}").view(f"V{piece[1]}"))
+            columns.append(np.array(values, f"S{piece[1]}").view(f"V{piece[1]}"))
         else:
             values = [value or b"" for value in piece]
-            made.append(pa.array(piece, pa.binary()))
+            columns.append(pa.array(piece, pa.binary()))
         for row, value in zip(rows, values, strict=True):
             row.append(value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buffers, "INT32_MAX", limit)
-        joined = join_pieces(made, 3)
+        joined = join_pieces(columns, 3)
     expected = [b"".join(row) for row in rows]
     assert joined.to_pylist() == expected
     assert pa.types.is_large_binary(joined.type) == (len(b"".join(expected)) > limit)

@@ -1,4 +1,4 @@
-"""Property strings of a column against those of one message."""
+"""The property strings of a column equal those of single messages."""
 
 from __future__ import annotations
 

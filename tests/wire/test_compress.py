@@ -1,4 +1,4 @@
-"""Compression types, and inflation that stops."""
+"""Compression types, and inflation that stops at a limit."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_missing_library_is_named_with_its_extra(kind: CompressionType, module
 
 
 def test_lz4_blocks_do_not_depend_on_each_other():
-    """Java: "Dependent block stream is unsupported"; conformance tests have Java read them."""
+    """Java says "Dependent block stream is unsupported"; conformance tests read with Java."""
     for size in (10, 65_536, 65_537, 5 << 20):
         assert compress(bytes(size), CompressionType.LZ4)[4] & 0x20
     linked = bytes(lz4.frame.compress(bytes(65_537), block_linked=True))
@@ -108,11 +108,11 @@ def test_lz4_blocks_do_not_depend_on_each_other():
 
 @pytest.mark.parametrize("kind", [CompressionType.LZ4, CompressionType.ZSTD])
 def test_nothing_may_follow_a_frame(kind: CompressionType):
-    """Java fails on it, or appends it where it is another frame: never the first frame alone."""
-    whole = compress(b"body", kind)
-    for behind in (b"more", whole):
+    """Java fails on the rest, or appends it if it is a frame: the first is never read alone."""
+    frame = compress(b"body", kind)
+    for behind in (b"more", frame):
         with pytest.raises(RemoteProtocolError, match="bytes follow"):
-            inflate(whole + behind, kind)
+            inflate(frame + behind, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +120,7 @@ def test_a_body_that_does_not_shrink_stays_as_it_is(kind: CompressionType):
     noise = random.Random(1).randbytes(70_000)
     assert compress_body(noise, kind, 5, 4096) == (noise, 0)
     body, sys_flag = compress_body(noise * 2, kind, 5, 4096)
-    # Noise twice: only a window of more than 64 KiB sees that it comes again.
+    # The noise comes twice: only a window of more than 64 KiB sees the repetition.
     assert (sys_flag != 0) == (len(body) < 140_000)
     body, sys_flag = compress_body(bytes(4096), kind, 5, 4096)
     assert (inflate(body, kind), sys_flag) == (bytes(4096), kind.sys_flag)

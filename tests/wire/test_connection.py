@@ -28,7 +28,7 @@ REQUEST = Frame(RequestCode.SEND_MESSAGE_V2, {"b": "topic"}, b"body")
 
 
 def sent(head: bytes, body: bytes = b"body") -> Frame:
-    """The request that a server reads."""
+    """Return the request that a server reads."""
     (frame,) = whole(head + body)
     return frame
 
@@ -53,7 +53,7 @@ def test_c52_an_answer_finds_its_request_by_opaque_id():
 
 
 def test_c52_the_second_answer_to_a_request_is_late():
-    """Java releases a permit twice here; ours leaves the table once."""
+    """Java releases a permit twice here; our request left the table with the first answer."""
     connection = Connection()
     frame = sent(connection.send_request(REQUEST, deadline_s=3.0, token=1))
     events = connection.receive_data(answer_to(frame) * 2, 0.0)
@@ -92,7 +92,7 @@ def test_a_request_that_a_living_peer_holds_does_not_expire():
 
 @pytest.mark.parametrize(("written_s", "heard_s"), [(None, 0.9), (0.95, 0.9), (0.1, None)])
 def test_a_request_without_a_sign_of_life_expires(written_s, heard_s):
-    """Not written yet; nothing heard since; nothing heard at all."""
+    """The request is not written yet; or nothing was heard since; or nothing was heard at all."""
     connection = Connection()
     other = sent(connection.send_request(REQUEST, deadline_s=9.0, token="other"))
     connection.mark_written("other", 0.0)
@@ -117,11 +117,11 @@ def test_a_held_request_expires_at_the_latest():
 
 def test_c52_tables_belong_to_connections():
     """Java's table is global: an answer on one connection settles another's request."""
-    one, other = Connection(), Connection(first_opaque=100)
-    one.send_request(REQUEST, deadline_s=3.0, token="mine")
+    connection, other = Connection(), Connection(first_opaque=100)
+    connection.send_request(REQUEST, deadline_s=3.0, token="mine")
     frame = sent(other.send_request(REQUEST, deadline_s=3.0, token="theirs"))
-    assert isinstance(one.receive_data(answer_to(frame), 0.0)[0], ForeignAnswer)
-    assert (one.in_flight, one.foreign_answers, one.late_answers) == (1, 1, 0)
+    assert isinstance(connection.receive_data(answer_to(frame), 0.0)[0], ForeignAnswer)
+    assert (connection.in_flight, connection.foreign_answers, connection.late_answers) == (1, 1, 0)
 
 
 def test_c53_requests_without_an_answer_come_back_once_when_the_connection_ends():
@@ -206,7 +206,7 @@ def test_marking_an_unknown_request_is_refused_and_errs_to_written():
 
 
 def test_the_token_of_an_expired_request_may_come_again():
-    """A retry here has the same token; its write must not be booked to the old entry."""
+    """A retry has the same token here; its write must not be booked to the old entry."""
     connection = Connection()
     connection.open_request(deadline_s=1.0, token="t")
     assert connection.expire(1.0) == [Expired("t", False)]
@@ -253,7 +253,7 @@ def test_opaque_ids_wrap_and_skip_those_in_flight():
 
 
 def test_an_id_in_flight_is_not_given_twice():
-    """A connection that lives for 2**31 requests comes round to an old one that still waits."""
+    """On a connection that lives for 2**31 requests an id comes round that is still in use."""
     ids = OpaqueIds(7)
     assert [ids.take(set()), ids.take({8, 9}), ids.take(set())] == [7, 10, 11]
     assert [ids.was_given(opaque) for opaque in (6, 7, 11, 12, -1, 2**31)] == [
@@ -284,7 +284,7 @@ def test_repr_has_the_state():
 
 
 class TestGroups:
-    """`open_group`: many requests with one token, which leave the table once each."""
+    """`open_group`: many requests share one token, and each leaves the table once."""
 
     @staticmethod
     def answers(opaques: list[int], **other: str) -> bytes:
@@ -300,7 +300,7 @@ class TestGroups:
         for token in ("a", "b", "c"):
             connection.mark_written(token, 1.0)
         opaques = [*range(119, 89, -1), single, *range(120, 140)]
-        # The first one teaches the shape.
+        # The first answer teaches the reader the shape.
         stream = self.answers(opaques)
         found: list[tuple[object, int]] = []
         for start in range(0, len(stream), 5000):

@@ -1,4 +1,4 @@
-"""Random users and peers of a connection, against a model that is a list and a counter."""
+"""Random users and peers of a connection, compared with a model of a list and a counter."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Machine(RuleBasedStateMachine):
             self.left[token] += 1
         self.unwritten = [] if kept is None else [kept]
 
-    # The two ends of a connection come late, so that most runs see something before them.
+    # A connection ends late in a run, so that most runs do something before.
     @precondition(lambda self: self.usable and len(self.opened) > 5)
     @rule()
     def garbage(self) -> None:

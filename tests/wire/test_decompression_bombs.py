@@ -1,4 +1,4 @@
-"""What the messages of one answer may take in memory, whatever they are compressed to."""
+"""The memory of one answer's messages is bounded, however well they are compressed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = list(CompressionType)
 
 
 def bomb(kind: CompressionType, size: int, key: str = "k", offset: int = 0) -> bytes:
-    """A stored message whose body of zeros takes `size` bytes when it is inflated."""
+    """Return a stored message whose body of zeros inflates to `size` bytes."""
     message = StoredMessage(
         "t", b"", queue_offset=offset, sys_flag=kind.sys_flag,
         properties={"KEYS": key, "UNIQ_KEY": key},
@@ -39,7 +39,7 @@ def bomb(kind: CompressionType, size: int, key: str = "k", offset: int = 0) -> b
 
 
 def inner_bomb(offset: int = 0) -> tuple[bytes, int]:
-    """An inner batch of under 1 kB, and the number of messages in it."""
+    """Return an inner batch of under 1 kB, and the number of its messages."""
     count = 8 * MIB // len(encode_inner(b"", ""))
     batch = compress(encode_inner(b"", "") * count, CompressionType.ZSTD, 19)
     flag = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP | CompressionType.ZSTD.sys_flag
@@ -61,7 +61,7 @@ def test_an_answer_that_is_read_whole(kind: CompressionType) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_wanted_is_not_inflated(kind: CompressionType) -> None:
-    """A look-up may be answered with others of the same hash; a broker, with anything."""
+    """A look-up may return other messages with the same hash; a broker may send anything."""
     answer = Frame(0, {}, bomb(kind, 8 * MIB, "other") * 500 + bomb(kind, 8 * MIB, "mine"))
 
     def wanted(properties: Any) -> bool:
@@ -100,7 +100,7 @@ def test_looking_for_one_id_among_inner_batches_ends() -> None:
 
 
 def pulled(pages: Callable[[int], Frame], end: int) -> Iterator[StoredMessage]:
-    """All messages, as a reader gets them that begins where the last answer was left."""
+    """Yield all messages to a reader that asks again from where the last answer ended."""
     begin = 0
     while begin < end:
         messages, following = decode_pull_answer(pages(begin), begin=begin)
@@ -112,17 +112,17 @@ def pulled(pages: Callable[[int], Frame], end: int) -> Iterator[StoredMessage]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pull_takes_what_it_has_room_for(kind: CompressionType) -> None:
-    made = [bomb(kind, 4 * MIB, offset=offset) for offset in range(20)]
+    encoded = [bomb(kind, 4 * MIB, offset=offset) for offset in range(20)]
     with memory_below(40 * MIB):
         offsets = []
-        for message in pulled(lambda begin: pull_answer(b"".join(made[begin:])), 20):
+        for message in pulled(lambda begin: pull_answer(b"".join(encoded[begin:])), 20):
             assert len(message.body) == 4 * MIB
             offsets.append(message.queue_offset)
     assert offsets == list(range(20))
 
 
 def test_a_pull_into_the_middle_of_an_inner_batch() -> None:
-    """Brokers answer with the whole batch; its earlier messages have been read."""
+    """Brokers answer with the whole batch, although its earlier messages were read before."""
     count = 40_000
     batch = encode_inner(b"", "") * count
     flag = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
@@ -158,13 +158,13 @@ def test_the_estimate_is_no_less_than_the_truth() -> None:
         data = encode_stored(message) * 10
         tracemalloc.start()
         kept = decode_stored(data)
-        taken, _ = tracemalloc.get_traced_memory()
+        used, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert taken / len(kept) <= memory_bytes(kept[0]) <= 5 * taken / len(kept)
+        assert used / len(kept) <= memory_bytes(kept[0]) <= 5 * used / len(kept)
 
 
 def test_the_error_names_the_message() -> None:
-    """Reading can go on behind it."""
+    """The error allows a reader to go on behind the message."""
     data = bomb(CompressionType.LZ4, 9 * MIB, offset=41)
     with pytest.raises(RemoteProtocolError, match=r"offset 41 of queue 0 of t: .*8388608"):
         decode_pull_answer(pull_answer(data))

@@ -128,7 +128,7 @@ def test_binary_headers_are_javas_bytes(frame: Frame, golden: str, feed: Feed):
 
 
 def test_c14_an_empty_value_is_no_value_in_the_binary_form():
-    """Java reads it as null, so it is not written."""
+    """Java reads an empty value as null, so no empty value is written."""
     written = encode_frame(request(ext={"empty": "", "key": "value"}), serialize="rocketmq")
     assert written == encode_frame(request(ext={"key": "value"}), serialize="rocketmq")
     pairs = bytes.fromhex("0003 6b6579 00000000")
@@ -173,14 +173,14 @@ def test_cutting_the_stream_anywhere_changes_nothing(bodies: list[int], cuts: li
     ]
     data = b"".join(map(encode_frame, frames))
     reader = FrameReader()
-    seen: list[Frame] = []
+    decoded: list[Frame] = []
     at = 0
     for cut in [*cuts, len(data)]:
         piece = data[at : at + cut]
         at += len(piece)
         reader.receive_data(bytearray(piece))
-        seen += drain(reader)
-    assert seen == frames
+        decoded += drain(reader)
+    assert decoded == frames
 
 
 def test_the_callers_buffer_may_be_used_again():
@@ -193,7 +193,7 @@ def test_the_callers_buffer_may_be_used_again():
 
 
 def test_a_long_frame_in_small_pieces_is_copied_once():
-    """Appending must not copy what is there already: 4 MiB by 1 KiB would be 8 GiB of copies."""
+    """Appending must not copy earlier pieces: 4 MiB in pieces of 1 KiB would copy 8 GiB."""
     body = bytes(4 * 1024 * 1024)
     data = encode_frame(Frame(1, None, body, 1))
     reader = FrameReader()

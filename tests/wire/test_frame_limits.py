@@ -1,4 +1,4 @@
-"""What is no frame, or too much of one, from the peer and from us."""
+"""Bytes that are no frame, and frames that are too large, from the peer and from us."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_too_many_header_fields_are_refused():
 
 @pytest.mark.parametrize("serialize", ["json", "rocketmq"])
 def test_remarks_are_cut_and_made_printable(serialize):
-    """F79: a remark ends in logs, ledgers and error texts."""
+    """F79: a remark gets into logs, ledgers and error texts."""
     hostile = "\x1b[31mred\r\nforged line" + "x" * 10_000
     (frame,) = whole(encode_frame(request(remark=hostile), serialize=serialize))
     assert frame.remark is not None

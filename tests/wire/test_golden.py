@@ -1,7 +1,7 @@
-"""Our bytes against those that RocketMQ's own Java classes make, fresh for each run.
+"""Our bytes equal those that RocketMQ's own Java classes write, fresh in each run.
 
-`golden/Golden.java` prints seeded random cases; the seed is in the test's name, so that a failure
-can be run again (`ROCKET_SINK_GOLDEN_SEED`).
+`golden/Golden.java` prints random cases from a seed. The seed is in the test's name, so that a
+failure can be run again (`ROCKET_SINK_GOLDEN_SEED`).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def run_java(argument: str, lines: str = "") -> list[list[str]]:
         command, input=lines, capture_output=True, text=True, encoding="utf-8", timeout=280
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [line.split(" ")[1:] for line in done.stdout.splitlines() if line.startswith("golden ")]
-    assert found
-    return found
+    cases = [line.split(" ")[1:] for line in done.stdout.splitlines() if line.startswith("golden ")]
+    assert cases
+    return cases
 
 
 @pytest.fixture(scope="module", params=[SEED], ids=lambda seed: f"seed {seed}")
@@ -105,13 +105,13 @@ def test_send_headers_have_javas_fields(golden):
     for _, encoded, *_ in golden["send"]:
         (frame,) = whole(octets(encoded) or b"")
         ext = dict(frame.ext or {})
-        ours = send_message_v2(
+        header = send_message_v2(
             producer_group=ext["a"], topic=ext["b"], default_topic=ext["c"],
             default_topic_queue_nums=int(ext["d"]), queue_id=int(ext["e"]), sys_flag=int(ext["f"]),
             born_ms=int(ext["g"]), flag=int(ext["h"]), properties=ext["i"],
             unit_mode=ext["k"] == "true", batch=ext["m"] == "true", broker_name=ext["n"],
         )  # fmt: skip
-        assert ours.ext == ext
+        assert header.ext == ext
 
 
 def test_send_answers_are_read(golden):
@@ -125,7 +125,7 @@ def test_send_answers_are_read(golden):
 
 
 def test_java_reads_our_frames():
-    """The other direction: frames of ours, templates' included, described by Java."""
+    """The other direction: Java describes our frames, also those written from templates."""
     rng = random.Random(11)
     alphabet = 'abc"\\\x01\x02\x1f\x7fé中\u2028😀'
     frames: list[Frame] = []
@@ -146,8 +146,8 @@ def test_java_reads_our_frames():
         frame.serialize = serialize
         frames.append(frame)
         lines.append(f"frame {data.hex()}")
-    seen = run_java("decode", "\n".join(lines) + "\n")
-    for frame, fields in zip(frames, seen, strict=True):
+    answers = run_java("decode", "\n".join(lines) + "\n")
+    for frame, fields in zip(frames, answers, strict=True):
         assert described(frame.serialize, fields) == frame
 
 
@@ -155,11 +155,11 @@ def test_batches(golden):
     for fields, encoded in golden["batch"]:
         data = octets(encoded) or b""
         parts = [part.split(":") for part in fields.split(";")]
-        ours = [encode_inner(octets(body) or b"", text(p), int(flag)) for flag, body, p in parts]
-        assert b"".join(ours) == data
-        for one, (flag, body, properties) in zip(iter_batch(data), parts, strict=True):
-            assert (one.flag, one.body) == (int(flag), octets(body))
-            assert one.properties == decode_properties(text(properties))
+        inner = [encode_inner(octets(body) or b"", text(p), int(flag)) for flag, body, p in parts]
+        assert b"".join(inner) == data
+        for message, (flag, body, properties) in zip(iter_batch(data), parts, strict=True):
+            assert (message.flag, message.body) == (int(flag), octets(body))
+            assert message.properties == decode_properties(text(properties))
 
 
 def test_properties(golden):
@@ -203,7 +203,7 @@ def test_stored_messages(golden):
             mapping(fields[11]) or {},
         ]  # fmt: skip
         data = bytearray(encode_stored(message))
-        data[8:12] = bytes(4)  # the CRC, which Java's encoder leaves to the store
+        data[8:12] = bytes(4)  # Java's encoder leaves the CRC to the store.
         assert len(data) == len(octets(encoded) or b"")
 
 
@@ -220,8 +220,8 @@ def test_java_inflates_our_bodies():
         for kind in CompressionType
         for body in bodies
     ]
-    seen = run_java("decode", "\n".join(lines) + "\n")
-    assert [octets(field) for (field,) in seen] == bodies * len(CompressionType)
+    inflated = run_java("decode", "\n".join(lines) + "\n")
+    assert [octets(field) for (field,) in inflated] == bodies * len(CompressionType)
 
 
 def test_routes_in_the_legacy_form(golden):
@@ -242,14 +242,14 @@ def test_routes_in_the_legacy_form(golden):
 def test_traces(golden):
     for line, keys in golden["trace"]:
         traces = decode_trace(text(line))
-        encoded, found = encode_trace(traces)
-        assert (encoded, sorted(found)) == (text(line), text(keys).split(" "))
+        encoded, trace_keys = encode_trace(traces)
+        assert (encoded, sorted(trace_keys)) == (text(line), text(keys).split(" "))
 
 
 def test_versions(golden):
-    known = {name: int(ordinal) for name, ordinal in golden["version"]}
+    ordinals = {name: int(ordinal) for name, ordinal in golden["version"]}
     for major, minor, patch in ((4, 0, 0), (4, 3, 0), (4, 9, 8), (5, 0, 0), (5, 3, 3), (5, 9, 9)):
-        ordinal = known[f"V{major}_{minor}_{patch}"]
+        ordinal = ordinals[f"V{major}_{minor}_{patch}"]
         assert mq_version(major, minor, patch) == ordinal
         assert version_name(ordinal) == f"{major}.{minor}.{patch}"
         assert version_name(ordinal - 1) == f"{major}.{minor}.{patch}-SNAPSHOT"

@@ -1,4 +1,4 @@
-"""Any bytes give a value or RemoteProtocolError, never another exception (reliability F77)."""
+"""Every byte string gives a value or RemoteProtocolError, never another exception (F77)."""
 
 from __future__ import annotations
 
@@ -173,6 +173,6 @@ def test_lengths_that_lie_in_binary_headers():
 
 @pytest.mark.parametrize("name", ["runtime", "attributes"])
 def test_names_that_a_broker_makes_up_are_printable_in_errors(name: str):
-    """Found by fuzzing: DEL is not escaped in JSON."""
-    found = feed(TARGETS[name], b'{"table":{"\x7f\x7f":9},"attributes":{"\x7f":9}}')
-    assert "is no text: 9" in str(found)
+    """Fuzzing found that JSON does not escape DEL."""
+    error = feed(TARGETS[name], b'{"table":{"\x7f\x7f":9},"attributes":{"\x7f":9}}')
+    assert "is no text: 9" in str(error)

@@ -1,4 +1,4 @@
-"""Message ids of client and broker."""
+"""The message ids of clients and brokers."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_the_parts_of_an_id_come_back(ip, pid, class_hash, elapsed_ms, counter):
 @pytest.mark.parametrize("times", [[1000] * 150_000, [1000, 999, 998] * 30_000])
 def test_ids_never_repeat_even_when_the_clock_stands_still_or_goes_back(times: list[int]):
     ids = MessageIds(ip=LOCAL, pid=1, class_hash=1, start_ms=0)
-    made = [ids.next(now_ms) for now_ms in times]
-    assert len(set(made)) == len(made)
+    created = [ids.next(now_ms) for now_ms in times]
+    assert len(set(created)) == len(created)
 
 
 @given(
@@ -94,7 +94,7 @@ def test_ids_never_repeat_even_when_the_clock_stands_still_or_goes_back(times: l
 )
 @settings(deadline=None, max_examples=20)
 def test_several_ids_are_those_of_so_many_calls(asked: list[tuple[int, int]]):
-    """Over a full counter, a full millisecond, and a clock that goes back."""
+    """The calls cross a full counter, a full millisecond, and a clock that goes back."""
     together, one_by_one = (MessageIds(ip=LOCAL, pid=1, class_hash=1, start_ms=0) for _ in range(2))
     for count, now_ms in asked:
         expected = [one_by_one.next(now_ms) for _ in range(count)]

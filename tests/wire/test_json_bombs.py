@@ -1,4 +1,4 @@
-"""JSON that `json` alone would accept, or answer with another exception (reliability F77)."""
+"""JSON that `json` alone would accept, or refuse with another exception (reliability F77)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_json_bombs_are_refused(header: bytes):
 
 
 def test_values_without_number_are_refused():
-    """16 MiB of empty lists, or of short names, would take half a gigabyte."""
+    """Otherwise 16 MiB of empty lists or of short names would take half a gigabyte."""
     names = ",".join(f'"{number:x}":{{}}' for number in range(600_000))
     for table in (b"[" + b"[]," * 5_000_000 + b"[]]", b"{" + names.encode() + b"}"):
         body = b'{"table":' + table + b"}"

@@ -1,4 +1,4 @@
-"""Cases of Java's tests about what a message and a topic may be (Validators, TopicValidator)."""
+"""Rules for messages and topics, from Java's tests (Validators, TopicValidator)."""
 
 from __future__ import annotations
 

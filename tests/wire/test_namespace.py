@@ -1,4 +1,4 @@
-"""Namespaces."""
+"""Topic and group names with a namespace."""
 
 from __future__ import annotations
 

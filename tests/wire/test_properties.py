@@ -1,4 +1,4 @@
-"""Properties as text: Java's parser, our stricter writer."""
+"""Properties as text: Java's parser and our stricter writer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rocket_sink.wire.properties import (
 
 
 def wire(text: str) -> str:
-    """`|` between name and value, `;` after a pair."""
+    """Write `|` for the byte between name and value, and `;` for the byte after a pair."""
     return text.replace("|", "\x01").replace(";", "\x02")
 
 

@@ -1,4 +1,4 @@
-"""Request builders: names and texts of the header fields as Java's header classes have them."""
+"""Request builders: their header fields have the names and texts of Java's header classes."""
 
 from __future__ import annotations
 

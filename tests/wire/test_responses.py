@@ -1,4 +1,4 @@
-"""Answers: stored or not, and what proves it."""
+"""Answers: whether a message was stored, and the proof."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ OFFSETS = {"nextBeginOffset": "5", "minOffset": "1", "maxOffset": "9"}
 def test_a_pull_answer_holds_messages():
     message = StoredMessage("t", b"body", queue_offset=4, body_crc=0)
     messages, following = decode_pull_answer(Frame(0, OFFSETS, encode_stored(message)))
-    assert [one.body for one in messages] == [b"body"]
+    assert [message.body for message in messages] == [b"body"]
     assert following == 5
 
 

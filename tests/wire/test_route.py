@@ -1,4 +1,4 @@
-"""Routes of name servers, old and new, honest and not."""
+"""Routes from name servers old and new, honest and hostile."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_only_keys_outside_of_text_are_quoted(text: bytes, expected: bytes):
 
 
 def test_quoting_takes_linear_time():
-    """A pattern that gives up at unclosed text would look at 2.5e11 characters here."""
+    """A pattern that tries again at each unclosed text would take 2.5e11 steps here."""
     assert len(quote_numeric_keys(b'"\\' * 500_000)) == 1_000_000
     assert len(quote_numeric_keys(b'{"' + b'\\"' * 500_000)) == 1_000_002
 
@@ -92,7 +92,7 @@ def test_a_full_route():
 
 
 def test_an_empty_mapping_marks_a_static_topic():
-    """C43 needs to tell 'no mapping' from 'a mapping without entries'."""
+    """C43 has to tell "no mapping" from "a mapping without entries"."""
     assert decode_route(b'{"topicQueueMappingByBroker":{}}').mappings == {}
     assert decode_route(b'{"topicQueueMappingByBroker":null}').mappings is None
 

@@ -1,4 +1,4 @@
-"""Heads from a template say what the general encoder says."""
+"""Heads from a template equal those of the general encoder."""
 
 from __future__ import annotations
 

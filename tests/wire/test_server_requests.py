@@ -1,4 +1,4 @@
-"""Requests that brokers make of us."""
+"""Requests that brokers send to clients."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def check(message: StoredMessage, ext: dict[str, str]) -> Frame:
 
 
 def test_a_transaction_check():
-    asked = decode_transaction_check(check(HALF, CHECK_EXT))
-    assert asked.message.body == b"half"
-    assert asked[1:] == ("g", "U", 5, 77, "t", "b")
+    check_back = decode_transaction_check(check(HALF, CHECK_EXT))
+    assert check_back.message.body == b"half"
+    assert check_back[1:] == ("g", "U", 5, 77, "t", "b")
 
 
 def test_a_check_without_an_id_in_the_message_uses_the_headers():
     message = StoredMessage("t", b"half", properties={"PGROUP": "g"})
     ext = {**CHECK_EXT, "transactionId": "H", "topic": "other"}
-    asked = decode_transaction_check(check(message, ext))
-    assert (asked.transaction_id, asked.topic) == ("H", "other")
+    check_back = decode_transaction_check(check(message, ext))
+    assert (check_back.transaction_id, check_back.topic) == ("H", "other")
 
 
 @pytest.mark.parametrize(

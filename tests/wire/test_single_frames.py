@@ -1,4 +1,4 @@
-"""Frames of a group say byte by byte what the heads of single messages say."""
+"""The frames of a group equal those of single messages, byte by byte."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ def template(**other: Any) -> SendTemplate:
     return SendTemplate(producer_group="g", topic="topic", **other)
 
 
-def by_heads(messages: SingleMessages, made: SendTemplate, first: int) -> bytes:
-    """The same frames by `SendTemplate.head`."""
+def by_heads(messages: SingleMessages, send_template: SendTemplate, first: int) -> bytes:
+    """Return the same frames, written by `SendTemplate.head`."""
     parts = []
     for n, body in enumerate(messages.body.to_pylist()):
         text = (messages.properties[n].as_py() + messages.suffix).decode()
         flags = [v if isinstance(v, int) else int(v[n]) for v in (messages.sys_flag, messages.flag)]
-        parts += [made.head(first + n, 3, 1234567, text, len(body), "b-1", *flags, body), body]
+        parts += [
+            send_template.head(first + n, 3, 1234567, text, len(body), "b-1", *flags, body),
+            body,
+        ]
     return b"".join(parts)
 
 
@@ -69,14 +72,16 @@ def test_frames_are_the_heads_and_bodies(
         suffix=suffix.encode(),
     )  # fmt: skip
     if kind == "json" and not any(text + suffix for text in texts):
-        return  # a head leaves empty properties out
-    found, wanted = (make(messages, template(**KINDS[kind]), first) for make in (frames, by_heads))
+        return  # A head leaves empty properties out.
+    written, wanted = (
+        make(messages, template(**KINDS[kind]), first) for make in (frames, by_heads)
+    )
     if kind == "json" and not all(text + suffix for text in texts):
-        assert [f.ext.get("i", "") for f in whole(found)] == [
+        assert [f.ext.get("i", "") for f in whole(written)] == [
             f.ext.get("i", "") for f in whole(wanted)
         ]
     else:
-        assert found == wanted
+        assert written == wanted
 
 
 def test_slices_of_columns():
@@ -93,17 +98,17 @@ def test_too_long_a_frame_is_refused():
 
 def test_digits_in_a_shared_field_are_no_hole():
     shared = f'orders-{single_frames._OPAQUE},"opaque":{single_frames._OPAQUE}'
-    made = Frame(37, {"topic": shared, "one": ""}, flag=0)
-    found = whole(fill_frames(made, {"one": pa.array(["a", "b"])}, 7).to_pybytes())
-    assert [(frame.opaque, frame.ext["topic"]) for frame in found] == [(7, shared), (8, shared)]
+    model = Frame(37, {"topic": shared, "one": ""}, flag=0)
+    decoded = whole(fill_frames(model, {"one": pa.array(["a", "b"])}, 7).to_pybytes())
+    assert [(frame.opaque, frame.ext["topic"]) for frame in decoded] == [(7, shared), (8, shared)]
 
 
 @given(st.lists(st.tuples(TEXTS, st.integers(0, 2**63 - 1)), min_size=1, max_size=8), TEXTS)
 def test_frames_with_filled_fields(rows: list[tuple[str, int]], shared: str):
     texts, numbers = [text for text, _ in rows], [str(number) for _, number in rows]
-    made = Frame(37, {"one": "x", "shared": shared, "two": ""}, flag=0)
+    model = Frame(37, {"one": "x", "shared": shared, "two": ""}, flag=0)
     columns = {"one": pa.array(texts), "two": pa.array(numbers)}
-    found = whole(fill_frames(made, columns, 98).to_pybytes())
-    assert [frame.opaque for frame in found] == list(range(98, 98 + len(rows)))
-    for frame, text, number in zip(found, texts, numbers, strict=True):
+    decoded = whole(fill_frames(model, columns, 98).to_pybytes())
+    assert [frame.opaque for frame in decoded] == list(range(98, 98 + len(rows)))
+    for frame, text, number in zip(decoded, texts, numbers, strict=True):
         assert (frame.code, frame.ext) == (37, {"one": text, "shared": shared, "two": number})

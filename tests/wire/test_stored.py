@@ -1,4 +1,4 @@
-"""Messages as brokers send them back."""
+"""Messages in the form in which brokers store and return them."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def test_what_is_written_is_read(stored: list[StoredMessage]):
 
 @given(messages, st.integers(1, 60))
 def test_zeros_behind_what_a_killed_broker_wrote_cost_properties_only(message, cut: int):
-    """Wherever they begin, in the middle of a name, a value or a character."""
+    """The zeros may begin anywhere: in a name, a value or a character."""
     data = encode_stored(message)
     room = len(encode_stored(replace(message, properties={})))
     cut = min(cut, len(data) - room)
     (torn,) = decode_stored(data[: len(data) - cut] + bytes(cut))
     assert torn.torn == bool(cut) and torn.body == message.body and torn.topic == message.topic
     assert torn.properties.items() <= message.properties.items()
-    whole = data[room : len(data) - cut].count(b"\x02")
-    assert len(torn.properties) == whole
+    complete = data[room : len(data) - cut].count(b"\x02")
+    assert len(torn.properties) == complete
 
 
 def test_a_topic_beyond_127_bytes_has_the_second_form():
@@ -96,7 +96,10 @@ def test_an_inner_batch_is_unwrapped():
         "t", inner, queue_offset=10, sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
     )
     decoded = decode_stored(encode_stored(wrapped))
-    assert [(one.body, one.flag, one.queue_offset, one.properties) for one in decoded] == [
+    assert [
+        (message.body, message.flag, message.queue_offset, message.properties)
+        for message in decoded
+    ] == [
         (b"one", 5, 10, {"k": "1"}),
         (b"two", 6, 11, {"k": "2"}),
     ]
@@ -114,7 +117,7 @@ def test_cut_and_lying_messages_are_refused():
 
 @pytest.mark.parametrize("length", [5, 300, 65_535])
 def test_a_field_that_passes_the_messages_end_is_refused(length: int):
-    """A slice beyond the end would be short, and read as a shorter text."""
+    """A slice beyond the end would be short, and would be read as a shorter text."""
     data = encode_stored(StoredMessage("topic", b"body", properties={"k": "v"}))
     assert data[-6:-4] == (4).to_bytes(2, "big")
     lying = data[:-6] + length.to_bytes(2, "big") + data[-4:]

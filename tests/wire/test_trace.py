@@ -1,4 +1,4 @@
-"""Trace lines as the dashboards read them."""
+"""Trace lines in the form that the dashboards read."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ traces = st.one_of(
 def test_what_is_written_is_read(lines: list[PubTrace | EndTransactionTrace]):
     text, keys = encode_trace(lines)
     assert decode_trace(text) == lines
-    told = " ".join(f"{line.message_id} {line.keys}" for line in lines)
-    assert set(Message("traces", b"x", keys=keys).keys) == set(told.split(" ")) - {""}
+    words_written = " ".join(f"{line.message_id} {line.keys}" for line in lines)
+    assert set(Message("traces", b"x", keys=keys).keys) == set(words_written.split(" ")) - {""}
 
 
 def test_later_clients_append_the_clients_host():
