@@ -48,7 +48,7 @@ _CHARTS: Final = (
      ""),
     ("queues", "Skew", "Messages stored by queue.", "wide"),
 )  # fmt: skip
-_CHECK: Final = "`rocket-sink check -n HOST:9876 -t TOPIC` tells what is wrong on the way"
+_CHECK: Final = "`rocket-sink check -t TOPIC` tells what is wrong on the way"
 _ADVICE: Final = {
     "CONNECT": f"start the broker, or open the way to it; {_CHECK}",
     "CONNECTION_LOST": "look at the broker's log: it was stopped, killed, or a proxy cut the way",
@@ -122,14 +122,16 @@ def page_html(
 
 @functools.cache
 def chart_library() -> str:
-    """Vega, Vega-Lite and Vega-Embed for a script element; empty: the package is not there."""
+    """Return Vega, Vega-Lite and Vega-Embed for a script element, with their notice of copyright;
+    empty if the package is not there."""
     if importlib.util.find_spec("vl_convert") is None:
         return ""
     import vl_convert
 
     # A tab in a string of a script is written as an escape here, as all that is not printable.
     bundle: Any = vl_convert.javascript_bundle  # its stub asks for an argument that may be left out
-    script: str = bundle().replace("\t", "\\t")
+    notice = f"/*\n{_asset('vega-license.txt')}*/\n"
+    script: str = notice + bundle().replace("\t", "\\t")
     return re.sub(r"</(?=script)", r"<\\/", script, flags=re.IGNORECASE)
 
 
