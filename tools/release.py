@@ -1,7 +1,7 @@
 """Build a release from a clean clone, check it, and print how it is uploaded.
 
     python -m tools.release --check    checks all, and keeps nothing
-    python -m tools.release            puts the artefacts into dist/ if nothing keeps them from an upload
+    python -m tools.release            puts the artefacts into dist/, ready for an upload
 
 Two Pythons build the last commit, in environments of their own, with `SOURCE_DATE_EPOCH` of the
 commit: both wheels and both source distributions must have the same bytes. Then: `twine check

@@ -6,9 +6,10 @@ import datetime as dt
 import io
 import json
 
+import pytest
 from rich.console import Console
 
-from rocket_sink.ledger.report import Report, Scope, to_html
+from rocket_sink.ledger.report import Report, Scope, page, to_html
 from rocket_sink.ledger.report.values import (
     BrokerFigures,
     DeadLetterFigures,
@@ -60,6 +61,21 @@ def test_text_of_the_network_is_no_markup():
     assert "[red]no markup[/red]" in shown(FULL)
     assert "<b>nor html</b>" not in to_html(FULL)
     assert "&lt;b&gt;nor" in to_html(FULL)
+
+
+def test_commands_on_the_page_have_the_name_servers_of_the_environment(monkeypatch):
+    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876")
+    text = to_html(FULL)
+    assert "`rocket-sink check -n 10.0.0.1:9876 -t TOPIC`" in text
+    assert "`rocket-sink routes -n 10.0.0.1:9876 -t TOPIC`" in text
+    assert "HOST:9876" not in text
+
+
+def test_the_bundle_of_vega_is_handed_on_with_its_notice():
+    pytest.importorskip("vl_convert")
+    notice = page.chart_library()[:2000]
+    assert notice.startswith("/*\nVega 6 (Copyright")
+    assert "Redistributions in binary form must reproduce" in notice and "*/" in notice
 
 
 def test_an_empty_ledger_reads_well():

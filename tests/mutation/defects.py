@@ -720,6 +720,22 @@ PRODUCER = (
 
 LEDGER: tuple[Defect, ...] = (
     Defect(
+        "advice-that-cannot-be-pasted",
+        "rocket_sink/ledger/report/page.py",
+        "text.format(servers=servers)",
+        'text.format(servers="HOST:9876")',
+        ("tests/ledger/test_render.py",),
+        "the next command on the page fails until its HOST is replaced",
+    ),
+    Defect(
+        "vega-without-its-notice",
+        "rocket_sink/ledger/report/page.py",
+        "script: str = notice + bundle()",
+        "script: str = bundle()",
+        ("tests/ledger/test_render.py",),
+        "who publishes a report breaks the licence of Vega",
+    ),
+    Defect(
         "commands-that-cannot-be-pasted",
         "rocket_sink/ledger/report/verdict.py",
         'os.environ.get("NAMESRV_ADDR") or "HOST:9876"',
@@ -1933,6 +1949,14 @@ COMMANDS: tuple[Defect, ...] = (
 )
 
 VALUES: tuple[Defect, ...] = (
+    Defect(
+        "a-public-parameter-renamed",
+        "rocket_sink/producer/producer.py",
+        "def recall(self, topic: str, recall_handle: str)",
+        "def recall(self, topic: str, handle: str)",
+        ("tests/test_release.py::test_public_names_keep_their_promises",),
+        "programs that worked with the last release fail with the next",
+    ),
     Defect(
         "delays-overflow-in-messages",
         "rocket_sink/message.py",

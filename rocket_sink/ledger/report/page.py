@@ -22,6 +22,7 @@ from typing import Any, Final
 from rocket_sink import __version__
 from rocket_sink.ledger.report.series import COLUMNS, Series
 from rocket_sink.ledger.report.values import plain
+from rocket_sink.ledger.report.verdict import name_servers
 from rocket_sink.ledger.tune.values import DEFAULTS_FIT, FEWEST, Comparison, Tuning
 from rocket_sink.tables import cell
 from rocket_sink.text import clean, counted, json_text
@@ -48,7 +49,8 @@ _CHARTS: Final = (
      ""),
     ("queues", "Skew", "Messages stored by queue.", "wide"),
 )  # fmt: skip
-_CHECK: Final = "`rocket-sink check -t TOPIC` tells what is wrong on the way"
+_CHECK: Final = "`rocket-sink check -n {servers} -t TOPIC` tells what is wrong on the way"
+_ROUTES: Final = "`rocket-sink routes -n {servers} -t TOPIC`"
 _ADVICE: Final = {
     "CONNECT": f"start the broker, or open the way to it; {_CHECK}",
     "CONNECTION_LOST": "look at the broker's log: it was stopped, killed, or a proxy cut the way",
@@ -57,9 +59,9 @@ _ADVICE: Final = {
     "TLS": "compare the certificates of both sides (tlsCa, tlsCert)",
     "TLS_REFUSED": "the broker expects TLS, or does not: set tlsMode as the broker has it",
     "NAME_SERVER_UNAVAILABLE": f"start a name server; {_CHECK}",
-    "NO_ROUTE": "create the topic, or start the broker that has it: `rocket-sink routes -t TOPIC`",
+    "NO_ROUTE": f"create the topic, or start the broker that has it: {_ROUTES}",
     "QUEUE_MOVED": "set sendMsgTimeout longer than a remapping of the static topic takes",
-    "INVALID_QUEUE": "start the queue's broker: `rocket-sink routes -t TOPIC` shows who is there",
+    "INVALID_QUEUE": f"start the queue's broker: {_ROUTES} shows who is there",
     "REQUEST_TIMEOUT": "look at the broker's disk and page cache; then raise sendMsgTimeout",
     "UNWRITTEN": "the broker took no bytes: look at its CPU and network",
     "BROKER_BUSY": "the broker's send queue is full: fewer rows at once (maxMessagesPerSecond)",
@@ -73,7 +75,7 @@ _ADVICE: Final = {
     "ACKED_DEGRADED": "look at the disk flush and the replicas of the broker",
     "": "look at the example and at the broker's log of that time",
 }
-"""{error code: the next step, beside each on the page}; of an unknown code the last."""
+"""{error code: the next step, beside each on the page}; the last is for unknown codes."""
 
 
 def page_html(
@@ -87,9 +89,11 @@ def page_html(
     """
     bundle = chart_library() if series is not None else ""
     columns = {name: list(names) for name, names in COLUMNS.items()}
+    servers = name_servers()
+    advice = {code: text.format(servers=servers) for code, text in _ADVICE.items()}
     data = {
         "report": figures, "series": _plain_series(series), "columns": columns,
-        "coded": sorted(_TEXTS), "advice": _ADVICE, "quoted": shlex.quote(figures["ledger"]),
+        "coded": sorted(_TEXTS), "advice": advice, "quoted": shlex.quote(figures["ledger"]),
     }  # fmt: skip
     title = f"rocket-sink report: {clean(figures['ledger'])}"
     body = [

@@ -73,10 +73,14 @@ def verdict(facts: Facts) -> list[Finding]:
 
 
 def backfill_command(ledger: str) -> str:
-    """Return the command that sends the ledger's dead letters, with the name servers of
-    NAMESRV_ADDR where that is set: the ledger does not know any."""
-    servers = shlex.quote(clean(os.environ.get("NAMESRV_ADDR") or "HOST:9876"))
-    return f"rocket-sink backfill --ledger {shlex.quote(clean(ledger))} -n {servers}"
+    """Return the command that sends the ledger's dead letters."""
+    return f"rocket-sink backfill --ledger {shlex.quote(clean(ledger))} -n {name_servers()}"
+
+
+def name_servers() -> str:
+    """Return the name servers for commands: those of NAMESRV_ADDR where that is set, because the
+    ledger does not know any."""
+    return shlex.quote(clean(os.environ.get("NAMESRV_ADDR") or "HOST:9876"))
 
 
 def _commands(ledger: str) -> dict[str, str]:

