@@ -271,6 +271,8 @@ class Driver:
         self._submissions = SubmissionQueue(engine)
         self._tasks: tuple[TimerTask, ...] = ()
         self._leader: int | None = None
+        self._leadership = 0
+        """Number of the latest leadership: a thread ends only the one that it knows."""
         self._leading = threading.Lock()
         """Held while a thread leads: an interrupted one may leave its name in `_leader`."""
         self._in_step = False
@@ -391,7 +393,8 @@ class Driver:
         if self._thread is None:
             self.start_thread()
             if self._thread is None:
-                self._send_alone(request, waiter)
+                self.submit(request, waiter)
+                self._drive_to_end(waiter)
                 return
         submissions, wakeup = self._submissions, self._wakeup
         if not submissions.takes(request):
@@ -408,11 +411,12 @@ class Driver:
                 if is_back and self.closing:
                     raise ProducerClosedError("the producer is closed")
             if is_back:
-                self._send_alone(request, waiter)
+                self.submit(request, waiter)
+            # Another thread that sends may have drained it, and drives for itself alone.
+            self._drive_to_end(waiter)
 
-    def _send_alone(self, request: SendRequest, waiter: Token) -> None:
-        """Submit a request and drive until it has ended: no thread would."""
-        self.submit(request, waiter)
+    def _drive_to_end(self, waiter: Token) -> None:
+        """Drive until a request has ended: no thread may do it."""
         until_s = self._last_deadline_s()
         while not waiter.done() and self.engine.clock() < until_s:
             self._drive_until(waiter.done, None, STEP_S)
@@ -678,18 +682,20 @@ class Driver:
             if self._leader == me and not nested:
                 self._leader = None  # an interrupt has kept it from that
             lead = nested or self._leader is None
-            if lead:
-                self._leader = me
-            else:
+            if lead and not nested:
+                self._leader, self._leadership = me, self._leadership + 1
+            elif not lead:
                 follower = waiter or Waiter()
                 follower.prepare_wait()
                 self._followers[follower] = None
+            leadership = self._leadership
         if not lead:
             try:
                 follower.wait(min(timeout_s, STEP_S) if waiter is None else timeout_s)
             finally:  # an interrupt ends the wait, too
                 with self.lock:
-                    if follower.asleep and not self._leading.locked():
+                    is_unled = leadership == self._leadership and not self._leading.locked()
+                    if follower.asleep and is_unled:
                         self._leader = None  # it was interrupted before it could
                     follower.asleep = False
                     self._followers.pop(follower, None)
@@ -699,12 +705,14 @@ class Driver:
             return
         try:
             with self._leading:
+                if leadership != self._leadership:
+                    return  # it took so long that another thread leads
                 if self.engine.clock() >= self._next_look_s:
                     self._end_lost()
                 self._lead(over, timeout_s)
         finally:
             with self.lock:
-                if self._leader == me:
+                if leadership == self._leadership:
                     self._leader = None
                 self._wake_next()
 

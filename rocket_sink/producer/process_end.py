@@ -31,6 +31,8 @@ class Sender(Protocol):
 
 _LOG: Final = log.logger(__name__)
 _senders: Final[WeakSet[Sender]] = WeakSet()
+_registered: Final[set[int]] = set()
+"""Process ids in which `finish_all` is among the finalizers of `multiprocessing`."""
 _lock: Final = ForkLock()
 
 
@@ -38,12 +40,14 @@ def finish_at_end(sender: Sender) -> None:
     """Call `finish` when this process ends."""
     with _lock:
         _senders.add(sender)
-    processes = sys.modules.get("multiprocessing.process")
-    if processes is not None and processes.parent_process() is not None:
-        from multiprocessing.util import Finalize
+        processes = sys.modules.get("multiprocessing.process")
+        is_child = processes is not None and processes.parent_process() is not None
+        if is_child and os.getpid() not in _registered:
+            from multiprocessing.util import Finalize
 
-        # A child forgets its parent's finalizers, and never calls those of `atexit`.
-        Finalize(None, finish_all, exitpriority=_LAST)
+            # A child forgets its parent's finalizers, and never calls those of `atexit`.
+            Finalize(None, finish_all, exitpriority=_LAST)
+            _registered.add(os.getpid())
 
 
 def finish_all() -> None:

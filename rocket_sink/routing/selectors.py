@@ -107,9 +107,12 @@ class Equals(Generic[Target]):
         turn: the slot that `round_robin` takes next.
     """
 
-    __slots__ = ("brokers", "rank", "slots", "turn")
+    __slots__ = ("_choices", "_most", "brokers", "rank", "slots", "turn")
 
     def __init__(self, rank: int, brokers: list[RouteBroker[Target]], rng: Rng) -> None:
+        self._choices = 0
+        """The number of choices before the limits are worked out anew."""
+        self._most: dict[str, float] = {}
         self.rank = rank
         self.brokers = brokers
         self.slots = [broker for broker in brokers for _ in broker.targets]
@@ -117,26 +120,39 @@ class Equals(Generic[Target]):
 
     def by_load(self, chosen: RouteBroker[Target], requests: int) -> RouteBroker[Target] | None:
         """Return the chosen broker unless it is full or has more than its part of what is in
-        flight; then the least loaded one with room, or None if all are full."""
-        in_flight, share, has_room = 0, 0.0, False
-        for broker in self.brokers:
-            load = broker.load
-            if load.window is not None and not load.room_for(requests):
-                continue
-            if broker is chosen:
-                has_room = True
-            else:
-                in_flight += load.in_flight
-                share += broker.share
-        if has_room:
-            most = LOAD_FACTOR * chosen.share * in_flight / share if share else float("inf")
-            if chosen.load.in_flight <= FREE_IN_FLIGHT + most:
-                return chosen
+        flight; then the least loaded one with room, or None if all are full.
+
+        The limits are worked out once for as many choices as there are brokers.
+        """
+        if not self._choices:
+            self._choices, self._most = len(self.brokers), self._limits()
+        self._choices -= 1
+        load = chosen.load
+        if load.in_flight <= self._most[chosen.name] and load.room_for(requests):
+            return chosen
         return min(
             (broker for broker in self.brokers if broker.load.room_for(requests)),
             key=lambda broker: broker.load.in_flight / broker.share,
             default=None,
         )
+
+    def _limits(self) -> dict[str, float]:
+        """Return how many requests each broker may have in flight beside the others with room."""
+        loads = {
+            broker.name: (broker.load.in_flight, broker.share)
+            if broker.load.room_for(1)
+            else (0, 0.0)
+            for broker in self.brokers
+        }
+        in_flight = sum(requests for requests, _ in loads.values())
+        share = sum(part for _, part in loads.values())
+        limits = {}
+        for broker in self.brokers:
+            own, part = loads[broker.name]
+            others = share - part
+            fair = broker.share * (in_flight - own) / others if others > 0 else float("inf")
+            limits[broker.name] = FREE_IN_FLIGHT + LOAD_FACTOR * fair
+        return limits
 
 
 Selector = Callable[[Equals[Any], Rng], RouteBroker[Any]]
@@ -226,6 +242,8 @@ class Ranking(Generic[Target]):
         self._rng = rng
         self.best: list[RouteBroker[Target]] = []
         """The brokers of the best rank, with `FAR` left out of the rank."""
+        self.usable: list[RouteBroker[Target]] = []
+        """The brokers that `take` may return with `worse`."""
         self._ranks: dict[str, int] = {}
         self._least = 0
         self._groups: dict[str | None, list[Equals[Target]]] = {}
@@ -237,6 +255,11 @@ class Ranking(Generic[Target]):
             self._least = min(ranks.values()) & ~FAR
             self.best = [
                 broker for broker in self.brokers if ranks[broker.name] & ~FAR == self._least
+            ]
+            self.usable = [
+                broker
+                for broker in self.brokers
+                if broker in self.best or ranks[broker.name] < UNREACHABLE
             ]
             self._groups.clear()
 

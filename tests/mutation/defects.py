@@ -217,8 +217,8 @@ ROUTING: tuple[Defect, ...] = (
     Defect(
         "window-collected",
         "rocket_sink/routing/selectors.py",
-        "        if has_room:\n            most",
-        "        if has_room:\n            return chosen\n            most",
+        "            limits[broker.name] = FREE_IN_FLIGHT + LOAD_FACTOR * fair\n",
+        '            limits[broker.name] = float("inf")\n',
         (
             (
                 "tests/routing/test_choice.py"
@@ -226,6 +226,16 @@ ROUTING: tuple[Defect, ...] = (
             ),
         ),
         "a broker that stops answering takes the whole window before it is suspect",
+    ),
+    Defect(
+        "each-choice-looks-at-all",
+        "rocket_sink/routing/selectors.py",
+        "        self._choices -= 1\n",
+        "        self._choices = 0\n",
+        (
+            "tests/routing/test_choice.py::test_a_choice_among_many_brokers_does_not_look_at_the_load_of_each",
+        ),
+        "each message to a large cluster costs a look at every broker",
     ),
     Defect(
         "cut-per-busy-answer",
@@ -450,6 +460,26 @@ PRODUCER = (
         "what waits for a busy broker stays there when the broker is isolated",
     ),
     Defect(
+        "late-requests-wait-for-the-best",
+        "rocket_sink/producer/engine/waiting.py",
+        "brokers.open_to(place[0], worse=place[1]):\n",
+        "brokers.open_to(place[0], worse=False):\n",
+        (
+            "tests/producer/engine/test_waiting.py::test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_over",
+        ),
+        "messages fail while a broker that would take them has room",
+    ),
+    Defect(
+        "silence-moves-nothing",
+        "rocket_sink/producer/engine/brokers.py",
+        "                if (suspect, silent) > (broker.suspect, broker.silent):\n",
+        "                if suspect and not broker.suspect:\n",
+        (
+            "tests/producer/engine/test_brokers.py::test_who_falls_silent_after_all_were_suspect_is_worse_than_the_others",
+        ),
+        "requests of which no byte was sent stay at a frozen broker",
+    ),
+    Defect(
         "refusal-hidden-by-a-wait",
         "rocket_sink/producer/engine/dispatcher.py",
         "        if attempt.history is not None and attempt.history.last_error is not None:\n",
@@ -660,12 +690,50 @@ PRODUCER = (
     Defect(
         "dead-leaders-lead",
         "rocket_sink/producer/driver.py",
-        "                    if follower.asleep and not self._leading.locked():\n",
+        "                    if follower.asleep and is_unled:\n",
         "                    if False:\n",
         (
             "tests/producer/test_interrupts.py::test_a_leader_that_was_interrupted_is_followed_by_another_thread",
         ),
         "after Ctrl-C in the thread that leads no other thread's send ends in time",
+    ),
+    Defect(
+        "followers-end-fresh-leaderships",
+        "rocket_sink/producer/driver.py",
+        "leadership == self._leadership and not self._leading.locked()\n",
+        "not self._leading.locked()\n",
+        (
+            "tests/producer/test_interrupts.py::test_a_follower_does_not_end_the_leadership_that_follows_its_own_leaders",
+        ),
+        "two threads lead, and one of them waits for the other's requests",
+    ),
+    Defect(
+        "drained-sends-stay-open",
+        "rocket_sink/producer/driver.py",
+        "drives for itself alone.\n            self._drive_to_end(waiter)\n",
+        "drives for itself alone.\n                self._drive_to_end(waiter)\n",
+        (
+            "tests/producer/test_process_end.py::test_a_send_at_the_end_that_another_thread_drains_has_ended_too",
+        ),
+        "an asynchronous send at the end of a process never ends, and is not sent",
+    ),
+    Defect(
+        "each-producer-has-a-finalizer",
+        "rocket_sink/producer/process_end.py",
+        "            _registered.add(os.getpid())\n",
+        "",
+        ("tests/producer/test_process_end.py::test_a_child_registers_its_end_once",),
+        "a pool's process that makes many producers keeps something of each",
+    ),
+    Defect(
+        "halves-of-one-id-are-one",
+        "rocket_sink/producer/admin/half_commits.py",
+        "            by_id.setdefault(half_id, []).append(position)\n",
+        "            by_id[half_id] = [position]\n",
+        (
+            "tests/producer/admin/test_half_commits.py::test_two_halves_of_one_id_are_not_committed_beside_their_message",
+        ),
+        "consumers get a transactional message twice",
     ),
     Defect(
         "lost-futures-stay-open",
@@ -701,8 +769,8 @@ PRODUCER = (
     Defect(
         "children-end-unsent",
         "rocket_sink/producer/process_end.py",
-        "        Finalize(None, finish_all, exitpriority=_LAST)\n",
-        "        del Finalize\n",
+        "            Finalize(None, finish_all, exitpriority=_LAST)\n",
+        "            del Finalize\n",
         ("tests/producer/test_process_end.py::test_all_that_was_taken_is_sent[pool]",),
         "processes of a pool lose what they sent last",
     ),

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from rocket_sink.errors import NotSentError, RequestTimeoutError, UnknownOutcomeError
 from rocket_sink.message import Message, MessageQueue
+from rocket_sink.producer.driver import Waiter
 from rocket_sink.producer.engine.response_handler import ResponseHandler
 from rocket_sink.testing import Drop, FakeCluster
 from rocket_sink.testing.script import is_send
@@ -235,3 +237,58 @@ def test_a_request_that_nobody_knows_any_more_ends_after_its_deadline(
 
 def sends(cluster):
     return [one for broker in cluster.brokers for one in broker.requests if is_send(one)]
+
+
+class Gate:
+    """A lock that the thread `closed_for` gets only after `opens`."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self.opens, self.reached = threading.Event(), threading.Event()
+        self.closed_for = None
+
+    def __enter__(self):
+        if threading.current_thread() is self.closed_for:
+            self.reached.set()
+            assert self.opens.wait(60)
+        self._lock.acquire()
+
+    def __exit__(self, *failure):
+        self._lock.release()
+
+    def locked(self):
+        return self._lock.locked()
+
+
+def test_a_follower_does_not_end_the_leadership_that_follows_its_own_leaders(make_producer):
+    """The next leader has its name there, and does not lead yet."""
+    driver = make_producer()._session.driver
+    driver._leading = gate = Gate()
+    over, next_over, is_late = threading.Event(), threading.Event(), threading.Event()
+
+    class LateWaiter(Waiter):
+        def wait(self, timeout_s):
+            assert is_late.wait(60)
+
+    def lead_next():
+        while not next_over.is_set():
+            driver._drive_until(next_over.is_set, Waiter(), 60)
+
+    first = threading.Thread(target=driver._drive_until, args=(over.is_set, None, 60))
+    following = gate.closed_for = threading.Thread(target=lead_next)
+    late = threading.Thread(target=driver._drive_until, args=(lambda: False, LateWaiter(), 0.1))
+    for count, thread in enumerate((first, following, late)):
+        thread.start()
+        until(lambda count=count: driver._leader and len(driver._followers) == count)
+    over.set()
+    driver.engine.client.wake()
+    assert gate.reached.wait(60)
+    is_late.set()
+    late.join(60)
+    assert driver._leader == following.ident
+    next_over.set()
+    gate.opens.set()
+    driver.engine.client.wake()
+    for thread in (first, following):
+        thread.join(60)
+    assert driver._leader is None and not gate.locked()

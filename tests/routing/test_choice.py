@@ -258,6 +258,21 @@ def test_a_broker_that_answers_nothing_collects_its_share_and_little_more(name, 
     assert stuck.in_flight <= max(most, FREE_IN_FLIGHT) + 1
 
 
+def test_a_choice_among_many_brokers_does_not_look_at_the_load_of_each():
+    looks = [0]
+
+    class Watched(Load):
+        def __getattribute__(self, name):
+            looks[0] += name == "in_flight"
+            return super().__getattribute__(name)
+
+    route = Route({f"b{number}": 1 for number in range(100)})
+    for broker in route.brokers:
+        broker.load = Watched(in_flight=200)
+    names = route.names(1000)
+    assert looks[0] <= 10 * 1000 and len(set(names)) == 100
+
+
 def test_the_fair_share_of_many_queues_is_larger():
     route = Route({"a": 8, "b": 1})
     for _ in range(900):

@@ -348,16 +348,18 @@ class HalfMessageCommitter:
             return positions
         visible: list[int] = []
         rows = self._halves.select(["topic", "broker_name", "message_id"]).take(positions)
-        queries: dict[str, dict[str, dict[str, int]]] = {}
+        # A half message whose answer was lost may be stored again under its id.
+        queries: dict[str, dict[str, dict[str, list[int]]]] = {}
         columns = (column.to_pylist() for column in rows.columns)
         for position, topic, broker, half_id in zip(positions.tolist(), *columns, strict=True):
-            queries.setdefault(topic, {}).setdefault(broker, {})[half_id] = position
+            by_id = queries.setdefault(topic, {}).setdefault(broker, {})
+            by_id.setdefault(half_id, []).append(position)
         for topic, by_broker in sorted(queries.items()):
             try:
                 self._stored_at(topic, by_broker).settle(topic)
                 for broker, by_id in sorted(by_broker.items()):
                     stored = self._stored_at(topic, (broker,)).find(topic, list(by_id), timed=False)
-                    visible += [by_id[message_id] for message_id in stored]
+                    visible += [at for message_id in stored for at in by_id[message_id]]
             except DeliveryError as error:
                 self._error = self._error or SendError(
                     error.facts.get("first_error") or "no answer"

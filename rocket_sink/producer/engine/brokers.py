@@ -224,14 +224,19 @@ class Brokers:
             topic_ranking = self._ranked(info, topic_ranking)
         return topic_ranking.ranking
 
-    def best_of(self, topic: str) -> list[Broker]:
-        """Return the brokers that the topic's requests go to now; none if it has no ranking."""
+    def open_to(self, topic: str, *, worse: bool) -> list[Broker]:
+        """Return the brokers that the topic's requests go to now; none if it has no ranking.
+
+        Args:
+            worse: where the best ones are full, worse ones will do.
+        """
         topic_ranking = self._rankings.get(topic)
         if topic_ranking is None:
             return []
         if topic_ranking.version != self.ranks_version:
             topic_ranking = self._ranked(topic_ranking.info, topic_ranking)
-        return [self.of(broker.name) for broker in topic_ranking.ranking.best]
+        ranking = topic_ranking.ranking
+        return [self.of(broker.name) for broker in (ranking.usable if worse else ranking.best)]
 
     def rank(self, name: str, topic: str) -> int:
         """Return the broker's rank for a topic; 0 is the best."""
@@ -385,13 +390,13 @@ class Brokers:
             suspect = silent or age_s > broker.suspect_after_s(self._floor_s)
             if (suspect, silent) != (broker.suspect, broker.silent):
                 self.ranks_version += 1
-                if suspect and not broker.suspect:
+                if (suspect, silent) > (broker.suspect, broker.silent):
                     self._worsened.add(broker.name)
             broker.suspect, broker.silent = suspect, silent
 
     def take_worsened(self) -> list[str]:
-        """Return the brokers that were isolated or became suspect since the last call, and that
-        are worse than another one."""
+        """Return the brokers that were isolated or became suspect or silent since the last call,
+        and that are worse than another one."""
         worsened, self._worsened = self._worsened, set()
         if not worsened:
             return []

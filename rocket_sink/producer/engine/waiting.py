@@ -72,9 +72,9 @@ class WaitingRequests:
         self._delayed: list[tuple[float, int, SendAttempt]] = []
         self._sequence = itertools.count()
         self._awaiting_route: dict[str, deque[SendAttempt]] = {}
-        self._throttled: dict[Broker | str, deque[tuple[float, SendAttempt]]] = {}
-        """Attempts that wait for room at a broker, or at the best brokers of a topic; each with the
-        time until which it does."""
+        self._throttled: dict[Broker | tuple[str, bool], deque[tuple[float, SendAttempt]]] = {}
+        """Attempts that wait for room at a broker, or at the brokers of a topic: the best ones, or
+        with True any that will do. Each has the time until which it does."""
         self._ranks_version = 0
         self._behind: dict[SendAttempt, None] = {}
         self._next_look_s = 0.0
@@ -91,7 +91,8 @@ class WaitingRequests:
         if wait is Wait.ROUTE:
             self._awaiting_route.setdefault(attempt.request.topic, deque()).append(attempt)
         elif wait is Wait.BROKER:
-            place = attempt.request.topic if attempt.target is None else attempt.target.broker
+            target, is_last = attempt.target, due_s >= attempt.deadline_s
+            place = (attempt.request.topic, is_last) if target is None else target.broker
             self._throttled.setdefault(place, deque()).append((due_s, attempt))
         elif wait is Wait.TURN:
             self._behind[attempt] = None
@@ -146,7 +147,7 @@ class WaitingRequests:
         self.size = 0
         return attempts
 
-    def _unthrottled(self, place: Broker | str, now_s: float) -> list[SendAttempt]:
+    def _unthrottled(self, place: Broker | tuple[str, bool], now_s: float) -> list[SendAttempt]:
         """Take out those that there is room for, and those whose wait is over."""
         brokers, line = self._brokers, self._throttled[place]
         if self._ranks_version != brokers.ranks_version:
@@ -154,7 +155,8 @@ class WaitingRequests:
             del self._throttled[place]
             return [attempt for _, attempt in line]
         due = []
-        for broker in brokers.best_of(place) if isinstance(place, str) else (place,):
+        is_broker = isinstance(place, Broker)
+        for broker in (place,) if is_broker else brokers.open_to(place[0], worse=place[1]):
             reserved = 0
             while line and (room := broker.room_for(line[0][1].requests, reserved)):
                 reserved += room

@@ -93,6 +93,16 @@ def test_those_without_success_are_committed_again(cluster, make_engine, halves,
     assert stored == list(range(COUNT))
 
 
+def test_two_halves_of_one_id_are_not_committed_beside_their_message(cluster, make_engine, halves):
+    """The answer to a half message was lost, so it was sent again under its id."""
+    engine, [half] = make_engine(), halves.slice(0, 1).to_pylist()
+    committer(engine).commit(halves.slice(0, 1), doubtful=False)
+    again = pa.Table.from_pylist([half, {**half, "half_offset": half["half_offset"] + 1}], HALVES)
+    report = committer(engine).commit(again, doubtful=True)
+    assert (report.committed, report.found_stored) == (2, 2)
+    assert [message.body for message in cluster.messages("orders")] == [b"0"]
+
+
 def test_frames_that_cannot_be_made_leave_nothing_behind(cluster, make_engine, halves, monkeypatch):
     engine, calls = make_engine(sendMsgTimeout=90_000), []
     fill_frames = client.fill_frames

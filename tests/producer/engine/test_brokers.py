@@ -139,6 +139,20 @@ def test_who_is_worse_than_another_is_told_once():
     assert brokers.take_worsened() == []
 
 
+def test_who_falls_silent_after_all_were_suspect_is_worse_than_the_others():
+    brokers = make()
+    for name in "ab":
+        brokers.of(name)
+    brokers.update_suspicion([(name, NOW_S - 9.0, NOW_S) for name in "ab"], NOW_S)
+    assert brokers.take_worsened() == [], "both are suspect"
+    later_s = NOW_S + 1.1 * HEARD_RECENTLY_S
+    heard = [("a", NOW_S - 9.0, later_s), ("b", NOW_S - 9.0, NOW_S)]
+    brokers.update_suspicion(heard, later_s)
+    assert brokers.take_worsened() == ["b"]
+    brokers.update_suspicion(heard, later_s)
+    assert brokers.take_worsened() == []
+
+
 def test_brokers_of_other_topics_change_nothing():
     """Neither their load nor their state."""
     brokers, info = make(), info_of({"a": 4, "b": 4})

@@ -132,6 +132,36 @@ def test_room_at_any_of_the_best_brokers_is_given_out() -> None:
     assert waiting.size == 0
 
 
+def test_room_at_a_worse_broker_is_given_to_those_whose_share_of_the_time_is_over() -> None:
+    """They would take any but an unreachable one."""
+    brokers = brokers_of_one_engine()
+    info = TopicPublishInfo.of(
+        "orders",
+        TopicRoute(
+            tuple(QueueData(name, 1, 1) for name in "abc"),
+            tuple(BrokerData("c", name, {0: f"{name}:1"}) for name in "abc"),
+        ),
+    )
+    brokers.isolate("b", 1.0, 0.0, "CODE_1", reachable=True)
+    brokers.isolate("c", 1.0, 0.0, "CODE_1", reachable=False)
+    for name in "ab":
+        broker = brokers.of(name)
+        broker.in_flight = 4
+        broker.busy(0.0, 0.0)
+    assert brokers.ranking(info, 0.0).take(1, worse=True) is None
+    routes: Any = Routes()
+    waiting = WaitingRequests(routes, brokers)
+    waiting.pop_due(0.0)
+    patient, late = make(deadline_s=100.0), make(deadline_s=100.0)
+    waiting.add(patient, Wait.BROKER, 50.0)
+    waiting.add(late, Wait.BROKER, 100.0)
+    assert waiting.pop_due(1.0) == []
+    brokers.of("b").in_flight = 0
+    assert waiting.pop_due(2.0) == [late], "the other one waits for a"
+    brokers.of("a").in_flight = 0
+    assert waiting.pop_due(3.0) == [patient] and waiting.size == 0
+
+
 def test_the_next_of_an_ordered_queue_is_due_when_the_first_leaves() -> None:
     waiting, _ = waiting_and_routes()
     first, second, third = make(), make(), make(deadline_s=5.0)
