@@ -224,7 +224,7 @@ class Brokers:
             topic_ranking = self._ranked(info, topic_ranking)
         return topic_ranking.ranking
 
-    def open_to(self, topic: str, *, worse: bool) -> list[Broker]:
+    def open_to(self, topic: str, worse: bool) -> list[Broker]:
         """Return the brokers that the topic's requests go to now; none if it has no ranking.
 
         Args:

@@ -155,8 +155,8 @@ class WaitingRequests:
             del self._throttled[place]
             return [attempt for _, attempt in line]
         due = []
-        is_broker = isinstance(place, Broker)
-        for broker in (place,) if is_broker else brokers.open_to(place[0], worse=place[1]):
+        watched = [place] if isinstance(place, Broker) else brokers.open_to(*place)
+        for broker in watched:
             reserved = 0
             while line and (room := broker.room_for(line[0][1].requests, reserved)):
                 reserved += room
