@@ -436,8 +436,8 @@ PRODUCER = (
     Defect(
         "suspicion-outside-the-order",
         "rocket_sink/producer/engine/brokers.py",
-        "                self.ranks_version += 1\n                if suspect",
-        "                if suspect",
+        "                self.ranks_version += 1\n                if (suspect,",
+        "                if (suspect,",
         (
             (
                 "tests/producer/engine/test_brokers.py"
