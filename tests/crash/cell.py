@@ -1,4 +1,4 @@
-"""One schedule being played: its rows, topic, folder, ledger, and what came of it."""
+"""A cell: a schedule that is played, with its rows, topic, folder, ledger and result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Cell:
 
     Attributes:
         kept: copies that were read before their topic was deleted.
-        result: what its driver reported at the end.
+        result: the driver's report at the end.
     """
 
     schedule: Schedule
@@ -68,17 +68,20 @@ class Cell:
 
     @property
     def reached(self) -> bool:
-        """Whether a process has come to the schedule's moment."""
+        """Whether a process has reached the schedule's moment."""
         return (self.folder / "reached.json").exists()
 
     @property
     def has_queues(self) -> bool:
-        """A strict query that starts while a broker is away would do without it for good."""
+        """Whether all brokers have queues of the topic.
+
+        A strict query that starts while a broker is away would ignore that broker for good.
+        """
         strict = self.schedule.ordering == "strict"
         return not strict or any((self.ledger / "_pins").glob("*/*.json"))
 
     def prepare(self) -> None:
-        """Topic, source files and the armed point."""
+        """Create the topic and the source files, and arm the point."""
         self.folder.mkdir(parents=True)
         self.create_topic()
         (self.folder / "source").mkdir()
@@ -107,38 +110,43 @@ class Cell:
                 columns["number"] = [number for _, number in rows]
             path = self.folder / folder / f"{epoch}-{file}.parquet"
             pq.write_table(pa.table(columns), path)
-            # Spark takes files in the order of their times.
+            # Spark reads files in the order of their times.
             os.utime(path, (1_700_000_000 + epoch, 1_700_000_000 + epoch))
 
     def plan(self) -> dict[str, Any]:
-        """What a driver needs to know."""
+        """Return the cell's part of a driver's plan."""
         return {
             "lane": self.schedule.lane, "folder": str(self.folder), "options": self._options(),
             "staged": self.schedule.event in STAGED,
-            # Of a stream the next start does it; a write is not run again where it was decided.
+            # A stream settles its epoch at its next start. A decided write is not run again.
             "settles": self.batch and self.schedule.delivery == TRANSACTIONAL,
             "tries": 2 if self.schedule.event == "checkpoint_deleted" else 6,
             "waits_after_failure": self.schedule.event in _WAITING,
         }  # fmt: skip
 
     def _options(self) -> dict[str, Any]:
-        one = self.schedule
+        schedule = self.schedule
         options: dict[str, Any] = {
             "nameServer": self.cluster.name_server, "topic": self.topic,
-            "ledger": str(self.ledger), "delivery": one.delivery, "ordering": one.ordering,
+            "ledger": str(self.ledger),
+            "delivery": schedule.delivery, "ordering": schedule.ordering,
             "requestMaxMessages": REQUEST_ROWS, "gatherRows": 50, "foldIntervalMs": 1000,
             "sendMsgTimeout": 90_000, "sendMsgMaxTimeoutPerRequest": 3000,
             "orderWaitMs": 200_000, "storedCheckTimeout": 300_000, "connectTimeoutMs": 3000,
             "pollNameServerInterval": 1000, "allowSpeculation": True,
         }  # fmt: skip
-        if one.lane == BACKFILL:
-            # A chunk is a second's rows: several chunks, so that a kill finds one in the middle.
+        if schedule.lane == BACKFILL:
+            # A chunk holds a second's rows. This rate makes several, so that a kill interrupts one.
             options |= {"maxMessagesPerSecond": ROWS, "delivery": "at_least_once"}
-        is_once = one.delivery == "effectively_once"
-        if one.event == "checkpoint_deleted" or one.lane == "write" or (self.batch and is_once):
-            # Of a write: what tells that the next one is the one that died.
+        is_once = schedule.delivery == "effectively_once"
+        if (
+            schedule.event == "checkpoint_deleted"
+            or schedule.lane == "write"
+            or (self.batch and is_once)
+        ):
+            # A write is recognised by its appId as the one that died.
             options["appId"] = f"app-{self.number}"
-        if is_once and one.is_made_again:
+        if is_once and schedule.is_made_again:
             options["replayCheck"] = "always"
         return options
 
@@ -147,33 +155,37 @@ class Cell:
             path.rename(self.folder / "source" / path.name)
 
     def expected(self) -> set[Row]:
-        found: set[Row] = set()
+        rows: set[Row] = set()
         for path in (self.folder / "source").iterdir():
             bodies = pq.read_table(path, columns=["body"])["body"].to_pylist()
-            found |= {ledger_log.row_of(body.encode()) for body in bodies}
-        return found
+            rows |= {ledger_log.row_of(body.encode()) for body in bodies}
+        return rows
 
     def copies(self) -> list[Copy]:
-        """Of the topic now, without those that were kept: a broker that is killed after it has
-        deleted a topic fills the topic's queues again from its commit log."""
+        """Return the copies that the topic holds now, without the kept ones.
+
+        A broker that is killed after it has deleted a topic fills the topic's queues again from its
+        commit log.
+        """
         stored = read_topic(self.cluster.name_server, self.topic)
-        return [self._copy(one) for one in stored if _place(one) not in self._kept_at]
+        return [self._copy(message) for message in stored if _place(message) not in self._kept_at]
 
     def keep_copies(self) -> None:
         stored = list(read_topic(self.cluster.name_server, self.topic))
-        self.kept = [self._copy(one) for one in stored]
-        self._kept_at = {_place(one) for one in stored}
+        self.kept = [self._copy(message) for message in stored]
+        self._kept_at = {_place(message) for message in stored}
 
-    def _copy(self, one: StoredMessage) -> Copy:
+    def _copy(self, message: StoredMessage) -> Copy:
         return Copy(
-            ledger_log.row_of(one.body), one.message_id or "",
-            (f"{one.store_host[0]}:{one.store_host[1]}", one.queue_id), one.queue_offset,
-            offset_message_id(*one.store_host, one.prepared_transaction_offset),
-            life=int(bool(self.kept)), torn=damaged(one),
+            ledger_log.row_of(message.body), message.message_id or "",
+            (f"{message.store_host[0]}:{message.store_host[1]}", message.queue_id),
+            message.queue_offset,
+            offset_message_id(*message.store_host, message.prepared_transaction_offset),
+            life=int(bool(self.kept)), torn=damaged(message),
         )  # fmt: skip
 
     def verdict(self) -> Verdict:
-        """Reads topic and ledger; every process of the round has ended."""
+        """Read topic and ledger, and judge them. Every process of the round has ended."""
         epochs = [
             Epoch(
                 e["query"], e["adds_up"], e["rows_in"],
@@ -184,7 +196,7 @@ class Cell:
         ]  # fmt: skip
         expected = self.expected()
         if self.schedule.lane == BACKFILL:
-            # Its accounts are resolutions, one per row.
+            # A backfill's accounts are resolutions, one per row.
             rows = len(ledger_log.rows_of(self.ledger, "resolution", ("letter_id",)))
             epochs = [Epoch("backfill", rows == len(expected), rows, rows)]
         accounts = Accounts(
@@ -194,6 +206,9 @@ class Cell:
         return judge(expected, [*self.kept, *self.copies()], accounts)
 
 
-def _place(one: StoredMessage) -> tuple[str, bytes]:
-    """With the body: a killed broker may have lost the end of its log, and go on from there."""
-    return one.offset_message_id, one.body
+def _place(message: StoredMessage) -> tuple[str, bytes]:
+    """Return the message's id and body.
+
+    A killed broker may lose the end of its log and store other messages at the same offsets.
+    """
+    return message.offset_message_id, message.body

@@ -1,4 +1,4 @@
-"""Plays schedules: driver processes side by side, and whatever is to happen to them."""
+"""The conductor runs driver processes side by side and lets the scheduled events happen."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _DEADLINE_S = 1500.0
 
 
 class Round:
-    """Schedules that are played at once, on one cluster; `play`, then `cells`."""
+    """Schedules that are played at once on one cluster. `cells` has the results after `play`."""
 
     def __init__(self, schedules: Sequence[Schedule], cluster: LocalCluster, folder: Path) -> None:
         self._cluster = cluster
         self._folder = folder
         self.cells = [
-            Cell(one, folder / f"{number:03d}", cluster, number)
-            for number, one in enumerate(schedules)
+            Cell(schedule, folder / f"{number:03d}", cluster, number)
+            for number, schedule in enumerate(schedules)
         ]
         groups = {name: self._of(name) for name in ("local", "killed", "executors")}
         rivals = [cell for cell in self.cells if cell.schedule.event == "two_drivers"]
-        # One task of each cell may wait at its moment; the others end by themselves.
+        # Each cell may have one task that waits at its moment; the others end by themselves.
         master = f"local[{len(self.cells) + 2},4]"
-        # A JVM takes longer than most cells: each of the two has cells of the other later.
+        # A JVM takes longer than most cells, so "local" also runs cells of "killed" later.
         self._local = Driver("local", master, groups["local"], folder, later=groups["killed"])
         self._killed = Driver("killed", master, groups["killed"], folder, later=rivals)
-        # Of one cell only: when its executor dies, the next one begins.
+        # Cells of executors run one by one: when an executor dies, the next cell begins.
         master = f"local-cluster[{min(2, len(groups['executors']))},4,1024]"
         self._executors = Driver("executors", master, groups["executors"], folder, LOCAL_CLUSTER)
         self._jobs = [self._steps(cell) for cell in groups["local"] + groups["executors"]]
@@ -51,11 +51,15 @@ class Round:
 
     @property
     def refusals(self) -> dict[str, str]:
-        """What each lane without `allowSpeculation` said where speculation is on."""
+        """The errors of each lane without `allowSpeculation` when speculation is on."""
         return dict(self._executors.report["refusals"])
 
     def play(self) -> None:
-        """Raises AssertionError when a driver dies by itself or the round does not end."""
+        """Play all cells.
+
+        Raises:
+            AssertionError: a driver died by itself, or the round did not end.
+        """
         for cell in self.cells:
             cell.prepare()
         drivers = [self._local, self._killed, self._executors]
@@ -77,7 +81,7 @@ class Round:
             for broker in self._cluster.brokers:
                 broker.thaw()
         for cell in self.cells:
-            # Of two drivers the one that ended last has seen all.
+            # If a cell had two drivers, the last one to end has seen all.
             done = max(cell.folder.glob("done.*.json"), key=lambda path: path.stat().st_mtime_ns)
             cell.result = json.loads(done.read_text())
 
@@ -88,7 +92,7 @@ class Round:
     def _ended(self, cell: Cell) -> bool:
         return self._driver_of(cell).is_done(cell)
 
-    # Each of these is a job: a generator that is resumed until it ends.
+    # The methods below are jobs: generators that are resumed until they end.
 
     def _steps(self, cell: Cell) -> Any:
         if cell.schedule.moment:
@@ -111,7 +115,7 @@ class Round:
         yield
 
     def _rival(self, cell: Cell) -> Any:
-        """The second driver ends the query while the first one waits in the middle of it."""
+        """Let the second driver end the query while the first one waits in the middle of it."""
         self._killed.begin(cell)
         while not self._killed.is_done(cell):
             yield
@@ -153,7 +157,7 @@ class Round:
             yield
 
     def _brokers(self) -> Any:
-        """One event for all cells that wait for it, because brokers are shared."""
+        """Play an event once for all cells that wait for it, because brokers are shared."""
         first, second = self._cluster.brokers[:2]
         while not all(cell.has_queues or self._ended(cell) for cell in self.cells):
             yield
@@ -183,14 +187,14 @@ class Round:
             return
         while not all(cell.reached or self._killed.is_done(cell) for cell in cells):
             yield
-        # Rivals are in the same process. One whose cell did not reach its moment never begins.
+        # Rivals run in the same process. A rival never begins if its cell missed the moment.
         while not all(
             self._killed.is_done(cell) or self._ended(cell) for cell in self._killed.later
         ):
             yield
         self._killed.kill()
         waiting = [_who(cell) for cell in cells if cell.reached]
-        # A driver that waits itself has this process for its parent.
+        # If a driver itself waits, its parent is this process, which does not end.
         pids = {pid for who in waiting for pid in (who["worker"], who["daemon"])}
         await_gone(pids - {os.getpid()})
         for cell in cells:
@@ -214,7 +218,7 @@ def _nothing(round_: Round, cell: Cell) -> Any:
 
 
 def _persist(action: Callable[[], None]) -> Any:
-    """Whatever is asked of the brokers: another cell may have killed or frozen one just now."""
+    """Repeat a request to brokers: another cell may have killed or frozen one just now."""
     while True:
         try:
             return action()

@@ -1,8 +1,8 @@
-"""A driver process of the crash harness: runs the queries of some cells side by side.
+"""A driver process of the crash harness, which runs the queries of some cells side by side.
 
-Arguments: a plan (JSON), see `main`. For each cell a thread runs its lane over its source until it
-has ended well; each failure is a line of `errors.jsonl`, after which it waits for `again` when the
-plan says so. At the end `done.<role>.json` has what the ledger's views say.
+The argument is a plan (JSON), see `main`. A thread per cell runs its lane over its source until the
+query ends well. Each failure is a line of `errors.jsonl`, after which the thread waits for `again`
+if the plan says so. At the end the thread writes the ledger's views to `done.<role>.json`.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ lanes.read_stream = _in_small_epochs
 
 
 def _backfill(spark: Any, source: Path, checkpoint: Path, options: dict[str, Any]) -> None:
-    given = SinkOptions.parse(options)
-    table = Table(lanes.read(spark, source), str(source), given.with_(order_by="number"))
-    work = Backfill(spark, given, source=table)
+    sink_options = SinkOptions.parse(options)
+    table = Table(lanes.read(spark, source), str(source), sink_options.with_(order_by="number"))
+    work = Backfill(spark, sink_options, source=table)
     selected = work.plan(sample=0).selected
     resent = work.run(selected)
     if resent.settled < selected:
-        # Brokers that are out of reach fail no backfill: it says what is left.
+        # A backfill does not fail if brokers are out of reach; it reports the rows that remain.
         raise RuntimeError(f"{resent.settled} of {selected} rows are sent: {resent}")
 
 
 def _settled(spark: Any, options: dict[str, Any]) -> bool:
-    """Whether a write that died had been decided; `rocket-sink transactions settle` in short.
+    """Settle a write that died, as `rocket-sink transactions settle` does.
 
-    One that died after its last commit is decided, too: nothing of it is open, and it is in the
-    ledger.
+    Return whether the write had been decided. A write that died after its last commit is decided,
+    too: no transaction of it is open, and the ledger has it.
     """
-    given = SinkOptions.parse(options)
-    quick = open_quick(given.ledger)
+    sink_options = SinkOptions.parse(options)
+    quick = open_quick(sink_options.ledger)
     if quick is None:
         return False
     is_in = bool(quick.query("SELECT epoch FROM epochs").num_rows)
-    endings = TransactionCommitter(spark, given)
+    endings = TransactionCommitter(spark, sink_options)
     rows = endings.open_epochs()
     for row in rows:
         check_ended(endings.end(row.query_id, row.epoch, wait_s=WAIT_S))
@@ -77,15 +77,15 @@ def _run(spark: Any, cell: dict[str, Any], folder: Path) -> None:
 def _until_done(spark: Any, cell: dict[str, Any], role: str) -> None:
     folder = Path(cell["folder"])
     errors: list[str] = []
-    ended = _tried(spark, cell, role, errors, waits=not cell["staged"])
+    has_ended = _tried(spark, cell, role, errors, waits=not cell["staged"])
     if cell["staged"]:
         write_whole(folder / "stage.1", "")
         await_file(folder / "stage.2")
-        ended = _tried(spark, cell, role, errors, waits=True)
+        has_ended = _tried(spark, cell, role, errors, waits=True)
     ledger = Ledger(cell["options"]["ledger"])
     while ledger.sync(spark).busy:
         pass
-    # By DuckDB: as Spark's, the view costs as much as the rest of a cell.
+    # DuckDB reads the view: Spark would take as long for it as for the rest of a cell.
     quick = open_quick(ledger.path)
     rows = quick.query("SELECT * FROM epochs").to_pylist() if quick else []
     assert quick or not ledger.exists()
@@ -94,11 +94,11 @@ def _until_done(spark: Any, cell: dict[str, Any], role: str) -> None:
          "superseded": r["superseded_rows"], **{name: r[name] for name in _COUNTS}}
         for r in rows
     ]  # fmt: skip
-    _report(folder, role, {"ended": ended, "errors": errors, "epochs": epochs})
+    _report(folder, role, {"ended": has_ended, "errors": errors, "epochs": epochs})
 
 
 def _tried(spark: Any, cell: dict[str, Any], role: str, errors: list[str], *, waits: bool) -> bool:
-    """Whether the query ended well, at last."""
+    """Run the query until it ends, and return whether it ended well."""
     folder = Path(cell["folder"])
     for _ in range(cell["tries"]):
         try:
@@ -117,7 +117,7 @@ def _report(folder: Path, role: str, result: dict[str, Any]) -> None:
 
 
 def _cell(spark: Any, cell: dict[str, Any], role: str, *, later: bool) -> None:
-    # Where Spark looks a data source up, only the thread's own session counts.
+    # Spark looks a data source up in the thread's own session only.
     spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
     try:
         if later:
@@ -129,23 +129,23 @@ def _cell(spark: Any, cell: dict[str, Any], role: str, *, later: bool) -> None:
 
 
 def _refusals(spark: Any, cell: dict[str, Any]) -> dict[str, str]:
-    """What each lane without `allowSpeculation` says to this session; "": it has sent the rows."""
+    """Return the error of each lane without `allowSpeculation`; "" if the lane sent the rows."""
     folder = Path(cell["folder"])
     options = {**cell["options"], "ledger": str(folder / "speculation")}
     del options["allowSpeculation"]
-    said = {}
+    messages = {}
     for lane in (*_LANES, "backfill"):
         run = _backfill if lane == "backfill" else _LANES[lane].run
         try:
             run(spark, folder / "source", folder / "speculation-checkpoint", options)
-            said[lane] = ""
+            messages[lane] = ""
         except Exception as error:
-            said[lane] = f"{type(error).__name__}: {error}"
-    return said
+            messages[lane] = f"{type(error).__name__}: {error}"
+    return messages
 
 
 def main(plan: dict[str, Any]) -> None:
-    """`plan`: role, master, conf, report (a file for the process's ids), cells, later."""
+    """Run a plan: role, master, conf, report (a file for the process's ids), cells, later."""
     spark = build_session("rocket-sink-crash", master=plan["master"], conf=plan["conf"])
     ids = {"driver": os.getpid(), "jvm": spark.sparkContext._gateway.proc.pid}
     speculates = plan["conf"].get("spark.speculation") == "true"
@@ -154,7 +154,7 @@ def main(plan: dict[str, Any]) -> None:
     cells = [(cell, False) for cell in plan["cells"]] + [(cell, True) for cell in plan["later"]]
     if any(cell["lane"].startswith("source") for cell, _ in cells):
         register(spark)
-        # Once: two threads that register at the same time disturb each other.
+        # Register once: two threads that register at the same time disturb each other.
         lanes.register = lambda session: None
     threads = [
         threading.Thread(target=_cell, args=(spark, cell, plan["role"]), kwargs={"later": later})
@@ -164,7 +164,7 @@ def main(plan: dict[str, Any]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    # Not stopped cleanly, which takes seconds.
+    # A clean stop would take seconds.
     os._exit(0)
 
 

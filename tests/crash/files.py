@@ -9,14 +9,14 @@ WAIT_S = 900.0
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Readers see the file whole or not at all."""
+    """Write a file at once, so that readers see all of it or none."""
     partial = path.with_name(path.name + ".part")
     partial.write_text(text)
     partial.rename(path)
 
 
 def await_file(path: Path) -> None:
-    """Raises TimeoutError when it is not written."""
+    """Wait for a file; raise TimeoutError if nobody writes it."""
     until_s = time.monotonic() + WAIT_S
     while not path.exists():
         if time.monotonic() > until_s:

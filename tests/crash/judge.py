@@ -1,4 +1,4 @@
-"""The judge: what is stored against what came in and what the ledger says. Pure.
+"""The judge compares stored messages with the incoming rows and the ledger. It is pure.
 
 A row is `(sharding key, number)`; numbers of a key grow in the order in which it must arrive.
 """
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 Row = tuple[str, int]
 Queue = tuple[str, int]
-"""Broker address and queue id."""
+"""A queue: broker address and queue id."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A message as a broker has it.
+    """A message as a broker stores it.
 
     Attributes:
-        half: the broker's id of the half message that this was made of.
+        half: the broker's id of the half message that became this message.
         life: 1 for a topic that was deleted and made again, whose offsets begin anew.
-        torn: a killed broker kept it without all of the properties that were sent.
+        torn: a killed broker kept the message without some of the sent properties.
     """
 
     row: Row
@@ -35,7 +35,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Sent:
-    """A request in the ledger; `queue` is None if it is unknown."""
+    """A request in the ledger. `queue` is None if the queue is unknown."""
 
     outcome: str
     count: int
@@ -45,7 +45,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch as the ledger's view has it."""
+    """An epoch in the ledger's view."""
 
     query: str
     adds_up: bool
@@ -56,10 +56,10 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Accounts:
-    """What the ledger says of a query.
+    """The ledger's records of a query.
 
     Attributes:
-        halves: brokers' ids of the half messages that its appends have decided on.
+        halves: brokers' ids of the half messages that the query's appends have decided on.
     """
 
     sent: Sequence[Sent] = ()
@@ -70,11 +70,11 @@ class Accounts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong, in rows; `stored` and `duplicates` are figures, not faults by themselves.
+    """Counts of faulty rows. `stored` and `duplicates` are figures, not faults by themselves.
 
     Attributes:
         lost: rows that are neither stored nor a dead letter.
-        unknown: stored messages that no row asked for.
+        unknown: stored messages that belong to no row.
         disordered: first arrivals of a row after a later row of its key, or in another queue than
             the key's first row.
         duplicates: stored copies beyond the first of a row.
@@ -82,10 +82,11 @@ class Verdict:
         unaccounted: stored copies of doubled rows that the ledger neither places nor doubts.
         wrong_epochs: epochs whose columns do not add up to their rows.
         missing_rows: rows that came in and are in no epoch that adds up.
-        undecided: visible messages that no append has decided on: of an attempt that did not count.
+        undecided: visible messages of a task attempt that did not count, so that no append has
+            decided on them.
         torn: copies that a killed broker kept in part. No other figure counts them: their rows are
-            lost unless they are whole elsewhere. Whether they are in the accounts is not looked at:
-            one without its id, whose request the broker kept nothing else of, cannot be.
+            lost unless another copy is complete. The judge does not look for them in the accounts,
+            which cannot have a copy without its id if the broker kept no other of its request.
     """
 
     stored: int
@@ -101,13 +102,13 @@ class Verdict:
     torn: int = 0
 
     def faults(self, *, ordering: str, delivery: str, batch: bool = False) -> dict[str, int]:
-        """The figures that break what was promised; empty when all is well."""
+        """Return the figures that break a promise; empty if all is well."""
         wrong = {
             "lost": self.lost, "unknown": self.unknown, "unlike_ids": self.unlike_ids,
             "unaccounted": self.unaccounted, "missing_rows": self.missing_rows,
         }  # fmt: skip
         if not batch:
-            # The write of a driver that died is never finished; the one after it is another one.
+            # The write of a driver that died is never finished; the next write is another one.
             wrong["wrong_epochs"] = self.wrong_epochs
         if ordering == "strict":
             wrong["disordered"] = self.disordered
@@ -119,37 +120,37 @@ class Verdict:
 
 
 def judge(expected: Collection[Row], copies: Sequence[Copy], accounts: Accounts) -> Verdict:
-    """Hold the three against each other."""
+    """Compare the expected rows, the stored copies and the ledger's accounts."""
     torn = sum(copy.torn for copy in copies)
     copies = [copy for copy in copies if not copy.torn]
     times = Counter(copy.row for copy in copies)
-    asked = set(expected)
+    wanted = set(expected)
     doubled = {row for row, count in times.items() if count > 1}
     return Verdict(
         stored=len(copies),
-        lost=len(asked - times.keys() - set(accounts.letters)),
-        unknown=sum(row not in asked for row in times),
+        lost=len(wanted - times.keys() - set(accounts.letters)),
+        unknown=sum(row not in wanted for row in times),
         disordered=_disordered(copies),
         duplicates=len(copies) - len(times),
         unlike_ids=_unlike_ids(copies),
         unaccounted=_unaccounted([copy for copy in copies if copy.row in doubled], accounts),
         wrong_epochs=sum(not _adds_up(epoch) for epoch in accounts.epochs),
-        missing_rows=max(0, len(asked) - _rows_told(accounts.epochs)),
+        missing_rows=max(0, len(wanted) - _rows_told(accounts.epochs)),
         undecided=sum(copy.half not in accounts.halves for copy in copies),
         torn=torn,
     )
 
 
 def _disordered(copies: Iterable[Copy]) -> int:
-    """Order within a queue is that of its offsets; over queues there is none."""
+    """Count disordered rows. Offsets give the order within a queue; queues have no common order."""
     homes: dict[str, Queue] = {}
     last: dict[str, int] = {}
-    seen: set[Row] = set()
+    arrived: set[Row] = set()
     wrong = 0
     for copy in sorted(copies, key=lambda copy: (copy.queue, copy.life, copy.offset)):
-        if copy.row in seen:
+        if copy.row in arrived:
             continue
-        seen.add(copy.row)
+        arrived.add(copy.row)
         key, number = copy.row
         wrong += homes.setdefault(key, copy.queue) != copy.queue or number < last.get(key, -1)
         last[key] = max(number, last.get(key, -1))
@@ -160,13 +161,14 @@ def _unlike_ids(copies: Iterable[Copy]) -> int:
     ids: defaultdict[Row, set[str]] = defaultdict(set)
     for copy in copies:
         ids[copy.row].add(copy.message_id)
-    return sum(len(found) > 1 for found in ids.values())
+    return sum(len(message_ids) > 1 for message_ids in ids.values())
 
 
 def _unaccounted(copies: Sequence[Copy], accounts: Accounts) -> int:
-    """Copies at no place that an answer named, less those that the ledger says may be there.
+    """Count copies at places that no answer named and that the ledger does not doubt.
 
-    It doubts messages by request, and rows by epoch: a row that a third attempt sent counts once.
+    The ledger doubts messages by request, and rows by epoch: a row that a third attempt sent counts
+    once.
     """
     placed: set[tuple[Queue, int]] = set()
     doubtful = 0
@@ -185,7 +187,7 @@ def _adds_up(epoch: Epoch) -> bool:
 
 
 def _rows_told(epochs: Sequence[Epoch]) -> int:
-    """Rows of the epochs that add up, of the query that has most of them."""
+    """Return the rows of the epochs that add up, for the query that has most."""
     rows: Counter[str] = Counter()
     for epoch in epochs:
         if _adds_up(epoch):

@@ -1,4 +1,4 @@
-"""The ledger as files say it: Delta's log and Parquet, without Spark and without the product."""
+"""The ledger, read from its files (Delta's log and Parquet) without Spark and the product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SENT = (*_ATTEMPT, "outcome", "broker_address", "queue_id", "queue_offset", "me
 
 
 def rows_of(ledger: Path, kind: str, columns: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Rows of the files that are in the log: what a killed writer left beside them is not."""
+    """Return the rows of files in the log; files that a killed writer left are not in the log."""
     found: list[dict[str, Any]] = []
     for name in _files(ledger):
         if name.startswith(f"kind={kind}/"):
@@ -36,7 +36,7 @@ def _files(ledger: Path) -> set[str]:
 
 
 def sent(ledger: Path) -> list[Sent]:
-    """Requests; of one that was answered the row from before the answer does not count."""
+    """Return the requests. The row before the answer does not count for an answered request."""
     rows = rows_of(ledger, "send", _SENT)
     answered = {_request(row) for row in rows if row["outcome"] != "in_flight"}
     rows = [row for row in rows if row["outcome"] != "in_flight" or _request(row) not in answered]
@@ -54,16 +54,16 @@ def _sent(row: dict[str, Any]) -> Sent:
 
 
 def halves(ledger: Path) -> set[str]:
-    """Brokers' ids of the half messages of requests that count; a group's are in one text."""
+    """Return brokers' ids of the half messages of counted requests; one text holds a group's."""
     rows = rows_of(ledger, "send", ("half", "outcome", "offset_message_id", "half_messages"))
     stored = [row for row in rows if row["half"] and row["outcome"].startswith("acked")]
-    found = {row["offset_message_id"] for row in stored}
+    singles = {row["offset_message_id"] for row in stored}
     groups = [row["half_messages"] for row in stored if row["half_messages"]]
-    return found | {half.split(":")[0] for group in groups for half in group.split("\x02")}
+    return singles | {half.split(":")[0] for group in groups for half in group.split("\x02")}
 
 
 def letters(ledger: Path) -> set[Row]:
-    """Rows that are dead letters."""
+    """Return the rows that are dead letters."""
     return {row_of(row["body"]) for row in rows_of(ledger, "dead_letter", ("body",))}
 
 

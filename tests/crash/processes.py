@@ -27,8 +27,8 @@ LOCAL_CLUSTER = {
     "spark.locality.wait": "0",
     "spark.task.maxFailures": "8",
     "spark.deploy.maxExecutorRetries": "-1",
-    # To see it refused. Spark starts no second copy on a host that has the first one, and here all
-    # executors have one host: nothing is run twice.
+    # The lanes must refuse speculation. No task runs twice: Spark starts no second copy on the
+    # host of the first one, and all executors share one host.
     "spark.speculation": "true",
 }
 
@@ -37,13 +37,13 @@ _NICE = 5
 
 
 def _more_nice() -> str:
-    """A run that is nice already needs no more: at 19 its drivers would get next to nothing."""
+    """Return the niceness to add up to 5: drivers of niceness 19 would get next to no CPU."""
     return str(max(0, _NICE - os.nice(0)))
 
 
 @dataclass
 class Driver:
-    """One driver process and its cells; those of `later` begin when they are told to."""
+    """A driver process and its cells. Cells of `later` begin with `begin`."""
 
     role: str
     master: str
@@ -67,12 +67,12 @@ class Driver:
         parts = [HERE / "hooks", tests, root, os.environ.get("PYTHONPATH", "")]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, parts)))}
         environ["ROCKET_SINK_CRASH"] = "1"
-        # The first compiler alone has room for less than many queries at once need.
-        # One collecting thread: there are as many JVMs as cores, or more.
+        # The default code cache of a single compiler is too small for many queries at once.
+        # One collecting thread is enough, because there are at least as many JVMs as cores.
         environ["JDK_JAVA_OPTIONS"] = "-XX:ReservedCodeCacheSize=160m -XX:+UseSerialGC"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                # Dozens of tasks at once: the tests that run beside these must get their turn.
+                # Drivers run dozens of tasks at once, and must leave other tests their turn.
                 ["nice", "-n", _more_nice(), sys.executable, str(HERE / "driver.py"), str(path)],
                 cwd=self.folder, env=environ, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -87,16 +87,16 @@ class Driver:
         return dict(json.loads((self.folder / f"driver.{self.role}.json").read_text()))
 
     def check(self) -> None:
-        """Raises when the process ended without being killed."""
+        """Raise AssertionError if the process ended without being killed."""
         if self.process is not None and self.process.poll() not in (None, 0):
             raise AssertionError(f"the driver {self.role} ended: {self._log.read_text()[-6000:]}")
 
     def begin(self, cell: Cell) -> None:
-        """Tell one of `later`."""
+        """Let a cell of `later` begin."""
         write_whole(cell.folder / f"begin.{self.role}", "")
 
     def kill(self) -> None:
-        """SIGKILL of both halves: Python and the JVM."""
+        """Kill both halves, Python and the JVM, by SIGKILL."""
         assert self.process is not None
         self.process.kill()
         kill(self.report["jvm"])
@@ -104,7 +104,7 @@ class Driver:
         self.process = None
 
     def end(self) -> None:
-        """At a round's end, however it came."""
+        """End the process at the end of a round, even after an error."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -121,7 +121,7 @@ def kill(pid: int) -> None:
 
 
 def await_gone(pids: Iterable[int]) -> None:
-    """Workers outlive a killed driver for a moment."""
+    """Wait until processes are gone: workers outlive a killed driver for a moment."""
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(pid).wait(60)

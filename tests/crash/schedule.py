@@ -1,7 +1,7 @@
-"""Schedules of the crash harness: what is sent how, and what breaks when.
+"""Schedules of the crash harness: the way of sending, the failure and its moment.
 
-A schedule is a value. The ones of `CI` and `MOMENTS` are chosen: together they have every event and
-moment, every lane and every delivery mode. `draw` makes the others, each from a seed.
+A schedule is a value. The schedules of `CI` and `MOMENTS` are chosen: together they have every
+event and moment, every lane and every delivery mode. `draw` makes others, each from a seed.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ ORDERINGS: Final = ("none", "best_effort", "strict")
 
 EPOCHS: Final = 2
 FILES: Final = 2
-"""Files, and so tasks, of an epoch; a key's rows are in one of them."""
+"""The number of files, and so of tasks, of an epoch. A key's rows are in one file."""
 KEYS: Final = 8
 ROWS: Final = 160
-"""Rows of a file."""
+"""The number of rows of a file."""
 REQUEST_ROWS: Final = 10
 
 REQUEST: Final = "request"
-"""A worker is about to hand the n-th request to the engine; at the first nothing is sent yet."""
+"""A worker is about to pass the n-th request to the engine. Before the first, nothing is sent."""
 ANSWERED: Final = "answered"
-"""A task has all its answers; its accounts are not in the spool."""
+"""A task has all its answers, but its accounts are not in the spool yet."""
 SPOOLED: Final = "spooled"
-"""A task has sealed its spool file; Spark does not know that it is done, nothing is folded."""
+"""A task has sealed its spool file. Spark does not know of its end, and nothing is folded."""
 COMMITTED: Final = "committed"
-"""The epoch is in Delta (of `source_stream`: its commit message is sealed), not in Spark's log."""
+"""The epoch is in Delta but not in Spark's log. (In `source_stream` its message is sealed.)"""
 FOLDS: Final = tuple(
     f"fold:{step}" for step in ("listed", "manifest", "append", "appended", "delete", "deleted")
 )
-"""A fold stands before its manifest (between spool and fold), its append, its deletes, its end."""
+"""A fold is about to write its manifest, append to Delta, delete spool files, or end."""
 ENDING: Final = "ending"
-"""A driver is about to commit the n-th half message, of an epoch that Delta has."""
+"""A driver is about to commit the n-th half message of an epoch that Delta has."""
 ENDED: Final = "ended"
-"""All half messages of an epoch are committed; the ledger does not know."""
+"""The half messages of an epoch are all committed, but the ledger does not have that yet."""
 LETTERS: Final = "letters"
 """A backfill has marked its n-th chunk as about to be sent."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One row of the matrix.
+    """A schedule: a row of the matrix.
 
     Attributes:
-        event: what happens, `EVENTS`.
-        moment, count: when: a point of `hooks/crash_points.py` and how often it was passed.
-        ids: "own": the rows bring a `message_id`; "made": the sink makes them.
-        seed: of the draw that made it; 0 of a chosen one.
+        event: the failure, a name of `EVENTS`.
+        moment, count: the time of the event: a point of `hooks/crash_points.py` and its n-th pass.
+        ids: "own" if the rows bring a `message_id`, "made" if the sink makes the ids.
+        seed: the seed of a drawn schedule; 0 for a chosen one.
     """
 
     lane: str
@@ -75,9 +75,9 @@ class Schedule:
 
     @property
     def is_made_again(self) -> bool:
-        """Whether the rows of a batch are another write's when its driver was killed.
+        """Whether a batch whose driver was killed becomes a new write at the next start.
 
-        Effectively once they are the same write's until that has ended.
+        With `effectively_once` it stays the same write until that write has ended.
         """
         if self.lane not in BATCHES or self.event != "driver_killed":
             return False
@@ -86,7 +86,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Event:
-    """Where an event is played, and what it fits.
+    """The driver process of an event, and the lanes and modes that it fits.
 
     Attributes:
         group: the driver process: "local", "killed" (and started again), or "executors".
@@ -124,25 +124,26 @@ _LANES_OF: Final = {
 }
 
 _SAME_ROWS: Final = ("worker_killed", "task_failed", "driver_killed", "executor_killed")
-"""Events after which a task gets the rows that it got before, and holds none of them back: then
-the ids that `at_least_once` makes are the same (`rocket_sink.task.message_ids`)."""
+"""Events after which a task gets the same rows again and holds none back.
+
+The ids that `at_least_once` makes are then the same (`rocket_sink.task.message_ids`)."""
 
 
 def lanes_of(event: str, moment: str) -> tuple[str, ...]:
-    """The lanes in which an event can come at that moment."""
+    """Return the lanes in which the event can happen at that moment."""
     lanes = _LANES_OF.get(moment, _ALL)
     return tuple(lane for lane in EVENTS[event].lanes if lane in lanes)
 
 
 def deliveries_of(lane: str, moment: str) -> tuple[str, ...]:
-    """The delivery modes in which a lane passes the moment."""
+    """Return the delivery modes in which a lane passes the moment."""
     if moment in (ENDING, ENDED):
         return (TRANSACTIONAL,)
     return DELIVERIES if lane in HALVES else DELIVERIES[:2]
 
 
 def draw(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """Return the schedule of a seed."""
     rng = random.Random(seed)
     event = rng.choice(sorted(EVENTS))
     moment = rng.choice([m for m in EVENTS[event].moments if lanes_of(event, m)])
@@ -184,9 +185,11 @@ CI: Final = (
     Schedule("backfill", "strict", "at_least_once", "driver_killed", LETTERS, 1, "own"),
     Schedule("foreach", "none", "at_least_once", "executor_killed", ANSWERED, 1, "own"),
 )
-"""Each event once, and each place once at which something can die: a request, the answers, the
-spool, the commit, the half messages, the letters, and of a fold the one step after which its rows
-are in Delta and in the spool (`tests/ledger/test_fold.py` dies at each)."""
+"""Schedules with each event once, and each moment once at which a process can die.
+
+Moments are a request, the answers, the spool, the commit, the half messages, and the letters. A
+fold dies once only, after the step that leaves its rows in both Delta and the spool
+(`tests/ledger/test_fold.py` dies at each step)."""
 
 MOMENTS: Final = (
     Schedule("source_batch", "strict", "at_least_once", "task_failed", REQUEST, 12),
@@ -198,4 +201,4 @@ MOMENTS: Final = (
     Schedule("source_stream", "none", "effectively_once", "driver_killed", "fold:listed"),
     Schedule("foreach_batch", "none", "transactional", "executor_killed", REQUEST, 90),
 )
-"""The other moments of drivers and workers."""
+"""Schedules with the other moments of drivers and workers."""

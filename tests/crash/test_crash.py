@@ -1,12 +1,11 @@
-"""The crash harness: real processes, a real cluster, and a judge who reads all of the topic.
+"""The crash harness: real processes, a real cluster, and a judge that reads the whole topic.
 
-By default the chosen schedules of `schedule.CI`, one test for each, played in one round. With
-`-m slow` those of `schedule.MOMENTS`, in one round as well, and the nightly form, which draws
-others:
+By default one round plays the chosen schedules of `schedule.CI`, with a test for each. With
+`-m slow` another round plays those of `schedule.MOMENTS`, and the nightly form draws others:
 
     pytest tests/crash -m slow -k drawn --crash-seed 7 --crash-schedules 200
 
-A failure names its schedule's seed; `--crash-seed SEED --crash-schedules 1` plays that one alone.
+A failure names its schedule's seed; `--crash-seed SEED --crash-schedules 1` plays it alone.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from .schedule import BACKFILL, BATCHES, CI, MOMENTS, STREAMS, Schedule, draw
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(3600)]
 
 TOGETHER = 25
-"""Schedules of a nightly round: its JVMs start once, its slowest schedule is waited for once."""
+"""The number of schedules of a nightly round. A round starts its JVMs once and waits for its
+slowest schedule once."""
 
 
 @pytest.fixture(scope="module")
@@ -37,39 +37,41 @@ def played(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> R
 
 
 def faults(cell: Cell) -> dict[str, object]:
-    """What is wrong with a cell that was played; empty when nothing is."""
-    one = cell.schedule
-    found: dict[str, object] = dict(
-        cell.verdict().faults(ordering=one.ordering, delivery=one.delivery, batch=cell.batch)
+    """Return the faults of a played cell; empty if all is well."""
+    schedule = cell.schedule
+    wrong: dict[str, object] = dict(
+        cell.verdict().faults(
+            ordering=schedule.ordering, delivery=schedule.delivery, batch=cell.batch
+        )
     )
     if not cell.result["ended"] and not refused(cell):
-        found["not ended"] = cell.result["errors"]
-    return found
+        wrong["not ended"] = cell.result["errors"]
+    return wrong
 
 
 def refused(cell: Cell) -> bool:
-    """A deleted checkpoint: the query does not start again under its `appId`.
+    """Return whether a query with a deleted checkpoint refused to start again under its `appId`.
 
-    In the foreach lane Spark asks its commit coordinator before the rows reach Python. A task that
-    tries again before the coordinator has heard of the refusal is denied there (seen).
+    In the foreach lane Spark asks its commit coordinator before the rows reach Python. A second
+    attempt is denied there if the coordinator does not know of the refusal yet (observed).
     """
-    one = cell.schedule
+    schedule = cell.schedule
     errors = [error for error in cell.result["errors"] if "Commit denied" not in error]
     return (
-        one.event == "checkpoint_deleted"
+        schedule.event == "checkpoint_deleted"
         and bool(errors)
         and all("CheckpointError" in error for error in errors)
     )
 
 
-@pytest.mark.parametrize("number", range(len(CI)), ids=[one.name for one in CI])
+@pytest.mark.parametrize("number", range(len(CI)), ids=[schedule.name for schedule in CI])
 def test_nothing_is_lost_disordered_or_doubled_unseen(played: Round, number: int) -> None:
     cell = played.cells[number]
     assert faults(cell) == {}, (cell.verdict(), cell.result)
 
 
 def missed(played: Round) -> list[str]:
-    """Schedules whose moment did not come."""
+    """Return the schedules whose moment did not come."""
     return [
         cell.schedule.name for cell in played.cells if cell.schedule.moment and not cell.reached
     ]
@@ -95,7 +97,7 @@ def test_other_moments(cluster: LocalCluster, tmp_path: Path) -> None:
     round_.play()
     assert missed(round_) == []
     wrong = {cell.schedule.name: faults(cell) for cell in round_.cells}
-    assert not {name: found for name, found in wrong.items() if found}
+    assert not {name: cell_faults for name, cell_faults in wrong.items() if cell_faults}
 
 
 @pytest.mark.slow
@@ -105,16 +107,18 @@ def test_drawn_schedules(
 ) -> None:
     first = pytestconfig.getoption("--crash-seed")
     seeds = range(first, first + pytestconfig.getoption("--crash-schedules"))
-    found: list[str] = []
+    failures: list[str] = []
     for start in range(0, len(seeds), TOGETHER):
         share = [draw(seed) for seed in seeds[start : start + TOGETHER]]
-        found += _played(share, cluster, tmp_path_factory.mktemp("drawn"))
-        print(f"{start + len(share)} of {len(seeds)} schedules from seed {first}, {len(found)} bad")
-    assert not found, "\n".join(found)
+        failures += _played(share, cluster, tmp_path_factory.mktemp("drawn"))
+        print(
+            f"{start + len(share)} of {len(seeds)} schedules from seed {first}, {len(failures)} bad"
+        )
+    assert not failures, "\n".join(failures)
 
 
 def _played(schedules: Sequence[Schedule], cluster: LocalCluster, folder: Path) -> list[str]:
-    """Lines about what went wrong, each with its seed."""
+    """Play a round and return lines about its faults, each with its seed."""
     round_ = Round(schedules, cluster, folder)
     round_.play()
     lines = []

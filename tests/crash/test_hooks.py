@@ -10,7 +10,7 @@ HOOKS = Path(__file__).parent / "hooks"
 
 
 def test_each_moment_finds_its_function() -> None:
-    """In a separate process, because functions stay wrapped."""
+    """Run in a process of its own, because functions stay wrapped."""
     ran = subprocess.run(
         [sys.executable, "-c", "import crash_points; crash_points.install()"],
         env={"PYTHONPATH": f"{HOOKS}:{HOOKS.parents[2]}", "PATH": ""},

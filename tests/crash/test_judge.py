@@ -1,4 +1,4 @@
-"""Each invariant of the judge catches a planted defect, and passes what is right."""
+"""The judge's invariants: each catches a planted defect, and accepts a right world."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class World:
         return set(verdict.faults(ordering=ordering, delivery=delivery))
 
     def again(self, *numbers: int) -> None:
-        """Rows of `a` are stored once more."""
+        """Store rows of `a` once more."""
         for place, number in enumerate(numbers):
             self.copies.append(replace(self.copies[number], offset=4 + place))
 
@@ -107,7 +107,7 @@ def forget_rows(world: World) -> None:
 
 
 def tear(world: World) -> None:
-    """The only copy of a row."""
+    """Tear the only copy of a row."""
     world.copies[6] = replace(world.copies[6], torn=True)
 
 
@@ -128,7 +128,7 @@ PLANTED: list[tuple[Callable[[World], None], set[str], set[str]]] = [
 
 
 def transactional() -> World:
-    """The same rows, each from a half message that the ledger has decided on."""
+    """Return the same rows, each from a half message that the ledger has decided on."""
     world = World()
     world.copies = [replace(copy, half=f"half {copy.row}") for copy in world.copies]
     world.halves = {copy.half for copy in world.copies}
@@ -137,7 +137,7 @@ def transactional() -> World:
 
 
 def leave_half(world: World) -> None:
-    """A half message of a committed epoch that is not committed."""
+    """Leave a half message of a committed epoch uncommitted."""
     del world.copies[7]
 
 
@@ -146,7 +146,7 @@ def commit_twice(world: World) -> None:
 
 
 def commit_of_failed_attempt(world: World) -> None:
-    """The row's half message that counts stays hidden, the one of an attempt before is visible."""
+    """Hide the half message that counts, and show the one of an earlier attempt."""
     world.copies[5] = replace(world.copies[5], half="half of an attempt that failed")
 
 
@@ -242,24 +242,29 @@ def test_a_topic_that_is_made_again_begins_with_its_first_offset() -> None:
 
 
 def test_the_chosen_schedules_have_everything() -> None:
-    assert {one.event for one in CI} == set(EVENTS)
+    assert {schedule.event for schedule in CI} == set(EVENTS)
     chosen = (*CI, *MOMENTS)
     lanes = {"foreach", "source_stream", "foreach_batch", "write", "source_batch", BACKFILL}
-    assert {one.lane for one in chosen} == lanes
-    assert {one.delivery for one in CI} == set(DELIVERIES)
-    moments = {one.moment for one in CI}
+    assert {schedule.lane for schedule in chosen} == lanes
+    assert {schedule.delivery for schedule in CI} == set(DELIVERIES)
+    moments = {schedule.moment for schedule in CI}
     assert moments >= {REQUEST, ANSWERED, SPOOLED, COMMITTED, ENDING, LETTERS}
     assert moments & set(FOLDS)
-    killed = {one.moment for one in chosen if one.event == "driver_killed"}
+    killed = {schedule.moment for schedule in chosen if schedule.event == "driver_killed"}
     assert {"request", "answered", "spooled", "committed", "letters"} <= killed
     assert killed & set(FOLDS[:2]) and killed & set(FOLDS[2:])
-    assert len({one.name for one in chosen}) == len(chosen) == 21
+    assert len({schedule.name for schedule in chosen}) == len(chosen) == 21
 
 
 def test_a_drawn_schedule_is_possible_and_its_seeds_own() -> None:
     drawn = [draw(seed) for seed in range(2000)]
     assert drawn == [draw(seed) for seed in range(2000)]
-    assert {one.event for one in drawn} == set(EVENTS)
-    assert all(one.lane in lanes_of(one.event, one.moment) for one in drawn)
-    assert all(one.delivery in deliveries_of(one.lane, one.moment) for one in drawn)
-    assert {one.moment for one in drawn if one.delivery == TRANSACTIONAL} >= {ENDING, ENDED}
+    assert {schedule.event for schedule in drawn} == set(EVENTS)
+    assert all(schedule.lane in lanes_of(schedule.event, schedule.moment) for schedule in drawn)
+    assert all(
+        schedule.delivery in deliveries_of(schedule.lane, schedule.moment) for schedule in drawn
+    )
+    assert {schedule.moment for schedule in drawn if schedule.delivery == TRANSACTIONAL} >= {
+        ENDING,
+        ENDED,
+    }

@@ -1,13 +1,13 @@
-"""The fenced code blocks of the README and of docs/, and what is done with each.
+"""The fenced code blocks of the README and of docs/, and their treatment.
 
     python -m tests.docs.blocks        list the blocks that are not run, with their reasons
 
-A block is run, unless a comment before it says why it cannot be:
+Tests run a block, unless a comment before it says why they cannot:
 
     <!-- parsed only: needs sudo -->
 
-Such a block is parsed all the same (`checks.check_parsed`). Output (`text`) says nothing that could
-be run. Any other language is an error, so that no block is left out by accident.
+Such a block is parsed (`checks.check_parsed`). Blocks of output (`text`) are skipped. Any other
+language is an error, so that no block is left out by accident.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 RUN = ("python", "bash", "sql")
-"""Languages that are run."""
+"""Languages that tests run."""
 READ = ("ini", "json", "yaml", "xml", "java")
-"""Languages that are read, by their parsers where Python has one."""
+"""Languages that are only parsed, if Python has a parser."""
 OUTPUT = ("text",)
 DRAWN = ("mermaid",)
-"""Pictures, which the build draws."""
+"""Languages of pictures, which the build draws."""
 _REASON = re.compile(r"<!--\s*parsed only:\s*(?P<reason>.+?)\s*-->", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fence. `reason`: why it is parsed only; empty: it is run."""
+    """A fence. `reason` says why it is only parsed; a block without a reason is run."""
 
     page: str
     line: int
@@ -46,12 +46,12 @@ class Block:
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    """The README in each language and all pages, in a fixed order."""
+    """Return the README in each language and all pages, in a fixed order."""
     return [*sorted(root.glob("README*.md")), *sorted((root / "docs").rglob("*.md"))]
 
 
 def blocks_of(page: Path, root: Path = ROOT) -> list[Block]:
-    """The fences of a page, in order; directives of the generator are none."""
+    """Return the fences of a page in order, without directives of the generator."""
     return list(_blocks(page.read_text(encoding="utf-8"), page.relative_to(root).as_posix()))
 
 
@@ -73,7 +73,7 @@ def all_blocks(root: Path = ROOT) -> list[Block]:
 
 
 def headings_of(page: Path) -> list[int]:
-    """Levels of a page's headings, in order."""
+    """Return the levels of a page's headings, in order."""
     tokens = MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
     return [int(token.tag[1]) for token in tokens if token.type == "heading_open"]
 

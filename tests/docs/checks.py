@@ -1,4 +1,4 @@
-"""Blocks that are not run: parsed, and every command and option of ours in them must exist."""
+"""Checks of blocks that are not run: they parse, and name only commands and options that exist."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SEPARATORS = ("|", "&&", "||", ";", "&", "(", ")")
 
 
 class BadBlock(AssertionError):
-    """A block that no user could copy."""
+    """The error of a block that no user could copy."""
 
 
 def check_parsed(block: Block) -> None:
-    """Raise BadBlock if the block does not parse, or names what there is not."""
+    """Raise BadBlock if the block does not parse, or names a missing command or option."""
     check = {
         "python": _check_python, "bash": _check_bash, "json": _check_json, "yaml": _check_yaml,
         "ini": _check_ini, "xml": _check_xml, "java": _check_java,
@@ -66,13 +66,13 @@ def _check_bash(text: str) -> None:
 
 
 def our_commands(text: str) -> Iterator[list[str]]:
-    """Arguments of each rocket-sink in a shell text, of jobs/*.py too, with the command's name."""
+    """Yield the arguments of each rocket-sink and jobs/*.py in a shell text, with the command."""
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         words: list[str] = []
-        given = [*lexer, ";"]
-        for before, word in zip(["", *given], given, strict=False):
+        tokens = [*lexer, ";"]
+        for before, word in zip(["", *tokens], tokens, strict=False):
             if word in REDIRECTIONS or before in REDIRECTIONS:
                 continue
             if word not in SEPARATORS:
@@ -87,7 +87,7 @@ def _ours(words: list[str]) -> Iterator[list[str]]:
         raise BadBlock(f"{words[0]} would be a command: put name servers in quotes")
     for at, word in enumerate(words):
         if word.rpartition("/")[2] == "rocket-sink":
-            # as the name of a package it is no command
+            # The word may also be the name of a package, as after `pip install`.
             if at == 0 or "=" in words[at - 1] or words[at - 1].endswith(("env", "exec", "time")):
                 yield words[at + 1 :]
             return
@@ -99,14 +99,16 @@ def _ours(words: list[str]) -> Iterator[list[str]]:
 
 
 def check_command(arguments: list[str]) -> None:
-    """Raise BadBlock unless click takes the arguments and the sink the options in them."""
+    """Raise BadBlock unless click accepts the arguments and the sink accepts their options."""
     command: click.Command = cli
     context: click.Context | None = None
-    rest = list(arguments)
+    remaining = list(arguments)
     while True:
         try:
             with _no_files():
-                context = command.make_context(command.name or "rocket-sink", rest, parent=context)
+                context = command.make_context(
+                    command.name or "rocket-sink", remaining, parent=context
+                )
         except click.exceptions.Exit:
             return  # --help
         except (click.ClickException, OptionError) as error:
@@ -114,23 +116,23 @@ def check_command(arguments: list[str]) -> None:
             raise BadBlock(f"rocket-sink {shlex.join(arguments)}: {text}") from error
         if not isinstance(command, click.Group):
             break
-        rest = [*context._protected_args, *context.args]
-        _, found, rest = command.resolve_command(context, rest)
-        assert found is not None
-        command = found
-    given = {
+        remaining = [*context._protected_args, *context.args]
+        _, subcommand, remaining = command.resolve_command(context, remaining)
+        assert subcommand is not None
+        command = subcommand
+    options = {
         **context.meta.get("rocket_sink.many", {}),
         **context.meta.get("rocket_sink.flags", {}),
     }
     try:
-        SinkOptions.parse(given)
+        SinkOptions.parse(options)
     except OptionError as error:
         raise BadBlock(f"rocket-sink {shlex.join(arguments)}: {error}") from error
 
 
 @contextlib.contextmanager
 def _no_files() -> Iterator[None]:
-    """The files that a page names need not be there."""
+    """Let commands accept files that do not exist."""
     with (
         mock.patch("rocket_sink.commands.common.sink_input.read_conf", return_value={}),
         mock.patch.object(click.Path, "convert", lambda self, value, *more: value),
@@ -161,7 +163,7 @@ def _check_yaml(text: str) -> None:
 
 
 def _check_ini(text: str) -> None:
-    """A configuration file of the sink."""
+    """Check a configuration file of the sink."""
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
         file.write(text)
         file.flush()
@@ -179,7 +181,7 @@ def _check_xml(text: str) -> None:
 
 
 def _check_java(text: str) -> None:
-    """Shown beside ours for those who know it; only that its brackets close."""
+    """Check only that the brackets of Java code close; pages show it to readers who know it."""
     for left, right in ("()", "{}", "[]"):
         if text.count(left) != text.count(right):
             raise BadBlock(f"{left} and {right} do not match")

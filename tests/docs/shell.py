@@ -1,8 +1,8 @@
 """Shell blocks, run by bash, with a `rocket-sink` that this process answers with its own session.
 
-A command of its own would start a JVM each time. So the `rocket-sink` that bash finds first is a
-client of a socket: it hands over arguments, folder, environment and standard input, and gets output
-and exit code. Pipes, redirections and variables are bash's own.
+A real command would start a JVM each time. So the `rocket-sink` that bash finds first is a client
+of a socket: it sends arguments, folder, environment and standard input, and receives output and
+exit code. Pipes, redirections and variables are bash's own.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({path!r})
 stdin = "" if "--file" not in sys.argv else sys.stdin.read()
-asked = {{"arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ),
-         "stdin": stdin}}
-server.sendall(json.dumps(asked).encode() + b"\\n")
-said = json.loads(server.makefile().read())
-sys.stderr.write(said["err"])
-sys.stdout.write(said["out"])
-sys.exit(said["code"])
+request = {{"arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ),
+           "stdin": stdin}}
+server.sendall(json.dumps(request).encode() + b"\\n")
+answer = json.loads(server.makefile().read())
+sys.stderr.write(answer["err"])
+sys.stdout.write(answer["out"])
+sys.exit(answer["code"])
 """
 
 
 class Shell:
-    """Runs shell blocks; `transcript` has what our commands said."""
+    """A runner of shell blocks. `transcript` holds the output of our commands."""
 
     def __init__(self, home: Path, spark: Any) -> None:
         self._bin = home / "bin"
@@ -55,9 +55,10 @@ class Shell:
         self._server.close()
 
     def run(self, text: str, folder: Path, environment: dict[str, str]) -> str:
-        """Run a block in a folder; a failure of any command in it is an AssertionError.
+        """Run a block in a folder, and add its exported variables to `environment`.
 
-        What the block exports is added to `environment`.
+        Raises:
+            AssertionError: a command of the block failed.
         """
         self.transcript = []
         exports = self._bin.parent / "exports"
@@ -75,11 +76,11 @@ class Shell:
                     connection, _ = self._server.accept()
                     self._answer(connection)
             assert process.stdout is not None
-            said = process.stdout.read()
-        self.transcript.append(said)
+            output = process.stdout.read()
+        self.transcript.append(output)
         assert process.returncode == 0, f"exit code {process.returncode}\n{text}\n{self.said}"
         environment.update(_exported(exports))
-        return said
+        return output
 
     @property
     def said(self) -> str:
@@ -88,17 +89,17 @@ class Shell:
     def _answer(self, connection: socket.socket) -> None:
         with connection:
             connection.settimeout(30)
-            asked = json.loads(connection.makefile().readline())
-            with _in(asked["folder"], asked["environment"]):
-                done = run_command(*asked["arguments"], spark=self._spark, stdin=asked["stdin"])
-            command = " ".join(asked["arguments"])
+            request = json.loads(connection.makefile().readline())
+            with _in(request["folder"], request["environment"]):
+                done = run_command(*request["arguments"], spark=self._spark, stdin=request["stdin"])
+            command = " ".join(request["arguments"])
             self.transcript.append(f"$ rocket-sink {command}\n{done.out}{done.err}")
             connection.sendall(json.dumps(done._asdict()).encode())
 
 
 def _exported(path: Path) -> dict[str, str]:
-    """What a block exported, the shell's own left out."""
-    pairs = (one.partition("=") for one in path.read_text().split("\0") if one)
+    """Return the variables that a block exported, without the shell's own."""
+    pairs = (entry.partition("=") for entry in path.read_text().split("\0") if entry)
     return {
         name: value
         for name, _, value in pairs

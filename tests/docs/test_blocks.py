@@ -1,8 +1,8 @@
-"""Every code block of the README and of docs/ runs as it stands there, against a real cluster.
+"""The code blocks of the README and of docs/ run unchanged against a real cluster.
 
 One Spark session, one cluster and one data folder serve all pages, and each page runs from top to
-bottom, in a folder of its own. What a reader would put in its place is replaced: addresses and
-/data. Blocks that cannot run say why on the page (`blocks`), and are parsed.
+bottom in a folder of its own. Tests replace only addresses and /data, as a reader would. Blocks
+that cannot run say why on the page (`blocks`), and are parsed.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from tests.docs.shell import Shell
 
 TOPICS = ("flights", "orders", "benchmark", "delays", "timers", "bookings", "%DLQ%billing")
 ENGLISH = [page for page in pages() if "zh" not in page.relative_to(REPOSITORY).as_posix()]
-"""Pages in Chinese have the same blocks (test_zh)."""
+"""The English pages; pages in Chinese have the same blocks (test_zh)."""
 
 
 PATIENT = {
     "sendMsgTimeout": "60s", "deliveryTimeoutMs": "60s", "connectTimeoutMs": "20s",
     "mqClientApiTimeout": "20s",
 }  # fmt: skip
-"""Where a page says nothing else: a busy machine must not make a healthy broker look slow."""
+"""Default options of pages: a busy machine must not make a healthy broker look slow."""
 
 
 LONG = (
     "docs/guides/shell.md", "docs/operate/alerts.md", "docs/operate/backfill.md",
     "docs/operate/ledger.md",
 )  # fmt: skip
-"""Pages whose commands other tests run, too."""
+"""Pages whose commands are run by other tests, too."""
 
 
 def _name(page: Path) -> str:
@@ -57,7 +57,7 @@ def _name(page: Path) -> str:
 
 @dataclass
 class World:
-    """What all pages share."""
+    """The cluster, data and session that all pages share."""
 
     name_server: str
     data: Path
@@ -65,7 +65,7 @@ class World:
     spark: Any
 
     def placed(self, text: str, folder: Path) -> str:
-        """A block with this world's addresses and folders."""
+        """Return a block's text with this world's addresses and folders."""
         text = text.replace("127.0.0.1:9876", self.name_server).replace("/tmp/flights", str(folder))
         return re.sub(r"(?<![\w.])/data\b", str(self.data), text)
 
@@ -79,7 +79,7 @@ def world(local_cluster: LocalCluster, spark: Any) -> Iterator[World]:
     for topic in TOPICS:
         local_cluster.await_route(topic)
     patient = mock.patch.object(SinkOptions, "parse", staticmethod(_patiently(SinkOptions.parse)))
-    # a short folder: the path of a socket has at most 107 characters
+    # The folder's name is short because the path of a socket has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="docs-") as home, patient:
         shell = Shell(Path(home), spark)
         _make_data(Path(home) / "data", local_cluster.name_server, spark)
@@ -89,7 +89,7 @@ def world(local_cluster: LocalCluster, spark: Any) -> Iterator[World]:
 
 def _patiently(parse: Callable[..., SinkOptions]) -> Callable[..., SinkOptions]:
     def parse_patiently(given: Mapping[str, Any] | None = None, **more: Any) -> SinkOptions:
-        parse(given, **more)  # what is wrong is told as it stands on the page
+        parse(given, **more)  # Errors shall name the options of the page, so parse these first.
         all_given = {**(given or {}), **more}
         names = {find_option(name).name for name in all_given}
         return parse({**{n: v for n, v in PATIENT.items() if n not in names}, **all_given})
@@ -98,7 +98,7 @@ def _patiently(parse: Callable[..., SinkOptions]) -> Callable[..., SinkOptions]:
 
 
 def _make_data(folder: Path, name_server: str, spark: Any) -> None:
-    """Input of the pages, and a ledger in which something has happened."""
+    """Make input for the pages, and a ledger with sends and dead letters."""
     from rocket_sink import RocketSink
 
     flights = {
@@ -124,13 +124,13 @@ def _run(block: Block, world: World, folder: Path, names: dict[str, Any], enviro
         for statement in filter(str.strip, text.split(";")):
             world.spark.sql(statement).collect()
     else:
-        # lines as on the page, for tracebacks
+        # Tracebacks then show the lines of the page.
         code = compile("\n" * block.line + text, str(REPOSITORY / block.page), "exec")
         exec(code, names)
 
 
 def _clear(spark: Any) -> None:
-    """What a page leaves behind is not there for the next: each must run by itself."""
+    """Remove the views and queries of a page, because each page must run by itself."""
     for query in spark.streams.active:
         query.stop()
     for view in spark.sql("SHOW VIEWS").collect():
@@ -148,7 +148,7 @@ def _clear(spark: Any) -> None:
 def test_a_page_runs_from_top_to_bottom(
     page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = [one for one in blocks_of(page) if one.language in RUN and not one.reason]
+    blocks = [block for block in blocks_of(page) if block.language in RUN and not block.reason]
     if not blocks:
         return
     world: World = request.getfixturevalue("world")
@@ -176,10 +176,10 @@ def test_a_block_is_run_or_parsed(block: Block) -> None:
 def _examples(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
     context = click.Context(command)
     if isinstance(command, click.Group):
-        for one in command.list_commands(context):
-            found = command.get_command(context, one)
-            assert found is not None
-            yield from _examples(found, f"{name} {one}")
+        for child_name in command.list_commands(context):
+            child = command.get_command(context, child_name)
+            assert child is not None
+            yield from _examples(child, f"{name} {child_name}")
     elif example := getattr(command, "example", ""):
         yield name, "\n".join(line.strip() for line in example.strip().splitlines())
 
@@ -225,12 +225,12 @@ def test_fences_and_their_reasons_are_found(tmp_path: Path) -> None:
         "<!-- parsed only: needs\nsudo rights -->\n```bash\none\n```\n\n- in a list\n\n"
         "  ```bash\n  two\n  ```\n\n```{toctree}\nx\n```\n\n```\nno language\n```\n"
     )
-    found = blocks_of(page, tmp_path)
-    assert [(one.language, one.text, one.reason) for one in found] == [
+    blocks = blocks_of(page, tmp_path)
+    assert [(block.language, block.text, block.reason) for block in blocks] == [
         ("bash", "one\n", "needs sudo rights"), ("bash", "two\n", ""), ("", "no language\n", ""),
     ]  # fmt: skip
     with pytest.raises(AssertionError, match="no test runs"):
-        test_a_block_is_run_or_parsed(found[2])
+        test_a_block_is_run_or_parsed(blocks[2])
 
 
 @pytest.mark.cluster

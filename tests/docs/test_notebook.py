@@ -1,7 +1,7 @@
 """examples/quickstart.ipynb runs from top to bottom in a kernel of its own.
 
-The kernel's client has a process of its own, too: after it pyzmq's objects in a worker of pytest
-would be collected beside those of all other tests, which has ended one by a segmentation fault.
+The kernel's client has a process of its own, too. In a worker of pytest, pyzmq's objects would be
+garbage-collected beside those of all other tests, which once caused a segmentation fault.
 """
 
 from __future__ import annotations

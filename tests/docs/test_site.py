@@ -1,4 +1,4 @@
-"""The site builds without a warning, offline; links between pages and files lead somewhere."""
+"""The site builds offline without a warning, and links between pages and files have targets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 
 
 def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """As README says; the caches of a build are thrown away with `out`."""
+    """Build the site by README's command. The caches of a build are in `out`."""
     return subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html",
          "-d", str(out / "doctrees"), str(source), str(out / "html")],
@@ -45,7 +45,7 @@ def test_the_site_builds_without_a_warning(site: Path) -> None:
         texts = [page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html")]
         assert any(words in text for text in texts), words
     for page in site.rglob("*.html"):
-        # a directive in the wrong markup is text, and no warning
+        # A directive in the wrong markup becomes text without a warning.
         text = re.sub(r"<pre>.*?</pre>", "", page.read_text("utf-8"), flags=re.DOTALL)
         assert not re.search(r"\.\. (option|program|rubric|code-block|class|method)::", text), page
 
@@ -81,16 +81,16 @@ def test_a_broken_link_or_an_unlisted_page_stops_the_build(tmp_path: Path) -> No
 
 
 def links(page: Path) -> list[str]:
-    """Targets of a page's links and pictures."""
-    found = []
+    """Return the targets of a page's links and pictures."""
+    targets = []
     for token in MarkdownIt("commonmark").enable("table").parse(page.read_text("utf-8")):
         for child in token.children or ():
-            found += [str(child.attrs[name]) for name in ("href", "src") if name in child.attrs]
-    return found
+            targets += [str(child.attrs[name]) for name in ("href", "src") if name in child.attrs]
+    return targets
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub and MyST make them."""
+    """Return the anchors of a page's headings, as GitHub and MyST make them."""
     heads = re.findall(r"^#{1,4} (.+)$", page.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -120,14 +120,14 @@ def test_what_newcomers_read_is_short() -> None:
 
 
 def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A script of docs/, which is no package."""
+    """Import a script of docs/, which is no package."""
     monkeypatch.syspath_prepend(str(DOCS))
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec and spec.loader
-    made = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, made)
-    spec.loader.exec_module(made)
-    return made
+    script = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, script)
+    spec.loader.exec_module(script)
+    return script
 
 
 @pytest.mark.parametrize("name", ["reference_tables", "pictures"])
@@ -154,8 +154,8 @@ def test_every_room_is_in_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_way_becomes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = module("ways", monkeypatch)
-    # A row takes 49, and a busy machine may add a file. A message passes the ranked brokers, too
-    # (routing/selectors.py).
+    # A row takes 49 steps, and a busy machine may add a file. A message passes the ranked brokers,
+    # too (routing/selectors.py).
     for way, most in ((ways.of_a_message(), 21), (ways.of_a_row(), 52)):
         assert len(way) <= most, sorted(way)
 
@@ -166,5 +166,5 @@ def test_a_demo_becomes_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.plain for line in script.last_forms(output)] == [
         "start", "9/9", "ledger: /tmp/x", "", "PASSED", "",
     ]  # fmt: skip
-    made = script.svg(script.last_forms(output))
-    assert "PASSED" in made and "1/9" not in made and "@font-face" not in made
+    picture = script.svg(script.last_forms(output))
+    assert "PASSED" in picture and "1/9" not in picture and "@font-face" not in picture

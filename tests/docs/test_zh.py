@@ -1,4 +1,4 @@
-"""The Chinese pages keep in step with the English ones: the same blocks, headings and tables."""
+"""The Chinese pages have the blocks, headings and tables of the English ones."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ PAIRS = {
     ROOT / "README.zh.md": ROOT / "README.md",
     **{page: ROOT / "docs" / page.relative_to(ZH) for page in sorted(ZH.rglob("*.md"))},
 }
-"""Chinese page: English page. The index of each is its own."""
+"""The English page of each Chinese page. Each language has an index of its own."""
 del PAIRS[ZH / "index.md"]
 
 
 def shape(page: Path) -> list[str]:
-    """What both languages must have: blocks with their reasons, levels of headings, table rows."""
+    """Return the shape that both languages share: blocks, levels of headings, table rows."""
     tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))
     kinds = ("heading_open", "tr_open", "list_item_open", "fence", "paragraph_open")
     return [f"{token.type} {token.tag} {token.info}" for token in tokens if token.type in kinds]
 
 
 def spans(page: Path) -> list[str]:
-    """Names in backquotes that are in any table: options, codes, commands."""
+    """Return the names in backquotes that are in any table: options, codes, commands."""
     rows = [line for line in page.read_text("utf-8").splitlines() if line.startswith("| ")]
     return sorted(name for row in rows for name in re.findall(r"`[^`]+`", row))
 
 
 def differences(page: Path, english: Path) -> list[str]:
-    """What a Chinese page has otherwise than the English one."""
+    """Return the aspects in which a Chinese page differs from the English one."""
     looks = {
         "blocks": lambda one: [(b.language, b.text, b.reason) for b in blocks_of(one, one.parent)],
         "headings": headings_of, "parts": shape, "names in tables": spans,

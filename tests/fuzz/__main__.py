@@ -1,15 +1,14 @@
-"""Feeds every decoder with what a coverage-guided fuzzer (atheris, libFuzzer) thinks of.
+"""Feed every decoder with inputs of a coverage-guided fuzzer (atheris, libFuzzer).
 
     python -m tests.fuzz                        half a million inputs each, eleven million in all
-    python -m tests.fuzz --only route stored    these
-    python -m tests.fuzz --runs 5000000         more of each
-    python -m tests.fuzz --list                 their names
+    python -m tests.fuzz --only route stored    only these targets
+    python -m tests.fuzz --runs 5000000         more inputs per target
+    python -m tests.fuzz --list                 the names of targets
     python -m tests.fuzz --record               record the traffic of real brokers anew
 
-Samples of correct peers and recorded traffic (`recorded.json`) are the seeds, and what was found to
-lead further is kept in --corpus for the next time. An input after which a target raises anything
-but its own error is kept, too, and named; exit code 1. Needs the extra `fuzz` (Linux, CPython 3.11
-to 3.13).
+Samples of correct peers and recorded traffic (`recorded.json`) are the seeds. Inputs that reach new
+code are kept in --corpus for the next run. If a target raises anything but its own error, the input
+is kept and named, and the exit code is 1. Needs the extra `fuzz` (Linux, CPython 3.11 to 3.13).
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ RUNS: Final = 500_000
 _PROGRESS: Final = re.compile(r"#(\d+)\s+(?:.*cov: (\d+))?")
 _LONGEST: Final = 4096
 _SLOW_S: Final = 20
-"""An input that takes so long is a find: a peer could hold up a client with it."""
+"""An input that takes this long is a finding: a peer could hold up a client with it."""
 _MEMORY_MB: Final = 2048
 
 
 class Fuzzed(NamedTuple):
-    """What one target's run gave. `finding`: the end of its output; empty: nothing was found."""
+    """The result of a target's run. `finding` is the end of its output; empty if all was well."""
 
     name: str
     inputs: int
@@ -90,30 +89,30 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--list", action="store_true", help="the targets' names")
     parser.add_argument("--record", action="store_true", help="record real traffic, as seeds")
-    given = parser.parse_args(arguments)
-    if given.record:
+    options = parser.parse_args(arguments)
+    if options.record:
         from tests.fuzz.record import record_all
 
         record_all()
         return 0
-    if given.list:
+    if options.list:
         for name in TARGETS:
             line(name)
         return 0
     done = []
-    for name in given.only or TARGETS:
-        with Bar(name, given.runs) as bar:
-            done.append(fuzz(name, given.runs, given.corpus, bar))
+    for name in options.only or TARGETS:
+        with Bar(name, options.runs) as bar:
+            done.append(fuzz(name, options.runs, options.corpus, bar))
         if done[-1].finding:
             note_lines(done[-1].finding)
-    total = sum(one.inputs for one in done)
+    total = sum(run.inputs for run in done)
     show(table(
-        f"{total:,} inputs, {sum(bool(one.finding) for one in done)} finds",
+        f"{total:,} inputs, {sum(bool(run.finding) for run in done)} finds",
         ("target", "inputs", "branches", "seconds", "found"),
-        [(one.name, one.inputs, one.coverage, one.seconds, "YES" if one.finding else "nothing")
-         for one in done],
+        [(run.name, run.inputs, run.coverage, run.seconds, "YES" if run.finding else "nothing")
+         for run in done],
     ))  # fmt: skip
-    return int(any(one.finding for one in done))
+    return int(any(run.finding for run in done))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One fuzzing process: libFuzzer ends the process it runs in.
+"""A fuzzing process, because libFuzzer ends the process that it runs in.
 
     python -m tests.fuzz.one TARGET [libFuzzer's arguments and corpus folders]
 

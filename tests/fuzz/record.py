@@ -1,8 +1,8 @@
-"""Seeds from real traffic: what brokers and name servers of two generations send a client.
+"""Seeds from real traffic of brokers and name servers of two generations.
 
-`python -m tests.fuzz --record` starts a cluster of each, lets producers and the admin client do all
-they can do, and keeps what each decoder was given: `recorded.json`, bytes in base64 by target. What
-differs in digits only is kept once.
+`python -m tests.fuzz --record` starts a cluster of each generation, and lets producers and the
+admin client do all that they can do. It keeps the input of each decoder in `recorded.json`, as
+base64 by target. Inputs that differ only in digits are kept once.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from tests.fuzz.recorded import RECORDED
 
 VERSIONS: Final = ("5.5.0", "4.9.7")
 _MOST = 12
-"""Of a target, a version and a serialisation of headers."""
+"""The most inputs to keep for a target, a version and a serialisation of headers."""
 _LONGEST = 4096
 _WAIT_S = 60.0
 _DIGITS = re.compile(rb"[0-9A-F]{2,}|\d")
 
 
 def _body(name: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda given: given[name].body
+    return lambda arguments: arguments[name].body
 
 
-def _given(name: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda given: given[name]
+def _argument(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda arguments: arguments[name]
 
 
 _TAKEN: Final[tuple[tuple[Any, Callable[[dict[str, Any]], Any], tuple[str, ...]], ...]] = (
-    (frames.FrameReader.receive_data, _given("data"), ("frame",)),
-    (headers.decode_json_header, _given("header"),
+    (frames.FrameReader.receive_data, _argument("data"), ("frame",)),
+    (headers.decode_json_header, _argument("header"),
      ("json header", "json header of fastjson", "send answer")),
-    (headers.decode_any_json_header, _given("header"), ("json header of fastjson",)),
-    (headers.decode_binary_header, _given("header"), ("binary header",)),
-    (route.decode_route, _given("body"), ("route",)),
-    (stored_module.decode_stored, _given("buffer"), ("stored",)),
+    (headers.decode_any_json_header, _argument("header"), ("json header of fastjson",)),
+    (headers.decode_binary_header, _argument("header"), ("binary header",)),
+    (route.decode_route, _argument("body"), ("route",)),
+    (stored_module.decode_stored, _argument("buffer"), ("stored",)),
     (responses.decode_pull_answer, _body("frame"), ("pull",)),
     (responses.decode_query_answer, _body("frame"), ("query",)),
     (responses.decode_cluster_info, _body("frame"), ("cluster",)),
@@ -62,22 +62,22 @@ _TAKEN: Final[tuple[tuple[Any, Callable[[dict[str, Any]], Any], tuple[str, ...]]
     (responses.decode_runtime_info, _body("frame"), ("runtime",)),
     (responses.decode_topic_attributes, _body("frame"), ("attributes",)),
     (server_requests.decode_transaction_check, _body("frame"), ("transaction check",)),
-    (compress.inflate, _given("body"), ("zlib",)),
-    (properties.decode_properties, _given("text"), ("properties",)),
-    (ids.decode_offset_message_id, _given("text"), ("offset message id",)),
-    (ids.decode_recall_handle, _given("text"), ("recall handle",)),
+    (compress.inflate, _argument("body"), ("zlib",)),
+    (properties.decode_properties, _argument("text"), ("properties",)),
+    (ids.decode_offset_message_id, _argument("text"), ("offset message id",)),
+    (ids.decode_recall_handle, _argument("text"), ("recall handle",)),
 )  # fmt: skip
-"""Decoders, what they are given, and the targets that take it."""
+"""Decoders, their input, and the targets that it fits."""
 
 
 class Recorder:
-    """While it is entered, every new thread's calls of decoders are looked at."""
+    """A recorder that watches the calls of decoders in every new thread while it is entered."""
 
     def __init__(self) -> None:
         self.kept: dict[str, dict[bytes, bytes]] = {}
         self.most = 0
         self.hidden: dict[bytes, bytes] = {}
-        """What is not for others, such as folders, and what takes its place."""
+        """Private bytes, such as folders, and their replacements."""
         self._takes: dict[CodeType, tuple[Callable[[dict[str, Any]], Any], tuple[str, ...]]] = {
             decode.__code__: (take, names) for decode, take, names in _TAKEN
         }
@@ -92,9 +92,9 @@ class Recorder:
         threading.setprofile(None)
 
     def _look(self, frame: FrameType, event: str, _: object) -> None:
-        found = self._takes.get(frame.f_code) if event == "call" else None
-        if found is not None:
-            take, names = found
+        decoder = self._takes.get(frame.f_code) if event == "call" else None
+        if decoder is not None:
+            take, names = decoder
             value = take(frame.f_locals)
             data = value.encode() if isinstance(value, str) else bytes(value or b"")
             for name in names:
@@ -103,7 +103,7 @@ class Recorder:
     def keep(self, name: str, data: bytes) -> None:
         for word, other in self.hidden.items():
             if word in data and name in ("frame", "pull", "stored", "query"):
-                # Lengths would not be right any more.
+                # A replacement would make lengths in the input wrong.
                 return
             data = data.replace(word, other)
         kept = self.kept.setdefault(name, {})
@@ -114,7 +114,7 @@ class Recorder:
 
 
 def record(version: str) -> dict[str, list[str]]:
-    """Base64 by target."""
+    """Record a version's traffic and return it as base64 by target."""
     with (
         tempfile.TemporaryDirectory(prefix="recorded-") as folder,
         LocalCluster(
@@ -145,8 +145,8 @@ def _talk(cluster: LocalCluster, serializer: str, version: str) -> None:
         _transaction(topic, options)
         _ask(admin, topic, options)
         await_dispatched(admin, topic)
-        found = list(admin.read_topic(topic))
-        for message in found[:3]:
+        messages = list(admin.read_topic(topic))
+        for message in messages[:3]:
             admin.query_by_unique_key(topic, message.message_id or "")
         admin.query_by_key(topic, "k1")
         admin.topics()
@@ -194,16 +194,16 @@ def _ask(admin: Admin, topic: str, options: dict[str, Any]) -> None:
         asking = threading.Thread(target=lambda: asker.request(Message(topic, b"ping"), _WAIT_S))
         asking.start()
         until_s = time.monotonic() + _WAIT_S
-        asked = None
-        while asked is None and time.monotonic() < until_s:
+        request = None
+        while request is None and time.monotonic() < until_s:
             time.sleep(0.2)
-            asked = next((m for m in admin.read_topic(topic) if m.body == b"ping"), None)
-        assert asked is not None
-        replier.reply(asked, b"pong", properties={"x": "1"})
+            request = next((m for m in admin.read_topic(topic) if m.body == b"ping"), None)
+        assert request is not None
+        replier.reply(request, b"pong", properties={"x": "1"})
         asking.join()
 
 
 def record_all() -> None:
-    """Writes `recorded.json`."""
+    """Record all versions and write `recorded.json`."""
     kept = {version: record(version) for version in VERSIONS}
     RECORDED.write_text(json.dumps(kept, indent=0) + "\n")

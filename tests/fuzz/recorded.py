@@ -1,4 +1,4 @@
-"""What was recorded of real traffic; `record` makes it."""
+"""The recorded real traffic, which `record` writes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ RECORDED: Final = Path(__file__).with_name("recorded.json")
 
 
 def recorded(target: str) -> list[bytes]:
-    """What peers of all versions sent to what this target feeds."""
+    """Return the inputs that peers of all versions sent to a target's decoder."""
     kept = json.loads(RECORDED.read_text())
-    return [base64.b64decode(one) for found in kept.values() for one in found.get(target, [])]
+    return [
+        base64.b64decode(encoded)
+        for by_target in kept.values()
+        for encoded in by_target.get(target, [])
+    ]

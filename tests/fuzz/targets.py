@@ -1,7 +1,7 @@
-"""What is fed with hostile bytes: every decoder, and the files that other processes write.
+"""Targets for hostile bytes: every decoder, and readers of files that other processes write.
 
-Each takes any bytes and gives a value or one of its own errors; anything else is a find. Samples
-are what a correct peer sends: a fuzzer begins with them.
+A target takes any bytes and returns a value or raises one of its own errors; another error is a
+finding. Samples are inputs of a correct peer, with which a fuzzer begins.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ COMPRESSED: Final = encode_stored(
     StoredMessage("topic", b"", sys_flag=1), stored_body=zlib.compress(b"body" * 20)
 )
 _MANY: Final = zlib.compress(b"a" * 2000)
-"""More than the target's limit: refused, as it should be."""
+"""A body over the target's limit, which the target must refuse."""
 
 
 class Target(NamedTuple):
-    """`refuses`: errors that are right for bytes which are no value."""
+    """A decoder with samples. `refuses` are the right errors for bytes that are no value."""
 
     decode: Callable[[bytes], object]
     samples: tuple[bytes, ...]
@@ -73,7 +73,7 @@ class Target(NamedTuple):
 
 
 def _frames(data: bytes) -> list[Frame]:
-    """In two pieces: the first byte says where the cut is."""
+    """Decode frames from two pieces. The first byte says where the cut is."""
     reader = FrameReader(DEFAULT_LIMITS)
     cut = data[0] % (len(data) + 1) if data else 0
     frames: list[Frame] = []
@@ -89,7 +89,7 @@ def _pull(data: bytes) -> object:
 
 
 def _send_answer(data: bytes) -> object:
-    """The fields of a header that says "stored"."""
+    """Decode the fields of a header that says "stored"."""
     return decode_send_answer(Frame(0, decode_json_header(data, DEFAULT_LIMITS).ext))
 
 
@@ -98,7 +98,7 @@ def _text(decode: Callable[[str], object]) -> Callable[[bytes], object]:
 
 
 class _OnDisk:
-    """Feeds what reads files."""
+    """A decoder that feeds a reader of files."""
 
     def __init__(self, read: Callable[[Path], object]) -> None:
         self._read = read
@@ -122,16 +122,19 @@ _SLOT_BYTES: Final = 64
 
 
 def _mapped_table(file: Path) -> object:
-    """Another worker's writes, torn or not; what is put is found, or the table is full."""
+    """Read another worker's writes, torn or not, and put a value.
+
+    The table must return the value, or be full.
+    """
     with file.open("r+b") as opened:
         opened.truncate(_SLOTS * _SLOT_BYTES)
     mapped = MappedFile.shared(file, _SLOTS * _SLOT_BYTES)
     try:
         table = MappedTable(mapped, 0, _SLOTS, _SLOT_BYTES)
-        found = {key: table.get(key) for key, _ in table.items()}
+        values = {key: table.get(key) for key, _ in table.items()}
         if table.put("broker-a", b"value"):
             assert table.get("broker-a") == b"value"
-        return found
+        return values
     finally:
         mapped.close()
 
@@ -229,10 +232,10 @@ TARGETS: Final[dict[str, Target]] = {
 
 
 def feed(target: Target, data: bytes) -> Any:
-    """The value, or the target's own error.
+    """Return the value, or the target's own error.
 
     Raises:
-        Exception: a find.
+        Exception: a finding.
     """
     try:
         return target.decode(data)

@@ -1,4 +1,4 @@
-"""The fuzzer's short form; the long one is `python -m tests.fuzz`."""
+"""The fuzzer's short form; `python -m tests.fuzz` is the long form."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from tests.fuzz.targets import _MANY, TARGETS, feed
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_samples_themselves_decode(name: str) -> None:
     for sample in TARGETS[name].samples:
-        found = feed(TARGETS[name], sample)
-        assert sample is _MANY or not isinstance(found, Exception), found
+        result = feed(TARGETS[name], sample)
+        assert sample is _MANY or not isinstance(result, Exception), result
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if recorded(name)])
 def test_recorded_traffic_decodes(name: str) -> None:
-    found = [feed(TARGETS[name], sample) for sample in recorded(name)]
-    # A piece of the traffic need not be whole, and not every header is that of a send answer.
-    assert name in ("frame", "send answer") or not any(isinstance(one, Exception) for one in found)
+    results = [feed(TARGETS[name], sample) for sample in recorded(name)]
+    # A piece of the traffic may be cut, and not every header belongs to a send answer.
+    assert name in ("frame", "send answer") or not any(
+        isinstance(result, Exception) for result in results
+    )
 
 
 def test_recorded_traffic_is_small_and_from_both_generations() -> None:

@@ -1,9 +1,9 @@
-"""Moments of the product at which a process of the crash harness stops, from the test's side.
+"""Moments of the product at which a process of the crash harness stops.
 
-The functions of rocket_sink that stand at a moment are wrapped, in drivers and workers. A cell (a
-folder with the ledger of its query in it) arms one point by a file; the process that passes the
-point as the n-th takes the file, says in `reached.json` who it is, and waits for `go`: to go
-on, or to fail. Whoever is to be killed is killed by the test while it waits.
+Drivers and workers wrap the functions of rocket_sink that mark a moment. A cell (a folder with the
+ledger of its query) arms one point by a file. The n-th process that passes the point takes the
+file, writes its ids to `reached.json`, and waits for `go`, which lets it go on or fail. The test
+kills a process while it waits.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _POLL_S: Final = 0.02
 
 
 class Planted(Exception):
-    """What `go` made fail."""
+    """The error of a process that `go` lets fail."""
 
 
 def passing(ledger: str, point: str) -> None:
-    """The process is at this point of the query that writes to this ledger."""
+    """Stop here if this point is armed for the query that writes to this ledger."""
     if not ledger:
         return
     cell = Path(unquote(urlsplit(ledger).path)).parent
@@ -41,13 +41,13 @@ def passing(ledger: str, point: str) -> None:
     if _passed(cell) < wanted["count"]:
         return
     with contextlib.suppress(FileNotFoundError):
-        # A rename: of two processes at the point, one has it.
+        # A rename succeeds in only one of two processes at the point.
         armed.rename(cell / f"taken.{os.getpid()}")
         _wait(cell)
 
 
 def _passed(cell: Path) -> int:
-    """How often the point was passed, by all processes: a worker may never see a second task."""
+    """Count the passes of the point by all processes: a worker may never see a second task."""
     with (cell / "passed").open("ab", buffering=0) as file:
         file.write(b".")
         return file.tell()
@@ -88,7 +88,7 @@ def _around(
 
 
 def install() -> None:
-    """Wrap; each line is a moment of `schedule`."""
+    """Wrap the functions; each line is a moment of `schedule`."""
     from rocket_sink.ledger import fold
     from rocket_sink.ledger.spool import writer
     from rocket_sink.producer.admin import half_commits
