@@ -1633,7 +1633,7 @@ SPARK: tuple[Defect, ...] = (
         "rocket_sink/ledger/append/exclusive.py",
         "            if not _may_pass(spark, error):\n",
         "            if not _may_pass(spark, error) or pause_s:\n",
-        ("tests/stores/test_short_forms.py::test_what_users_do_with_a_ledger_on_s3[lanes]",),
+        ("tests/ledger/test_exclusive.py::test_a_store_is_asked_again_after_a_denied_look",),
         "after a denied request Spark's Delta commits for days, and overwrites other drivers",
     ),
     Defect(
