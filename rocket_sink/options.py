@@ -19,7 +19,7 @@ from rocket_sink.forks import lazy
 from rocket_sink.message_rules import BATCH_MAX_MESSAGES, check_topic, with_namespace
 from rocket_sink.option_spec import Kind, Option, Secret, option, option_of
 from rocket_sink.tables import html_table
-from rocket_sink.text import nearest
+from rocket_sink.text import host_and_port, nearest
 
 _C, _M, _S, _R, _D, _L, _K = (
     "connection", "message", "sending", "routing", "delivery", "ledger", "spark",
@@ -168,7 +168,7 @@ class SinkOptions:
         """The name servers' addresses, `host:port` each.
 
         Raises:
-            OptionError: none is given.
+            OptionError: none is given, or one has another form.
         """
         addresses = tuple(part.strip() for part in self.name_server.split(";") if part.strip())
         if not addresses:
@@ -177,6 +177,13 @@ class SinkOptions:
                 "nameServer=10.0.0.1:9876;10.0.0.2:9876",
                 option="nameServer",
             )
+        for address in addresses:
+            if host_and_port(address) is None:
+                raise OptionError(
+                    f"option nameServer: {address!r} is not an address of the form HOST:PORT, as "
+                    f"127.0.0.1:9876{_meant(self.name_server)}",
+                    option="nameServer",
+                )
         return addresses
 
     @property
@@ -270,17 +277,24 @@ def _checked(given: SinkOptions) -> SinkOptions:
         if broken:
             raise OptionError(text, option=name)
     if given.namespace:
-        check_topic_option("namespace", with_namespace(given.namespace, "x"))
+        check_topic_option("namespace", "x", given.namespace)
     if given.dead_letter_topic:
-        topic = with_namespace(given.namespace, given.dead_letter_topic)
-        check_topic_option("deadLetterTopic", topic)
+        check_topic_option("deadLetterTopic", given.dead_letter_topic, given.namespace)
     return given
 
 
-def check_topic_option(name: str, topic: str) -> None:
+def _meant(name_server: str) -> str:
+    """Return what the caller of a wrong nameServer probably meant, as the end of an error."""
+    parts = re.split(r"[;,\s]+", re.sub(r"\w+://|/+(?=$|[;,\s])", "", name_server.strip()))
+    parts = [part if host_and_port(part) else f"{part}:9876" for part in parts if part]
+    meant = ";".join(parts)
+    return f"; did you mean {meant!r}?" if all(map(host_and_port, parts)) else ""
+
+
+def check_topic_option(name: str, topic: str, namespace: str = "") -> None:
     """OptionError unless the topic that the option gives may be sent to."""
     try:
-        check_topic(topic)
+        check_topic(with_namespace(namespace, topic))
     except MessageError as error:
         raise OptionError(f"option {name}: {error.text}", option=name) from None
 

@@ -23,6 +23,8 @@ _SHORTEST_SECRET: Final = 4
 _CLOSE: Final = 0.75
 """Likeness (0 to 1) of close names. At 0.6 `nosuch` is close to `out`, and `jsn` to `since`."""
 _SHORTEST_START: Final = 3
+_CLOSE_PART: Final = 0.8
+_SHORTEST_PREFIX: Final = 4
 _CREDENTIAL: Final = re.compile(
     r"(?i)((?:access|secret)[ _-]?key|signature|security[ _-]?token|password|passwd|credential)"
     r"(\W{0,3}[:=]\W{0,2})([^\s,;&\"'\])}]+)"
@@ -109,6 +111,16 @@ def storable(
     return encoded[: max_bytes - len(_CUT_MARK)].decode(errors="ignore") + _CUT_MARK
 
 
+def host_and_port(address: str) -> tuple[str, int] | None:
+    """The parts of `host:port` or `[v6]:port`; None if the text is neither."""
+    host, _, port = address.strip().rpartition(":")
+    # `isdigit` takes some texts that `int` does not.
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not host or not is_number or not 0 < int(port) < 65_536 or re.search(r"[\s,/]", host):
+        return None
+    return host.strip("[]"), int(port)
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The one of `known` that a mistyped `name` stands for; None when none is close.
 
@@ -119,6 +131,26 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         return near[0]
     completions = [candidate for candidate in names if candidate.startswith(name)]
     return completions[0] if len(name) >= _SHORTEST_START and len(completions) == 1 else None
+
+
+def is_misspelled(name: str, word: str) -> bool:
+    """Return whether a name was probably meant to be `word`: `shardKey` for `sharding_key`.
+
+    A difference of case alone is none. The parts of both are compared in pairs, so that `order_id`
+    is not taken for `order_by`, nor `message` for `message_id`.
+    """
+    if name.replace("_", "").lower() == word.replace("_", ""):
+        return name.lower() != word
+    parts = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_")
+    wanted = word.split("_")
+    return len(parts) == len(wanted) and all(map(_is_near, parts, wanted))
+
+
+def _is_near(part: str, wanted: str) -> bool:
+    if len(part) >= _SHORTEST_PREFIX and wanted.startswith(part):
+        return True
+    ratio = difflib.SequenceMatcher(None, part, wanted).ratio()
+    return part[:1] == wanted[:1] and not re.search("[0-9]", part) and ratio >= _CLOSE_PART
 
 
 def _shown(run: re.Match[str]) -> str:

@@ -122,6 +122,22 @@ def test_with_changes_only_what_is_named() -> None:
     assert base.with_(sendMsgTimeout="5s").ordering == "strict"
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("a:1,b:2", "'a:1;b:2'"),
+        ("a:1 b:2", "'a:1;b:2'"),
+        ("http://a:1", "'a:1'"),
+        ("http://a:1/;b", "'a:1;b:9876'"),
+        ("mq.example.com", "'mq.example.com:9876'"),
+    ],
+)
+def test_a_name_server_of_another_form_is_said_with_the_right_form(text: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=rf"HOST:PORT.*did you mean {meant}\?"):
+        _ = SinkOptions.parse(nameServer=text).name_servers
+    assert SinkOptions.parse(nameServer=" a:1; [::1]:2 ;").name_servers == ("a:1", "[::1]:2")
+
+
 def test_no_name_server_is_said_with_an_example() -> None:
     with pytest.raises(OptionError, match="nameServer is missing"):
         _ = SinkOptions.parse({}).name_servers

@@ -25,6 +25,7 @@ from rocket_sink.errors import (
 from rocket_sink.net import tls
 from rocket_sink.net.resolve import Resolver
 from rocket_sink.net.tls import TlsStream
+from rocket_sink.text import host_and_port
 
 READ_BYTES: Final = 65_536
 GATHER_BUFFERS: Final = 1000
@@ -344,17 +345,10 @@ def parse_address(address: str) -> tuple[str, int]:
     Raises:
         ConnectError: it is neither.
     """
-    host, colon, port = address.strip().rpartition(":")
-    number = port_of(port)
-    if not colon or not host or number is None or not 0 < number < 65_536:
+    parts = host_and_port(address)
+    if parts is None:
         raise ConnectError(f"{address!r} is not an address of the form host:port", address=address)
-    return host.strip("[]"), number
-
-
-def port_of(text: str) -> int | None:
-    """The number of so many digits as a port has; None of other texts, of which `isdigit` takes
-    some that `int` does not."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else None
+    return parts
 
 
 def _new_socket(family: int, kind: int, protocol: int) -> socket.socket:

@@ -31,16 +31,15 @@ Types of Spark and Arrow schemas are named as in Spark's `simpleString`, with al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
 from rocket_sink.errors import ColumnError
-from rocket_sink.message_rules import with_namespace
 from rocket_sink.options import SinkOptions, check_topic_option
-from rocket_sink.text import nearest
+from rocket_sink.text import is_misspelled, nearest
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ def resolve_columns(
     mapped = finder.mapped(options)
     sources, named_sources = {**named, **mapped}, set(named.values())
     if options.topic:
-        check_topic_option("topic", with_namespace(options.namespace, options.topic))
+        check_topic_option("topic", options.topic, options.namespace)
         sources.pop("topic", None)
         # with bodyFormat=json an overridden topic column is data
         named = {name: source for name, source in named.items() if name != "topic"}
@@ -219,9 +218,12 @@ def resolve_columns(
         json_columns = _json_columns(finder, named, mapped)
         sources = {"body": "body", **sources}
     finder.check_kinds(sources, json_columns)
+    unknown = [n for n in finder.names if n not in {*named_sources, *mapped.values()}]
+    if not json_columns:
+        _check_spelling(unknown, sources, options)
     _check_combinations(sources, options, finder)
     if options.strict_columns and not json_columns:
-        _check_strict(finder, {*named_sources, *mapped.values()})
+        _check_strict(unknown)
     return ColumnPlan(tuple(sources.items()), options.topic, json_columns)
 
 
@@ -304,6 +306,11 @@ def _wrong_kind(column: ContractColumn, source: str, kind: str) -> str:
     hint = f"cast it, or set option columns='{column.name}=<another column>'"
     if kind == "timestamp_ntz":
         hint = "a time without a zone is ambiguous: cast it to timestamp in the zone it is meant in"
+    elif source.lower() == "key" and kind == "binary":
+        hint = (
+            "these are index keys; if the key of a Kafka topic is to choose the queue, select "
+            "cast(key AS string) AS sharding_key"
+        )
     elif column.name == "sharding_key":
         hint = "cast it to string in the one way that all producers of the topic use"
     shown = repr(source) if source == column.name else f"{source!r} (as {column.name})"
@@ -370,8 +377,23 @@ def _check_combinations(sources: Mapping[str, str], options: SinkOptions, finder
         )
 
 
-def _check_strict(finder: _Finder, known: set[str]) -> None:
-    unknown = [name for name in finder.names if name not in known]
+def _check_spelling(
+    unknown: Iterable[str], sources: Mapping[str, str], options: SinkOptions
+) -> None:
+    """Refuse a column whose name is nearly one that the frame lacks: it would be ignored."""
+    names = {name: c.name for c in CONTRACT for name in (c.name, c.alias) if name}
+    absent = {name: column for name, column in names.items() if column not in sources}
+    for source in unknown:
+        for name, column in absent.items():
+            if is_misspelled(source, name) and not (column == "topic" and options.topic):
+                raise ColumnError(
+                    f"the row contract has no column {source!r}; did you mean {name!r}? Rename it, "
+                    f"or set option columns='{column}={source}'; drop it if it is not to be sent",
+                    column=source,
+                )
+
+
+def _check_strict(unknown: Sequence[str]) -> None:
     if unknown:
         raise ColumnError(
             f"option strictColumns: the row contract does not know {', '.join(map(repr, unknown))};"

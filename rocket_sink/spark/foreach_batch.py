@@ -55,6 +55,7 @@ from rocket_sink.spark.session_checks import (
     check_session,
     has_budget,
     over_budget,
+    refused_queries,
     with_task_rate,
 )
 from rocket_sink.spark.transactions import Transactions
@@ -148,6 +149,7 @@ class BatchWriter:
         """
         session = df.sparkSession
         query, run = self._query_of(session)
+        self._refuse(session)
         if not self._options.ledger:
             results = self._results(df, "foreach_batch", epoch, query, run)
             check_budget(self._options, _counts(_accounts_of(results)), epoch)
@@ -180,6 +182,8 @@ class BatchWriter:
 
     def write(self, df: DataFrame) -> WriteSummary:
         """Send a batch; the figures are the ledger's (without one, the tasks')."""
+        session, token = df.sparkSession, None
+        check_session(self._options, session)
         if df.isStreaming:
             raise ConfigurationError(
                 "write() sends a batch and this frame is a stream; use "
@@ -187,8 +191,6 @@ class BatchWriter:
             )
         started_s = time.monotonic()
         run = str(uuid.uuid4())
-        session, token = df.sparkSession, None
-        check_session(self._options, session)
         check_rights(self._options)
         plan_of(df, self._options)  # what is refused has sent nothing, and notes nothing
         if self._options.ledger:
@@ -308,6 +310,15 @@ class BatchWriter:
         query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
         if self._options.app_id and query:
             claim_app_id(place, self._options.app_id, query)
+
+    def _refuse(self, session: SparkSession) -> None:
+        """
+        Raises:
+            ConfigurationError: the query was judged at its start, and must send nothing.
+        """
+        query = session.sparkContext.getLocalProperty(QUERY_ID) if is_classic(session) else ""
+        if reason := refused_queries.get(query or ""):
+            raise ConfigurationError(reason)
 
     def _query_of(self, session: SparkSession) -> tuple[str, str]:
         if not is_classic(session):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from rocket_sink.net import log
 from rocket_sink.options import SinkOptions
 from rocket_sink.rows.contract import ColumnPlan, resolve_columns
 from rocket_sink.spark.session_checks import case_sensitive, refuse_own_input
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_LOG: Final = log.logger(__name__)
 
 
 def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
@@ -21,7 +25,19 @@ def plan_of(df: DataFrame, options: SinkOptions) -> ColumnPlan:
         ConfigurationError: the ledger is inside a folder that the frame reads.
     """
     refuse_own_input(df, options.ledger)
-    return resolve_columns(df.schema, options, case_sensitive=case_sensitive(df.sparkSession))
+    plan = resolve_columns(df.schema, options, case_sensitive=case_sensitive(df.sparkSession))
+    if plan.source("keys") == "key" and plan.source("body") == "value":
+        _warn_of_key(plan.source("sharding_key"))
+    return plan
+
+
+@functools.cache
+def _warn_of_key(sharding_key: str | None) -> None:
+    if sharding_key is None:
+        _LOG.warning(
+            "the column 'key' becomes index keys of the messages. Kafka's key also chooses the "
+            "partition and keeps order: for that, name it sharding_key"
+        )
 
 
 def select_needed(df: DataFrame, plan: ColumnPlan) -> tuple[DataFrame, ColumnPlan]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = log.logger(__name__)
 FORMAT: Final = "rocketmq"
+_ASK_AGAIN_S: Final = 60.0
 CONTINUOUS: Final = (
     "trigger(continuous=...) does not work with rocket-sink, since Spark hands no rows to Python "
     "there, and nothing is sent. Use trigger(processingTime=...) or trigger(availableNow=True)"
@@ -58,18 +60,38 @@ def check_session(options: SinkOptions, session: SparkSession | None = None) -> 
     if session is None:
         return
     if is_classic(session) and getattr(session.sparkContext, "_jsc", session) is None:
-        raise ConfigurationError("this Spark session was stopped: begin a new one")
+        raise ConfigurationError(
+            "the Spark session of this frame was stopped: begin a new session, and make the frame "
+            "anew from it"
+        )
     warn_of_settings(session)
     refuse_speculation(options, is_on=speculates(session))
 
 
-@functools.lru_cache(maxsize=64)
 def _look_up(options: SinkOptions) -> None:
-    # The import is here because the processes that plan and commit a stream ask nothing.
-    from rocket_sink.producer.admin.admin import Admin
+    """Look a message up, or return if this host has done so lately, whatever came of it.
 
-    with Admin(options, timeout_s=2.0) as admin:
-        admin.query_by_unique_key(options.topic, "-", max_messages=1)
+    Raises:
+        RocketSinkError: the user may not, or the brokers do not answer.
+    """
+    # The imports are here because the processes that plan and commit a stream ask nothing.
+    from rocket_sink.producer.admin.admin import Admin
+    from rocket_sink.producer.engine.shared_state import local_directory
+
+    # A file, because Spark plans each epoch of a data source in a new process. A frozen broker
+    # would cost each epoch the time-out.
+    with contextlib.suppress(OSError):
+        stamp = local_directory() / f"rocket-sink-{options.digest[:24]}.asked"
+        if stamp.exists() and time.time() - stamp.stat().st_mtime < _ASK_AGAIN_S:
+            return
+        stamp.touch(0o600)
+    try:
+        with Admin(options, timeout_s=2.0) as admin:
+            admin.query_by_unique_key(options.topic, "-", max_messages=1)
+    except PermissionDeniedError:
+        with contextlib.suppress(OSError):
+            stamp.unlink(missing_ok=True)
+        raise
 
 
 def check_rights(options: SinkOptions) -> None:
@@ -131,25 +153,66 @@ def refuse_query(session: Any, query_id: str, ledgers: Iterable[str]) -> None:
         return
     sink = query.sink()
     kind = sink.getClass().getSimpleName()
-    if kind == "ForeachWriterTable":
-        kind = sink.writer().getClass().getSimpleName()
-    is_sink_query = kind == "PythonForeachWriter" or (
-        kind == "PythonTable" and sink.name() == FORMAT
-    )
+    is_foreach = kind == "ForeachWriterTable" and _is_ours(sink.writer())
+    is_source = kind == "PythonTable" and sink.name() == FORMAT
+    if not (is_foreach or is_source or kind == "ForeachBatchSink"):
+        return
+    _refuse_objects(session)
     # The ledger of `RocketSink.stream` was judged with its frame; others of the session are not
     # this query's.
-    is_foreach = kind == "PythonForeachWriter"
     files = [("ledger", ledger) for ledger in ledgers if not is_foreach]
-    if is_sink_query:
-        files.append(("checkpoint", query.resolvedCheckpointRoot()))
+    files.append(("checkpoint", query.resolvedCheckpointRoot()))
     reason = _own_input(query.analyzedPlan(), files)
     if query.getClass().getSimpleName() == "ContinuousExecution":
         reason = CONTINUOUS
-    if reason and (is_sink_query or kind == "ForeachBatchSink"):
-        _LOG.error("the query %s is ended: %s", query_id, reason)
-        # `stop` would end the query as if it had succeeded. Without its jobs it fails.
-        jobs = session.sparkContext._jsc.sc()
-        jobs.cancelJobGroupAndFutureJobs(query.runId().toString(), reason)
+    if not reason:
+        return
+    if kind == "ForeachBatchSink":
+        # Spark does not show the function, which may be another's: `write_batch` raises.
+        refused_queries[query_id] = reason
+        return
+    _LOG.error("the query %s is ended: %s", query_id, reason)
+    # `stop` would end the query as if it had succeeded. Without its jobs it fails.
+    jobs = session.sparkContext._jsc.sc()
+    jobs.cancelJobGroupAndFutureJobs(query.runId().toString(), reason)
+
+
+refused_queries: Final[dict[str, str]] = {}
+"""{query id: why it must not send} of foreachBatch queries."""
+_SINK_IN_PICKLE: Final = ",".join(map(str, b"rocket_sink.spark.sink"))
+
+
+def _is_ours(writer: Any) -> bool:
+    """Return whether a foreach query hands its rows to a `RocketSink`, by the pickled function."""
+    if writer.getClass().getSimpleName() != "PythonForeachWriter":
+        return False
+    try:
+        fields = {f.getType().getSimpleName(): f for f in writer.getClass().getDeclaredFields()}
+        fields["PythonFunction"].setAccessible(True)
+        function = fields["PythonFunction"].get(writer)
+        return _SINK_IN_PICKLE in function.command().mkString(",")
+    except Exception:
+        # A Spark that has it elsewhere: better a foreign query ended than rows lost in silence.
+        return True
+
+
+def _refuse_objects(session: Any) -> None:
+    """Let `foreachBatch(sink)` say what to write; Spark's own error is that it cannot be called.
+
+    A `RocketSink` cannot be callable: in `foreach(sink)` Spark would call it for each row.
+    """
+    with contextlib.suppress(AttributeError):  # another py4j may keep its functions elsewhere
+        for proxy in list(session.sparkContext._gateway.gateway_property.pool.dict.values()):
+            function = getattr(proxy, "func", None)
+            if hasattr(function, "write_batch") and not callable(function):
+                proxy.func = _refuse_object
+
+
+def _refuse_object(*_: Any) -> None:
+    raise ConfigurationError(
+        "foreachBatch takes a function, and a RocketSink is none: write "
+        "foreachBatch(sink.write_batch), or foreach(sink)"
+    )
 
 
 def refuse_own_input(df: DataFrame, ledger: str) -> None:

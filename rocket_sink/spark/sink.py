@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from rocket_sink.errors import ConfigurationError, OptionError
 from rocket_sink.ledger.path import resolve_path
 from rocket_sink.ledger.table import LedgerToken
-from rocket_sink.options import SinkOptions
+from rocket_sink.options import SinkOptions, check_topic_option
 from rocket_sink.rows.contract import ColumnPlan
 from rocket_sink.spark.foreach_batch import BatchWriter
 from rocket_sink.spark.foreach_task import ForeachTask, RowsByAccumulator, rows_by_accumulator
@@ -62,14 +62,15 @@ class RocketSink:
             raise OptionError("give either a SinkOptions or options by name, not both")
         self._options = _absolute(options or SinkOptions.parse(more))
         _ = self._options.name_servers
+        if self._options.topic:
+            check_topic_option("topic", self._options.topic, self._options.namespace)
         self._plan: ColumnPlan | None = None
         self._token: LedgerToken | None = None
         self._handed: RowsByAccumulator | None = None
         self._task: ForeachTask | None = None
         self._batches = BatchWriter(self._options)
         check_session(self._options)
-        if self._options.ledger:
-            install_fold(self._options)
+        install_fold(self._options)
 
     @property
     def options(self) -> SinkOptions:
@@ -95,8 +96,13 @@ class RocketSink:
         """
         refuse_budget(self._options)
         needs_append(self._options, "foreach")
-        check_rights(self._options)
         plan = self.check(df)
+        check_rights(self._options)
+        if not df.isStreaming:
+            raise ConfigurationError(
+                "stream() is for a stream and this frame is a batch; use sink.write(df), or read "
+                "it with spark.readStream"
+            )
         install_fold(self._options, df.sparkSession)
         token = spool_token(without_files(self._options), df.sparkSession)
         needed, plan = select_needed(df, plan)
@@ -143,12 +149,21 @@ class RocketSink:
 
     # foreachBatch and batch: called on the driver
 
-    def write_batch(self, df: DataFrame, epoch_id: int) -> None:
+    def write_batch(self, df: DataFrame, epoch_id: int | None = None) -> None:
         """For `writeStream.foreachBatch`: the send is the one Delta append of the epoch."""
+        if epoch_id is None:
+            raise ConfigurationError(
+                "write_batch is for foreachBatch(sink.write_batch), which gives it a frame and an "
+                "epoch; for rows write foreach(sink), for a batch sink.write(df)"
+            )
         self._batches.write_epoch(df, epoch_id)
 
-    def write(self, df: DataFrame) -> WriteSummary:
+    def write(self, df: DataFrame, *epoch: int) -> WriteSummary:
         """Send a batch with the same guarantees; the summary prints well."""
+        if epoch:
+            raise ConfigurationError(
+                "write() takes a batch alone; for a stream write foreachBatch(sink.write_batch)"
+            )
         return self._batches.write(df)
 
     def __getstate__(self) -> dict[str, Any]:

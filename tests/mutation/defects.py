@@ -1450,6 +1450,32 @@ SPARK: tuple[Defect, ...] = (
         "a backfill of csv files on a host in another zone sends all rows again",
     ),
     Defect(
+        "foreign-queries-are-ended",
+        "rocket_sink/spark/session_checks.py",
+        "        return _SINK_IN_PICKLE in function.command().mkString(\",\")\n",
+        "        return True\n",
+        ("tests/spark/test_wrong_calls.py::test_a_foreign_foreach_query_runs_beside_a_sink",),
+        "a query that has nothing to do with RocketMQ is ended where a sink is in the session",
+    ),
+    Defect(
+        "frozen-broker-asked-each-epoch",
+        "rocket_sink/spark/session_checks.py",
+        "        if stamp.exists() and time.time() - stamp.stat().st_mtime < _ASK_AGAIN_S:\n",
+        "        if False:\n",
+        (
+            "tests/spark/test_sink.py::test_a_broker_that_does_not_answer_is_asked_for_rights_once",
+        ),
+        "each epoch waits two seconds while a broker is frozen",
+    ),
+    Defect(
+        "misspelled-columns-are-ignored",
+        "rocket_sink/rows/contract.py",
+        "        _check_spelling(unknown, sources, options)\n",
+        "        pass\n",
+        ("tests/rows/test_contract.py::test_an_error_names_the_remedy",),
+        "rows with a column shard_key lose their order without a word",
+    ),
+    Defect(
         "data-source-speculates",
         "rocket_sink/spark/datasource.py",
         "        refuse_speculation(options, is_on=self.speculates)\n",

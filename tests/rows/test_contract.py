@@ -163,6 +163,12 @@ def test_case_is_ignored_unless_the_session_minds_it() -> None:
         ({"body": TEXT, "x": TEXT}, {"strictColumns": True}, ["strictColumns", "'x'"]),
         ({"body": TEXT, "a": TEXT}, {"bodyFormat": "json"}, ["bodyFormat=json", "'body'"]),
         ({"tags": TEXT}, {"bodyFormat": "json"}, ["nothing to pack"]),
+        ({"body": TEXT, "shard_key": TEXT}, {}, ["'shard_key'", "'sharding_key'", "columns='sh"]),
+        ({"body": TEXT, "shardingKey": TEXT}, {}, ["did you mean 'sharding_key'"]),
+        ({"body": TEXT, "tag": TEXT}, {}, ["did you mean 'tags'", "columns='tags=tag'"]),
+        ({"body": TEXT, "header": MAP}, {}, ["did you mean 'headers'", "columns='properties="]),
+        ({"boddy": TEXT}, {}, ["did you mean 'body'"]),
+        ({"value": BYTES, "key": BYTES}, {}, ["Kafka", "cast(key AS string) AS sharding_key"]),
     ],
 )
 def test_an_error_names_the_remedy(
@@ -170,6 +176,16 @@ def test_an_error_names_the_remedy(
 ) -> None:
     text = error(columns, **options).text
     assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["order_id", "message", "event", "event_id", "event_type", "order", "queue", "top", "lag",
+     "flat", "tag1", "id", "text", "topics", "broker"],
+)  # fmt: skip
+def test_a_data_column_is_not_taken_for_a_misspelled_one(name: str) -> None:
+    assert sources({"body": TEXT, name: TEXT}) == {"body": "body"}
+    assert plan({"tag": TEXT}, bodyFormat="json").json_columns == ("tag",)
 
 
 def test_the_topic_option_wins_over_the_column() -> None:

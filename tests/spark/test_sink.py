@@ -18,6 +18,8 @@ from rocket_sink.errors import ConfigurationError, DeliveryError, LedgerError, O
 from rocket_sink.spark import session_checks
 from rocket_sink.spark.datasource import RocketMQDataSource
 from rocket_sink.testing import FakeCluster
+from rocket_sink.testing.script import Drop
+from rocket_sink.wire.codes import RequestCode
 
 SECRET = "canary-secret-12345"
 BODY = StructType([StructField("body", StringType())])
@@ -28,6 +30,18 @@ def test_options_are_checked_at_once() -> None:
         RocketSink(topic="t")
     with pytest.raises(OptionError, match="not both"):
         RocketSink(SinkOptions.parse({"nameServer": "a:1"}), topic="t")
+    with pytest.raises(OptionError, match=r"nameServer.*did you mean 'a:1;b:2'"):
+        RocketSink(nameServer="a:1,b:2", topic="t")
+    with pytest.raises(OptionError, match=r"option topic.*illegal characters"):
+        RocketSink(nameServer="a:1", topic="two words")
+
+
+def test_a_function_of_another_kind_is_named() -> None:
+    sink = RocketSink(nameServer="a:1", topic="t")
+    with pytest.raises(ConfigurationError, match=r"foreachBatch\(sink.write_batch\)"):
+        sink.write(None, 7)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"foreach\(sink\)"):
+        sink.write_batch(Row(body="x"))  # type: ignore[arg-type]
 
 
 def test_secrets_never_show_and_pickling_keeps_them() -> None:
@@ -196,3 +210,22 @@ class TestForeach:
             sink.process(Row(body="again"))
             sink.close(None)
             assert b"again" in {m.body for m in cluster.messages("t")}
+
+
+def test_a_broker_that_does_not_answer_is_asked_for_rights_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("t", queues=1)
+        broker = cluster.brokers[0]
+        broker.on(RequestCode.QUERY_MESSAGE, Drop(), times=None)
+        caplog.set_level("INFO")
+        options = SinkOptions.parse(
+            nameServer=cluster.name_server, topic="t", delivery="effectively_once",
+            accessKey="user", secretKey=SECRET,
+        )  # fmt: skip
+        for _ in range(3):
+            session_checks.check_rights(options)
+        lookups = [r for r in broker.requests if r.code == RequestCode.QUERY_MESSAGE]
+    assert len(lookups) == 1
+    assert "is not known" in caplog.text

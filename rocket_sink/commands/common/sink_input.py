@@ -136,24 +136,9 @@ def checked_options(values: Mapping[str, Any]) -> SinkOptions:
             "rocket-sink cluster up",
             option="nameServer",
         )
-    _check_addresses(options)
+    _ = options.name_servers
     check_topic_name(options.topic)
     return options
-
-
-def _check_addresses(options: SinkOptions) -> None:
-    from rocket_sink.errors import ConnectError
-    from rocket_sink.net.transport import parse_address
-
-    for address in options.name_servers:
-        try:
-            parse_address(address)
-        except ConnectError:
-            raise OptionError(
-                f"option nameServer: {address!r} is not an address of the form HOST:PORT, as "
-                "127.0.0.1:9876",
-                option="nameServer",
-            ) from None
 
 
 def check_topic_name(topic: str) -> None:

@@ -31,11 +31,10 @@ from rocket_sink.errors import (
     TlsRefusedError,
 )
 from rocket_sink.net.client import Call, NetworkClient
-from rocket_sink.net.transport import port_of
 from rocket_sink.options import SinkOptions
 from rocket_sink.producer.engine.shared_state import SharedBrokerState
 from rocket_sink.routing.topic_publish_info import TOPICS_MAX, TopicPublishInfo
-from rocket_sink.text import clean
+from rocket_sink.text import clean, host_and_port
 from rocket_sink.wire import requests
 from rocket_sink.wire.codes import ResponseCode
 from rocket_sink.wire.frame import Frame
@@ -478,6 +477,5 @@ def vip_route(route: TopicRoute) -> TopicRoute:
 
 
 def _vip_address(address: str) -> str:
-    host, separator, port = address.rpartition(":")
-    number = port_of(port)
-    return f"{host}:{number - 2}" if separator and number is not None else address
+    parts = host_and_port(address)
+    return f"{address.rpartition(':')[0]}:{parts[1] - 2}" if parts is not None else address

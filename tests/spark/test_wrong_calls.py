@@ -1,0 +1,109 @@
+"""Wrong calls of a sink in a session, each answered by what was meant; and queries of others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from rocket_sink.errors import ConfigurationError
+from rocket_sink.spark.sink import RocketSink
+from rocket_sink.testing import FakeCluster
+
+pytestmark = pytest.mark.spark
+
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster(brokers=1) as cluster:
+        cluster.create_topic("flights", queues=1)
+        yield cluster
+
+
+@pytest.fixture
+def rows(spark: Any, tmp_path: Path) -> Any:
+    """A stream of one row."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"body": "one"}\n')
+    return spark.readStream.schema("body STRING").json(str(tmp_path / "in"))
+
+
+def sink_of(cluster: FakeCluster, **options: Any) -> RocketSink:
+    return RocketSink(nameServer=cluster.name_server, topic="flights", **options)
+
+
+def run(writer: Any, checkpoint: Path) -> None:
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    assert query.awaitTermination(DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("lane", "function", "meant"),
+    [
+        ("foreachBatch", lambda sink: sink, "write foreachBatch(sink.write_batch)"),
+        ("foreachBatch", lambda sink: sink.write, "write foreachBatch(sink.write_batch)"),
+        ("foreach", lambda sink: sink.write_batch, "for rows write foreach(sink)"),
+    ],
+)
+def test_a_wrong_function_is_answered_by_the_right_one(
+    cluster: FakeCluster, rows: Any, tmp_path: Path, lane: str, function: Any, meant: str
+) -> None:
+    writer = getattr(rows.writeStream, lane)(function(sink_of(cluster)))
+    with pytest.raises(StreamingQueryException) as caught:
+        run(writer, tmp_path / "checkpoint")
+    assert meant in str(caught.value)
+    run(rows.writeStream.foreachBatch(sink_of(cluster).write_batch), tmp_path / "right")
+
+
+def test_a_frame_of_the_wrong_kind_is_answered_by_the_right_method(
+    spark: Any, cluster: FakeCluster, rows: Any
+) -> None:
+    sink = sink_of(cluster)
+    with pytest.raises(ConfigurationError, match=r"this frame is a batch; use sink.write\(df\)"):
+        sink.stream(spark.sql("SELECT 'x' AS body"))
+    with pytest.raises(ConfigurationError, match=r"this frame is a stream; use .*stream\(df\)"):
+        sink.write(rows)
+
+
+def test_a_frame_of_a_stopped_session_is_refused(cluster: FakeCluster) -> None:
+    context = SimpleNamespace(_jsc=None)
+    session = SimpleNamespace(_jsparkSession=object(), sparkContext=context)
+    sink = sink_of(cluster)
+    for call in (sink.write, sink.stream, sink.check):
+        with pytest.raises(ConfigurationError, match=r"was stopped: begin a new session"):
+            call(SimpleNamespace(sparkSession=session))  # type: ignore[arg-type]
+
+
+def test_a_foreach_batch_query_that_would_read_its_ledger_sends_nothing(
+    cluster: FakeCluster, rows: Any, tmp_path: Path
+) -> None:
+    before = len(cluster.messages("flights"))
+    sink = sink_of(cluster, ledger=str(tmp_path / "in" / "ledger"))
+    with pytest.raises(StreamingQueryException, match="is inside"):
+        run(rows.writeStream.foreachBatch(sink.write_batch), tmp_path / "checkpoint")
+    assert len(cluster.messages("flights")) == before
+    seen: list[int] = []
+    run(rows.writeStream.foreachBatch(lambda df, epoch: seen.append(epoch)), tmp_path / "others")
+    assert seen == [0]
+
+
+def test_a_foreign_foreach_query_runs_beside_a_sink(
+    spark: Any, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """Under a continuous trigger as well, where a sink's query is ended."""
+    sink_of(cluster)
+    rate = spark.readStream.format("rate").load()
+    writer = rate.writeStream.foreach(print).option("checkpointLocation", str(tmp_path / "c"))
+    query = writer.trigger(continuous="100 milliseconds").start()
+    until_s = time.monotonic() + DEADLINE_S
+    while not list((tmp_path / "c" / "commits").glob("[0-9]*")):
+        assert query.isActive and time.monotonic() < until_s, query.exception()
+        time.sleep(0.05)
+    query.stop()
