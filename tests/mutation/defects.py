@@ -1452,7 +1452,7 @@ SPARK: tuple[Defect, ...] = (
     Defect(
         "foreign-queries-are-ended",
         "rocket_sink/spark/session_checks.py",
-        "        return _SINK_IN_PICKLE in function.command().mkString(\",\")\n",
+        '        return _SINK_IN_PICKLE in function.command().mkString(",")\n',
         "        return True\n",
         ("tests/spark/test_wrong_calls.py::test_a_foreign_foreach_query_runs_beside_a_sink",),
         "a query that has nothing to do with RocketMQ is ended where a sink is in the session",
@@ -1462,9 +1462,7 @@ SPARK: tuple[Defect, ...] = (
         "rocket_sink/spark/session_checks.py",
         "        if stamp.exists() and time.time() - stamp.stat().st_mtime < _ASK_AGAIN_S:\n",
         "        if False:\n",
-        (
-            "tests/spark/test_sink.py::test_a_broker_that_does_not_answer_is_asked_for_rights_once",
-        ),
+        ("tests/spark/test_sink.py::test_a_broker_that_does_not_answer_is_asked_for_rights_once",),
         "each epoch waits two seconds while a broker is frozen",
     ),
     Defect(
