@@ -1,7 +1,7 @@
-"""One task attempt over one batch, with its own pool and routes.
+"""Runs one task attempt over one batch, with a pool and routes of its own.
 
-Routes that workers share may be a few milliseconds old: a task would not see what a test changed
-just before.
+Routes that workers share may be some milliseconds old: the task would not see a change that the
+test has just made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rocket_sink.task.runner import TaskRunner
 
 
 def run_task(options: SinkOptions, ctx: RunContext, columns: dict[str, Any]) -> Any:
-    """The task's summary; what it raises is raised here."""
+    """Run the task and return its summary; an error of the task is raised here."""
     batch = pa.RecordBatch.from_pydict(columns)
     pool = ProducerPool(make=lambda given: SendEngine(given, shared=None))
     run = TaskRunner(options, ctx, pool=pool)

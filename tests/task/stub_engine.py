@@ -21,7 +21,7 @@ def publish_info(topic: str, spans: list[tuple[str, int]]) -> TopicPublishInfo:
 
 
 class StubEngine:
-    """Answers each request when it is polled, in turn; `judge` says how.
+    """A stand-in that answers the requests in turn when it is polled; `judge` decides how.
 
     `judge` returns None for stored, Outcome.ACKED_DEGRADED, or the error to complete with.
     """
@@ -47,7 +47,7 @@ class StubEngine:
 
     def submit(self, request: SendRequest) -> None:
         if request.group is not None:
-            # As an engine does for a busy broker: each message goes by itself.
+            # An engine does the same for a busy broker: each message goes by itself.
             for index in range(request.message_count):
                 self.submit(request.group.leave(index, index + 1))
             self._ended_groups.append(Completion(request.token, Outcome.ACKED, None, None))
@@ -61,7 +61,7 @@ class StubEngine:
             self.most_in_flight[home] = max(flying, self.most_in_flight.get(home, 0))
 
     def poll(self, timeout_s: float = 0.0) -> list[Completion]:
-        """One answer per call without a time-out, all with one: so that requests pile up."""
+        """Answer one request, or all of them if there is a time-out: so requests pile up."""
         count = len(self._waiting) if timeout_s else min(1, len(self._waiting))
         groups, self._ended_groups = self._ended_groups, []
         return groups + [self._answer(*self._waiting.popleft()) for _ in range(count)]
@@ -84,7 +84,7 @@ class StubEngine:
 
     def bodies(self, queue: MessageQueue | None = None) -> list[bytes]:
         queues = [queue] if queue else list(self.stored)
-        return [message.body for one in queues for message in self.stored.get(one, [])]
+        return [message.body for place in queues for message in self.stored.get(place, [])]
 
     def _queue_of(self, request: SendRequest) -> MessageQueue:
         info = self.publish_info(request.topic)

@@ -1,4 +1,4 @@
-"""A task sends nothing to a bad broker while another one will do: batches, groups, moved keys."""
+"""A task sends nothing to a bad broker while it has a better one: batches, groups, moved keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[Callable[[int], dict[str, Any]], dict[str, Any]]] = {
 
 
 class Trial:
-    """A task on an engine of its own, whose first broker becomes bad."""
+    """A task with its own engine, whose first broker becomes bad."""
 
     def __init__(self, cluster: FakeCluster, folder: Path, kind: str) -> None:
         self.columns, more = KINDS[kind]
@@ -57,7 +57,7 @@ class Trial:
         return self.engine
 
     def feed_both(self) -> None:
-        """A request for each queue."""
+        """Feed a request for each queue."""
         for _ in range(8):
             self.feed(20)
 
@@ -93,7 +93,7 @@ class Trial:
         keep_the_others_well(self.engine, self.bad)
 
     def begin(self) -> None:
-        """Send to both brokers: they have an expected latency then."""
+        """Send to both brokers, so that they have an expected latency."""
         for broker in (self.bad, self.well):
             broker.on_send(Delay(1), times=None)
         self.feed_both()
@@ -121,7 +121,8 @@ def trial(tmp_path: Path) -> Iterator[Callable[[str], Trial]]:
         (kind, fault)
         for kind in KINDS
         for fault in ("late", "error", "frozen", "elsewhere")
-        if (kind, fault) != ("keys", "frozen")  # keys wait behind what is stuck
+        # The later rows of a key wait behind the stuck ones.
+        if (kind, fault) != ("keys", "frozen")
     ],
 )
 def test_a_bad_broker_gets_nothing_new(
@@ -141,5 +142,5 @@ def test_a_bad_broker_gets_nothing_new(
     bad.thaw()
     summary = task.run.finish()
     assert summary.acked > ROWS and not summary.dead
-    # While frozen it counted nothing of what had come.
+    # A frozen broker counts nothing of what came until it thaws.
     assert sends(bad) == before + (stuck if fault == "frozen" else 0)

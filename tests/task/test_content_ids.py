@@ -28,17 +28,17 @@ def rows_of(topic: str = "t", **columns: Any) -> RowBatch:
 
 
 def ids(rows: list[int], cuts: list[int], ctx: RunContext = CTX) -> list[tuple[int, str]]:
-    """(row, id) of rows that are sent in some batches."""
-    maker, made = ContentIds(ctx), []
+    """Return (row, id) of rows that are sent in the given batches."""
+    maker, row_ids = ContentIds(ctx), []
     bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
     for first, last in itertools.pairwise(bounds):
         part = rows[first:last]
         if part:
             body = [str(row % 7).encode() for row in part]
-            made += zip(
+            row_ids += zip(
                 [r % 7 for r in part], maker.ids(rows_of(body=body)).to_pylist(), strict=True
             )
-    return made
+    return row_ids
 
 
 @settings(max_examples=150)
@@ -51,9 +51,9 @@ def ids(rows: list[int], cuts: list[int], ctx: RunContext = CTX) -> list[tuple[i
 )
 def test_ids_depend_neither_on_order_nor_on_batches(orders, cuts, other_cuts):
     first, replayed = orders
-    found = ids(first, cuts)
-    assert sorted(found) == sorted(ids(replayed, other_cuts))
-    assert len({one for _, one in found}) == len(first)
+    row_ids = ids(first, cuts)
+    assert sorted(row_ids) == sorted(ids(replayed, other_cuts))
+    assert len({message_id for _, message_id in row_ids}) == len(first)
 
 
 def test_everything_that_is_sent_is_in_the_id():
@@ -63,12 +63,12 @@ def test_everything_that_is_sent_is_in_the_id():
         rows_of(keys=["a"], **base), rows_of(sharding_key=["a"], **base),
         rows_of(delay_level=[1], **base), rows_of(flag=[1], **base),
     ]  # fmt: skip
-    found = {ContentIds(CTX).ids(rows)[0].as_py() for rows in variants}
-    assert len(found) == len(variants)
+    distinct = {ContentIds(CTX).ids(rows)[0].as_py() for rows in variants}
+    assert len(distinct) == len(variants)
 
 
 def test_query_epoch_and_partition_are_in_the_id():
-    """Equal rows of two partitions are two messages: one stored must not hide the other."""
+    """Equal rows of two partitions are two messages: a stored one must not hide the other."""
     others = [{"query_id": "q2"}, {"epoch": 4}, {"partition": 1}]
     same = [{"run_id": "r2"}, {"task_attempt_id": 9}, {"attempt_number": 1}, {"worker": "w:2"}]
 
@@ -81,8 +81,11 @@ def test_query_epoch_and_partition_are_in_the_id():
 
 
 def test_an_id_is_32_hex_digits():
-    made = ContentIds(CTX).ids(rows_of(body=[b"a", b"a", b"b"])).to_pylist()
-    assert all(len(one) == 32 and one == one.upper() and int(one, 16) >= 0 for one in made)
+    message_ids = ContentIds(CTX).ids(rows_of(body=[b"a", b"a", b"b"])).to_pylist()
+    assert all(
+        len(message_id) == 32 and message_id == message_id.upper() and int(message_id, 16) >= 0
+        for message_id in message_ids
+    )
 
 
 def test_many_batches_keep_few_runs():

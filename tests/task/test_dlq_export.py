@@ -1,4 +1,4 @@
-"""Consumers' dead letters on their way into a ledger's spool."""
+"""Consumers' dead letters on their way into the spool of a ledger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rocket_sink.testing import FakeCluster
 def test_what_was_read_before_an_error_is_left_to_the_fold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while this process lives on; a second export gives the same dead letters."""
+    """The fold takes them while this process lives on; a second export gives the same letters."""
     monkeypatch.setattr(dlq_export, "_ROWS", 1)
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("%DLQ%g", 1)

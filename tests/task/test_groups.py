@@ -1,6 +1,6 @@
-"""Groups of single messages against the scripted cluster: whatever leaves a group is accounted for.
+"""Groups of single messages on the scripted cluster; no message that leaves a group is lost.
 
-Who has what is told by the brokers' stores, by client id and body.
+The brokers' stores show who has which message, by client id and body.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 @pytest.fixture(autouse=True)
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the groups that were begun: a test must not pass without any."""
+    """Return the sizes of the groups that were begun: a test must not pass without any."""
     sizes: list[int] = []
     begin = GroupAttempt.__init__
 
@@ -61,9 +61,9 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def options(cluster: FakeCluster, folder: Path, **more: Any) -> SinkOptions:
-    given = {"sendMsgTimeout": "20s", "connectTimeoutMs": "20s", **more}
+    defaults = {"sendMsgTimeout": "20s", "connectTimeoutMs": "20s", **more}
     return SinkOptions.parse(
-        nameServer=cluster.name_server, topic=TOPIC, ledger=str(folder), **given
+        nameServer=cluster.name_server, topic=TOPIC, ledger=str(folder), **defaults
     )
 
 
@@ -92,20 +92,24 @@ def test_each_message_is_whole_and_there_once(
     total = run_task(options(cluster, tmp_path), CTX, columns)
     assert (total.acked, total.requests, total.attempts) == (ROWS, ROWS, ROWS)
     assert sum(groups) == ROWS and max(groups) > 100
-    found = [one for broker in cluster.brokers for one in broker.store.messages(TOPIC)]
-    assert len({one.properties["UNIQ_KEY"] for one in found}) == len(found) == ROWS
-    for one in found:
-        n = int(one.body.removeprefix(b"body-"))
-        assert (one.properties["name"], one.properties[HOSTILE], one.flag) == (HOSTILE, str(n), n)
-        assert (one.properties.get("TAGS"), one.properties["DELAY"]) == (
+    stored = [message for broker in cluster.brokers for message in broker.store.messages(TOPIC)]
+    assert len({message.properties["UNIQ_KEY"] for message in stored}) == len(stored) == ROWS
+    for message in stored:
+        n = int(message.body.removeprefix(b"body-"))
+        assert (message.properties["name"], message.properties[HOSTILE], message.flag) == (
+            HOSTILE,
+            str(n),
+            n,
+        )
+        assert (message.properties.get("TAGS"), message.properties["DELAY"]) == (
             "tag" if n % 3 else None,
             "3",
         )
 
 
-def doubled(found: Counter[bytes]) -> int:
-    """Messages that are there more than once."""
-    return sum(count > 1 for count in found.values())
+def doubled(counts: Counter[bytes]) -> int:
+    """Return the number of messages that are stored more than once."""
+    return sum(count > 1 for count in counts.values())
 
 
 def broker_of(cluster: FakeCluster) -> FakeBroker:
@@ -119,11 +123,11 @@ def test_what_is_not_plain_success_leaves_the_group(
 ) -> None:
     broker_of(cluster).on_send(FAULTS[fault], times=5, chance=0.1)
     total = run_task(options(cluster, tmp_path, delivery=delivery), CTX, delayed())
-    found = copies(cluster)
-    assert set(found) == set(delayed()["body"])
+    counts = copies(cluster)
+    assert set(counts) == set(delayed()["body"])
     assert total.acked + total.degraded == ROWS
     assert total.degraded == (5 if fault == "degraded" else 0)
-    doubles = doubled(found)
+    doubles = doubled(counts)
     assert doubles <= total.duplicates_possible
     if delivery == "effectively_once" or fault in ("busy", "degraded"):
         assert (doubles, total.duplicates_possible) == (0, 0)
@@ -131,17 +135,17 @@ def test_what_is_not_plain_success_leaves_the_group(
 
 
 def test_an_answer_that_does_not_come(cluster: FakeCluster, tmp_path: Path) -> None:
-    """Only what the broker did not answer is sent again, each announced."""
+    """Messages without an answer are sent again, and each of them is announced; no others are."""
     broker_of(cluster).on_send(Drop(), times=3, chance=0.05)
-    given = options(cluster, tmp_path, sendMsgTimeout="20s", attemptTimeoutMs="1s")
-    total = run_task(given, CTX, delayed())
-    found = copies(cluster)
-    assert set(found) == set(delayed()["body"]) and total.acked == ROWS
-    assert doubled(found) <= total.duplicates_possible
+    parsed = options(cluster, tmp_path, sendMsgTimeout="20s", attemptTimeoutMs="1s")
+    total = run_task(parsed, CTX, delayed())
+    counts = copies(cluster)
+    assert set(counts) == set(delayed()["body"]) and total.acked == ROWS
+    assert doubled(counts) <= total.duplicates_possible
 
 
 def test_only_what_was_not_answered_is_sent_again(cluster: FakeCluster, tmp_path: Path) -> None:
-    """Answers come in another order than the frames went, and the connection ends before some."""
+    """Answers come out of order, and the connection ends before the last of them."""
     for broker in cluster.brokers:
         broker.on_send(Delay(60_000), times=15, chance=0.1)
 
@@ -159,10 +163,10 @@ def test_only_what_was_not_answered_is_sent_again(cluster: FakeCluster, tmp_path
         total = run_task(options(cluster, tmp_path), CTX, delayed())
     finally:
         thread.join()
-    found = copies(cluster)
-    assert set(found) == set(delayed()["body"]) and total.acked == ROWS
-    # The second broker's connections may end with a repetition on its way: a third copy of it.
-    assert sum(count > 1 for count in found.values()) == total.duplicates_possible == 30
+    counts = copies(cluster)
+    assert set(counts) == set(delayed()["body"]) and total.acked == ROWS
+    # A connection to the second broker may end with a repetition on its way: a third copy then.
+    assert sum(count > 1 for count in counts.values()) == total.duplicates_possible == 30
 
 
 @pytest.mark.parametrize("way", ["kill", "freeze"])
@@ -186,9 +190,9 @@ def test_a_broker_goes_while_groups_are_on_their_way(
         total = run_task(options(cluster, tmp_path), CTX, delayed(rows))
     finally:
         thread.join()
-    found = copies(cluster)
-    assert set(found) == set(delayed(rows)["body"]) and total.acked == rows
-    assert doubled(found) <= total.duplicates_possible
+    counts = copies(cluster)
+    assert set(counts) == set(delayed(rows)["body"]) and total.acked == rows
+    assert doubled(counts) <= total.duplicates_possible
 
 
 def test_one_bad_message_is_one_dead_letter(cluster: FakeCluster, tmp_path: Path) -> None:
@@ -214,7 +218,7 @@ def test_no_group_where_order_counts(
     total = run_task(options(cluster, tmp_path, ordering="strict"), CTX, columns)
     assert total.acked == 60 and not groups
     [stored] = [b.store.messages(TOPIC) for b in cluster.brokers if b.store.messages(TOPIC)]
-    assert [one.body for one in stored] == columns["body"]
+    assert [message.body for message in stored] == columns["body"]
 
 
 def test_old_brokers_get_delay_levels_and_no_timers(
@@ -229,16 +233,16 @@ def test_old_brokers_get_delay_levels_and_no_timers(
     columns["delay_level"] = pa.array([None if n % 4 == 0 else 3 for n in range(200)], pa.int32())
     total = run_task(options(cluster, tmp_path), CTX, columns)
     assert (total.acked, total.dead) == (150, 50)
-    assert all(one.startswith(b"body") and int(one[5:]) % 4 for one in copies(cluster))
+    assert all(body.startswith(b"body") and int(body[5:]) % 4 for body in copies(cluster))
     assert sorted(groups)[-1] > 20
 
 
 def test_compressed_bodies(cluster: FakeCluster, tmp_path: Path, groups: list[int]) -> None:
-    """Long ones are compressed, each with its own flag; short ones are not."""
+    """Long bodies are compressed, each with its own flag; short bodies are sent as they are."""
     bodies = [b"%d " % n * (4000 if n % 2 else 4) for n in range(300)]
     run_task(options(cluster, tmp_path), CTX, {**delayed(300), "body": bodies})
-    found = [one for broker in cluster.brokers for one in broker.store.messages(TOPIC)]
-    flags = {one.body: bool(one.sys_flag & SysFlag.COMPRESSED) for one in found}
+    stored = [message for broker in cluster.brokers for message in broker.store.messages(TOPIC)]
+    flags = {message.body: bool(message.sys_flag & SysFlag.COMPRESSED) for message in stored}
     assert len(flags) == 300 and sum(flags.values()) == 150
     assert max(groups) > 50
 
@@ -273,7 +277,7 @@ def test_other_headers_and_small_windows(
 def test_parts_of_a_group_are_as_large_as_a_busy_brokers_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Smaller ones cost more for each message, just when there is no time for that."""
+    """Smaller parts cost more for each message, just when the broker has no time for that."""
     parts: list[tuple[int, int]] = []
     write = Dispatcher._write_group
 

@@ -24,13 +24,13 @@ HOSTILE = 'a "quoted" \\ back\\slash é 中 \U0001f600'
 
 
 def read(cluster: LocalCluster, topic: str, version: str) -> list[JavaMessage]:
-    """All rows, once the brokers have delivered them."""
+    """Return all rows, once the brokers have delivered them."""
     until_s = time.monotonic() + 60
-    found = read_with_java(cluster, topic, version)
-    while len(found) < ROWS and time.monotonic() < until_s:
+    messages = read_with_java(cluster, topic, version)
+    while len(messages) < ROWS and time.monotonic() < until_s:
         time.sleep(0.5)
-        found = read_with_java(cluster, topic, version)
-    return found
+        messages = read_with_java(cluster, topic, version)
+    return messages
 
 
 @pytest.mark.parametrize(
@@ -56,21 +56,21 @@ def test_java_reads_what_was_sent_in_groups(
         ),
         "flag": pa.array(range(ROWS), pa.int32()),
     }
-    given = SinkOptions.parse(
+    parsed = SinkOptions.parse(
         nameServer=local_cluster.name_server, topic=topic, ledger=str(tmp_path)
     )
-    total = run_task(given, CTX, columns)
+    total = run_task(parsed, CTX, columns)
     if column == "delay_ms" and local_cluster.version < "5":
         assert (total.acked, total.dead, total.unknown) == (0, ROWS, 0)
         assert read_with_java(local_cluster, topic, version) == [], "it would deliver at once"
         return
     assert (total.acked, total.duplicates_possible) == (ROWS, 0)
-    found = read(local_cluster, topic, version)
-    assert len(found) == len({one.message_id for one in found}) == ROWS
-    for one in found:
-        n = int(one.properties[HOSTILE])
-        assert one.has_body(bodies[n]) and one.properties["hostile"] == HOSTILE
-        assert (one.tags, one.keys) == (
+    messages = read(local_cluster, topic, version)
+    assert len(messages) == len({message.message_id for message in messages}) == ROWS
+    for message in messages:
+        n = int(message.properties[HOSTILE])
+        assert message.has_body(bodies[n]) and message.properties["hostile"] == HOSTILE
+        assert (message.tags, message.keys) == (
             "even" if n % 2 == 0 else None,
             f"key-{n} {HOSTILE.split()[0]}",
         )

@@ -1,4 +1,4 @@
-"""The ledger announces what a killed task attempt has sent: the next attempt sends it again."""
+"""The ledger announces the messages of a killed task attempt: the next attempt sends them again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYED = {**ROWS, "sharding_key": [f"key {number % 6}" for number in range(200)]}
 
 
 def _attempt(options: dict[str, str], columns: dict[str, Any]) -> None:
-    """A first attempt that waits for answers until it is killed."""
+    """Run a first attempt that waits for answers until it is killed."""
     parsed = SinkOptions.parse(options)
     batch = pa.RecordBatch.from_pydict(columns)
     run = TaskRunner(parsed, context(query_id="q"))

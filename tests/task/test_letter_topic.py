@@ -1,4 +1,4 @@
-"""The option deadLetterTopic: its messages; its errors do not fail the task."""
+"""The option deadLetterTopic: its messages, and its errors, which do not fail the task."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def refuse(cluster: FakeCluster, topic: str, behaviour: Behaviour | None = None)
 
 
 def send(cluster: FakeCluster, ledger: Path, columns: dict[str, Any], **options: Any) -> Any:
-    given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
+    defaults = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
              "deadLetterTopic": "dead", "sendMsgTimeout": 500, **options}  # fmt: skip
-    return run_task(SinkOptions.parse(given), CTX, columns)
+    return run_task(SinkOptions.parse(defaults), CTX, columns)
 
 
 def test_a_letter_is_a_message_that_tells_its_story(cluster: FakeCluster, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_letter_is_a_message_that_tells_its_story(cluster: FakeCluster, tmp_pa
     (message,) = cluster.messages("dead")
     (letter,) = [row for row in spooled(tmp_path) if row["kind"] == "dead_letter"]
     assert message.body == b"x"
-    said = {
+    expected = {
         "TAGS": "a", "KEYS": "k1", "__SHARDINGKEY": "s", "colour": "red",
         "UNIQ_KEY": letter["letter_id"], "__dead_letter_id": letter["letter_id"],
         "DLQ_ORIGIN_TOPIC": "t", "DLQ_ORIGIN_MESSAGE_ID": "mine",
@@ -60,11 +60,11 @@ def test_a_letter_is_a_message_that_tells_its_story(cluster: FakeCluster, tmp_pa
         "__dead_letter_error": letter["last_error"], "__dead_letter_query": "q",
         "__dead_letter_epoch": "3",
     }  # fmt: skip
-    assert said.items() <= message.properties.items()
+    assert expected.items() <= message.properties.items()
 
 
 def test_refused_rows_go_there_as_far_as_they_can(cluster: FakeCluster, tmp_path: Path) -> None:
-    """Row 1 has no body, row 2 a tag that no message may have."""
+    """Row 1 has no body, row 2 a tag that no message may have: both are sent as far as possible."""
     columns = {"body": [None, b"tagged", b"good"], "tags": ["a", "b\x01c", "a"]}
     summary = send(cluster, tmp_path, columns)
     assert (summary.acked, summary.invalid) == (1, 2)

@@ -1,4 +1,4 @@
-"""Order per key where rows of a key cannot share a request, or have no route for a while."""
+"""Order per key if rows of a key cannot share a request, or have no route for a while."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_key_given_up_for_want_of_a_route_is_held_when_there_is_one(ordering, 
         plan = resolve_columns(batch(0).schema, options)
         task.feed(batch(0), plan)
         cluster.create_topic("late", 4)
-        time.sleep(1.5)  # so long a route that was missing is not asked for again
+        time.sleep(1.5)  # A missing route is asked for again only after this time.
         task.feed(batch(1), plan)
         summary = task.finish()
         pool.close()
@@ -72,7 +72,7 @@ def test_rows_are_sorted_however_batches_are_cut(batches, expected):
     schema = pa.schema([("body", pa.string()), ("sharding_key", pa.string()), ("ts", pa.int64())])
 
     def batch(times):
-        columns = [[str(one) for one in times], ["K"] * len(times), times]
+        columns = [[str(at) for at in times], ["K"] * len(times), times]
         arrays = [
             pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)
         ]
@@ -85,12 +85,12 @@ def test_rows_are_sorted_however_batches_are_cut(batches, expected):
         ) as producer:
             producer.send([batch(times) for times in batches])
         bodies = [message.body.decode() for message in cluster.messages("orders")]
-    assert bodies == [str(one) for one in expected]
+    assert bodies == [str(at) for at in expected]
 
 
 @pytest.mark.parametrize("ordering", IN_ORDER)
 def test_rows_of_a_batch_that_may_be_stored_are_not_said_to_be_held_back(ordering):
-    """The broker stored the batch and answered with an error; sent one by one, the first fails."""
+    """The broker stored the batch and answered with an error; sent singly, the first row fails."""
     with FakeCluster(brokers=1) as cluster:
         cluster.create_topic("t", 1)
         script = cluster.brokers[0]._script

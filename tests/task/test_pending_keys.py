@@ -1,4 +1,4 @@
-"""onPendingKey: later epochs of a key wait for the backfill of its dead letters, or pass."""
+"""onPendingKey: a key's later epochs wait for the backfill of its dead letters, or pass them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ NEXT = dataclasses.replace(CTX, epoch=4, task_attempt_id=8)
 
 
 def send(cluster: FakeCluster, ledger: Path, ctx: RunContext, keys: str, **options: Any) -> Any:
-    given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
+    defaults = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(ledger),
              "ordering": "strict", "onPendingKey": "hold", "requestMaxMessages": 1}  # fmt: skip
     columns = {"body": [f"{ctx.epoch}{key}".encode() for key in keys], "sharding_key": list(keys)}
-    return run_task(SinkOptions.parse({**given, **options}), ctx, columns)
+    return run_task(SinkOptions.parse({**defaults, **options}), ctx, columns)
 
 
 def refuse(cluster: FakeCluster, times: int) -> None:
@@ -61,7 +61,7 @@ def test_pass_lets_it_overtake(cluster: FakeCluster, tmp_path: Path) -> None:
 
 
 def test_held_rows_hold_their_key_too(cluster: FakeCluster, tmp_path: Path) -> None:
-    """Until all dead letters of a key are resolved."""
+    """A key is held until all of its dead letters are resolved."""
     refuse(cluster, 1)
     send(cluster, tmp_path, CTX, "a")
     (first,) = (tmp_path / "_pending").iterdir()
@@ -74,7 +74,7 @@ def test_held_rows_hold_their_key_too(cluster: FakeCluster, tmp_path: Path) -> N
 def test_other_queries_wait_and_the_own_epochs_next_attempt_does_not(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """The next attempt sends the epoch again from its start: nothing of it is overtaken."""
+    """The next attempt sends the epoch again from its start, so it overtakes nothing."""
     other = dataclasses.replace(CTX, query_id="q2")
     refuse(cluster, 1)
     send(cluster, tmp_path / "1", CTX, "a")
@@ -88,7 +88,7 @@ def test_other_queries_wait_and_the_own_epochs_next_attempt_does_not(
 def test_a_complete_attempt_lets_go_of_what_earlier_ones_noted(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    """The first run's driver died before it took anything in; the second delivers all."""
+    """The first run's driver died before it read a spool; the second run delivers all rows."""
     refuse(cluster, 2)
     send(cluster, tmp_path, CTX, "ab")
     again = dataclasses.replace(CTX, run_id="r2", task_attempt_id=1)
@@ -141,6 +141,6 @@ def test_a_task_without_letters_writes_nothing(cluster: FakeCluster, tmp_path: P
 
 @pytest.mark.parametrize("missing", [{"ordering": "none"}, {"ledger": ""}])
 def test_hold_needs_an_ordering_and_a_ledger(missing: dict[str, str]) -> None:
-    given = {"ordering": "strict", "ledger": "/l", "onPendingKey": "hold", **missing}
+    settings = {"ordering": "strict", "ledger": "/l", "onPendingKey": "hold", **missing}
     with pytest.raises(OptionError, match="onPendingKey=hold"):
-        SinkOptions.parse(given)
+        SinkOptions.parse(settings)

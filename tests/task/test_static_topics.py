@@ -1,4 +1,4 @@
-"""Strict order on a static topic: keys keep their queue while it moves between brokers."""
+"""Strict order on a static topic: keys keep their queues while these move between brokers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mapped(
     cluster: FakeCluster, patch: pytest.MonkeyPatch, epoch: int, places: Mapping[str, list[int]],
     total: int = QUEUES,
 ) -> TopicRoute:  # fmt: skip
-    """The route of a static topic whose queues are on these brokers."""
+    """Return the route of a static topic whose queues are on these brokers."""
     patch.undo()
     mappings = {
         name: QueueMapping(name, total, epoch, queue_ids={queue: queue for queue in queues})
@@ -67,10 +67,10 @@ def send(options: SinkOptions, epoch: int) -> int:
 
 
 def queues_by_key(cluster: FakeCluster, broker: str) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
-    for one in next(b for b in cluster.brokers if b.name == broker).store.messages("orders"):
-        found.setdefault(one.properties["__SHARDINGKEY"], set()).add(one.queue_id)
-    return found
+    queues: dict[str, set[int]] = {}
+    for message in next(b for b in cluster.brokers if b.name == broker).store.messages("orders"):
+        queues.setdefault(message.properties["__SHARDINGKEY"], set()).add(message.queue_id)
+    return queues
 
 
 def test_keys_keep_their_queues_while_these_move(
@@ -106,6 +106,6 @@ def test_a_backfill_waits_for_the_broker_that_a_queue_is_on(
     assert not any(absent_homes(keys, pinned, info))
     away = replace(info, masters={"broker-a": info.masters["broker-a"]})
     places = queues_for_keys(info, keys, "java").tolist()
-    found = absent_homes(keys, pinned, away)
-    assert [name is None for name in found] == [place < 4 for place in places]
-    assert "__syslo__global__ (queue 4)" in found
+    absent = absent_homes(keys, pinned, away)
+    assert [name is None for name in absent] == [place < 4 for place in places]
+    assert "__syslo__global__ (queue 4)" in absent

@@ -1,4 +1,4 @@
-"""Tables without Spark: every row stored or returned, with the options of the Spark lanes."""
+"""TableProducer: every row is stored or returned, with the options of the Spark lanes."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def cluster() -> Iterator[FakeCluster]:
 
 @pytest.fixture
 def make(cluster: FakeCluster) -> Iterator[Callable[..., TableProducer]]:
-    made: list[TableProducer] = []
+    producers: list[TableProducer] = []
 
     def producer(**options: Any) -> TableProducer:
-        made.append(TableProducer(nameServer=cluster.name_server, topic="orders", **options))
-        return made[-1]
+        producers.append(TableProducer(nameServer=cluster.name_server, topic="orders", **options))
+        return producers[-1]
 
     yield producer
-    for one in made:
-        one.close()
+    for producer in producers:
+        producer.close()
 
 
 def table(rows: int = 3000) -> pa.Table:
@@ -81,7 +81,7 @@ def test_tables_in_any_form(
 
 
 class Exported:
-    """As polars, pandas and DuckDB give their frames."""
+    """A frame in the form in which polars, pandas and DuckDB export theirs."""
 
     def __init__(self, data: pa.Table) -> None:
         self._data = data

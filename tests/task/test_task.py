@@ -1,4 +1,4 @@
-"""The task body on a stub engine: what is sent, what becomes a dead letter, and the accounts."""
+"""The task body on a stub engine: its messages, dead letters and accounts."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def _own_folder(tmp_path: Any, monkeypatch: Any) -> None:
 
 
 def _ledger() -> str:
-    """A folder for the pinned queues; the ledger's rows stay in the test."""
+    """Make a folder for the pinned queues; the ledger's rows stay in the test."""
     return tempfile.mkdtemp(prefix="rocket-sink-test-")
 
 
 class Run:
-    """A task over some tables; `letters`: the dead letters of the ledger as dicts."""
+    """A task over some tables; `letters` are the ledger's dead letters as dicts."""
 
     def __init__(
         self, engine: StubEngine, clock: Callable[[], float] = time.monotonic, **options: Any
     ) -> None:
         self.clock = clock
-        given = {"nameServer": "n:1", "topic": "t", "ledger": _ledger(), **options}
-        if given["topic"] is None:
-            given.pop("topic")
-        self.options = SinkOptions.parse(given)
+        settings = {"nameServer": "n:1", "topic": "t", "ledger": _ledger(), **options}
+        if settings["topic"] is None:
+            settings.pop("topic")
+        self.options = SinkOptions.parse(settings)
         self.engine = engine
         self.rows: list[pa.RecordBatch] = []
         self.body: TaskSender | None = None
@@ -169,8 +169,10 @@ class TestSends:
         assert {r.least_version for r in run.engine.requests} == {0}
         for column, value in (("delay_ms", 60_000), ("delivery_timestamp", 4_000_000_000_000)):
             run = Run(StubEngine()).feed(body=bodies(2), **{column: [value, None]}).finish()
-            asked = {bytes(r.body): r.least_version for r in run.engine.requests if not r.batch}
-            assert asked == {b"00000": V5_0_0}
+            least_versions = {
+                bytes(r.body): r.least_version for r in run.engine.requests if not r.batch
+            }
+            assert least_versions == {b"00000": V5_0_0}
 
     def test_timed_rows_go_one_by_one(self) -> None:
         run = Run(StubEngine()).feed(body=bodies(4), delay_level=[0, 3, None, 4]).finish()
@@ -216,8 +218,8 @@ class TestRefusedRows:
             ),
         ).finish()  # fmt: skip
         assert sorted(run.engine.bodies()) == [b"ok", b"ok2"]
-        found = {row["keys"][0]: row["last_error_code"] for row in run.letters}
-        assert found == {
+        codes = {row["keys"][0]: row["last_error_code"] for row in run.letters}
+        assert codes == {
             "k1": "NULL_BODY", "k2": "EMPTY_BODY", "k3": "BODY_TOO_LARGE",
             "k4": "RESERVED_PROPERTY", "k5": "INVALID_PROPERTY", "k6": "PROPERTIES_TOO_LARGE",
         }  # fmt: skip
@@ -302,11 +304,11 @@ class TestFailures:
         assert all(row["maybe_duplicate"] for row in run.letters)
 
     def test_what_may_be_stored_stays_unknown_when_it_is_refused_later(self) -> None:
-        """A batch without a known outcome is parted, and its messages then find no broker."""
+        """A batch of unknown outcome is split, and its messages then find no broker."""
 
         def judge(request: Any, queue: MessageQueue) -> BrokerError | ConnectError:
-            whole = request.token.message_count > 1
-            return BrokerError("java.io.IOException") if whole else ConnectError("refused")
+            is_batch = request.token.message_count > 1
+            return BrokerError("java.io.IOException") if is_batch else ConnectError("refused")
 
         run = Run(StubEngine(judge)).feed(body=bodies(5)).finish()
         assert len(run.engine.requests) == 6
@@ -316,8 +318,8 @@ class TestFailures:
 
     def test_a_poison_row_does_not_take_its_batch_along(self) -> None:
         def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
-            found = any(m.body == b"00007" for m in request.token.messages())
-            return MessageIllegalError("too big for this broker") if found else None
+            is_poison = any(m.body == b"00007" for m in request.token.messages())
+            return MessageIllegalError("too big for this broker") if is_poison else None
 
         run = Run(StubEngine(judge)).feed(body=bodies(20)).finish()
         assert run.codes() == {b"00007": "MESSAGE_ILLEGAL"}
@@ -433,26 +435,26 @@ class TestOrder:
         other = key_on(engine, queue, but="k1")
 
         def judge(request: Any, queue: MessageQueue) -> MessageIllegalError | None:
-            found = any(m.body == b"00002" for m in request.token.messages())
-            return MessageIllegalError("poison") if found else None
+            is_poison = any(m.body == b"00002" for m in request.token.messages())
+            return MessageIllegalError("poison") if is_poison else None
 
         engine.judge = judge
         run = Run(engine, ordering=ordering)
         keys = ["k1", other, "k1", other, "k1", other]
         run.feed(body=bodies(6), sharding_key=keys)
         run.feed(body=bodies(6, 6), sharding_key=keys)
-        while engine.pending:  # what comes then is held back by its key, not by what waits
+        while engine.pending:  # Later rows are held back by their key, not by the waiting rows.
             assert run.body is not None
             run.body.drive()
         run.feed(body=bodies(6, 12), sharding_key=keys).finish()
-        mine = [b for b, k in zip(bodies(18), keys * 3, strict=True) if k == "k1"]
-        assert [row["body"] for row in run.letters] == mine[1:]
+        rows_of_key = [b for b, k in zip(bodies(18), keys * 3, strict=True) if k == "k1"]
+        assert [row["body"] for row in run.letters] == rows_of_key[1:]
         assert [row["last_error_code"] for row in run.letters] == [
             "MESSAGE_ILLEGAL", *["HELD_BACK"] * 7
         ]  # fmt: skip
         assert [row["ordinal"] for row in run.letters] == list(range(8))
         assert {row["reason"] for row in run.letters[1:]} == {"held_back"}
-        assert engine.bodies(queue) == [b for b in bodies(18) if b not in mine[1:]]
+        assert engine.bodies(queue) == [b for b in bodies(18) if b not in rows_of_key[1:]]
         assert run.summary.held_back == 7
 
 
@@ -467,7 +469,7 @@ def test_rows_wait_longer_than_a_producers_message(ordering: str) -> None:
 
 
 class Stuck(StubEngine):
-    """Answers nothing while it is stuck; waiting advances the clock."""
+    """An engine that answers nothing while it is stuck; waiting advances the clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -517,7 +519,7 @@ class TestStrict:
         run.feed(body=bodies(12), sharding_key=["k1"] * 12).finish()
         waits = [row["queue_wait_ms"] for row in run.kind("send")]
         assert len(waits) == 6
-        # The clock moves by a second at each look; the last request has waited longest.
+        # The clock moves by a second at each look, so the last request has waited longest.
         assert waits[0] < 1000 <= waits[1] and waits[1:] == sorted(waits[1:])
 
     def test_what_waits_for_a_stuck_queue_stays_within_memory(self) -> None:
@@ -613,7 +615,7 @@ class TestMoves:
 
 
 class TestOrderBy:
-    # With 4,000 four parts go to files, and two are still in memory at the end.
+    # With 4,000 bytes, four parts go to files, and two are still in memory at the end.
     @pytest.mark.parametrize("memory_bytes", [1 << 25, 1000, 4000])
     def test_rows_of_a_key_are_sorted_over_the_whole_task(self, memory_bytes: int) -> None:
         from rocket_sink.rows.sort import RowSorter
@@ -633,17 +635,17 @@ class TestOrderBy:
         run.finish()
         for messages in engine.stored.values():
             for key in {m.property("__SHARDINGKEY") for m in messages}:
-                found = [m.body for m in messages if m.property("__SHARDINGKEY") == key]
-                assert found == sorted(found)
+                ordered = [m.body for m in messages if m.property("__SHARDINGKEY") == key]
+                assert ordered == sorted(ordered)
         assert run.summary.acked == 300
 
 
 @pytest.mark.parametrize("kind", ["string_view", "dictionary"])
 def test_a_slice_is_measured_by_its_own_rows(kind):
-    """`nbytes` of such a slice counts the views and values of the whole."""
+    """`nbytes` of such a slice counts the views and values of the whole array."""
     texts = pa.array([f"{number:0400}" for number in range(60_000)])
-    whole = texts.dictionary_encode() if kind == "dictionary" else texts.cast(pa.string_view())
-    batch = pa.record_batch({"body": whole})
+    values = texts.dictionary_encode() if kind == "dictionary" else texts.cast(pa.string_view())
+    batch = pa.record_batch({"body": values})
     assert batch.nbytes > 20 << 20
     assert [part.num_rows for part in parts_of(batch.slice(10, 2000))] == [2000]
     assert len(list(parts_of(batch))) == 3

@@ -1,4 +1,4 @@
-"""Ids that another attempt of a task gives again."""
+"""Message ids that a task's next attempt makes again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows_of(**columns: Any) -> RowBatch:
 def ids(*batches: RowBatch, ctx: RunContext = CTX) -> list[str]:
     maker = task_ids(ctx)
     assert maker is not None
-    return [one for batch in batches for one in maker.ids(batch).to_pylist()]
+    return [message_id for batch in batches for message_id in maker.ids(batch).to_pylist()]
 
 
 texts = st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=12)
@@ -39,19 +39,19 @@ texts = st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=12)
 
 @given(texts, texts)
 def test_the_same_rows_get_the_same_ids_and_no_two_share_one(first, second):
-    made = ids(rows_of(body=first), rows_of(body=second))
-    assert made == ids(rows_of(body=first), rows_of(body=second))
-    assert len(set(made)) == len(made)
-    assert {len(one) for one in made} == {32}
+    message_ids = ids(rows_of(body=first), rows_of(body=second))
+    assert message_ids == ids(rows_of(body=first), rows_of(body=second))
+    assert len(set(message_ids)) == len(message_ids)
+    assert {len(message_id) for message_id in message_ids} == {32}
 
 
 @given(texts, texts)
 def test_other_rows_get_other_ids_from_their_batch_on(first, second):
     if first != second:
         same = rows_of(body=[b"same"])
-        mine, others = (ids(same, rows_of(body=one), same) for one in (first, second))
-        assert mine[0] == others[0]
-        assert not set(mine[1:]) & set(others[1:])
+        changed, unchanged = (ids(same, rows_of(body=rows), same) for rows in (first, second))
+        assert changed[0] == unchanged[0]
+        assert not set(changed[1:]) & set(unchanged[1:])
 
 
 def test_every_column_is_in_the_id():
@@ -66,7 +66,7 @@ def test_every_column_is_in_the_id():
         rows_of(**base).with_(topic="u"),
     ]  # fmt: skip
     first = {ids(rows)[0] for rows in variants}
-    # A tag of no length is null by the row contract.
+    # The row contract makes an empty tag null.
     assert len(first) == len(variants) - 1
 
 
@@ -94,7 +94,11 @@ def test_ids_of_a_large_batch_differ():
 def timed_ids(*batches: RowBatch) -> list[str]:
     maker = task_ids(CTX, timed=True)
     assert maker is not None
-    return [one for batch in batches for one in maker.ids(batch.with_(topic="t")).to_pylist()]
+    return [
+        message_id
+        for batch in batches
+        for message_id in maker.ids(batch.with_(topic="t")).to_pylist()
+    ]
 
 
 @given(texts, st.integers(0, 12), st.integers(0, 12))
@@ -103,9 +107,9 @@ def test_ids_of_a_task_that_the_clock_cuts_do_not_depend_on_the_cuts(bodies, fir
         parts = [part for part in (bodies[:place], bodies[place:]) if part]
         return timed_ids(*(rows_of(body=part) for part in parts))
 
-    made = cut_at(first)
-    assert made == cut_at(second)
-    assert len(set(made)) == len(made)
+    message_ids = cut_at(first)
+    assert message_ids == cut_at(second)
+    assert len(set(message_ids)) == len(message_ids)
 
 
 def test_and_have_the_shape_of_the_others():

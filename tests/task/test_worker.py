@@ -1,4 +1,4 @@
-"""The task run with the real engine over real sockets, and the real spool; no Spark."""
+"""The task body with the real engine over real sockets, and the real spool; no Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENT = {
     "latencyMax": "60000",
     "notAvailableDuration": "1000",
 }
-"""A busy machine must not make a broker look slow: best_effort then moves keys to the other one."""
+"""Options by which no broker looks slow on a busy machine: best_effort would move keys then."""
 
 
 def spooled(ledger: Path) -> list[dict[str, Any]]:
@@ -46,8 +46,8 @@ def send(
     **options: Any,
 ) -> Any:
     count = options.pop("count", 2000)
-    given = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(path), **options}
-    parsed = SinkOptions.parse(given)
+    settings = {"nameServer": cluster.name_server, "topic": "t", "ledger": str(path), **options}
+    parsed = SinkOptions.parse(settings)
     batch = pa.RecordBatch.from_pydict(
         {
             "body": [f"{i:06d}".encode() for i in range(count)],
@@ -86,7 +86,7 @@ def test_every_row_is_stored_in_order_and_the_spool_says_so(
     summary = send(cluster, tmp_path, pool, ordering=ordering, **PATIENT)
     stored = cluster.messages("t")
     assert sorted({m.body for m in stored}) == [f"{i:06d}".encode() for i in range(2000)]
-    # A busy machine may make an answer late, and then a request is sent twice: but it is counted.
+    # A busy machine may make an answer late: then a request is sent twice, but it is counted.
     assert len(stored) - 2000 <= summary.duplicates_possible
     assert summary.acked == 2000
     per_key: dict[str, dict[bytes, None]] = {}

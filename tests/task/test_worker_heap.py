@@ -1,4 +1,4 @@
-"""What the data source and its tasks leave in PySpark's worker processes."""
+"""The state that the data source and its tasks leave in PySpark's worker processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_nobody_elses_heap_is_frozen() -> None:
 
 @pytest.mark.spark
 def test_workers_are_known_by_their_main_module(spark: Any) -> None:
-    """And a task that has sent has frozen what it found."""
+    """A task that has sent has also frozen the objects of its worker."""
 
     def main_module(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from rocket_sink.task.worker_heap import freeze_once
@@ -56,7 +56,7 @@ def test_workers_are_known_by_their_main_module(spark: Any) -> None:
 
 
 def test_planning_and_committing_import_little() -> None:
-    """A stream's data source is planned and committed in processes without any other use."""
+    """Spark plans and commits a stream's data source in processes that do nothing else."""
     heavy = [
         "numpy",
         "pyarrow.compute",
